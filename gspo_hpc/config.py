@@ -1,0 +1,237 @@
+"""The sections of a run: every key, its type, its default and what it means.
+
+Floor 1: plain Python. Loading from YAML and the command line is :mod:`gspo_hpc.config_file`; the arithmetic between
+keys is :mod:`gspo_hpc.plan`. Batch sizes count completions. Everything is frozen: a run never changes its own settings.
+A ``None`` default means "not given": ``plan`` works with what is there, :meth:`Config.missing` names what a run needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Platform = Literal["cuda", "cpu"]
+Aggregation = Literal["sequence", "token"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Who this run is and how long it goes."""
+
+    name: str = "run"
+    dir: str | None = None  # the run directory itself; default runs/NAME
+    seed: int = 42
+    max_steps: int | None = None  # optimizer steps
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines: one rank per accelerator (on CPU: one rank per `gpus_per_node`)."""
+
+    nodes: int = 1
+    gpus_per_node: int = 1
+    platform: Platform = "cuda"
+    threads_per_rank: int | None = None  # CPU threads of one training rank; default: cores / ranks on the node
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model that is trained: a Hugging Face folder (config.json, safetensors, tokenizer)."""
+
+    path: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Megatron-Core's parallel sizes, under Megatron's own names."""
+
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    context_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    expert_tensor_parallel_size: int | None = None  # default: tensor_model_parallel_size
+    sequence_parallel: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch sizes, in completions (docs: the batch arithmetic; rules in plan.py)."""
+
+    micro_batch_size: int | None = None  # completions per micro-batch and DP rank ...
+    micro_batch_tokens: int | None = None  # ... or a budget of tokens per micro-batch, filled by packing
+    global_batch_size: int | None = None  # completions per optimizer step
+    steps_per_generation: int | None = None  # optimizer steps per rollout (default 1) ...
+    generation_batch_size: int | None = None  # ... or completions per rollout
+    num_generations: int | None = None  # completions per prompt: the group
+    num_iterations: int = 1  # passes over one rollout
+    logprob_micro_batch_size: int | None = None  # old log-prob pass: its own size or budget; default: the update's
+    logprob_micro_batch_tokens: int | None = None
+    reference_micro_batch_size: int | None = None  # reference pass: its own size or budget; default: the update's
+    reference_micro_batch_tokens: int | None = None
+    share_prompts: bool = True  # completions of one group share their prompt's computation
+
+
+@dataclass(frozen=True)
+class Data:
+    """Prompts: JSONL or parquet rows with a prompt (text or chat messages); other fields go to the rewards."""
+
+    train: str | None = None
+    eval: str | None = None
+    prompt_key: str = "prompt"
+    system_prompt: str | None = None
+    chat_template: bool = True  # put text prompts through the tokenizer's chat template, as one user message
+    shuffle: bool = True
+    overlong: Literal["error", "drop", "truncate_left"] = "error"  # prompts over rollout.max_prompt_length
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Generation. `engine` is handed to vllm.LLM unchanged."""
+
+    mode: Literal["colocate", "server"] = "colocate"
+    tensor_parallel_size: int = 1
+    engines_per_node: int | None = None  # default: gpus_per_node / tensor_parallel_size
+    max_prompt_length: int = 512
+    max_response_length: int = 1024
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # default: model.dtype
+    kv_cache_gb: float = 1.0  # CPU only; on GPUs: engine.gpu_memory_utilization
+    probe_tokens: int = 96  # tokens of the probe that engine and trainer must agree on after each weight sync
+    probe_max_gap: float | None = None  # max |difference of log-probs|; default 1e-3 (float32) or 0.5 (16 bit)
+    probe_mean_gap: float | None = None  # mean of the same; default 1e-4 (float32) or 0.05 (16 bit)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The objective. `name` is a preset; the other keys override it. See algorithm presets in algorithms.py."""
+
+    name: Literal["gspo", "gspo_token", "grpo"] = "gspo"
+    clip_low: float | None = None  # ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float | None = None
+    aggregation: Aggregation | None = None  # mean over sequences, or over all tokens of the batch
+    normalize_advantage: bool = True  # divide by the group's standard deviation
+    kl_beta: float = 0.0  # weight of the KL term against the reference model; 0: no reference at all
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """One term of the reward: a registered name or path/to/file.py:function, its weight and its arguments."""
+
+    function: str
+    weight: float = 1.0
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Graders, run in a process pool while generation goes on."""
+
+    functions: tuple[RewardFunction, ...] = ()
+    workers: int = 2
+    timeout: float = 10.0  # seconds for one completion and one grader
+    on_failure: Literal["exclude", "zero"] = "exclude"  # what a failed grader costs: the sample, or its reward
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Adam and its schedule, under Megatron's names where it has them."""
+
+    lr: float = 1e-6
+    min_lr: float = 0.0
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = 0
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+    clip_grad: float = 1.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When to save, and how many to keep."""
+
+    interval: int = 50  # optimizer steps; a last one is always saved
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """metrics.jsonl is always written; these are for everything beside it."""
+
+    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"  # auto: online with a key, offline without
+    wandb_project: str = "gspo_hpc"
+    wandb_entity: str | None = None
+    tensorboard: bool = False
+    samples: int = 4  # completions kept per logged rollout, for the report
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Greedy accuracy on unseen prompts, before, after and in between; `samples` > 1 adds avg@k and pass@k."""
+
+    interval: int | None = None  # optimizer steps
+    before: bool = True
+    after: bool = True
+    max_prompts: int | None = None
+    samples: int = 1  # sampled completions per prompt, for avg@k and pass@k
+    temperature: float = 1.0  # of those samples
+    reward: str | None = None  # name of the reward function that counts as "right"; default: the first
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What is tolerated, and how often."""
+
+    max_engine_restarts: int = 3  # per run attempt
+    engine_timeout: float = 300.0  # seconds without any token from an engine with work, before it counts as hung
+    max_skipped_steps: int = 5  # steps in a row with a non-finite gradient
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    run: Run = field(default_factory=Run)
+    cluster: Cluster = field(default_factory=Cluster)
+    model: Model = field(default_factory=Model)
+    parallel: Parallel = field(default_factory=Parallel)
+    batch: Batch = field(default_factory=Batch)
+    data: Data = field(default_factory=Data)
+    rollout: Rollout = field(default_factory=Rollout)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    reward: Reward = field(default_factory=Reward)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    tracking: Tracking = field(default_factory=Tracking)
+    eval: Eval = field(default_factory=Eval)
+    faults: Faults = field(default_factory=Faults)
+
+    @property
+    def world_size(self) -> int:
+        """Training ranks: one per accelerator."""
+        return self.cluster.nodes * self.cluster.gpus_per_node
+
+    @property
+    def run_dir(self) -> str:
+        """The run directory, as given or runs/NAME."""
+        return self.run.dir or f"runs/{self.run.name}"
+
+    def missing(self) -> list[str]:
+        """Keys that a run (not a plan) needs and that are not given."""
+        needed = {
+            "run.max_steps": self.run.max_steps,
+            "model.path": self.model.path,
+            "batch.global_batch_size": self.batch.global_batch_size,
+            "batch.num_generations": self.batch.num_generations,
+            "batch.micro_batch_size or batch.micro_batch_tokens": (
+                self.batch.micro_batch_size or self.batch.micro_batch_tokens
+            ),
+            "data.train": self.data.train,
+            "reward.functions": self.reward.functions or None,
+        }
+        return [key for key, value in needed.items() if value is None]

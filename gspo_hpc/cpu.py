@@ -1,0 +1,128 @@
+"""Megatron-Core on the CPU: the only file that knows that Megatron-Core was written for CUDA.
+
+Floor 3. Megatron-Core allocates with ``device="cuda"``, asks ``torch.cuda`` for the current device, waits on streams
+and checks ``Tensor.type()`` for CUDA names. :func:`install` answers all of these with the CPU, once per process, before
+anything of Megatron-Core runs. On a machine with GPUs nothing here is called. It must never run in a process in which
+vLLM's workers live: those are started with ``spawn``, so they do not inherit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils._device
+
+_FACTORIES = (
+    "tensor",
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "arange",
+    "zeros_like",
+    "ones_like",
+    "empty_like",
+    "as_tensor",
+)
+_installed = False
+
+
+class _Stream:
+    """A CUDA stream where there is only one order of execution: everything has happened already."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> _Stream:
+        return self
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _stream_context(stream: Any) -> Iterator[None]:
+    yield
+
+
+def _on_cpu(device: Any) -> Any:
+    """The CPU for anything that names a CUDA device, everything else unchanged."""
+    if isinstance(device, str) and device.startswith("cuda"):
+        return "cpu"
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return torch.device("cpu")
+    return device
+
+
+def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = _on_cpu(kwargs["device"])
+        kwargs.pop("pin_memory", None)  # pinning is for copies to a GPU
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def install() -> None:
+    """Let Megatron-Core run on the CPU in this process. Calling it again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.device_count = lambda: 1
+    for name in (
+        "synchronize",
+        "empty_cache",
+        "set_device",
+        "manual_seed",
+        "manual_seed_all",
+        "reset_peak_memory_stats",
+    ):
+        setattr(cuda, name, _nothing)
+    cuda.Stream = cuda.Event = _Stream
+    cuda.stream = _stream_context
+    cuda.default_stream = cuda.current_stream = _Stream
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = _nothing
+    torch.utils._device._device_constructors()  # cached now: `with torch.device(...)` must know the originals
+    for name in _FACTORIES:
+        setattr(torch, name, _factory(getattr(torch, name)))
+
+    tensor: Any = torch.Tensor
+    tensor.cuda = lambda self, *args, **kwargs: self
+    original_type = tensor.type
+
+    def type_of(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            return original_type(self, dtype, *args, **kwargs)
+        # The optimizer asserts on "torch.cuda.FloatTensor" and its 16-bit relatives.
+        return original_type(self).replace("torch.", "torch.cuda.", 1)
+
+    tensor.type = type_of

@@ -1,0 +1,197 @@
+"""A Megatron-Core GPTModel from a Hugging Face architecture, which returns hidden states of packed tokens.
+
+Floor 3. Three things differ from a stock GPTModel, all so that samples can be packed without padding and the head runs
+on completion tokens only:
+
+- attention sees a *segment table* (``gspo_hpc.batch``) through Megatron's ``attention_mask`` argument, because that is
+  what Megatron hands unchanged to every layer, also under recomputation;
+- rotary embeddings are those of explicit positions, not of 0..T-1;
+- the output is the last hidden state; log-probs are made from it in chunks by ``gspo_hpc.logprobs``.
+
+Shapes: T tokens of a micro-batch, H hidden size, D head size, N local heads, K local key/value heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from gspo_hpc.attention import attend
+from gspo_hpc.config import Config
+from gspo_hpc.model_config import Architecture
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class RMSNorm(torch.nn.Module):
+    """Root-mean-square norm over the last dimension, statistics in fp32.
+
+    The weight carries Megatron's `sequence_parallel` mark, which makes Megatron sum its gradient over the TP group;
+    Megatron's own wrapper of torch's norm refuses sequence parallelism.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (an attribute torch lacks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., hidden_size] to the same shape."""
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class PackedAttention(MegatronModule):
+    """Core attention on packed samples: torch's SDPA within the segments of the table."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        assert config.context_parallel_size == 1, "PackedAttention does not split sequences"
+        assert config.kv_channels is not None
+        self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor,
+        **_: Any,
+    ) -> torch.Tensor:
+        """query [T, 1, N, D], key and value [T, 1, K, D], attention_mask = segments [S, 4] -> [T, 1, N * D]."""
+        out = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)
+        return out.reshape(out.shape[0], 1, -1)
+
+
+class PositionedRotary(torch.nn.Module):
+    """Rotary angles of the positions set before each forward pass, in Megatron's layout [T, 1, 1, D]."""
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.theta = theta
+        self.positions: torch.Tensor | None = None
+
+    def get_rotary_seq_len(self, *args: Any, **kwargs: Any) -> int:
+        """Megatron asks before it calls; the positions know."""
+        assert self.positions is not None
+        return int(self.positions.numel())
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Angles in fp32: Hugging Face computes them so, whatever the model's dtype."""
+        assert self.positions is not None, "set positions before the forward pass"
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.positions.device)
+        inverse = 1.0 / (self.theta ** (exponents / self.head_dim))
+        angles = self.positions.float()[:, None] * inverse[None, :]
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]
+
+
+class PackedGPTModel(GPTModel):
+    """GPTModel whose last stage returns hidden states [T, 1, H] after the final norm."""
+
+    def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden_states
+
+    def output_weight(self) -> torch.Tensor:
+        """The head's local shard [V_local, H], shared with the embedding where the model ties them."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        return self.output_layer.weight
+
+
+def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
+    """Megatron's configuration of the model and of its parallel layout."""
+    parallel = config.parallel
+    dtype = DTYPES[config.model.dtype]
+    cpu = config.cluster.platform == "cpu"
+    return TransformerConfig(
+        num_layers=arch.num_layers,
+        hidden_size=arch.hidden_size,
+        ffn_hidden_size=arch.ffn_hidden_size,
+        num_attention_heads=arch.num_attention_heads,
+        num_query_groups=arch.num_key_value_heads,
+        kv_channels=arch.head_dim,
+        layernorm_epsilon=arch.norm_eps,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=arch.qkv_bias,
+        qk_layernorm=arch.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+        attention_softmax_in_fp32=True,
+        variable_seq_lengths=True,  # a micro-batch has as many tokens as its samples have
+        moe_token_dispatcher_type="alltoall",  # Megatron refuses the default with variable lengths, experts or not
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        sequence_parallel=parallel.sequence_parallel,
+        use_cpu_initialization=cpu,
+        perform_initialization=False,  # every weight is loaded
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _stage_spec(config: TransformerConfig, qk_norm: bool) -> TransformerBlockSubmodules:
+    layer = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+    norm = ModuleSpec(module=RMSNorm)
+    layer.submodules.input_layernorm = norm
+    layer.submodules.pre_mlp_layernorm = norm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if qk_norm:
+        attention.q_layernorm = norm
+        attention.k_layernorm = norm
+    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=norm)
+
+
+def padded_vocab_size(arch: Architecture, tp_size: int) -> int:
+    """The vocabulary rounded up so that every TP rank holds the same number of rows."""
+    return -(-arch.vocab_size // tp_size) * tp_size
+
+
+def build(arch: Architecture, config: Config, device: torch.device) -> PackedGPTModel:
+    """This rank's stage of the model, without weights yet: load them with ``gspo_hpc.weights``."""
+    settings = transformer_config(arch, config)
+    model = PackedGPTModel(
+        config=settings,
+        transformer_layer_spec=_stage_spec(settings, arch.qk_norm),
+        vocab_size=padded_vocab_size(arch, config.parallel.tensor_model_parallel_size),
+        max_sequence_length=arch.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=arch.tie_word_embeddings,
+        position_embedding_type="rope",
+        rotary_base=int(arch.rope_theta),
+    )
+    model.rotary_pos_emb = PositionedRotary(arch.head_dim, arch.rope_theta)
+    return model.to(device)

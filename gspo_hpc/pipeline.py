@@ -1,0 +1,269 @@
+"""The two things that are done with packed micro-batches: log-probs without gradient, and one optimizer step.
+
+Floor 3. Both run on Megatron's own schedule (``get_forward_backward_func``), so they hold for every pipeline layout.
+
+The scaling identity
+--------------------
+Wanted is the gradient of ``L = (1/N) sum_i L_i`` over the N samples of a global batch (N tokens when the objective
+aggregates by token). Data-parallel rank r has M micro-batches; its micro-batch m returns ::
+
+    l[r, m] = (dp * M / N) * sum of L_i over the samples i in (r, m)
+
+Megatron's schedule multiplies a two-valued loss by ``cp`` and divides it by ``M``; its DDP averages gradients over
+``dp * cp`` ranks. The context-parallel ranks of one sample hold parts of one and the same loss, so their gradients add
+up to one, and ::
+
+    (1 / (dp * cp)) * sum_r sum_cp sum_m (cp / M) * grad l[r, m]  =  (1/N) sum_i grad L_i
+
+which does not depend on how samples are dealt to ranks and micro-batches. ``tests/gloo`` holds this to be true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+
+from gspo_hpc.algorithms import Objective
+from gspo_hpc.batch import PackedBatch
+from gspo_hpc.config import Config
+from gspo_hpc.logprobs import token_logprobs
+from gspo_hpc.loss import policy_loss
+from gspo_hpc.model import DTYPES, PackedGPTModel, build
+from gspo_hpc.model_config import Architecture
+from gspo_hpc.process_groups import Ranks
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did. Sums and maxima are over the whole global batch, equal on all ranks."""
+
+    sums: dict[str, tuple[float, float]]  # name -> (sum, count)
+    maxima: dict[str, float]
+    grad_norm: float
+    skipped: bool  # the gradient was not finite; nothing was changed
+    learning_rate: float
+
+
+class Policy:
+    """The model that is trained, with its gradients, optimizer and schedule."""
+
+    def __init__(self, arch: Architecture, config: Config, ranks: Ranks) -> None:
+        self.arch = arch
+        self.config = config
+        self.ranks = ranks
+        self.module: PackedGPTModel = build(arch, config, ranks.device)
+        settings = self.module.config
+        self.ddp = DistributedDataParallel(
+            config=settings,
+            ddp_config=DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+            module=self.module,
+        )
+        settings.finalize_model_grads_func = finalize_model_grads
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+
+    def make_optimizer(self) -> None:
+        """Adam and its schedule; call it once the weights are loaded (16-bit models copy them into fp32 masters)."""
+        options = self.config.optimizer
+        dtype = DTYPES[self.config.model.dtype]
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=options.lr,
+                min_lr=options.min_lr,
+                weight_decay=options.weight_decay,
+                adam_beta1=options.adam_beta1,
+                adam_beta2=options.adam_beta2,
+                adam_eps=options.adam_eps,
+                clip_grad=options.clip_grad,
+                params_dtype=dtype,
+                bf16=dtype == torch.bfloat16,
+                fp16=dtype == torch.float16,
+            ),
+            [self.ddp],
+            use_gloo_process_groups=False,
+        )
+        total = self.config.run.max_steps or 1
+        self.scheduler = OptimizerParamScheduler(
+            self.optimizer,
+            init_lr=0.0,
+            max_lr=options.lr,
+            min_lr=options.lr if options.lr_decay_style == "constant" else options.min_lr,
+            lr_warmup_steps=options.lr_warmup_steps,
+            lr_decay_steps=max(total, options.lr_warmup_steps + 1),
+            lr_decay_style=options.lr_decay_style,
+            start_wd=options.weight_decay,
+            end_wd=options.weight_decay,
+            wd_incr_steps=total,
+            wd_incr_style="constant",
+            use_checkpoint_opt_param_scheduler=False,
+            override_opt_param_scheduler=True,  # what may change between attempts is decided by config_file
+        )
+        self.scheduler.step(0)
+
+
+def _head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[Any, Any]:
+    """Log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H]."""
+    module = policy.module
+    if module.config.sequence_parallel:
+        hidden = gather_from_sequence_parallel_region(hidden)
+    selected = hidden[:, 0].index_select(0, batch.head_index)
+    weight = module.output_weight()
+    tp_size = policy.ranks.tp_size
+    return token_logprobs(
+        selected,
+        weight,
+        batch.targets,
+        temperature=temperature,
+        vocab_start=policy.ranks.tp_rank * weight.shape[0],
+        vocab_size=policy.arch.vocab_size,
+        tp_group=parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None,
+        with_entropy=True,
+    )
+
+
+def _run_stage(policy: Policy, batch: PackedBatch) -> torch.Tensor:
+    policy.module.rotary_pos_emb.positions = batch.positions
+    return policy.ddp(
+        input_ids=batch.tokens[None, :],
+        position_ids=batch.positions[None, :],
+        attention_mask=batch.segments,
+    )
+
+
+def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch], forward_only: bool) -> list[Any]:
+    return get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(batches),
+        model=[policy.ddp],
+        num_microbatches=len(batches),
+        seq_length=int(batches[0].tokens.numel()),
+        micro_batch_size=1,
+        forward_only=forward_only,
+    )
+
+
+@torch.no_grad()
+def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperature: float) -> list[torch.Tensor]:
+    """Log-probs [R] of every micro-batch's response tokens under the current weights, on every rank of the pipeline."""
+
+    def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
+        batch = next(iterator)
+        hidden = _run_stage(policy, batch)
+
+        def collect(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logprobs, _ = _head(policy, output, batch, temperature)
+            return output.new_zeros(()), logprobs
+
+        return hidden, collect
+
+    policy.ddp.eval()
+    results = _schedule(policy, forward_step, batches, forward_only=True)
+    policy.ddp.train()
+    if policy.ranks.pp_size > 1:
+        if not policy.ranks.is_last_stage:
+            results = [torch.empty(b.targets.numel(), dtype=torch.float32, device=b.tokens.device) for b in batches]
+        group = parallel_state.get_pipeline_model_parallel_group()
+        source = parallel_state.get_pipeline_model_parallel_last_rank()
+        for result in results:
+            if result.numel():
+                dist.broadcast(result, source, group=group)
+    return results
+
+
+def train_step(
+    policy: Policy,
+    batches: Sequence[PackedBatch],
+    objective: Objective,
+    denominator: float,
+    temperature: float,
+) -> StepResult:
+    """One optimizer step on this rank's micro-batches of a global batch.
+
+    `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count.
+    """
+    policy.ddp.zero_grad_buffer()
+    policy.optimizer.zero_grad()
+    per_microbatch = denominator / (policy.ranks.dp_size * len(batches))
+
+    def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
+        batch = next(iterator)
+        hidden = _run_stage(policy, batch)
+
+        def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            logprobs, entropy = _head(policy, output, batch, temperature)
+            result = policy_loss(logprobs, batch, objective, denominator=per_microbatch)
+            sums = dict(result.sums)
+            masked = torch.where(batch.loss_mask, entropy, torch.zeros_like(entropy))
+            sums["entropy"] = torch.stack((masked.sum(), batch.loss_mask.sum().to(masked.dtype)))
+            # An empty micro-batch still runs backward: its ranks take part in the collectives.
+            total = result.loss + output.sum() * 0.0
+            sums["loss"] = torch.stack((result.loss.detach() * per_microbatch, result.loss.new_zeros(())))
+            return total, (sums, result.maxima)
+
+        return hidden, loss
+
+    parts = _schedule(policy, forward_step, batches, forward_only=False)
+    grad_norm, skipped = _apply(policy)
+    rate = float(policy.optimizer.param_groups[0]["lr"])
+    if not skipped:
+        policy.scheduler.step(1)
+    sums, maxima = _reduce(policy, parts)
+    loss_sum, _ = sums.pop("loss", (0.0, 0.0))
+    sums["loss"] = (loss_sum, denominator)
+    return StepResult(sums, maxima, grad_norm, skipped, rate)
+
+
+@torch.no_grad()
+def _apply(policy: Policy) -> tuple[float, bool]:
+    """Clip and step, or leave everything as it is where the gradient is not finite. Equal on all ranks."""
+    optimizer = policy.optimizer
+    found_inf = optimizer.prepare_grads()
+    grad_norm = float(optimizer.get_grad_norm())
+    if found_inf or not math.isfinite(grad_norm):
+        return grad_norm, True
+    limit = policy.config.optimizer.clip_grad
+    if limit > 0.0:
+        for chained in optimizer.chained_optimizers:
+            clip_grad_by_total_norm_fp32(chained.get_parameters(), max_norm=limit, total_norm=grad_norm)
+    optimizer.step_with_ready_grads()
+    return grad_norm, False
+
+
+def _reduce(policy: Policy, parts: list[Any]) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+    """Sum metrics over micro-batches and data-parallel ranks, and hand them to all pipeline stages."""
+    device = policy.ranks.device
+    sum_names, max_names = metric_names()
+    sums = torch.zeros(len(sum_names), 2, dtype=torch.float64, device=device)
+    maxima = torch.zeros(len(max_names), dtype=torch.float64, device=device)
+    for part_sums, part_maxima in parts:
+        assert set(part_sums) == set(sum_names) and set(part_maxima) == set(max_names), (part_sums, part_maxima)
+        sums += torch.stack([part_sums[name].detach().double() for name in sum_names])
+        maxima = torch.maximum(maxima, torch.stack([part_maxima[name].detach().double() for name in max_names]))
+    if policy.ranks.dp_size > 1 and policy.ranks.is_last_stage:
+        group = parallel_state.get_data_parallel_group()
+        dist.all_reduce(sums, group=group)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
+    if policy.ranks.pp_size > 1:
+        group = parallel_state.get_pipeline_model_parallel_group()
+        source = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(sums, source, group=group)
+        dist.broadcast(maxima, source, group=group)
+    pairs = {name: (float(row[0]), float(row[1])) for name, row in zip(sum_names, sums.tolist(), strict=True)}
+    return pairs, dict(zip(max_names, maxima.tolist(), strict=True))

@@ -1,0 +1,161 @@
+"""The arithmetic of a run, before anything is allocated: sizes, layout, passes, steps, and every rule they must keep.
+
+``make_plan`` works on whatever part of a config is there; the rules themselves are in plan_rules.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from gspo_hpc import algorithms
+from gspo_hpc.config import Config
+from gspo_hpc.plan_rules import Book, Broken, Number, apply_rules, show
+
+__all__ = ["Broken", "PassSize", "Passes", "Plan", "PlanError", "make_plan", "max_steps", "pass_sizes", "passes_needed"]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Which passes besides the update a step needs."""
+
+    old_logprobs: bool
+    reference: bool
+
+
+@dataclass(frozen=True)
+class PassSize:
+    """Micro-batches of one pass over a DP rank's completions: a fixed count, or a budget of tokens filled by packing.
+    Neither: not given yet."""
+
+    needed: bool
+    micro_batch_size: int | None
+    micro_batch_tokens: int | None
+
+
+class PlanError(ValueError):
+    """A plan that breaks rules; ``broken`` lists them all."""
+
+    def __init__(self, broken: tuple[Broken, ...]) -> None:
+        super().__init__("\n".join(f"rule {item.rule}: {item.message}" for item in broken))
+        self.broken = broken
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a config amounts to. A quantity that cannot be known from what is given is left out."""
+
+    quantities: dict[str, Number] = field(default_factory=dict)
+    layout: dict[str, int] = field(default_factory=dict)
+    passes: dict[str, PassSize] = field(default_factory=dict)  # update, old_logprobs, reference
+    broken: tuple[Broken, ...] = ()
+    warnings: tuple[str, ...] = ()  # allowed, but hardly meant
+    notes: tuple[str, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Whether every rule that could be checked holds."""
+        return not self.broken
+
+    def require(self) -> None:
+        """Raises PlanError, with every broken rule, if there is one."""
+        if self.broken:
+            raise PlanError(self.broken)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as `gspo-hpc plan --json` prints them."""
+        return {
+            "valid": self.valid,
+            "quantities": self.quantities,
+            "broken": [vars(item) for item in self.broken],
+            "layout": self.layout,
+            "passes": {name: vars(size) for name, size in self.passes.items()},
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+        }
+
+
+def passes_needed(config: Config) -> Passes:
+    """The log-prob passes of a step: old log-probs only when the policy moves within a rollout, a reference only when
+    the KL term has a weight."""
+    return Passes(algorithms.updates_per_rollout(config.batch) > 1, config.algorithm.kl_beta > 0)
+
+
+def pass_sizes(config: Config) -> dict[str, PassSize]:
+    """The size of every pass: its own where given, else the update's."""
+    batch, needed = config.batch, passes_needed(config)
+    update = (batch.micro_batch_size, batch.micro_batch_tokens)
+    old = (batch.logprob_micro_batch_size, batch.logprob_micro_batch_tokens)
+    reference = (batch.reference_micro_batch_size, batch.reference_micro_batch_tokens)
+    return {
+        "update": PassSize(True, *update),
+        "old_logprobs": PassSize(needed.old_logprobs, *(old if any(old) else update)),
+        "reference": PassSize(needed.reference, *(reference if any(reference) else update)),
+    }
+
+
+def max_steps(
+    num_prompts: int,
+    num_generations: int,
+    per_device_batch_size: int,
+    dp_size: int,
+    gradient_accumulation_steps: int,
+    num_iterations: int = 1,
+    train_share: float = 1.0,
+) -> int:
+    """Optimizer steps of one epoch: each rank makes num_prompts x num_generations / (per_device_batch_size x dp_size)
+    x train_share micro-steps, and gradient_accumulation_steps of them are a step, num_iterations times over.
+    An incomplete last step does not count."""
+    micro_steps = Fraction(num_prompts * num_generations, per_device_batch_size * dp_size)
+    micro_steps *= Fraction(str(train_share))  # 0.99 is 99/100, not the nearest binary number
+    return math.floor(micro_steps / gradient_accumulation_steps * num_iterations)
+
+
+def make_plan(config: Config, rows: int | None = None) -> Plan:
+    """The plan of a config, or of the part of one that is there. `rows`: prompts in the training data, if known."""
+    book = Book(config, rows)
+    apply_rules(book)
+    _steps(book)
+    book.broken.sort(key=lambda item: item.rule)
+    return Plan(
+        quantities=book.numbers(),
+        layout=book.layout,
+        passes=pass_sizes(config),
+        broken=tuple(book.broken),
+        warnings=tuple(book.warnings),
+        notes=tuple(book.notes),
+    )
+
+
+def _steps(book: Book) -> None:
+    """Steps, rollouts, epochs and completions; what becomes of incomplete rollouts."""
+    config, q = book.config, book.quantities
+    gbs, group, rows = config.batch.global_batch_size, config.batch.num_generations, book.rows
+    prompts, spg = q.get("num_rollout_prompts"), q.get("steps_per_generation")
+    if rows is not None and group and prompts is not None:
+        q["num_rows"] = rows
+        text = f"the training data has {rows} prompts, one rollout needs num_rollout_prompts ({show(prompts)})"
+        book.check(11, rows >= prompts, text)
+        if gbs:  # per device x dp_size x gradient accumulation: the global batch, however it is cut
+            q["steps_per_epoch"] = max_steps(rows, group, gbs, 1, 1, config.batch.num_iterations)
+        if prompts.denominator == 1 and rows >= prompts and (rest := rows % int(prompts)):
+            book.notes.append(
+                f"An epoch of {rows} prompts ends inside a rollout of {prompts}: its last {rest} prompts are carried "
+                "over into a rollout with the first of the next epoch; none is dropped."
+            )
+    if config.run.max_steps is None or spg is None or spg.denominator != 1:
+        return
+    updates = int(spg) * config.batch.num_iterations
+    rollouts = -(-config.run.max_steps // updates)
+    q |= {"max_steps": config.run.max_steps, "num_rollouts": rollouts}
+    if gen := q.get("generation_batch_size"):
+        q["num_completions"] = rollouts * gen
+    if rows and prompts is not None:
+        q["num_epochs"] = Fraction(rollouts * prompts, rows)
+    if rest := config.run.max_steps % updates:
+        book.notes.append(
+            f"max_steps ({config.run.max_steps}) ends the run after {rest} of the {updates} updates of the last "
+            "rollout; its other completions are left unused."
+        )

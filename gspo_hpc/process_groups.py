@@ -1,0 +1,139 @@
+"""Bring-up of torch.distributed and Megatron's process groups, and the few collectives that the loop needs.
+
+Floor 3. A rank learns who it is from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; whoever starts it (the
+local launcher, srun, a test) sets them. Objects travel as bytes, never as pickles.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from gspo_hpc.config import Config
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process sits. Sizes and ranks are those of Megatron's groups."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    dp_rank: int
+    dp_size: int
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    cp_size: int
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the output layer."""
+        return self.pp_rank == self.pp_size - 1
+
+
+def start(config: Config, timeout_minutes: float = 30.0) -> Ranks:
+    """Join the job: default process group, Megatron's groups, the device of this rank."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    cpu = config.cluster.platform == "cpu"
+    if cpu:
+        from gspo_hpc import cpu as cpu_platform
+
+        cpu_platform.install()
+        device = torch.device("cpu")
+    else:
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+    dist.init_process_group(
+        backend="gloo" if cpu else "nccl",
+        timeout=datetime.timedelta(minutes=timeout_minutes),
+        device_id=None if cpu else device,
+    )
+    parallel = config.parallel
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
+        distributed_timeout_minutes=int(timeout_minutes),
+        create_gloo_process_groups=False,
+    )
+    return Ranks(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=local_rank,
+        device=device,
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tp_size=parallel_state.get_tensor_model_parallel_world_size(),
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        cp_size=parallel_state.get_context_parallel_world_size(),
+    )
+
+
+def stop() -> None:
+    """Leave the job."""
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def store() -> dist.Store:
+    """The key-value store of the default group: counters and flags that all ranks see."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def gather_bytes(payload: bytes, device: torch.device) -> list[bytes]:
+    """Every rank's payload, on every rank, in rank order."""
+    world = dist.get_world_size()
+    if world == 1:
+        return [payload]
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([len(payload)], dtype=torch.int64, device=device))
+    lengths = [int(size.item()) for size in sizes]
+    longest = max(lengths)
+    if longest == 0:
+        return [b""] * world
+    mine = torch.zeros(longest, dtype=torch.uint8)
+    if payload:
+        mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    received = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(world)]
+    dist.all_gather(received, mine.to(device))
+    return [received[rank][: lengths[rank]].cpu().numpy().tobytes() if lengths[rank] else b"" for rank in range(world)]
+
+
+def broadcast_bytes(payload: bytes, device: torch.device, source: int = 0) -> bytes:
+    """The payload of rank `source`, on every rank; the others' argument is ignored."""
+    if dist.get_world_size() == 1:
+        return payload
+    size = torch.tensor([len(payload)], dtype=torch.int64, device=device)
+    dist.broadcast(size, source)
+    buffer = torch.zeros(max(1, int(size.item())), dtype=torch.uint8, device=device)
+    if dist.get_rank() == source and payload:
+        buffer[:] = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
+    dist.broadcast(buffer, source)
+    return buffer[: int(size.item())].cpu().numpy().tobytes()
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is up on at least one rank: how all ranks agree to stop."""
+    if dist.get_world_size() == 1:
+        return flag
+    value = torch.tensor([int(flag)], dtype=torch.int32, device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return bool(value.item())
+
+
+def barrier(device: torch.device) -> None:
+    """All ranks have come this far."""
+    any_rank(False, device)

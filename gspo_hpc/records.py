@@ -1,0 +1,130 @@
+"""Prompt, Completion, Group: the only things that travel between the phases of a step.
+
+Floor 1: plain Python and numpy. Arrays are written as base64 of little-endian bytes, so that a record read back is
+the same bit for bit, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the data set, ready to be sampled from."""
+
+    index: int  # row in the data set
+    tokens: Ints  # [prompt_len]
+    text: str  # what the model sees, after the chat template
+    fields: dict[str, Any]  # all other fields of the row: answers, for the rewards
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """One sampled answer and what is known of it."""
+
+    tokens: Ints  # [response_len], with the end token when the model ended by itself
+    logprobs: Floats  # [response_len], of the sampled tokens, as the engine saw them
+    text: str
+    finish_reason: str  # "stop" or "length"
+    seed: int
+    reward: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)  # by grader, unweighted
+    failure: str | None = None  # why a grader failed; the sample then has no part in the update if excluded
+    excluded: bool = False  # takes no part in advantage and loss
+    advantage: float = 0.0
+    old_logprobs: Floats | None = None  # [response_len], of the trainer's policy that sampled it
+    reference_logprobs: Floats | None = None  # [response_len], of the reference model
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A prompt and its completions. `slot` is its place in the rollout: 0 .. num_rollout_prompts - 1."""
+
+    slot: int
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+
+    def to_json(self) -> str:
+        """One line, without a line break."""
+        return json.dumps(
+            {
+                "slot": self.slot,
+                "prompt": {
+                    "index": self.prompt.index,
+                    "tokens": _encode(self.prompt.tokens),
+                    "text": self.prompt.text,
+                    "fields": self.prompt.fields,
+                },
+                "completions": [
+                    {
+                        "tokens": _encode(c.tokens),
+                        "logprobs": _encode(c.logprobs),
+                        "text": c.text,
+                        "finish_reason": c.finish_reason,
+                        "seed": c.seed,
+                        "reward": c.reward,
+                        "reward_parts": c.reward_parts,
+                        "failure": c.failure,
+                        "excluded": c.excluded,
+                        "advantage": c.advantage,
+                        "old_logprobs": None if c.old_logprobs is None else _encode(c.old_logprobs),
+                        "reference_logprobs": None if c.reference_logprobs is None else _encode(c.reference_logprobs),
+                    }
+                    for c in self.completions
+                ],
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, line: str) -> Group:
+        """The group that :meth:`to_json` wrote. Raises ValueError or KeyError on anything else."""
+        raw = json.loads(line)
+        prompt = raw["prompt"]
+        return cls(
+            slot=int(raw["slot"]),
+            prompt=Prompt(int(prompt["index"]), _ints(prompt["tokens"]), prompt["text"], prompt["fields"]),
+            completions=tuple(
+                Completion(
+                    tokens=_ints(c["tokens"]),
+                    logprobs=_floats(c["logprobs"]),
+                    text=c["text"],
+                    finish_reason=c["finish_reason"],
+                    seed=int(c["seed"]),
+                    reward=float(c["reward"]),
+                    reward_parts=c["reward_parts"],
+                    failure=c["failure"],
+                    excluded=bool(c["excluded"]),
+                    advantage=float(c["advantage"]),
+                    old_logprobs=None if c["old_logprobs"] is None else _floats(c["old_logprobs"]),
+                    reference_logprobs=None if c["reference_logprobs"] is None else _floats(c["reference_logprobs"]),
+                )
+                for c in raw["completions"]
+            ),
+        )
+
+    def with_completions(self, completions: tuple[Completion, ...]) -> Group:
+        """The same prompt and slot with other completions."""
+        return replace(self, completions=completions)
+
+
+def _encode(array: npt.NDArray[Any]) -> str:
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+
+
+def _ints(text: str) -> Ints:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<i4").astype(np.int32)
+
+
+def _floats(text: str) -> Floats:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4").astype(np.float32)

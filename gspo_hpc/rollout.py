@@ -1,0 +1,219 @@
+"""Generation and grading: prompts go to engines as these become free, finished groups into the journal.
+
+Floor 4. The ranks that own an engine ("leads") pull prompt slots from a counter in the torch.distributed store, so a
+slow engine simply takes fewer. Graders run while generation goes on. Ranks without an engine wait. Nobody sits in a
+collective meanwhile, so an engine that died can be given its weights again by all ranks together: its lead raises a
+counter in the store, everyone sees it within a poll and joins the weight sync.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch.distributed as dist
+
+from gspo_hpc.config import Config
+from gspo_hpc.engine import Engine, EngineDied, Sampling
+from gspo_hpc.journal import Journal
+from gspo_hpc.preemption import signals_default_in_children
+from gspo_hpc.process_groups import Ranks, gather_bytes
+from gspo_hpc.records import Completion, Group, Prompt
+from gspo_hpc.rewards.pool import RewardPool, RewardResult
+
+POLL_SECONDS = 0.05
+
+
+class Interrupted(Exception):
+    """A stop was asked for in the middle of a rollout. Finished groups are in the journal."""
+
+
+class EngineLost(RuntimeError):
+    """An engine died more often than faults.max_engine_restarts allows."""
+
+
+@dataclass
+class Station:
+    """What one rank brings to generation. `engine` and `pool` are None on ranks that own no engine."""
+
+    config: Config
+    ranks: Ranks
+    store: dist.Store
+    engine: Engine | None
+    pool: RewardPool | None
+    num_engines: int
+    give_weights: Callable[[Engine | None], None]  # collective: every rank calls it; an engine to fill, or None
+    stop_requested: Callable[[], bool]
+    on_progress: Callable[[int, int], None] = lambda completions, tokens: None
+    restarts: int = 0
+    seconds_waiting_for_rewards: float = 0.0
+    _calls: int = 0
+    _resyncs_seen: int = field(default=0)
+
+
+def sample_seed(run_seed: int, rollout: int, slot: int, prompt: int, sample: int) -> int:
+    """The seed of one completion: a pure function, so a resumed rollout samples what the uninterrupted one would."""
+    digest = hashlib.blake2b(f"{run_seed}/{rollout}/{slot}/{prompt}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+def generate(
+    station: Station,
+    prompts: Mapping[int, Prompt],
+    samples: int,
+    sampling: Sampling,
+    rollout: int,
+    journal: Journal | None = None,
+) -> list[Group]:
+    """Sample and grade `samples` completions of every prompt (by slot); all groups, by slot, on every rank.
+
+    Raises Interrupted on all ranks when a stop was asked for, EngineLost when an engine is beyond mending.
+    """
+    station._calls += 1
+    name = f"generate/{station._calls}"
+    slots = sorted(prompts)
+    mine: dict[int, Group] = {}
+    if slots:
+        if station.engine is not None:
+            mine = _lead(station, name, slots, prompts, samples, sampling, rollout, journal)
+        else:
+            _wait(station, name, len(slots))
+    stopped = _flag(station, f"{name}/stop")
+    lines = "\n".join(group.to_json() for group in mine.values()).encode()
+    received = gather_bytes(lines, station.ranks.device)
+    if stopped:
+        raise Interrupted
+    groups = [Group.from_json(line) for part in received for line in part.decode().splitlines()]
+    return sorted(groups, key=lambda group: group.slot)
+
+
+def _lead(
+    station: Station,
+    name: str,
+    slots: Sequence[int],
+    prompts: Mapping[int, Prompt],
+    samples: int,
+    sampling: Sampling,
+    rollout: int,
+    journal: Journal | None,
+) -> dict[int, Group]:
+    engine, pool, store = station.engine, station.pool, station.store
+    assert engine is not None and pool is not None
+    config = station.config
+    # Half an engine's fair share at a time: enough to keep it full, little enough for the others to take over.
+    share = -(-len(slots) // (2 * station.num_engines)) if station.num_engines > 1 else len(slots)
+    finished: dict[int, Group] = {}
+    grading: dict[int, tuple[Group, dict[int, RewardResult]]] = {}
+    exhausted = False
+    generated = engine.tokens_generated
+    while True:
+        if station.stop_requested():
+            store.set(f"{name}/stop", "1")
+        if _flag(station, f"{name}/stop"):
+            engine.abort()
+            break
+        while not exhausted and engine.pending < share:
+            index = store.add(f"{name}/next", 1) - 1
+            if index >= len(slots):
+                exhausted = True
+                break
+            slot = slots[index]
+            seeds = [sample_seed(config.run.seed, rollout, slot, prompts[slot].index, i) for i in range(samples)]
+            engine.submit(slot, prompts[slot], seeds, sampling)
+        if engine.pending:
+            for group in _step(station, name):
+                grading[group.slot] = (group, {})
+                for index, completion in enumerate(group.completions):
+                    pool.submit(
+                        (group.slot, index),
+                        completion.text,
+                        len(completion.tokens),
+                        group.prompt.text,
+                        group.prompt.fields,
+                    )
+        waiting = not engine.pending and bool(grading)
+        began = time.monotonic()
+        results = pool.poll(timeout=POLL_SECONDS if waiting else 0.0)
+        if waiting:
+            station.seconds_waiting_for_rewards += time.monotonic() - began
+        for key, result in results:
+            slot, index = key
+            group, graded = grading[slot]
+            graded[index] = result
+            if len(graded) == len(group.completions):
+                del grading[slot]
+                finished[slot] = _graded(group, graded, config.reward.on_failure)
+                if journal is not None:
+                    journal.append([finished[slot]])
+                store.add(f"{name}/done", 1)
+                station.on_progress(len(group.completions), engine.tokens_generated - generated)
+        if not engine.pending and not grading:
+            if exhausted and _done(station, name) >= len(slots):
+                break
+            if exhausted:  # others still generate: stay reachable for a weight sync of theirs
+                _join_resync(station, name)
+                time.sleep(POLL_SECONDS)
+        elif station.num_engines > 1:
+            _join_resync(station, name)
+    return finished
+
+
+def _step(station: Station, name: str) -> list[Group]:
+    """Groups that are finished now. A dead engine is restarted, filled and given its unfinished groups again."""
+    engine = station.engine
+    assert engine is not None
+    try:
+        return engine.step()
+    except EngineDied as death:
+        station.restarts += 1
+        limit = station.config.faults.max_engine_restarts
+        if station.restarts > limit:
+            raise EngineLost(f"the engine died {station.restarts} times (faults.max_engine_restarts {limit}): {death}")
+        print(f"engine died ({death}); restart {station.restarts} of at most {limit}", flush=True)
+        with signals_default_in_children():
+            engine.restart()
+        station._resyncs_seen = station.store.add("resyncs", 1)
+        station.give_weights(engine)
+        engine.resubmit()
+        return []
+
+
+def _join_resync(station: Station, name: str) -> None:
+    """Take part in the weight sync of somebody else's restarted engine."""
+    asked = station.store.add("resyncs", 0)
+    while station._resyncs_seen < asked:
+        station._resyncs_seen += 1
+        station.give_weights(None)
+
+
+def _wait(station: Station, name: str, total: int) -> None:
+    while _done(station, name) < total:
+        if station.stop_requested():
+            station.store.set(f"{name}/stop", "1")
+        if _flag(station, f"{name}/stop"):
+            return
+        _join_resync(station, name)
+        time.sleep(POLL_SECONDS)
+
+
+def _done(station: Station, name: str) -> int:
+    return station.store.add(f"{name}/done", 0)
+
+
+def _flag(station: Station, key: str) -> bool:
+    return bool(station.store.check([key]))
+
+
+def _graded(group: Group, results: Mapping[int, RewardResult], on_failure: str) -> Group:
+    def grade(completion: Completion, result: RewardResult) -> Completion:
+        return replace(
+            completion,
+            reward=result.value if result.failure is None else 0.0,
+            reward_parts=result.parts,
+            failure=result.failure,
+            excluded=result.failure is not None and on_failure == "exclude",
+        )
+
+    return group.with_completions(tuple(grade(c, results[i]) for i, c in enumerate(group.completions)))

@@ -1,0 +1,255 @@
+"""The loop: generate -> reward -> advantage -> (log-probs) -> update -> sync weights -> save -> log.
+
+Floor 4. Read :func:`train` top to bottom and you have seen the system. Everything in it is the same on every rank; what
+only rank 0 does (files, console, tracking) sits behind :class:`Outlet`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gspo_hpc import checkpoint, evaluate, journal, sync, update
+from gspo_hpc.algorithms import Objective
+from gspo_hpc.config import Config
+from gspo_hpc.cursor import Cursor
+from gspo_hpc.engine import Sampling
+from gspo_hpc.plan import Passes, pass_sizes
+from gspo_hpc.pipeline import Policy, StepResult
+from gspo_hpc.process_groups import any_rank
+from gspo_hpc.prompts import Position, PromptStream
+from gspo_hpc.records import Group, Prompt
+from gspo_hpc.rollout import Interrupted, Station, generate
+from gspo_hpc.statistics import step_record
+
+
+class Outlet(Protocol):
+    """Where results go. On ranks other than 0 every method does nothing."""
+
+    def rollout(self, number: int, completions: int) -> contextlib.AbstractContextManager[Any]:
+        """Progress within a rollout."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        """One record a step: console, metrics.jsonl, tracking."""
+
+    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
+        """A few completions to look at."""
+
+    def note(self, text: str) -> None:
+        """One line for the person who watches."""
+
+    def committed(self, staging: Path, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
+        """Make a written checkpoint count; `record` is that of its step while it is not logged yet."""
+
+
+class TooManySkippedSteps(RuntimeError):
+    """The gradient was not finite for too many steps in a row."""
+
+
+@dataclass
+class Session:
+    """All that one rank needs to train."""
+
+    config: Config
+    objective: Objective
+    passes: Passes
+    num_rollout_prompts: int
+    updates_per_rollout: int
+    policy: Policy
+    station: Station
+    stream: PromptStream
+    prompts: Sequence[Prompt]
+    eval_prompts: Sequence[Prompt]
+    probe: list[list[int]]
+    rollouts: Path
+    new_staging: Any  # () -> Path, the same on every rank
+    outlet: Outlet
+    attempt: int
+    reference: update.Reference | None
+    weights_version: int = 0
+    synced: sync.Synced | None = None
+    synced_version: int = -1
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def clock(self, phase: str) -> Iterator[None]:
+        """Add the seconds of this block to the phase of the current step."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an attempt begins: what the newest whole checkpoint holds, or nothing."""
+
+    cursor: Cursor = field(default_factory=Cursor)
+    groups: list[Group] = field(default_factory=list)  # of a rollout that is not used up
+    record: dict[str, Any] | None = None  # of the checkpoint's step, if it was saved but not logged
+    evaluated: bool = False  # whether the evaluation before the first step is logged
+
+
+def train(session: Session, start: Start) -> str:
+    """Go on from `start` to the last step: "done" or "stopped"."""
+    config, cursor, groups, saved = session.config, start.cursor, start.groups, start.cursor.step
+    assert config.run.max_steps is not None
+    unlogged = start.record
+    try:
+        if unlogged is not None:
+            _finish(session, cursor, unlogged)
+            unlogged = None
+        elif cursor.step == 0 and not start.evaluated and config.eval.before and session.eval_prompts:
+            session.outlet.step({"step": 0, "attempt": session.attempt} | _evaluate(session, 0, "before"))
+        while cursor.step < config.run.max_steps:
+            session.seconds.clear()
+            began = time.monotonic()
+            after = Position(cursor.epoch, cursor.offset)
+            if cursor.update == 0:
+                groups, after = _rollout(session, cursor)  # generate, reward, advantage
+                groups = _logprobs(session, groups)  # only the passes that are needed
+            batch = update.minibatch(groups, config, cursor.update)
+            with session.clock("update"):
+                result = update.step(session.policy, batch, session.objective, config)
+            session.weights_version += int(result is not None and not result.skipped)
+            before, cursor = cursor, _advance(session, cursor, after, result, batch)
+            seconds = time.monotonic() - began
+            unlogged = step_record(before, cursor, batch, result, session.seconds, seconds) | _state(session)
+            if cursor.step % config.checkpoint.interval == 0 or cursor.step == config.run.max_steps:
+                _save(session, cursor, groups, unlogged)
+                saved = cursor.step
+            _finish(session, cursor, unlogged)  # evaluate where due, log
+            unlogged = None
+            if any_rank(session.station.stop_requested(), session.policy.ranks.device):
+                raise Interrupted
+    except Interrupted:
+        if cursor.step > saved:
+            _save(session, cursor, groups, unlogged)
+        return "stopped"
+    return "done"
+
+
+def _rollout(session: Session, cursor: Cursor) -> tuple[list[Group], Position]:
+    """Sampled, graded groups with advantages, and where the next rollout's prompts begin."""
+    config = session.config
+    indices, after = session.stream.take(Position(cursor.epoch, cursor.offset), session.num_rollout_prompts)
+    prompts = {slot: session.prompts[index] for slot, index in enumerate(indices)}
+    fingerprint = _sync(session).fingerprint
+    folder = session.rollouts / f"{cursor.rollout:06d}"
+    finished = journal.read_journals(folder, fingerprint)
+    samples = config.batch.num_generations
+    assert samples is not None
+    finished = {slot: group for slot, group in finished.items() if len(group.completions) == samples}
+    todo = {slot: prompt for slot, prompt in prompts.items() if slot not in finished}
+    writer = None
+    if session.station.engine is not None and todo:
+        writer = journal.Journal(folder, session.policy.ranks.rank, fingerprint=fingerprint, rollout=cursor.rollout)
+    with session.clock("generate"), session.outlet.rollout(cursor.rollout, len(todo) * samples):
+        sampling = _sampling(config, config.rollout.temperature)
+        try:
+            fresh = generate(session.station, todo, samples, sampling, cursor.rollout, writer)
+        finally:
+            if writer is not None:
+                writer.close()
+            session.seconds["reward_wait"] = session.station.seconds_waiting_for_rewards
+            session.station.seconds_waiting_for_rewards = 0.0
+    if session.station.engine is not None:
+        session.station.engine.sleep()
+    groups = sorted([*finished.values(), *fresh], key=lambda group: group.slot)
+    groups = update.with_advantages(groups, session.objective.normalize_advantage)
+    session.outlet.samples(cursor.step, "train", groups)
+    return groups, after
+
+
+def _logprobs(session: Session, groups: list[Group]) -> list[Group]:
+    config, policy = session.config, session.policy
+    sizes = pass_sizes(config)
+    if session.passes.old_logprobs:
+        # The first update of a rollout is made by the policy that sampled it: its ratio is 1 without a pass.
+        first = update.minibatch(groups, config, 0) if config.batch.num_iterations == 1 else []
+        rest = groups[len(first) :]
+        with session.clock("old_logprobs"):
+            values = update.logprob_pass(policy, rest, sizes["old_logprobs"], config)
+            groups = update.with_old_logprobs(groups, values)
+    if session.reference is not None:
+        with session.clock("reference"):
+            values = session.reference.logprobs(policy, groups, sizes["reference"], config)
+            groups = update.with_reference_logprobs(groups, values)
+    return groups
+
+
+def _sync(session: Session) -> sync.Synced:
+    """Give the engines the current weights, unless they have them, and check that they do."""
+    if session.synced is not None and session.synced_version == session.weights_version:
+        if session.station.engine is not None:
+            session.station.engine.wake_up()
+        return session.synced
+    with session.clock("sync"):
+        engine = session.station.engine
+        if engine is not None:
+            engine.wake_up()
+        fingerprint = sync.push(session.policy, engine)
+        gap_max, gap_mean = sync.check(session.policy, engine, session.probe)
+    session.synced = sync.Synced(fingerprint, gap_max, gap_mean)
+    session.synced_version = session.weights_version
+    return session.synced
+
+
+def _evaluate(session: Session, step: int, phase: str) -> dict[str, float]:
+    _sync(session)
+    with session.clock("eval"):
+        scores, groups = evaluate.run(session.station, session.eval_prompts, session.config)
+    session.outlet.samples(step, phase, groups)
+    session.outlet.note(f"step {step}: accuracy {scores['eval/accuracy']:.3f} on {len(groups)} unseen prompts")
+    return scores
+
+
+def _finish(session: Session, cursor: Cursor, record: dict[str, Any]) -> None:
+    """Evaluate if this step is due for it, log the step, and stop a run that does not move."""
+    options, faults = session.config.eval, session.config.faults
+    last = cursor.step == session.config.run.max_steps
+    due = (options.after and last) or (options.interval is not None and cursor.step % options.interval == 0)
+    scores = _evaluate(session, cursor.step, "after" if last else "during") if due and session.eval_prompts else {}
+    seconds = {f"seconds/{phase}": session.seconds[phase] for phase in ("save", "eval") if phase in session.seconds}
+    session.outlet.step(record | seconds | scores)
+    if cursor.skipped_in_a_row > faults.max_skipped_steps:
+        raise TooManySkippedSteps(
+            f"the gradient was not finite for {cursor.skipped_in_a_row} steps in a row (faults.max_skipped_steps "
+            f"{faults.max_skipped_steps}): lower optimizer.lr, or look at the rewards and the gap in metrics.jsonl"
+        )
+
+
+def _state(session: Session) -> dict[str, Any]:
+    state: dict[str, Any] = {"attempt": session.attempt, "engine_restarts": session.station.restarts}
+    if session.synced is not None:
+        state |= {"probe_gap_max": session.synced.gap_max, "probe_gap_mean": session.synced.gap_mean}
+    return state
+
+
+def _sampling(config: Config, temperature: float) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        temperature=temperature, top_p=rollout.top_p, top_k=rollout.top_k, max_tokens=rollout.max_response_length
+    )
+
+
+def _advance(
+    session: Session, cursor: Cursor, after: Position, result: StepResult | None, batch: Sequence[Group]
+) -> Cursor:
+    tokens = sum(len(completion.tokens) for group in batch for completion in group.completions)
+    skipped = result is not None and result.skipped
+    return cursor.stepped(
+        session.updates_per_rollout, epoch=after.epoch, offset=after.offset, skipped=skipped, tokens=tokens
+    )
+
+
+def _save(session: Session, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
+    with session.clock("save"):
+        staging = session.new_staging(cursor.step)
+        checkpoint.save(session.policy, staging)
+        session.outlet.committed(staging, cursor, groups if cursor.update else [], record)

@@ -1,0 +1,81 @@
+"""One rank: bring-up, signals, the loop, the exit code.
+
+Floor 5. Started by the local launcher, by srun or by a test as ``python -m gspo_hpc.worker train RUN_DIR`` (also
+``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports happen inside
+functions: grader processes import this module again and must stay light.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_REQUEUE = 0, 1, 2, 75
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of this rank."""
+    parser = argparse.ArgumentParser(prog="gspo_hpc.worker")
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train")
+    train.add_argument("run_dir", type=Path)
+    export = commands.add_parser("export")
+    export.add_argument("run_dir", type=Path)
+    export.add_argument("--step", type=int)
+    export.add_argument("--out", type=Path, required=True)
+    evaluate = commands.add_parser("eval")
+    evaluate.add_argument("target", type=Path)
+    evaluate.add_argument("--step", type=int)
+    evaluate.add_argument("--json", action="store_true")
+    evaluate.add_argument("overrides", nargs="*")
+    arguments = parser.parse_args(argv)
+
+    from gspo_hpc.orphans import die_with_parent
+    from gspo_hpc.preemption import StopFlag
+
+    die_with_parent()
+    flag = StopFlag().start()
+    _environment()
+    from gspo_hpc import jobs
+
+    try:
+        if arguments.command == "train":
+            return EXIT_DONE if jobs.train(arguments.run_dir, flag) == "done" else EXIT_REQUEUE
+        if arguments.command == "export":
+            jobs.export(arguments.run_dir, arguments.step, arguments.out)
+        else:
+            jobs.evaluate(arguments.target, arguments.step, arguments.overrides, arguments.json)
+        return EXIT_DONE
+    except ValueError as error:  # a user's mistake that only the real model or data could show
+        traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_REFUSED
+    except Exception as error:
+        traceback.print_exc()
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _environment() -> None:
+    """What libraries read when they are imported."""
+    defaults = {
+        "HF_HUB_OFFLINE": "1",  # models and data are folders; a run never asks a hub
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", ""),
+    }
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1":
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+    for key, value in defaults.items():
+        if value:
+            os.environ.setdefault(key, value)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # library threads (gloo, vLLM's client) must not keep a finished rank alive

@@ -1,0 +1,149 @@
+"""What the ranks of tests/gloo do. Each case is a function of keyword arguments that returns arrays; rank 0 saves them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gspo_hpc import algorithms, checkpoint, model_config, update, weights
+from gspo_hpc.config import Config
+from gspo_hpc.config_file import from_dict
+from gspo_hpc.pipeline import Policy, StepResult
+from gspo_hpc.plan import pass_sizes
+from gspo_hpc.process_groups import Ranks, start, stop
+from gspo_hpc.records import Completion, Group, Prompt
+
+Arrays = dict[str, np.ndarray]
+
+
+def config(model: str, world: int, **sections: Any) -> Config:
+    """A float32 CPU configuration of `world` ranks for the model folder."""
+    base: dict[str, Any] = {
+        "cluster": {"platform": "cpu", "gpus_per_node": world},
+        "model": {"path": model, "dtype": "float32"},
+        "batch": {"global_batch_size": 12, "num_generations": 4, "micro_batch_tokens": 96},
+        "run": {"max_steps": 100},
+        "optimizer": {"lr": 1e-2, "adam_eps": 1e-4},
+    }
+    for name, section in sections.items():
+        base[name] = base.get(name, {}) | section
+    return from_dict(base)
+
+
+def groups(seed: int = 0, count: int = 3, samples: int = 4, vocabulary: int = 90) -> list[Group]:
+    """Groups of very different lengths with old log-probs near the truth of nobody."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for slot in range(count):
+        prompt = Prompt(slot, rng.integers(0, vocabulary, rng.integers(2, 20)).astype(np.int32), "", {})
+        completions = []
+        for index in range(samples):
+            length = int(rng.integers(1, 24))
+            completions.append(
+                Completion(
+                    tokens=rng.integers(0, vocabulary, length).astype(np.int32),
+                    logprobs=np.full(length, -4.0, np.float32),
+                    text="",
+                    finish_reason="stop",
+                    seed=index,
+                    reward=float(rng.integers(0, 2)) if index > 1 else float(index),
+                )
+            )
+        made.append(Group(slot, prompt, tuple(completions)))
+    return update.with_advantages(made, True)
+
+
+def policy(settings: Config) -> tuple[Policy, Ranks]:
+    """The model with its weights and an optimizer."""
+    ranks = start(settings)
+    arch = model_config.read(str(settings.model.path))
+    made = Policy(arch, settings, ranks)
+    weights.load(made.module, arch, str(settings.model.path))
+    made.make_optimizer()
+    return made, ranks
+
+
+def logprobs(model: str, world: int, **sections: Any) -> Arrays:
+    """Log-probs of all completions, in slot and index order."""
+    settings = config(model, world, **sections)
+    made, _ = policy(settings)
+    values = update.logprob_pass(made, groups(), pass_sizes(settings)["update"], settings)
+    return {f"{slot}-{index}": array for (slot, index), array in values.items()}
+
+
+def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, **sections: Any) -> Arrays:
+    """Losses, gradient norms and all weights after `count` optimizer steps on one rollout."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    objective = algorithms.resolve(settings.algorithm)
+    rollout = groups()
+    values = update.logprob_pass(made, rollout, pass_sizes(settings)["old_logprobs"], settings)
+    rollout = update.with_old_logprobs(rollout, values)
+    results: list[StepResult] = []
+    for _ in range(count):
+        if nan_rank == ranks.rank:
+            _poison(made)
+        result = update.step(made, rollout, objective, settings)
+        assert result is not None
+        results.append(result)
+    arrays = {name: tensor.numpy() for name, tensor in weights.stream(made.module, made.arch)}
+    arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results])
+    arrays["entropy"] = np.array([r.sums["entropy"][0] / r.sums["entropy"][1] for r in results])
+    arrays["grad_norm"] = np.array([r.grad_norm for r in results])
+    arrays["skipped"] = np.array([r.skipped for r in results])
+    return arrays
+
+
+def _poison(made: Policy) -> None:
+    """One NaN in the gradient of the final norm of this rank, in the next backward pass."""
+    parameter = made.module.decoder.final_layernorm.weight
+    handle = parameter.register_hook(lambda grad: (handle.remove(), torch.full_like(grad, float("nan")))[1])
+
+
+def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """Weights after 2 + 2 steps, straight through and with a save and a load into a fresh policy in between."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    objective = algorithms.resolve(settings.algorithm)
+    rollout = groups()
+
+    def advance(which: Policy) -> None:
+        for _ in range(2):
+            assert update.step(which, rollout, objective, settings) is not None
+
+    advance(made)
+    checkpoint.save(made, Path(folder))
+    advance(made)
+    straight = {f"straight/{name}": t.clone().numpy() for name, t in weights.stream(made.module, made.arch)}
+    fresh = Policy(made.arch, settings, ranks)
+    fresh.make_optimizer()
+    checkpoint.load(fresh, Path(folder))
+    advance(fresh)
+    return straight | {f"resumed/{name}": t.numpy() for name, t in weights.stream(fresh.module, fresh.arch)}
+
+
+def exported(model: str, world: int, **sections: Any) -> Arrays:
+    """Every Hugging Face tensor after a load: equal to the file bit for bit."""
+    made, _ = policy(config(model, world, **sections))
+    return {name: tensor.numpy().copy() for name, tensor in weights.stream(made.module, made.arch)}
+
+
+def main() -> None:
+    case, out, arguments = sys.argv[1:]
+    functions: dict[str, Callable[..., Arrays]] = {f.__name__: f for f in (logprobs, steps, roundtrip, exported)}
+    import os
+
+    arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **json.loads(arguments))
+    if int(os.environ["RANK"]) == 0:
+        np.savez(out, **arrays)
+    stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Small random Hugging Face models, made once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # far from the near-uniform softmax of a fresh model: errors show
+    "rope_theta": 5000.0,
+}
+
+
+def make(folder: Path, family: str, tied: bool) -> Path:
+    """A random model of the family: biases and norms too are random."""
+    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+    settings = SIZES | {"head_dim": 16} if family == "qwen2" else SIZES  # Qwen2 derives it: hidden / heads
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(**settings, tie_word_embeddings=tied)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders by family-tied or family-untied."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        f"{family}-{'tied' if tied else 'untied'}": make(root / f"{family}-{tied}", family, tied)
+        for family, tied in (("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False))
+    }

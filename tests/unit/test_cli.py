@@ -1,0 +1,221 @@
+"""The command line: what it prints, what it refuses, its exit codes, and that it stays light."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc import __version__
+from gspo_hpc.cli import main
+
+VALID = """
+run: {max_steps: 8}
+cluster: {nodes: 2, gpus_per_node: 8}
+parallel: {tensor_model_parallel_size: 2}
+batch: {micro_batch_size: 1, global_batch_size: 32, steps_per_generation: 2, num_generations: 4}
+"""
+HEAVY = ("torch", "vllm", "megatron", "wandb", "transformers", "numpy", "pyarrow", "rich", "submitit")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "run.yaml"
+    path.write_text(VALID)
+    return str(path)
+
+
+def gspo_hpc(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own."""
+    command = [sys.executable, "-m", "gspo_hpc.cli", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=60, check=False
+    )
+
+
+def test_plan_page_of_a_valid_config(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config]) == 0
+    page = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in page.splitlines()]
+    assert lines[0] == f"plan of {config}: valid"
+    assert "ranks TP 2 x PP 1 x CP 1 x DP 8 = 16" in lines
+    assert "num_rollout_prompts 16 prompts per rollout" in lines
+    assert "update micro_batch_size 1" in lines and "old_logprobs micro_batch_size 1" in lines
+    assert "reference not needed: kl_beta is 0" in lines
+    assert "\033" not in page and "Broken rules" not in page and "Warnings" not in page
+    assert "A run also needs: model.path, data.train, reward.functions." in " ".join(lines)
+    numbers = [line for line in page.splitlines() if line.startswith("  num_") or line.startswith("  global")]
+    ends = {line.index("  ", line.index(line.split()[1])) for line in numbers}
+    assert len(ends) == 1  # numbers are aligned on the right
+
+
+def test_each_pass_shows_its_own_size(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["batch.logprob_micro_batch_size=3", "batch.reference_micro_batch_tokens=4096", "algorithm.kl_beta=0.1"]
+    assert main(["plan", config, *sizes]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert {"update micro_batch_size 1", "old_logprobs micro_batch_size 3", "reference micro_batch_tokens 4,096"} <= {
+        *lines
+    }
+
+
+def test_plan_refuses_with_every_broken_rule(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config, "batch.global_batch_size=16", "algorithm.aggregation=token"]) == 2
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"plan of {config}: 2 broken" in page
+    assert "rule 5 num_prompts_per_dp_group (0.5) must be at least 1" in page
+    assert "rule 14 algorithm.aggregation token contradicts" in page
+
+
+def test_plan_as_json_wherever_the_flag_stands(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config, "--json", "batch.steps_per_generation=1"]) == 0
+    first = capsys.readouterr().out
+    assert main(["plan", "--json", config, "batch.steps_per_generation=1"]) == 0
+    assert capsys.readouterr().out == first
+    plan = json.loads(first)
+    assert plan["valid"] is True and plan["quantities"]["num_rollout_prompts"] == 8
+    assert "clipping is inert" in plan["warnings"][0]
+    assert main(["plan", config, "--json", "batch.num_generations=1"]) == 2
+    assert json.loads(capsys.readouterr().out)["valid"] is False
+
+
+def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n\n' * 20)
+    assert main(["plan", config, f"data.train={rows}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quantities"]["num_rows"] == 20
+    rows.write_text('{"prompt": "a"}\n' * 15)
+    assert main(["plan", config, f"data.train={rows}"]) == 2
+    assert "the training data has 15 prompts" in capsys.readouterr().out
+    assert main(["plan", config, f"data.train={tmp_path}/rows.parquet", "--json"]) == 0
+    assert "num_rows" not in json.loads(capsys.readouterr().out)["quantities"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["pln"], "no command 'pln'; did you mean plan?"),
+        (["xyzzy"], "commands: plan, train, eval, export, report"),
+        (["plan"], "required: CONFIG"),
+        (["plan", "CONFIG", "--jsno"], "nearest: --json"),
+        (["--versoin"], "nearest: --version"),
+        (["plan", "CONFIG", "run.max_step=3"], "error: command line: unknown key run.max_step; nearest: run.max_steps"),
+        (["plan", "CONFIG", "run.max_steps"], "write section.key=value"),
+        (["plan", "run.max_steps=3"], "the config file comes first"),
+        (["plan", "CONFIG.yml"], "no such config file; nearest: CONFIG"),
+        (["train", "CONFIG", "batch.global_batch_size=x"], "batch.global_batch_size must be a whole number; found 'x'"),
+        (["train", "CONFIG", "algorithm.aggregation=token"], "algorithm.aggregation token contradicts"),
+        (["export", "FOLDER"], "required: --out"),
+        (["export", "FOLDER", "--out", "x", "--step", "last"], "invalid int value: 'last'"),
+        (["export", "FOLDER/runn", "--out", "x"], "no such run directory; nearest: FOLDER/run.yaml"),
+        (["report", "FOLDER/nothing/there"], "no such run directory"),
+        (["eval", "FOLDER/nothing/there"], "no such config, run directory or model folder"),
+    ],
+)
+def test_mistakes_are_explained_and_refused(
+    words: list[str], expected: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def real(text: str) -> str:
+        return text.replace("CONFIG.yml", config[:-5] + ".yml").replace("FOLDER", str(Path(config).parent))
+
+    given = [real(word) if word != "CONFIG" else config for word in words]
+    expected = real(expected) if "required" in expected else real(expected).replace("CONFIG", config)
+    assert main(given) == 2
+    output = capsys.readouterr()
+    assert expected in output.err
+    assert "Traceback" not in output.err and output.out == ""
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gspo-hpc {__version__}\n"
+    assert main(["--help"]) == 0
+    top = capsys.readouterr().out
+    for command in ("plan", "train", "eval", "export", "report"):
+        assert f"    {command} " in top
+        assert main([command, "--help"]) == 0
+        page = capsys.readouterr().out
+        assert page.startswith(f"usage: gspo-hpc {command}")
+        assert f"examples:\n  gspo-hpc {command} " in page
+    assert "75" in top  # exit codes are told
+
+
+def test_nothing_heavy_is_imported(config: str) -> None:
+    for words in (["--help"], ["plan", config], ["plan", config, "--json"]):
+        script = (
+            "import json, sys\nfrom gspo_hpc.cli import main\n"
+            f"assert main({words!r}) == 0\n"
+            "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+        modules = json.loads(done.stderr)
+        assert "gspo_hpc.plan" in modules
+        assert [name for name in modules if name.split(".")[0] in HEAVY] == []
+
+
+def test_the_program_itself(config: str) -> None:
+    done = gspo_hpc("plan", config, "run.name=other")
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = gspo_hpc("plan", config, "run.nmae=other")
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert refused.stderr.splitlines() == ["error: command line: unknown key run.nmae; nearest: run.name"]
+    traced = gspo_hpc("plan", config, "run.nmae=other", env={"GSPO_HPC_DEBUG": "1"})
+    assert "Traceback" in traced.stderr and "ConfigError" in traced.stderr
+
+
+def test_a_closed_pipe_is_no_traceback(config: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "gspo_hpc.cli", "plan", config],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(write)
+    assert done.stderr == b"" and done.returncode == 1
+
+
+def test_a_missing_library_is_named(config: str) -> None:
+    """`report` and `train` need parts that are not installed on every login node."""
+    script = (
+        "import sys\nfrom gspo_hpc import cli\n"
+        "def handler(args):\n    import a_library_that_is_not_here\n"
+        "cli._plan = handler\nsys.exit(cli.main(['plan', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: a_library_that_is_not_here is not installed here; install gspo_hpc[cpu] or gspo_hpc[gpu]\n"
+    )
+
+
+def test_colour_only_on_a_terminal(config: str) -> None:
+    def on_a_terminal(**env: str) -> bytes:
+        ours, theirs = os.openpty()
+        command = [sys.executable, "-m", "gspo_hpc.cli", "plan", config]
+        environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | env
+        process = subprocess.Popen(command, stdout=theirs, env=environment)
+        os.close(theirs)
+        seen = b""
+        try:
+            while part := os.read(ours, 65536):
+                seen += part
+        except OSError:  # the other end is closed
+            pass
+        os.close(ours)
+        assert process.wait(60) == 0
+        return seen
+
+    assert b"\033[32mvalid\033[0m" in on_a_terminal()
+    assert b"\033" not in on_a_terminal(NO_COLOR="1")

@@ -1,0 +1,323 @@
+"""Reading configs: every mistake is found, told together and with its place; what is written is read back equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc import config_file
+from gspo_hpc.config import Config, RewardFunction
+from gspo_hpc.config_file import MAY_CHANGE, ConfigError, difference, dump, from_dict, load, refused_changes
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(path: Path | None, *overrides: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    assert all("\n" not in line for line in caught.value.problems)
+    return caught.value.problems
+
+
+def test_a_file_with_settings_over_it(tmp_path: Path) -> None:
+    text = """
+    run: {name: first, max_steps: 10}
+    batch:
+      global_batch_size: 32
+    optimizer:
+    data: {train: data/rows.jsonl}
+    reward:
+      functions:
+        - function: number
+        - {function: graders/mine.py:grade, weight: 0.5, args: {tolerance: 1.0e-3}}
+    rollout: {engine: {max_num_seqs: 4, gpu_memory_utilization: 0.5}}
+    """
+    overrides = ["run.max_steps=20", "rollout.engine.gpu_memory_utilization=0.8", "optimizer.lr=1e-5", "run.name=007"]
+    config = load(write(tmp_path, text), overrides)
+    assert (config.run.name, config.run.max_steps, config.batch.global_batch_size) == ("007", 20, 32)
+    assert config.optimizer.lr == 1e-5 and config.optimizer.adam_beta1 == 0.9
+    assert config.rollout.engine == {"max_num_seqs": 4, "gpu_memory_utilization": 0.8}
+    assert config.data.train == "data/rows.jsonl"  # left relative
+    assert config.reward.functions == (
+        RewardFunction("number"),
+        RewardFunction("graders/mine.py:grade", 0.5, {"tolerance": 1e-3}),
+    )
+
+
+def test_defaults_alone(tmp_path: Path) -> None:
+    assert load(None, []) == Config() == from_dict({}) == load(write(tmp_path, ""), [])
+    assert load(None, ["run.max_steps=3"]).run.max_steps == 3
+
+
+def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
+    config = load(write(tmp_path, "optimizer: {lr: 1e-6, clip_grad: 1}"), ["optimizer.adam_eps=1e-7"])
+    assert yaml.safe_load("1e-6") == "1e-6"  # the trap
+    assert (config.optimizer.lr, config.optimizer.adam_eps) == (1e-6, 1e-7)
+    assert type(config.optimizer.clip_grad) is float
+
+
+def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "run:\n"
+        "  max_stepz: 10\n"
+        "batsh: {}\n"
+        "batch:\n"
+        "  global_batch_size: many\n"
+        "  share_prompts: 1\n"
+        "rollout: {mode: colocated}\n",
+    )
+    found = problems(path, "optimizer.lr=-1", "model.pth=x", "evaluation.interval=2")
+    assert len(found) == 8
+    text = "\n".join(found)
+    for line in (
+        f"{path}:2: unknown key run.max_stepz; nearest: run.max_steps",
+        f"{path}:3: unknown section 'batsh'; nearest: batch",
+        f"{path}:5: batch.global_batch_size must be a whole number; found 'many'",
+        f"{path}:6: batch.share_prompts must be true or false; found 1",
+        f"{path}:7: rollout.mode is 'colocated', which is not allowed; nearest: colocate; allowed: colocate, server",
+        "command line: optimizer.lr must be 0 or more; found -1.0",
+        "command line: unknown key model.pth; nearest: model.path",
+        "command line: unknown section 'evaluation'",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("run.max_steps=true", "must be a whole number; found true"),
+        ("run.max_steps=10.0", "must be a whole number; found 10.0"),
+        ("run.max_steps=0", "must be 1 or more; found 0"),
+        ("run.seed=null", "must be a whole number; found null"),
+        ("run.seed=-1", "must be at least 0"),
+        ("run.name=null", "must be text; found null"),
+        ("run.name='a\n#SBATCH'", "run.name must be 1 to 100 letters"),
+        ("run.name=../x", "run.name must be 1 to 100 letters"),
+        ('run.dir="a\\nb"', "without line breaks"),
+        ('run.dir="a\\0b"', "without line breaks"),
+        ('run.dir=""', "without line breaks"),
+        ("optimizer.lr=yes", "must be a number; found true"),
+        ("optimizer.lr=.nan", "must be a number; found nan"),
+        ("optimizer.lr=nan", "must be a number; found 'nan'"),
+        ("optimizer.lr=[1]", "must be a number; found a list"),
+        ("optimizer.adam_beta2=1", "below 1"),
+        ("rollout.temperature=0", "must be above 0"),
+        ("rollout.top_p=1.1", "at most 1"),
+        ("rollout.top_k=0", "-1 for all tokens"),
+        ("rollout.engine=3", "must be a mapping; found 3"),
+        ("rollout.engine={1: 2}", "the key 1; keys must be text"),
+        ("rollout.engine={a: .nan}", "finite numbers"),
+        ("rollout.engine={a: 2020-01-01}", "holds 2020-01-01 (date)"),
+        ("reward.functions=number", "must be a list; found 'number'"),
+        ("reward.functions=[number]", "must be a mapping of keys; found 'number'"),
+        ("reward.functions=[{weight: 2}]", "reward.functions[0].function is missing"),
+        ("reward.functions=[{function: a, wieght: 2}]", "nearest: reward.functions[0].weight"),
+        ("reward.functions=[{function: a}, {function: b, weight: x}]", "reward.functions[1].weight must be a number"),
+        ("reward.functions.weight=2", "must be a list; found a mapping"),
+        ("batch.max_steps=3", "did you mean run.max_steps?"),
+        ("batch.zzz=3", "allowed: micro_batch_size"),
+        ("tracking.wandb=off", "allowed: auto, online, offline, disabled"),
+        ("global_batch_size=8", "write section.key=value"),
+        ("batch.global_batch_size", "write section.key=value"),
+        ("batch.=8", "write section.key=value"),
+        ("run.max_steps.x=8", "must be a whole number; found a mapping"),
+        ("data.train=[", "not valid YAML"),
+    ],
+)
+def test_wrong_settings(setting: str, words: str) -> None:
+    (line,) = problems(None, setting)
+    assert line.startswith("command line: ") and words in line
+
+
+def test_null_only_where_none_is_allowed() -> None:
+    raw = {"rollout": {"engines_per_node": None}, "run": {"dir": None}, "batch": None}
+    assert from_dict(raw) == Config() == load(None, ["run.dir=", "rollout.engines_per_node=null"])
+    with pytest.raises(ConfigError, match="rollout.max_prompt_length must be a whole number; found null"):
+        from_dict({"rollout": {"max_prompt_length": None}})
+
+
+def test_a_key_given_twice_is_a_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path, "run:\n  seed: 1\n  name: a\n  seed: 2\nbatch: {}\nrun: {}\n")
+    assert problems(path) == (
+        f"{path}:4: run.seed is given twice (first on line 2)",
+        f"{path}:6: run is given twice (first on line 1)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- 1\n- 2\n", "a config is made of sections"),
+        ("run: [1, 2]\n", "run is a section of keys; found a list"),
+        ("run:\n  seed: [1\nx: 2\n", ":3: not valid YAML"),
+        ("run: 2020-99-99\n", "not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "not valid YAML"),
+        ("run: !!python/object/apply:os.system ['false']\n", "not valid YAML"),
+        ("? [1, 2]\n: 3\n", "not valid YAML"),
+        ("1: {}\n", "unknown section 1"),
+        ("run: {1: 2}\n", "unknown key run.1"),
+        ("run: \x00\n", "not valid YAML"),
+        ("rollout: &a\n  engine: {x: *a}\n", "unknown key|nested too deeply"),
+        ("rollout: {engine: " + "[" * 990 + "]" * 990 + "}\n", "nested too deeply"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(path, [])
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path, "")
+    assert problems(tmp_path / "runs.yaml") == (
+        f"{tmp_path}/runs.yaml: no such config file; nearest: {tmp_path}/run.yaml",
+    )
+    assert "cannot be read" in problems(tmp_path)[0]
+    (tmp_path / "latin.yaml").write_bytes(b"run: {name: \xff}")
+    assert "not UTF-8" in problems(tmp_path / "latin.yaml")[0]
+
+
+def test_a_merge_key_and_an_alias_share_settings(tmp_path: Path) -> None:
+    text = "rollout: {engine: &e {a: 1, b: 2}}\nreward: {functions: [{function: f, args: {<<: *e, b: 3}}]}\n"
+    config = load(write(tmp_path, text), ["rollout.engine.a=9"])
+    assert config.rollout.engine == {"a": 9, "b": 2}
+    assert config.reward.functions[0].args == {"a": 1, "b": 3}  # the override did not reach through the alias
+
+
+def test_min_lr_is_not_above_lr() -> None:
+    with pytest.raises(ConfigError, match="min_lr .* must not be above optimizer.lr"):
+        from_dict({"optimizer": {"lr": 1e-6, "min_lr": 1e-5}})
+
+
+def test_the_table_of_ranges_names_real_keys() -> None:
+    keys = set(config_file._keys()) | {f"reward.functions.{item.name}" for item in dataclasses.fields(RewardFunction)}
+    assert keys >= config_file._RANGES.keys()
+    free = {"rollout.engine.gpu_memory_utilization"}
+    assert {f"{key.split('.')[0]}" for key in keys} >= {key.split(".")[0] for key in MAY_CHANGE}
+    assert keys >= {key for key in MAY_CHANGE if not key.endswith(".*")} - free
+
+
+# ---- written and read back -----------------------------------------------------------------------
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=12)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
+    """Values of the right type for some keys; most are in range."""
+    raw: dict[str, dict[str, Any]] = {}
+    for key, hint in config_file._keys().items():
+        if not draw(st.integers(0, 5)) and key not in ("run.name", "run.dir"):  # these two have rules of their own
+            args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+            base = args[0] if args and hint is not dict and type(None) in typing.get_args(hint) else hint
+            section, name = key.split(".")
+            if typing.get_origin(base) is typing.Literal:
+                value: Any = draw(st.sampled_from(typing.get_args(base)))
+            elif typing.get_origin(base) is dict:
+                value = draw(st.dictionaries(words, plain, max_size=3))
+            elif typing.get_origin(base) is tuple:
+                value = [{"function": "number", "weight": draw(numbers), "args": draw(st.dictionaries(words, plain))}]
+            else:
+                kinds: dict[Any, st.SearchStrategy[Any]] = {
+                    bool: st.booleans(),
+                    int: st.integers(1, 10**9),
+                    float: st.floats(1e-12, 0.99),
+                    str: words.map(lambda text: f"x{text}x"),
+                }
+                value = draw(kinds[base])
+            raw.setdefault(section, {})[name] = value
+    raw.get("optimizer", {}).pop("min_lr", None)
+    return raw
+
+
+@settings(max_examples=50, deadline=None)
+@given(raw_configs())
+def test_what_is_dumped_is_loaded_equal(raw: dict[str, dict[str, Any]]) -> None:
+    config = from_dict(raw)
+    again = from_dict(yaml.safe_load(dump(config)))
+    assert again == config
+    assert difference(config, again) == []
+    assert {row[0].split(".")[0] for row in difference(Config(), config)} <= raw.keys()
+
+
+def test_dump_is_resolved_and_loads_from_a_file(tmp_path: Path) -> None:
+    config = from_dict({"run": {"name": "no"}, "optimizer": {"lr": 1e-6}, "reward": {"functions": [{"function": "a"}]}})
+    text = dump(config)
+    assert load(write(tmp_path, text), []) == config
+    raw = yaml.safe_load(text)
+    assert list(raw) == [item.name for item in dataclasses.fields(Config)]
+    assert raw["rollout"]["max_response_length"] == 1024 and raw["run"]["dir"] is None
+
+
+# ---- differences between attempts ----------------------------------------------------------------
+
+
+def test_difference_names_key_old_and_new() -> None:
+    old = from_dict({"run": {"seed": 1}, "rollout": {"engine": {"a": 1, "b": {"c": True}}}})
+    new = from_dict({"run": {"seed": 2}, "rollout": {"engine": {"a": 1.0, "b": {"c": 1}, "d": None}}})
+    assert difference(old, new) == [
+        ("run.seed", 1, 2),
+        ("rollout.engine.a", 1, 1.0),
+        ("rollout.engine.b.c", True, 1),
+        ("rollout.engine.d", "(not given)", None),
+    ]
+    one = from_dict({"reward": {"functions": [{"function": "a"}]}})
+    (row,) = difference(Config(), one)
+    assert row[0] == "reward.functions" and row[2][0]["function"] == "a"
+
+
+def test_what_may_change_between_attempts() -> None:
+    old = from_dict({})
+    allowed = {
+        "run": {"max_steps": 20},
+        "cluster": {"nodes": 2},
+        "batch": {"micro_batch_size": 2},
+        "checkpoint": {"interval": 1},
+        "tracking": {"wandb": "disabled"},
+        "faults": {"max_skipped_steps": 0},
+        "eval": {"interval": 3},
+        "rollout": {"engine": {"gpu_memory_utilization": 0.5}},
+    }
+    assert len(difference(old, from_dict(allowed))) == 8
+    assert refused_changes(old, from_dict(allowed)) == []
+    refused: dict[str, dict[str, Any]] = {
+        "run": {"seed": 1, "name": "b"},
+        "model": {"path": "m"},
+        "batch": {"global_batch_size": 2, "num_generations": 2, "share_prompts": False},
+        "optimizer": {"lr": 1e-5},
+        "rollout": {"temperature": 0.5, "engine": {"seed": 1}},
+        "algorithm": {"name": "grpo"},
+        "eval": {"samples": 2},
+    }
+    keys = [f"{section}.{key}" for section, values in refused.items() for key in values]
+    expected = {key if key != "rollout.engine" else "rollout.engine.seed" for key in keys}
+    assert {row[0] for row in refused_changes(old, from_dict(refused))} == expected
+    assert not expected & MAY_CHANGE
+
+
+@pytest.mark.parametrize(("style", "allowed"), [("constant", True), ("linear", False), ("cosine", False)])
+def test_more_steps_only_while_the_rate_is_constant(style: str, allowed: bool) -> None:
+    raw: dict[str, Any] = {"optimizer": {"lr_decay_style": style}, "run": {"max_steps": 10}}
+    longer = raw | {"run": {"max_steps": 20}}
+    found = refused_changes(from_dict(raw), from_dict(longer))
+    assert found == ([] if allowed else [("run.max_steps", 10, 20)])

@@ -1,0 +1,192 @@
+"""The plan's layout: engines and GPUs set apart, the two grids of ranks, and what the model's config.json allows."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config import Config
+from gspo_hpc.config_file import from_dict
+from gspo_hpc.plan import make_plan
+
+
+def sizes(mbs: int, gbs: int, spg: int, group: int) -> dict[str, int]:
+    return {
+        "micro_batch_size": mbs,
+        "global_batch_size": gbs,
+        "steps_per_generation": spg,
+        "num_generations": group,
+    }
+
+
+def rules(c: Config) -> set[int]:
+    return {item.rule for item in make_plan(c).broken}
+
+
+def messages(c: Config) -> str:
+    return "\n".join(item.message for item in make_plan(c).broken)
+
+
+# ---- GPUs set apart, engines, grid ---------------------------------------------------------------
+
+
+def server(nodes: int, gpus: int, engines: int | None, mbs: int, gbs: int, group: int) -> Config:
+    return from_dict(
+        {
+            "cluster": {"nodes": nodes, "gpus_per_node": gpus},
+            "rollout": {"mode": "server", "engines_per_node": engines},
+            "batch": sizes(mbs, gbs, 1, group),
+        }
+    )
+
+
+def test_gpus_set_apart_for_generation() -> None:
+    refused = server(1, 4, 1, 1, 3, 8)
+    assert make_plan(refused).quantities["world_size"] == 3
+    assert (
+        "The global train batch size (3 x 1) must be evenly divisible by the number of generations per prompt (8)"
+        in (messages(refused))
+    )
+    assert rules(refused) == {2, 15}
+    for mbs, gbs, group in ((1, 3, 3), (2, 6, 3), (2, 6, 6)):  # the mends
+        assert rules(server(1, 4, 1, mbs, gbs, group)) == set()
+    assert "The global train batch size (56 x 1) must be evenly divisible" in messages(server(8, 8, 1, 1, 56, 6))
+    assert rules(server(8, 8, 1, 1, 56, 8)) == set()
+    assert rules(server(1, 4, None, 1, 3, 3)) == {13}
+    assert rules(server(1, 4, 4, 1, 3, 3)) == {13}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp", "engines", "broken", "per_node"),
+    [
+        (8, 1, None, set(), 8),
+        (8, 2, None, set(), 4),
+        (8, 2, 2, set(), 2),
+        (8, 3, None, {11}, 2),
+        (8, 1, 3, {13}, 3),
+        (8, 4, 4, {13}, 4),
+        (4, 8, None, {11, 13}, 1),
+    ],
+)
+def test_engines_fit_their_node(gpus: int, tp: int, engines: int | None, broken: set[int], per_node: int) -> None:
+    c = from_dict(
+        {
+            "cluster": {"nodes": 3, "gpus_per_node": gpus},
+            "rollout": {"tensor_parallel_size": tp, "engines_per_node": engines},
+        }
+    )
+    plan = make_plan(c)
+    assert {item.rule for item in plan.broken} == broken
+    assert plan.layout["engines_per_node"] == per_node and plan.layout["num_engines"] == 3 * per_node
+
+
+def test_both_grids_tile_the_world() -> None:
+    c = from_dict(
+        {
+            "cluster": {"nodes": 2, "gpus_per_node": 8},
+            "parallel": {
+                "tensor_model_parallel_size": 2,
+                "expert_model_parallel_size": 4,
+                "pipeline_model_parallel_size": 2,
+            },
+        }
+    )
+    plan = make_plan(c)
+    assert (plan.quantities["dp_size"], plan.quantities["expert_dp_size"]) == (4, 1)  # ETP follows TP
+    assert (plan.layout["data_parallel_size"], plan.layout["expert_data_parallel_size"]) == (4, 1)
+    one = from_dict({"cluster": {"gpus_per_node": 6}, "parallel": {"expert_model_parallel_size": 4}})
+    assert rules(one) == {1}
+    assert "expert_dp_size would be 1.5" in messages(one)
+
+
+def test_context_parallel_cuts_the_sequence_in_two_pieces_a_rank() -> None:
+    c = {
+        "cluster": {"gpus_per_node": 4},
+        "parallel": {"context_parallel_size": 4},
+        "rollout": {"max_prompt_length": 8, "max_response_length": 8},
+    }
+    assert rules(from_dict(c)) == set()
+    c["rollout"] = {"max_prompt_length": 8, "max_response_length": 4}
+    assert rules(from_dict(c)) == {11}
+    assert rules(from_dict({"parallel": {"sequence_parallel": True}})) == {11}
+
+
+def test_sixteen_thousand_gpus_are_planned_at_once() -> None:
+    c = from_dict(
+        {
+            "cluster": {"nodes": 2048, "gpus_per_node": 8},
+            "parallel": {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 8},
+            "batch": sizes(1, 256 * 16, 4, 16),
+        }
+    )
+    began = time.process_time()
+    plan = make_plan(c, rows=10**9)
+    assert time.process_time() - began < 0.2  # nothing is enumerated rank by rank
+    assert plan.valid and plan.quantities["dp_size"] == 256 and plan.layout["num_engines"] == 16384
+
+
+# ---- the model's config.json ---------------------------------------------------------------------
+
+MODEL = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 6,
+    "intermediate_size": 64,
+    "max_position_embeddings": 2048,
+}
+
+
+def with_model(
+    folder: Path, parallel: dict[str, int], rollout: dict[str, int] | None = None, **change: Any
+) -> set[int]:
+    (folder / "config.json").write_text(json.dumps(MODEL | change))
+    return rules(
+        from_dict(
+            {
+                "cluster": {"gpus_per_node": 48},
+                "parallel": parallel,
+                "model": {"path": str(folder)},
+                "rollout": rollout or {},
+            }
+        )
+    )
+
+
+def test_heads_layers_and_experts_divide(tmp_path: Path) -> None:
+    assert with_model(tmp_path, {}) == set()
+    assert with_model(tmp_path, {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 3}) == set()
+    assert with_model(tmp_path, {"tensor_model_parallel_size": 8}) == {11}  # 4 KV heads
+    assert (
+        with_model(tmp_path, {"tensor_model_parallel_size": 8}, num_key_value_heads=None) == set()
+    )  # as many as heads
+    assert with_model(tmp_path, {"tensor_model_parallel_size": 4}, intermediate_size=66) == {11}
+    assert with_model(tmp_path, {"tensor_model_parallel_size": 4}, num_attention_heads=6) == {11}
+    assert with_model(tmp_path, {"pipeline_model_parallel_size": 4}) == {11}
+    assert with_model(tmp_path, {"expert_model_parallel_size": 4}) == {11}  # no experts at all
+    assert with_model(tmp_path, {"expert_model_parallel_size": 4}, num_experts=8) == set()
+    assert with_model(tmp_path, {"expert_model_parallel_size": 4}, num_local_experts=6) == {11}
+    assert with_model(tmp_path, {}, {"tensor_parallel_size": 4}) == set()
+    assert with_model(tmp_path, {}, {"tensor_parallel_size": 8}) == {11}
+    nested = {"text_config": MODEL | {"num_hidden_layers": 5}}
+    assert with_model(tmp_path, {"pipeline_model_parallel_size": 3}, **nested) == {11}
+
+
+def test_the_longest_sequence_fits_the_positions(tmp_path: Path) -> None:
+    long = {"max_prompt_length": 1024, "max_response_length": 1025}
+    assert with_model(tmp_path, {}, long) == {11}
+    assert with_model(tmp_path, {}, long | {"max_response_length": 1024}) == set()
+    assert with_model(tmp_path, {}, long, rope_scaling={"rope_type": "yarn", "factor": 2.0}) == set()
+    assert with_model(tmp_path, {}, long, rope_parameters={"rope_type": "default", "rope_theta": 1e4}) == {11}
+
+
+def test_a_model_that_cannot_be_read(tmp_path: Path) -> None:
+    c = from_dict({"model": {"path": str(tmp_path)}})
+    assert make_plan(c).valid and "not checked" in make_plan(c).notes[0]
+    (tmp_path / "config.json").write_text("{")
+    assert rules(c) == {11}
+    (tmp_path / "config.json").write_text("[]")
+    assert rules(c) == {11}
