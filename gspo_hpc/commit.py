@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.rundir import make_private_dir, plain_disk_full, read_json, sync_dir, write_atomically, write_json
+from gspo_hpc.durable import make_private_dir, plain_disk_full, read_json, sync_dir, write_atomically, write_json
 
 MANIFEST, COMMITTED = "MANIFEST.json", "COMMITTED"
 _STAGING, _OLD, _DAMAGED = ".tmp-", ".old-", "damaged-"
@@ -104,7 +104,7 @@ def newest_whole(root: Path, *, put_aside: bool = False) -> tuple[Path | None, l
     With `put_aside` those are renamed to damaged-NNNNNN, so that a run that goes on from here does not count them among
     the ones it keeps. Only the holder of the run's lock may ask for that.
     """
-    remarks = []
+    remarks: list[str] = []
     for step, path in sorted(_steps(root).items(), reverse=True):
         problems = verify(path)
         if not problems:

@@ -14,7 +14,7 @@ import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TextIO
 
 PLAIN_WIDTH = 110  # columns of a row where there is no terminal to ask
@@ -40,7 +40,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("step", 9, 0),
+    Column("step", 6, 0),  # wider where the number of steps needs it
     Column("reward", 7, 1),
     Column("length", 7, 3),
     Column("clip", 6, 4),
@@ -50,7 +50,7 @@ COLUMNS = (
     Column("generate", 9, 6),
     Column("logprobs", 9, 9),
     Column("update", 7, 7),
-    Column("sync", 6, 8),
+    Column("sync", 5, 8),
     Column("seconds", 8, 12),
     Column("tok/s", 7, 4),
     Column("left", 7, 2),
@@ -68,6 +68,8 @@ class Console:
         self.stream = _Lenient(stream)
         self.total_steps = total_steps
         self.plain = not _is_terminal(stream) if plain is None else plain
+        widest = max(6, len(f"{total_steps}/{total_steps}") + 1)
+        self._columns = (replace(COLUMNS[0], width=widest), *COLUMNS[1:])
         self._rows = 0
         self._titles: tuple[str, ...] = ()
         self._rollouts: dict[int, list[float]] = {}  # seconds of the steps of the latest rollouts
@@ -102,16 +104,16 @@ class Console:
         if "reward" not in record and "loss" not in record:
             return
         cells = self._cells(record)
-        columns = _fitting(self.width)
+        columns = _fitting(self._columns, self.width)
         titles = tuple(column.title for column in columns)
         if self._rows % ROWS_PER_HEADER == 0 or titles != self._titles:
             self._print("".join(f"{column.title:>{column.width}}" for column in columns), "bold")
             self._rows, self._titles = 0, titles
         self._rows += 1
-        # A cell that outgrows its column takes the room of the blank before the next one, never a second line.
-        self._print("".join(f"{cells[c.title]:>{c.width}}" for c in columns)[: self.width], "")
+        row = "".join(f"{cells[column.title]:>{column.width}}" for column in columns)
+        self._print(row[: self.width], "")  # a cell that outgrows its column must not make a second line
         if remark := self._remark(record):
-            self._print(f"{'':>{COLUMNS[0].width}}  ^ {remark}", "yellow")
+            self._print(f"{'':>{self._columns[0].width}}  ^ {remark}", "yellow")
 
     @contextmanager
     def rollout(self, rollout: int, total: int) -> Iterator[Bar]:
@@ -157,14 +159,14 @@ class Console:
             "step": f"{step}/{self.total_steps}" if self.total_steps else str(step),
             "reward": _fixed(_number(record, "reward"), 3),
             "length": _fixed(_number(record, "response_length"), 1),
-            "clip": _fixed(_number(record, "clip_fraction"), 2),
+            "clip": _fixed(_number(record, "clip_fraction"), 2, 5),
             "gap": _short(_number(record, "gap_max")),
             "grad": _short(_number(record, "grad_norm")),
             "entropy": _fixed(_number(record, "entropy"), 3),
             "generate": _fixed(_number(record, "seconds/generate"), 1),
             "logprobs": _fixed(sum(known) if known else None, 1),
             "update": _fixed(_number(record, "seconds/update"), 1),
-            "sync": _fixed(_number(record, "seconds/sync"), 1),
+            "sync": _fixed(_number(record, "seconds/sync"), 1, 4),
             "seconds": _fixed(_number(record, "seconds"), 1),
             "tok/s": _count(_number(record, "completion_tokens_per_s", "tokens_per_s")),
             "left": self._left(step),
@@ -294,16 +296,16 @@ def _terminal(stream: _Lenient) -> Any:
     return of_width
 
 
-def _fitting(width: int) -> list[Column]:
-    """The columns that fit into `width`, in the order of COLUMNS, the most telling first to stay."""
+def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit into `width`, in their order, the most telling first to stay."""
     chosen: list[Column] = []
     room = width
-    for column in sorted(COLUMNS, key=lambda column: column.rank):
+    for column in sorted(columns, key=lambda column: column.rank):
         if column.width > room:
             break
         chosen.append(column)
         room -= column.width
-    return [column for column in COLUMNS if column in chosen]
+    return [column for column in columns if column in chosen]
 
 
 def clean(text: str) -> str:
@@ -313,14 +315,15 @@ def clean(text: str) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as 45s, 12m05s, 3h20m or 4d06h."""
-    whole = int(round(seconds))
+    whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     if whole < 100 * 3600:
         return f"{whole // 3600}h{whole // 60 % 60:02d}m"
-    return f"{whole // 86400}d{whole // 3600 % 24:02d}h"
+    days = whole // 86400
+    return f"{days}d{whole // 3600 % 24:02d}h" if days < 100 else f"{days}d"
 
 
 def _number(record: Mapping[str, Any], *keys: str) -> float | None:
@@ -331,10 +334,12 @@ def _number(record: Mapping[str, Any], *keys: str) -> float | None:
     return None
 
 
-def _fixed(value: float | None, digits: int) -> str:
+def _fixed(value: float | None, digits: int, room: int = 6) -> str:
+    """With `digits` decimals, or as many as `room` characters have place for."""
     if value is None:
         return "-"
-    return f"{value:.{digits}f}" if abs(value) < 1000 else _count(value)
+    texts = (f"{value:.{count}f}" for count in range(digits, -1, -1))
+    return next((text for text in texts if len(text) <= room), _count(value))
 
 
 def _short(value: float | None) -> str:

@@ -84,8 +84,9 @@ def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _nothing() -> Callable[..., None]:
+    """A function of its own for each name: torch.compile keeps a table of torch's functions and refuses one twice."""
+    return lambda *args, **kwargs: None
 
 
 def install() -> None:
@@ -106,11 +107,13 @@ def install() -> None:
         "manual_seed_all",
         "reset_peak_memory_stats",
     ):
-        setattr(cuda, name, _nothing)
+        setattr(cuda, name, _nothing())
     cuda.Stream = cuda.Event = _Stream
     cuda.stream = _stream_context
-    cuda.default_stream = cuda.current_stream = _Stream
-    cuda.nvtx.range_push = cuda.nvtx.range_pop = _nothing
+    cuda.default_stream = lambda device=None: _Stream()
+    cuda.current_stream = lambda device=None: _Stream()
+    cuda.nvtx.range_push = _nothing()
+    cuda.nvtx.range_pop = _nothing()
     torch.utils._device._device_constructors()  # cached now: `with torch.device(...)` must know the originals
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))

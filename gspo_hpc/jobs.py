@@ -8,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -56,12 +55,9 @@ ONE_RANK = (
 )
 
 
-def train(run_dir: Path, flag: StopFlag) -> str:
-    """Train from where the run directory stands; "done" or "stopped"."""
-    run = RunDir(run_dir)
-    attempt = run.attempt(int(os.environ["GSPO_HPC_ATTEMPT"]))
+def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> str:
+    """Train from where the run directory stands; "done" or "stopped". Rank 0 talks to the person at `terminal`."""
     config = config_file.load(attempt.config)
-    terminal = _redirect_output(attempt, int(os.environ["RANK"]))
     ranks = start(config)
     _threads(config)
     console = Console(terminal, config.run.max_steps or 0)
@@ -100,16 +96,18 @@ def train(run_dir: Path, flag: StopFlag) -> str:
                 tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True)
             outlet = Files(run, console, tracker, station, config.tracking.samples, config.checkpoint.keep)
         quantities = plan.make_plan(config).quantities
-        assert config.batch.num_generations
+        num_rollout_prompts = int(quantities["num_rollout_prompts"])
         session = trainer.Session(
             config=config,
             objective=algorithms.resolve(config.algorithm),
             passes=needed,
-            num_rollout_prompts=int(quantities["num_rollout_prompts"]),
+            num_rollout_prompts=num_rollout_prompts,
             updates_per_rollout=int(quantities["steps_per_generation"]) * config.batch.num_iterations,
             policy=policy,
             station=station,
-            stream=prompts.PromptStream(len(train_prompts), config.run.seed, config.data.shuffle),
+            stream=prompts.PromptStream(
+                len(train_prompts), config.run.seed, config.data.shuffle, window=num_rollout_prompts
+            ),
             prompts=train_prompts,
             eval_prompts=eval_prompts,
             probe=sync.probe_sequences(train_prompts, config.rollout.probe_tokens),
@@ -195,17 +193,6 @@ def _policy_of(run: RunDir, config: Config, ranks: Ranks, step: int | None) -> P
     policy = Policy(model_config.read(str(config.model.path)), config, ranks)
     checkpoint.load_weights(policy, whole)
     return policy
-
-
-def _redirect_output(attempt: Attempt, rank: int) -> Any:
-    """Libraries and children write to this rank's log; what remains of the terminal is returned, for the console."""
-    terminal = os.fdopen(os.dup(1), "w", buffering=1)
-    log = os.open(attempt.log_path(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return terminal
 
 
 def _threads(config: Config) -> None:

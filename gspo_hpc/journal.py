@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from gspo_hpc.durable import cut_torn_tail, make_private_dir, open_private, plain_disk_full, sync_dir, write_all
 from gspo_hpc.records import Group
-from gspo_hpc.rundir import cut_torn_tail, make_private_dir, open_private, plain_disk_full, sync_dir, write_all
 
 _VERSION = 1
 

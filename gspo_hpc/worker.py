@@ -13,6 +13,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from gspo_hpc.preemption import StopFlag
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_REQUEUE = 0, 1, 2, 75
 
@@ -40,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_parent()
     flag = StopFlag().start()
     _environment()
-    from gspo_hpc import jobs
-
     try:
         if arguments.command == "train":
-            return EXIT_DONE if jobs.train(arguments.run_dir, flag) == "done" else EXIT_REQUEUE
+            return _train(arguments.run_dir, flag)
+        from gspo_hpc import jobs
+
         if arguments.command == "export":
             jobs.export(arguments.run_dir, arguments.step, arguments.out)
         else:
@@ -58,6 +62,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return EXIT_FAILED
+
+
+def _train(run_dir: Path, flag: StopFlag) -> int:
+    from gspo_hpc.rundir import RunDir
+
+    run = RunDir(run_dir)
+    attempt = run.attempt(int(os.environ["GSPO_HPC_ATTEMPT"]))
+    terminal = _redirect_output(attempt.log_path(int(os.environ["RANK"])))
+    from gspo_hpc import jobs  # only now: what libraries say on import belongs into the log
+
+    return EXIT_DONE if jobs.train(run, attempt, flag, terminal) == "done" else EXIT_REQUEUE
+
+
+def _redirect_output(path: Path) -> TextIO:
+    """Libraries and children write to this rank's log; what was standard output is returned, for the console."""
+    terminal = os.fdopen(os.dup(1), "w", buffering=1)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return terminal
 
 
 def _environment() -> None:

@@ -69,7 +69,7 @@ def load(function: str) -> Grader:
     grader = getattr(sys.modules[key], name)
     if not callable(grader):
         raise TypeError(f"{function} is {type(grader).__name__}, not a function")
-    return grader  # type: ignore[no-any-return]
+    return grader
 
 
 def _check_term(term: RewardFunction) -> None:

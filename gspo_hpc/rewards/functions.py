@@ -4,8 +4,8 @@ Floor 2, standard library only. A grader is a plain function
 
     grade(completion: str, *, prompt: str, fields: dict, **args) -> float
 
-`completion` is the sampled text, `prompt` what the model saw, `fields` the other fields of the data row, `args` what the
-config gives for this grader. One that also names a parameter `response_length` is told the completion's tokens, end
+`completion` is the sampled text, `prompt` what the model saw, `fields` the other fields of the data row, `args` what
+the config gives for this grader. One that also names a parameter `response_length` is told the completion's tokens, end
 token included. It runs in a process of its own pool; raising costs the sample, never the run.
 """
 

@@ -4,7 +4,9 @@ Floor 2; the only file that imports pebble. One call is one grader on one comple
 a grader does (raise, hang, exit, crash, return nonsense) becomes the failure text of that completion; its process is
 replaced. Results come once for each submitted key, in the order in which they finish.
 
-Workers are spawned, not forked: the trainer has threads. They never see torch unless a grader imports it.
+Every worker is a pebble pool of one process with one call at a time. In a pool that several calls share, pebble may
+take the death of a process for that of the call it answered just before, and drop that answer: a sample would pay for
+its neighbour. Workers are spawned, not forked: the trainer has threads. They see no torch unless a grader imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import queue
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -37,7 +39,7 @@ from gspo_hpc.rewards.functions import Grader
 LOAD_SECONDS = 60.0  # a new process, and the imports of a grader's file
 CLOSE_SECONDS = 10.0
 ORPHAN_SECONDS = 2.0  # after its time limit, a grader whose pool did not end it is ended by the kernel
-RETRIES = 3  # of a call whose process was ended from outside, and of the pool without any call finishing
+RETRIES = 3  # of a call that came to no end through no known fault of its own
 LARGEST = 1e30  # rewards beyond are a mistake; within, no mean or variance overflows
 TEXT = 300  # characters kept of what a grader says
 
@@ -60,17 +62,28 @@ class _Open:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Call:
     key: Hashable
     term: int
     tries: int = 0
 
 
+@dataclass(eq=False)
+class _Lane:
+    """One process, and the call it has."""
+
+    pool: ProcessPool
+    call: _Call | None = None
+    since: float = 0.0  # when it got the call
+    broken: bool = False
+
+
 class RewardPool:
     """Graders in processes of their own. A context manager: leaving it ends all of them, within seconds.
 
-    `failures` counts failed calls by grader, `restarts` how often the whole pool was set up anew. For one thread.
+    `failures` counts failed calls by grader, `restarts` how often a worker was set up anew without a verdict on its
+    call. For one thread.
     """
 
     def __init__(self, reward: Reward) -> None:
@@ -79,16 +92,14 @@ class RewardPool:
         self._reward = reward
         self._names = part_names(reward)
         self._open: dict[Hashable, _Open] = {}
-        self._calls: dict[int, _Call] = {}  # calls that have no outcome yet, by number, oldest first
-        self._outcomes: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
-        self._next_call = 0
+        self._live: set[_Call] = set()  # calls whose outcome is still wanted
+        self._waiting: deque[tuple[_Call, tuple[Any, ...]]] = deque()  # calls no worker has yet, with their arguments
+        self._outcomes: queue.SimpleQueue[tuple[_Call, Future[Any]]] = queue.SimpleQueue()
+        self._lock = threading.RLock()  # of `_waiting` and the lanes: pebble's threads hand out the next call
         self._closed = False
-        self._broken = False
-        self._last_sign = time.monotonic()  # of life: a finished call, or a new pool
-        self._fruitless = 0  # pools in a row in which no call finished
         self.failures: Counter[str] = Counter()
         self.restarts = 0
-        self._pool = self._new_pool()
+        self._lanes = [self._new_lane() for _ in range(reward.workers)]
         try:
             self._await_load()
         except BaseException:
@@ -115,10 +126,9 @@ class RewardPool:
         assert not self._closed, "the pool is closed"
         assert key not in self._open, f"{key!r} is being graded already"
         self._open[key] = _Open((completion, response_length, prompt, fields))
-        if len(self._open) == 1:
-            self._last_sign = time.monotonic()
         for term in range(len(self._names)):
-            self._schedule(_Call(key, term))
+            self._queue(_Call(key, term))
+        self._hand_out()
 
     def poll(self, timeout: float | None = 0.0) -> list[tuple[Any, RewardResult]]:
         """Keys and results that are there, each once. Waits up to `timeout` seconds (None: as long as it takes) for
@@ -127,45 +137,48 @@ class RewardPool:
         done: list[tuple[Any, RewardResult]] = []
         while self._open:
             try:
-                number, future = self._outcomes.get_nowait()
+                call, future = self._outcomes.get_nowait()
             except queue.Empty:
-                done += self._keep_alive()
+                done += self._mend()
                 wait = min(1.0, deadline - time.monotonic())
                 if done or wait <= 0:
                     break
                 try:
-                    number, future = self._outcomes.get(timeout=wait)
+                    call, future = self._outcomes.get(timeout=wait)
                 except queue.Empty:
                     continue
-            call = self._calls.get(number)
-            if call is None:  # of a pool that was given up; the call was made again
-                continue
-            finished = self._take(number, call, future)
-            if finished is not None:
-                done.append((call.key, finished))
+            if call in self._live:  # else it was made again meanwhile
+                finished = self._take(call, future)
+                if finished is not None:
+                    done.append((call.key, finished))
         return done
 
     def close(self) -> None:
         """End all processes, with whatever they are doing. Results that were not polled are lost."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
         self._open.clear()
-        self._calls.clear()
-        _give_up(self._pool)
+        self._live.clear()
+        _give_up([lane.pool for lane in self._lanes])
 
-    def _take(self, number: int, call: _Call, future: Future[Any]) -> RewardResult | None:
+    def _take(self, call: _Call, future: Future[Any]) -> RewardResult | None:
         """Note the outcome of one call; the result of its completion if that was the last."""
         error = future.exception()
-        if isinstance(error, BrokenProcessPool):
-            self._broken = True
-            return None
-        del self._calls[number]
-        from_outside = isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGTERM
-        if from_outside and call.tries < RETRIES:  # we end processes only after their calls: nothing a grader did
-            self._schedule(_Call(call.key, call.term, call.tries + 1))
-            return None
-        self._last_sign, self._fruitless = time.monotonic(), 0
+        if isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGTERM:
+            return self._again(call)  # from outside: this pool sends it only after it has noted the outcome
+        self._live.discard(call)
         value, failure = future.result() if error is None else (None, self._cause(error))
         return self._note(call, value, failure)
+
+    def _again(self, call: _Call) -> RewardResult | None:
+        """Make a call anew that came to no end; after the last try it has failed."""
+        self._live.discard(call)
+        if call.tries == RETRIES:
+            return self._note(call, None, "its process could not be kept alive")
+        self._queue(_Call(call.key, call.term, call.tries + 1))
+        self._hand_out()
+        return None
 
     def _note(self, call: _Call, value: float | None, failure: str | None) -> RewardResult | None:
         entry, name = self._open[call.key], self._names[call.term]
@@ -200,59 +213,76 @@ class RewardPool:
             return f"ended its process ({ended})" + (": out of memory?" if code == -signal.SIGKILL else "")
         return _text(error)
 
-    def _schedule(self, call: _Call) -> None:
-        number = self._next_call
-        self._next_call += 1
-        self._calls[number] = call
-        limit = self._reward.timeout
-        args = (call.term, limit, *self._open[call.key].texts)
+    def _queue(self, call: _Call) -> None:
+        self._live.add(call)
+        self._waiting.append((call, (call.term, self._reward.timeout, *self._open[call.key].texts)))
+
+    def _hand_out(self) -> None:
+        for lane in self._lanes:
+            self._advance(lane)
+
+    def _advance(self, lane: _Lane) -> None:
+        """Give a free worker the next call."""
+        with self._lock:
+            if lane.call is not None or lane.broken or self._closed or not self._waiting:
+                return
+            call, args = self._waiting.popleft()
+            lane.call, lane.since = call, time.monotonic()
         try:
-            future = self._pool.schedule(_grade, args=args, timeout=limit)
-        except RuntimeError:  # the pool fell over; poll sets up another, with all calls
-            self._broken = True
+            future = lane.pool.schedule(_grade, args=args, timeout=self._reward.timeout)
+        except RuntimeError:  # its process died while it had nothing to do
+            lane.broken = True
             return
-        future.add_done_callback(functools.partial(self._on_done, number))
+        future.add_done_callback(functools.partial(self._on_done, lane, call))
 
-    def _on_done(self, number: int, future: Future[Any]) -> None:
-        self._outcomes.put((number, future))  # pebble calls this from a thread of its own
+    def _on_done(self, lane: _Lane, call: _Call, future: Future[Any]) -> None:
+        """In a thread of pebble's: keep the outcome, and the worker busy."""
+        if isinstance(future.exception(), BrokenProcessPool):
+            lane.broken = True  # mended by poll
+            return
+        with self._lock:
+            if lane.call is call:
+                lane.call = None
+        self._outcomes.put((call, future))
+        self._advance(lane)
 
-    def _keep_alive(self) -> list[tuple[Hashable, RewardResult]]:
-        """Set up another pool, with all calls that have no outcome, if this one is broken or gives no sign of life.
+    def _mend(self) -> list[tuple[Hashable, RewardResult]]:
+        """Replace workers that are broken, or give no sign of life though their call's time is long over; make their
+        calls again. Returns what thereby failed for the last time."""
+        failed = []
+        for place, lane in enumerate(self._lanes):
+            overdue = time.monotonic() - lane.since > self._reward.timeout + LOAD_SECONDS
+            with self._lock:
+                call = lane.call
+                if not lane.broken and (call is None or (lane.pool.active and not overdue)):
+                    continue
+                lane.call, lane.broken = None, True
+            self.restarts += 1
+            _give_up([lane.pool])
+            self._lanes[place] = self._new_lane()
+            if call in self._live:
+                assert call is not None
+                result = self._again(call)
+                failed += [] if result is None else [(call.key, result)]
+        if failed or self._waiting:
+            self._hand_out()
+        return failed
 
-        A pool breaks when a process dies at a moment that leaves pebble in doubt about what it was doing. Calls that
-        break one pool after another fail; what that finishes is returned.
-        """
-        stalled = time.monotonic() - self._last_sign > self._reward.timeout + LOAD_SECONDS
-        if not self._broken and not stalled:
-            return []
-        _give_up(self._pool)
-        self.restarts += 1
-        self._fruitless += 1
-        self._broken = False
-        self._last_sign = time.monotonic()
-        calls = list(self._calls.values())
-        self._calls.clear()
-        self._pool = self._new_pool()
-        # Calls start in order: if no pool finishes any, one of the first is the reason.
-        doomed = self._reward.workers if self._fruitless > RETRIES else 0
-        failed = [(call.key, self._note(call, None, "its process could not be kept alive")) for call in calls[:doomed]]
-        for call in calls[doomed:]:
-            self._schedule(call)
-        return [(key, result) for key, result in failed if result is not None]
-
-    def _new_pool(self) -> ProcessPool:
-        reward = self._reward
-        return ProcessPool(
-            max_workers=reward.workers,
-            initializer=_start_worker,
-            initargs=(reward.functions,),
-            context=multiprocessing.get_context("spawn"),
+    def _new_lane(self) -> _Lane:
+        return _Lane(
+            ProcessPool(
+                max_workers=1,
+                initializer=_start_worker,
+                initargs=(self._reward.functions,),
+                context=multiprocessing.get_context("spawn"),
+            )
         )
 
     def _await_load(self) -> None:
-        """Wait until a process has loaded all graders."""
+        """Wait until every process has loaded all graders."""
         try:
-            errors = self._pool.schedule(_load_errors).result(timeout=LOAD_SECONDS)
+            futures = [lane.pool.schedule(_load_errors) for lane in self._lanes]
+            errors = [future.result(timeout=LOAD_SECONDS) for future in futures][0]
         except TimeoutError:
             raise ValueError(f"reward.functions: the graders were not loaded within {LOAD_SECONDS:g} s") from None
         except (BrokenProcessPool, ProcessExpired) as error:
@@ -262,17 +292,20 @@ class RewardPool:
             raise ValueError("reward.functions: " + "\n  ".join(failed))
 
 
-def _give_up(pool: ProcessPool) -> None:
-    """End a pool's processes. Not waited for without end: a broken pool may keep its own threads waiting."""
+def _give_up(pools: list[ProcessPool]) -> None:
+    """End pools' processes. Not waited for without end: a broken pool may keep its own threads waiting."""
 
-    def end() -> None:
+    def end(pool: ProcessPool) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             pool.join()
 
-    pool.stop()
-    thread = threading.Thread(target=end, name="end-graders", daemon=True)
-    thread.start()
-    thread.join(CLOSE_SECONDS)
+    threads = [threading.Thread(target=end, args=(pool,), name="end-grader", daemon=True) for pool in pools]
+    for pool, thread in zip(pools, threads, strict=True):
+        pool.stop()
+        thread.start()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # What follows runs in the grader processes.
@@ -296,7 +329,7 @@ def _start_worker(functions: tuple[RewardFunction, ...]) -> None:
             told = "response_length" in inspect.signature(grader).parameters
             _graders.append((grader, told, term.args))
             _errors.append(None)
-        except BaseException as error:  # noqa: BLE001 (a user's file may raise anything, SystemExit too)
+        except BaseException as error:  # a user's file may raise anything, SystemExit too
             _graders.append(None)
             _errors.append(f"cannot be loaded: {_text(error)}")
 
@@ -319,7 +352,7 @@ def _grade(
     signal.setitimer(signal.ITIMER_REAL, limit + ORPHAN_SECONDS)
     try:
         return _number(grader(completion, prompt=prompt, fields=fields, **extra, **args))
-    except BaseException as error:  # noqa: BLE001 (SystemExit too: a grader that exits costs its sample)
+    except BaseException as error:  # SystemExit too: a grader that exits costs its sample
         return None, f"raised {_text(error)}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -343,7 +376,7 @@ def _text(error: BaseException) -> str:
     """Type and message of an error on one line, of bounded length, printable anywhere."""
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 (an error whose text raises)
+    except Exception:  # an error whose text raises
         message = ""
     line = " ".join(message[: 2 * TEXT].encode("utf-8", "backslashreplace").decode().split())[:TEXT]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
 from gspo_hpc.pipeline import Policy, StepResult
 from gspo_hpc.plan import pass_sizes
-from gspo_hpc.process_groups import Ranks, start, stop
+from gspo_hpc.process_groups import Ranks, drop_layout, start, stop
 from gspo_hpc.records import Completion, Group, Prompt
 
 Arrays = dict[str, np.ndarray]
@@ -29,7 +30,8 @@ def config(model: str, world: int, **sections: Any) -> Config:
         "model": {"path": model, "dtype": "float32"},
         "batch": {"global_batch_size": 12, "num_generations": 4, "micro_batch_tokens": 96},
         "run": {"max_steps": 100},
-        "optimizer": {"lr": 1e-2, "adam_eps": 1e-4},
+        "optimizer": {"lr": 1e-4, "adam_eps": 1e-4},
+        "algorithm": {"clip_low": 0.5, "clip_high": 0.5},  # wide: the later steps too must have a gradient
     }
     for name, section in sections.items():
         base[name] = base.get(name, {}) | section
@@ -135,13 +137,13 @@ def exported(model: str, world: int, **sections: Any) -> Arrays:
 
 
 def main() -> None:
-    case, out, arguments = sys.argv[1:]
+    """All cases of one file of work on this rank, in turn; rank 0 writes one .npz a case."""
     functions: dict[str, Callable[..., Arrays]] = {f.__name__: f for f in (logprobs, steps, roundtrip, exported)}
-    import os
-
-    arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **json.loads(arguments))
-    if int(os.environ["RANK"]) == 0:
-        np.savez(out, **arrays)
+    for out, case, arguments in json.loads(Path(sys.argv[1]).read_text()):
+        arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **arguments)
+        drop_layout()
+        if os.environ["RANK"] == "0":
+            np.savez(out, **arrays)
     stop()
 
 

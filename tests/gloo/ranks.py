@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def run(case: str, world: int, folder: Path, timeout: float = 240.0, **arguments: Any) -> dict[str, np.ndarray]:
-    """Rank 0's arrays from function `case` of cases.py, run on `world` ranks."""
-    out = folder / f"{case}-{world}-{abs(hash(json.dumps(arguments, sort_keys=True))) % 10**8}.npz"
+Case = tuple[str, dict[str, Any]]
+
+
+def run(world: int, folder: Path, cases: dict[str, Case], timeout: float = 600.0) -> dict[str, dict[str, np.ndarray]]:
+    """Rank 0's arrays of every case, by its key; all cases in turn on one set of `world` ranks."""
+    outs = {key: folder / f"{key}.npz" for key in cases}
+    work = folder / f"work-{world}.json"
+    work.write_text(json.dumps([[str(outs[key]), *case] for key, case in cases.items()]))
     port = str(free_port())
+    logs = [folder / f"rank-{rank}-of-{world}.log" for rank in range(world)]
     processes = []
     for rank in range(world):
         environment = os.environ | {
@@ -35,20 +42,18 @@ def run(case: str, world: int, folder: Path, timeout: float = 240.0, **arguments
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        command = [sys.executable, "-m", "tests.gloo.cases", case, str(out), json.dumps(arguments)]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    texts = []
+        command = [sys.executable, "-m", "tests.gloo.cases", str(work)]
+        output = logs[rank].open("wb")
+        processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+    deadline = time.monotonic() + timeout
     try:
-        for process in processes:
-            texts.append(process.communicate(timeout=timeout)[0])
+        # One rank that failed leaves the others waiting: do not wait with them.
+        while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):
+            assert time.monotonic() < deadline, f"ranks still run after {timeout} s"
+            time.sleep(0.05)
     finally:
         for process in processes:
-            process.kill()
-    failed = [
-        f"rank {r} exit {p.returncode}:\n{t[-4000:]}" for r, (p, t) in enumerate(zip(processes, texts)) if p.returncode
-    ]
+            process.kill() if any(p.returncode for p in processes) else process.wait()
+    failed = [f"rank {r}:\n{logs[r].read_text()[-4000:]}" for r, p in enumerate(processes) if p.wait() not in (0, -9)]
     assert not failed, "\n".join(failed)
-    with np.load(out) as arrays:
-        return dict(arrays)
+    return {key: dict(np.load(out)) for key, out in outs.items()}

@@ -171,16 +171,13 @@ def test_the_program_itself(config: str) -> None:
     assert "Traceback" in traced.stderr and "ConfigError" in traced.stderr
 
 
-def test_a_closed_pipe_is_no_traceback(config: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # the pipe breaks at the end, or while printing
+def test_a_closed_pipe_is_no_traceback(config: str, unbuffered: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "gspo_hpc.cli", "plan", config],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-m", "gspo_hpc.cli", "plan", config]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
     os.close(write)
     assert done.stderr == b"" and done.returncode == 1
 

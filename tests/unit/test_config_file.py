@@ -192,10 +192,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_merge_key_and_an_alias_share_settings(tmp_path: Path) -> None:
-    text = "rollout: {engine: &e {a: 1, b: 2}}\nreward: {functions: [{function: f, args: {<<: *e, b: 3}}]}\n"
+    functions = "[{function: f, args: {<<: *e, b: 3}}, {function: g, args: *e}]"
+    text = f"rollout: {{engine: &e {{a: 1, b: 2}}}}\nreward: {{functions: {functions}}}\n"
     config = load(write(tmp_path, text), ["rollout.engine.a=9"])
     assert config.rollout.engine == {"a": 9, "b": 2}
-    assert config.reward.functions[0].args == {"a": 1, "b": 3}  # the override did not reach through the alias
+    assert config.reward.functions[0].args == {"a": 1, "b": 3}
+    assert config.reward.functions[1].args == {"a": 1, "b": 2}  # the override did not reach through the alias
 
 
 def test_min_lr_is_not_above_lr() -> None:

@@ -1,0 +1,136 @@
+"""One packed micro-batch as tensors, and a way back from its per-token results to completions.
+
+Floor 2. Nothing is padded: samples follow each other in `tokens`, and `segments` tells attention where they are.
+
+Shapes: T computed tokens of the micro-batch, S completions (samples), R response tokens that are predicted.
+
+A completion of n tokens predicts n tokens and feeds n - 1: its first token is predicted by the last prompt token, its
+last one is only a target. With shared prompts a prompt is in `tokens` once, followed by its completions::
+
+    tokens    p p p p a a a b b c       one prompt p, completions a (4 tokens), b (3) and c (2)
+    positions 0 1 2 3 4 5 6 4 5 4
+    segments  [0 4 4 3] [0 4 7 2] [0 4 9 1]
+
+Without sharing, every completion has its own copy of the prompt right before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gspo_hpc.packing import Sample
+from gspo_hpc.records import Completion, Floats, Group
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """One micro-batch. An empty one has a single token that belongs to nobody, S = 0 and R = 0."""
+
+    tokens: Tensor  # [T] int64
+    positions: Tensor  # [T] int64; a completion goes on from its prompt's positions
+    segments: Tensor  # [S, 4] int32, always on the CPU: prompt_start, prompt_len, response_start, response_tokens
+    head_index: Tensor  # [R] int64, into tokens: whose hidden state predicts each response token
+    targets: Tensor  # [R] int64, the response tokens
+    cu_seqlens: Tensor  # [S + 1] int32: completion s has the response tokens cu_seqlens[s]:cu_seqlens[s + 1]
+    seq_ids: Tensor  # [R] int64: the completion of each response token
+    loss_mask: Tensor  # [R] bool: False for samples that are excluded
+    advantages: Tensor  # [S] fp32
+    rollout_logprobs: Tensor  # [R] fp32, as the engine saw them when it sampled
+    old_logprobs: Tensor | None  # [R] fp32, of the policy that sampled; None: of the policy that is being updated
+    reference_logprobs: Tensor | None  # [R] fp32
+    keys: tuple[tuple[int, int], ...]  # S times (slot, index of the completion)
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """The same batch on `device`; `segments` stays on the CPU, where attention reads it."""
+        moved = {
+            f.name: value.to(device)
+            for f in fields(self)
+            if f.name != "segments" and isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+
+def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_prompts: bool) -> PackedBatch:
+    """Lay the samples of one micro-batch out, on the CPU.
+
+    With `share_prompts` the completions of a group come together, in the order of `samples` otherwise; without, exactly
+    in the order of `samples`. Old (and reference) log-probs must be there for all of the samples or for none.
+    """
+    if share_prompts:
+        order: dict[int, list[Sample]] = {}
+        for sample in samples:
+            order.setdefault(sample.group, []).append(sample)
+        runs = list(order.values())
+    else:
+        runs = [[sample] for sample in samples]
+
+    tokens: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    heads: list[np.ndarray] = []
+    segments: list[tuple[int, int, int, int]] = []
+    completions: list[Completion] = []
+    keys: list[tuple[int, int]] = []
+    end = 0
+    for run in runs:
+        group = groups_by_slot[run[0].group]
+        prompt_start, prompt_len = end, len(group.prompt.tokens)
+        tokens.append(group.prompt.tokens)
+        positions.append(np.arange(prompt_len))
+        end += prompt_len
+        for sample in run:
+            completion = group.completions[sample.index]
+            length = len(completion.tokens)
+            assert (prompt_len, length) == (sample.prompt_len, sample.response_len), (group.slot, sample)
+            assert prompt_len >= 1 and length >= 1 and len(completion.logprobs) == length, (group.slot, sample)
+            tokens.append(completion.tokens[:-1])
+            positions.append(np.arange(prompt_len, prompt_len + length - 1))
+            heads.append(np.concatenate(([prompt_start + prompt_len - 1], np.arange(end, end + length - 1))))
+            segments.append((prompt_start, prompt_len, end, length - 1))
+            completions.append(completion)
+            keys.append((group.slot, sample.index))
+            end += length - 1
+
+    lengths = np.array([len(c.tokens) for c in completions], dtype=np.int64)
+    included = np.array([not c.excluded for c in completions], dtype=np.bool_)
+    return PackedBatch(
+        tokens=_tensor(tokens or [np.zeros(1)], np.int64),
+        positions=_tensor(positions or [np.zeros(1)], np.int64),
+        segments=torch.from_numpy(np.array(segments, dtype=np.int32).reshape(-1, 4)),
+        head_index=_tensor(heads, np.int64),
+        targets=_tensor([c.tokens for c in completions], np.int64),
+        cu_seqlens=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
+        seq_ids=torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)),
+        loss_mask=torch.from_numpy(np.repeat(included, lengths)),
+        advantages=torch.tensor([c.advantage for c in completions], dtype=torch.float32),
+        rollout_logprobs=_tensor([c.logprobs for c in completions], np.float32),
+        old_logprobs=_all_or_none([c.old_logprobs for c in completions], lengths),
+        reference_logprobs=_all_or_none([c.reference_logprobs for c in completions], lengths),
+        keys=tuple(keys),
+    )
+
+
+def split_by_sample(values: Tensor, batch: PackedBatch) -> dict[tuple[int, int], Floats]:
+    """Per-token results [R] as one float32 array [response_len] per (slot, index)."""
+    assert values.shape == batch.targets.shape, (values.shape, batch.targets.shape)
+    array = values.detach().float().cpu().numpy()
+    ends = batch.cu_seqlens.tolist()
+    return {key: array[a:b].copy() for key, a, b in zip(batch.keys, ends[:-1], ends[1:], strict=True)}
+
+
+def _tensor(parts: Sequence[np.ndarray], dtype: type) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype))
+
+
+def _all_or_none(parts: Sequence[Floats | None], lengths: np.ndarray) -> Tensor | None:
+    """The arrays one after the other, [R] fp32; None where none of the samples has one."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    assert len(present) == len(parts), f"{len(present)} of {len(parts)} samples have these log-probs"
+    assert [len(part) for part in present] == lengths.tolist(), "log-probs and tokens differ in number"
+    return _tensor(present, np.float32)

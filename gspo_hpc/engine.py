@@ -1,0 +1,382 @@
+"""One vLLM engine: starts and ends it, samples groups of completions, takes new weights, and notices when it is dead.
+
+Floor 3. The engine is a plain ``vllm.LLM`` (0.22 to 0.33); its core and workers are vLLM's own child processes, started
+with spawn, so that nothing of the trainer's process leaks into them. Every call into vLLM is made by one thread, and
+this side waits for it with a limit: a core that was killed or hangs costs an :class:`EngineDied`, never a blocked rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import importlib.metadata
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gspo_hpc import engine_process, weight_transfer
+from gspo_hpc.engine_settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
+from gspo_hpc.records import Completion, Floats, Group, Prompt
+
+__all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
+
+_POLL_SECONDS = 0.2  # between two looks at whether the engine's processes live
+_START_SECONDS = 1800.0  # for processes, imports, and weights from a slow file system
+
+
+class EngineDied(RuntimeError):
+    """The engine's processes are gone, or were hung and have been killed. :meth:`Engine.restart` brings it back."""
+
+
+@dataclass
+class _Pending:
+    """A group that is being sampled."""
+
+    prompt: Prompt
+    seeds: tuple[int, ...]
+    sampling: Sampling
+    done: dict[int, Completion] = field(default_factory=dict)  # by sample
+
+
+class Engine:
+    """An engine owned by this process. One thread at a time may use it.
+
+    In float32 on the CPU, a seed gives the same tokens and log-probs bit for bit whatever else is in the batch and
+    whatever the prefix cache holds.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        refuse_own_arguments(settings)
+        self.settings = settings
+        self.tokens_generated = 0  # of finished completions, over the life of this object
+        self._shapes = weight_transfer.checkpoint_shapes(Path(settings.model_path))
+        config = json.loads((Path(settings.model_path) / "config.json").read_text())
+        self._tied = bool(config.get("tie_word_embeddings", "lm_head.weight" not in self._shapes))
+        self._groups: dict[int, _Pending] = {}
+        self._unsent: list[int] = []
+        self._requests: dict[str, tuple[int, int]] = {}  # request id -> slot, sample
+        self._ids = itertools.count()
+        self._llm: Any = None
+        self._tokenizer: Any = None
+        self._caller: engine_process.Caller | None = None
+        self._processes: engine_process.Processes | None = None
+        self._staging: weight_transfer.Staging | None = None
+        self._dead: str | None = None  # why, until restart
+        self._asleep = False
+
+    @property
+    def pending(self) -> int:
+        """Groups that were submitted and not returned yet."""
+        return len(self._groups)
+
+    def pids(self) -> list[int]:
+        """Process ids of the engine's core and workers; empty when there is none."""
+        return self._processes.pids() if self._processes is not None else []
+
+    # ---- life and death
+
+    def start(self) -> None:
+        """Start the processes and load the model.
+
+        Raises ValueError for what the user's settings are to blame for, RuntimeError for everything else.
+        """
+        assert self._caller is None, "already started"
+        settings = self.settings
+        if not any(e.name == "gspo_hpc" for e in importlib.metadata.entry_points(group="vllm.general_plugins")):
+            raise ValueError("gspo_hpc is not installed where vLLM looks for plugins: pip install -e . (in its folder)")
+        largest = max(math.prod(shape) for shape in self._shapes.values()) * 4  # room is taken only when it is used
+        self._dead = None
+        self._asleep = False
+        self._staging = weight_transfer.make_staging(
+            settings.platform, settings.tensor_parallel_size, largest, settings.bucket_bytes
+        )
+        self._caller = engine_process.Caller()
+        self._processes = engine_process.Processes()
+        atexit.register(self.close)
+        try:
+            with self._processes.starting(environment(settings, self._staging.backend), settings.log_path):
+                values = arguments(settings, self._staging.backend)
+                self._llm = self._wait(self._caller.call(self._make_llm, values), _START_SECONDS)
+            self._processes.find()
+            init_info = {"init_info": self._staging.init_info()}
+            self._call(lambda llm: llm.init_weight_transfer_engine(init_info))
+            self._tokenizer = self._llm.get_tokenizer()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (ValueError, TypeError)):
+                raise ValueError(f"vLLM refuses these settings: {_one_line(error)}") from error
+            if isinstance(error, Exception):
+                where = f"in {settings.log_path}" if settings.log_path else "above"
+                raise RuntimeError(f"vLLM did not start: {_one_line(error)}. Its own output is {where}") from error
+            raise
+
+    def close(self) -> None:
+        """Kill every process of the engine, for sure. Groups that were submitted are kept, for :meth:`restart`."""
+        if self._processes is not None:
+            if self._dead is None:
+                self._processes.terminate(2.0)
+            self._processes.kill()
+        if self._caller is not None:
+            if self._llm is not None and self._dead is None:
+                # Its processes are gone; this closes its sockets and ends its threads. A thread that is stuck in a
+                # call to a dead engine is left behind instead.
+                closing = self._caller.call(self._llm.llm_engine.engine_core.shutdown)
+                concurrent.futures.wait([closing], timeout=10)
+            self._caller.stop()
+        if self._staging is not None:
+            self._staging.close()
+        self._caller = self._processes = self._staging = self._llm = self._tokenizer = None
+        self._requests.clear()
+        self._unsent.clear()
+        atexit.unregister(self.close)
+
+    def restart(self) -> None:
+        """A new engine in the place of this one, with the weights of `model_path`.
+
+        Unfinished groups are kept: give the engine its weights, then call :meth:`resubmit`.
+        """
+        self.close()
+        self.start()
+
+    def sleep(self, level: int = 1) -> None:
+        """CUDA: free the GPU memory of the cache and move the weights to the host (level 2: drop the weights too).
+
+        On the CPU this does nothing: weights and cache are host memory already, and an idle engine uses no core.
+        """
+        assert not self._groups, "asleep engines do not generate"
+        if self.settings.platform == "cuda" and not self._asleep:
+            self._call(lambda llm: llm.sleep(level))
+            self._asleep = True
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """CUDA: undo :meth:`sleep`; `tags`: only "weights" or only "kv_cache", the other to follow. CPU: nothing."""
+        if self._asleep:
+            self._call(lambda llm: llm.wake_up(list(tags) if tags is not None else None))
+            self._asleep = tags is not None and "kv_cache" not in tags
+
+    # ---- generation
+
+    def submit(self, slot: int, prompt: Prompt, seeds: Sequence[int], sampling: Sampling) -> None:
+        """Ask for one completion of `prompt` per seed. They come back from :meth:`step`, as one group."""
+        assert slot not in self._groups and len(seeds) > 0
+        total = len(prompt.tokens) + sampling.max_tokens
+        if total > self.settings.max_model_len:
+            raise ValueError(
+                f"prompt {prompt.index} has {len(prompt.tokens)} tokens: with {sampling.max_tokens} new ones that is "
+                f"{total}, and the engine takes {self.settings.max_model_len}"
+            )
+        self._groups[slot] = _Pending(prompt, tuple(seeds), sampling)
+        self._unsent.append(slot)
+
+    def resubmit(self) -> None:
+        """After :meth:`restart`: sample all unfinished groups again, from their first token, with their seeds."""
+        for pending in self._groups.values():
+            pending.done.clear()
+        self._unsent = list(self._groups)
+
+    def step(self) -> list[Group]:
+        """One step of the engine; the groups that it finished. Returns at once when there is nothing to do.
+
+        Raises EngineDied when the engine's processes are gone or gave no sign for `timeout` seconds.
+        """
+        if not self._requests and not self._unsent:
+            return []
+        outputs = self._call(lambda llm: self._advance(llm.llm_engine))
+        finished = []
+        for output in outputs:
+            if output.request_id not in self._requests:
+                continue  # of a group that was aborted
+            slot, sample = self._requests.pop(output.request_id)
+            pending = self._groups[slot]
+            pending.done[sample] = completion = self._completion(output.outputs[0], pending.seeds[sample])
+            self.tokens_generated += len(completion.tokens)
+            if len(pending.done) == len(pending.seeds):
+                del self._groups[slot]
+                completions = tuple(pending.done[i] for i in range(len(pending.seeds)))
+                finished.append(Group(slot, pending.prompt, completions))
+        return finished
+
+    def abort(self) -> None:
+        """Drop all unfinished groups. A dead engine is left for the next call to tell."""
+        ids = list(self._requests)
+        self._groups.clear()
+        self._unsent.clear()
+        self._requests.clear()
+        if ids and self._dead is None:
+            with contextlib.suppress(EngineDied):
+                self._call(lambda llm: llm.llm_engine.abort_request(ids), seconds=10.0)
+
+    def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[Floats]:
+        """Log-prob of every token but the first of each sequence, [len - 1] each, at temperature 1.
+
+        Computed, not read from the prefix cache. Raises EngineDied like :meth:`step`.
+        """
+        assert not self._requests, "not while it generates"
+        assert all(len(tokens) >= 2 for tokens in sequences)
+        return list(self._call(lambda llm: self._probe(llm.llm_engine, sequences)))
+
+    def _advance(self, engine: Any) -> list[Any]:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        while self._unsent:
+            slot = self._unsent[0]
+            pending = self._groups[slot]
+            for sample, seed in enumerate(pending.seeds):
+                params = SamplingParams(
+                    temperature=pending.sampling.temperature,
+                    top_p=pending.sampling.top_p,
+                    top_k=pending.sampling.top_k,
+                    max_tokens=pending.sampling.max_tokens,
+                    seed=seed,
+                    logprobs=0,  # of the sampled token only
+                    detokenize=False,  # done once, at the end
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                )
+                request = f"{slot}-{sample}-{next(self._ids)}"
+                engine.add_request(request, {"prompt_token_ids": pending.prompt.tokens.tolist()}, params)
+                self._requests[request] = (slot, sample)
+            self._unsent.pop(0)
+        return list(engine.step())
+
+    def _probe(self, engine: Any, sequences: Sequence[Sequence[int]]) -> list[Floats]:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,  # the least vLLM takes
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        waiting = {f"probe-{next(self._ids)}": index for index in range(len(sequences))}
+        for request, index in waiting.items():
+            engine.add_request(request, {"prompt_token_ids": list(sequences[index])}, params)
+        found: dict[int, Floats] = {}
+        while len(found) < len(sequences):
+            for output in engine.step():
+                if output.request_id in waiting:
+                    index = waiting[output.request_id]
+                    entries = zip(sequences[index][1:], output.prompt_logprobs[1:], strict=True)
+                    found[index] = np.array([entry[token].logprob for token, entry in entries], dtype=np.float32)
+        return [found[index] for index in range(len(sequences))]
+
+    def _completion(self, output: Any, seed: int) -> Completion:
+        tokens = list(output.token_ids)
+        logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
+        return Completion(
+            tokens=np.asarray(tokens, dtype=np.int32),
+            logprobs=np.asarray(logprobs, dtype=np.float32),
+            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
+            finish_reason=str(output.finish_reason),
+            seed=seed,
+        )
+
+    # ---- weights
+
+    def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Give the engine new weights: full tensors under their Hugging Face names, each exactly once.
+
+        `tensors` is always iterated to its end, also when the engine fails, since it may be a collective of all ranks.
+        Raises ValueError for a stream that is not this model's, EngineDied, or RuntimeError where vLLM refuses;
+        after any of them the engine has no usable weights, and is dead until :meth:`restart`.
+        """
+        assert not self._requests, "not while it generates"
+        source = iter(tensors)
+        try:
+            self._send(source)
+        except BaseException as error:
+            if not isinstance(error, EngineDied):
+                self._kill("a weight update failed")
+            if isinstance(error, Exception):
+                for _ in source:
+                    pass
+            raise
+
+    def _send(self, source: Iterable[tuple[str, torch.Tensor]]) -> None:
+        staging = self._staging
+        self._call(lambda llm: llm.start_weight_update())
+        assert staging is not None
+        sending: Future[Any] | None = None
+
+        def send() -> Future[Any]:
+            info = {"update_info": staging.take()}
+            self._answer(sending)
+            assert self._caller is not None
+            future = self._caller.call(self._llm.update_weights, info)
+            if staging.slots == 1:
+                self._answer(future)
+            return future
+
+        for name, tensor in weight_transfer.checked(source, self._shapes, self._tied):
+            if not staging.fits(tensor):
+                sending = send()
+            staging.put(name, tensor)
+        self._answer(send())
+        self._call(lambda llm: llm.finish_weight_update())
+        staging.rest()
+        if not self._call(lambda llm: llm.reset_prefix_cache()):
+            raise RuntimeError("vLLM did not reset its prefix cache")
+
+    def _answer(self, sending: Future[Any] | None) -> None:
+        if sending is not None:
+            try:
+                self._wait(sending, self.settings.timeout)
+            except EngineDied:
+                raise
+            except Exception as error:
+                raise RuntimeError(f"vLLM refuses the weights: {_one_line(error)}") from error
+
+    # ---- calls
+
+    def _call(self, function: Callable[[Any], Any], seconds: float | None = None) -> Any:
+        """Call `function` with the vllm.LLM, for at most `seconds`, by default `timeout`."""
+        if self._dead is not None:
+            raise EngineDied(self._dead)
+        assert self._caller is not None and self._llm is not None, "not started"
+        return self._wait(self._caller.call(function, self._llm), seconds or self.settings.timeout)
+
+    def _wait(self, future: Future[Any], seconds: float) -> Any:
+        assert self._processes is not None
+        deadline = time.monotonic() + seconds
+        while not concurrent.futures.wait([future], timeout=_POLL_SECONDS).done:
+            if (gone := self._processes.gone()) is not None:
+                raise self._kill(f"its process {gone} is gone")
+            if time.monotonic() > deadline:
+                raise self._kill(f"no answer for {seconds:g} s")
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if type(error).__name__ == "EngineDeadError" or self._processes.gone() is not None:
+            raise self._kill(_one_line(error)) from error
+        raise error
+
+    def _kill(self, reason: str) -> EngineDied:
+        """Mark the engine as dead and kill what is left of it."""
+        if self._dead is None:
+            self._dead = reason
+            if self._processes is not None:
+                self._processes.kill()
+        return EngineDied(reason)
+
+    @staticmethod
+    def _make_llm(arguments: dict[str, Any]) -> Any:
+        from vllm import LLM
+
+        return LLM(**arguments)
+
+
+def _one_line(error: BaseException) -> str:
+    """The gist of an error, whose message may be many lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[:3]) if lines else type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,146 @@
+"""The processes of a vLLM engine, seen from their owner: environment, output, finding and killing them, calling them.
+
+Floor 3, but imports nothing of vLLM. Used by :mod:`gspo_hpc.engine` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.resource_tracker
+import os
+import queue
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+OWNER = "GSPO_HPC_ENGINE_OWNER"  # environment variable of an engine's processes: process id of the one that owns it
+_TOKEN = "GSPO_HPC_ENGINE"  # environment variable by which an engine's processes are known
+# What the trainer's launcher set for the trainer's own process group. vLLM makes its own.
+_NOT_FOR_CHILDREN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "VLLM_CPU_KVCACHE_SPACE",  # would override what is given by argument
+)
+
+
+class Processes:
+    """The processes that one start of an engine made."""
+
+    def __init__(self) -> None:
+        self._token = secrets.token_hex(8)
+        self._members: list[psutil.Process] = []
+
+    @contextlib.contextmanager
+    def starting(self, values: Mapping[str, str], log_path: Path | None) -> Iterator[None]:
+        """While it lasts, child processes are started with these values, our mark, and their output to `log_path`."""
+        multiprocessing.resource_tracker.ensure_running()  # this process's own helper is not one of the engine's
+        before = dict(os.environ)
+        kept: list[int] = []
+        try:
+            for name in _NOT_FOR_CHILDREN:
+                os.environ.pop(name, None)
+            os.environ.update(values, **{_TOKEN: self._token, OWNER: str(os.getpid())})
+            if log_path is not None:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                kept = [os.dup(1), os.dup(2)]
+                log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.close(log)
+            yield
+        finally:
+            if kept:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                for target, saved in zip((1, 2), kept, strict=True):
+                    os.dup2(saved, target)
+                    os.close(saved)
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)
+
+    def find(self) -> None:
+        """Take stock, once the engine is up."""
+        self._members = self._marked()
+
+    def pids(self) -> list[int]:
+        """Process ids of the core and the workers that are alive."""
+        return [process.pid for process in self._members if _alive(process)]
+
+    def gone(self) -> int | None:
+        """A process that was there when stock was taken and is no more, if there is one."""
+        return next((process.pid for process in self._members if not _alive(process)), None)
+
+    def terminate(self, seconds: float) -> None:
+        """Ask them to end, and wait so long at most."""
+        for process in self._members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        psutil.wait_procs(self._members, timeout=seconds)
+
+    def kill(self) -> None:
+        """SIGKILL all of them and wait until they are gone."""
+        marked = self._marked()
+        for process in marked:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(marked, timeout=10)
+
+    def _marked(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            # Gone, a zombie, or another user's: not one of ours, or nothing to be done about.
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.pid != os.getpid() and process.environ().get(_TOKEN) == self._token:
+                    found.append(process)
+        return found
+
+
+class Caller:
+    """One thread that makes all calls into vLLM, so that a call that never returns can be left behind.
+
+    The thread also has to be there as long as the engine: its processes die with the thread that started them.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._calls = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call it in the thread, after all calls before it."""
+        future: Future[Any] = Future()
+        self._calls.put((future, function, args))
+        return future
+
+    def stop(self) -> None:
+        """End the thread after the calls that were asked for; do not wait for it."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            future, function, args = entry
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:  # handed to whoever waits
+                future.set_exception(error)
+            del entry, future, function, args  # an idle thread must not keep the engine's objects
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,128 @@
+"""What an engine is made of, and what that means for vLLM: its arguments and its processes' environment.
+
+Floor 3, but imports nothing of vLLM. Used by :mod:`gspo_hpc.engine` only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+_OWN_ARGS = {  # vLLM arguments that are not the user's to give, and where they come from
+    "model": "model.path",
+    "dtype": "rollout.dtype",
+    "tensor_parallel_size": "rollout.tensor_parallel_size",
+    "max_model_len": "rollout.max_prompt_length and rollout.max_response_length",
+    "seed": "run.seed",
+    "logprobs_mode": "the log-probs that training needs",
+    "weight_transfer_config": "the way weights are sent",
+}
+_COMMON = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",  # an engine does not reach beyond its node
+    "TOKENIZERS_PARALLELISM": "false",
+    "SPT_NOENV": "1",  # else setproctitle overwrites the environment that /proc shows, and our mark in it
+}
+_CPU = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM takes one core for itself, and all engines take the same
+    # Splits long contexts over threads in a way that depends on what else is in the batch: with it, the same seed
+    # does not give the same log-probs to the last bit.
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled. Temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # -1: no limit
+    max_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Everything an engine is made of. `engine_args` go to vllm.LLM as they are."""
+
+    model_path: str
+    dtype: str = "float32"
+    tensor_parallel_size: int = 1
+    max_model_len: int = 2048
+    platform: Literal["cpu", "cuda"] = "cpu"
+    kv_cache_gb: float = 1.0  # CPU only
+    threads: int | None = None  # CPU only, of each worker; default: CPUs that this process may use / workers
+    seed: int = 0
+    timeout: float = 300.0  # seconds without a token, or for a bucket of weights, before the engine counts as hung
+    bucket_bytes: int = 64 << 20  # of weights that travel at once
+    log_path: Path | None = None  # output of the engine's processes; default: this process's own
+    engine_args: dict[str, Any] = field(default_factory=dict)
+
+
+def refuse_own_arguments(settings: EngineSettings) -> None:
+    """Raise ValueError if `engine_args` has something that other settings decide."""
+    for key in settings.engine_args:
+        if key in _OWN_ARGS:
+            raise ValueError(f"rollout.engine.{key} cannot be given: it follows from {_OWN_ARGS[key]}")
+
+
+def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
+    """Arguments of vllm.LLM. `backend`: the weight-transfer backend."""
+    values: dict[str, Any] = {
+        "model": settings.model_path,
+        "dtype": settings.dtype,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "max_model_len": settings.max_model_len,
+        "seed": settings.seed,
+        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
+        "weight_transfer_config": {"backend": backend},
+        "enable_prefix_caching": True,  # the samples of a group share their prompt
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if settings.platform == "cpu":
+        values |= {
+            "enforce_eager": True,  # compiling takes a minute and longer
+            "kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30),
+            "block_size": 32,  # the least that is fast: prompts of a few dozen tokens are shared too
+        }
+        if settings.tensor_parallel_size == 1:  # in the core's process: one less to start, to wait for, to spin
+            values["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    else:
+        values["enable_sleep_mode"] = True
+    return values | settings.engine_args
+
+
+def environment(settings: EngineSettings, backend: str) -> dict[str, str]:
+    """What the engine's processes need to find in their environment."""
+    values = dict(_COMMON)
+    if settings.platform == "cpu":
+        threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
+        values |= _CPU | {"OMP_NUM_THREADS": str(threads)}
+        if settings.engine_args.get("enforce_eager", True):
+            values["TORCHDYNAMO_DISABLE"] = "1"  # else counting ranks waits for a C++ compiler, if there is one
+    else:  # this process's GPU and the ones after it
+        visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+        first = torch.cuda.current_device()
+        mine = range(first, first + settings.tensor_parallel_size)
+        if visible and mine[-1] >= len(visible):
+            raise ValueError(
+                f"rollout.tensor_parallel_size {settings.tensor_parallel_size} needs GPUs {first} to {mine[-1]}, but "
+                f"this process sees {len(visible)}: let every task of a node see all its GPUs"
+            )
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(visible[device] if visible else str(device) for device in mine)
+        if backend == "ipc":  # handles are pickled, between this process and its own children only
+            values["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and "gspo_hpc" not in plugins.split(","):
+        values["VLLM_PLUGINS"] = f"{plugins},gspo_hpc"
+    return values

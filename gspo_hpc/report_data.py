@@ -1,0 +1,217 @@
+"""What the report shows, read from a run directory in whatever state it is: young, killed, torn or half copied.
+
+Floor 6. Nothing here raises because a file is missing or has a line that is no record: what cannot be read
+is not shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc import config_file
+from gspo_hpc.config import Config
+from gspo_hpc.redact import redact
+from gspo_hpc.rundir import RunDir, read_json
+
+LARGEST_LINE = 64 * 1024 * 1024  # bytes; a longer line is no record of ours
+LARGEST_NUMBER = 1e300  # beyond it axes have no room; such a value counts as not finite
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """One start of the run, as the timeline shows it. Times are unix seconds; None is not known."""
+
+    number: int
+    started: float | None
+    ended: float | None
+    reason: str
+    detail: str
+    where: str
+    steps: tuple[int, int] | None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran."""
+        return None if self.started is None or self.ended is None else max(0.0, self.ended - self.started)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything the page is made of. `records` are in order of their steps, one a step."""
+
+    path: Path
+    info: Mapping[str, Any]
+    config: Config | None
+    plan: Mapping[str, Any]
+    records: tuple[Mapping[str, Any], ...]
+    samples: tuple[Mapping[str, Any], ...]
+    attempts: tuple[AttemptView, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name, or that of its directory."""
+        return self.config.run.name if self.config is not None else self.path.name
+
+    @property
+    def train_records(self) -> list[Mapping[str, Any]]:
+        """The records of optimizer steps: all but evaluations before the first one."""
+        return [record for record in self.records if "reward" in record or "loss" in record]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return max((record["step"] for record in self.records), default=0)
+
+    @property
+    def max_steps(self) -> int | None:
+        """The step the run ends at."""
+        return self.config.run.max_steps if self.config is not None else None
+
+    @property
+    def state(self) -> str:
+        """done, running, stopped, failed, killed or refused; "new" before the first attempt."""
+        if self.attempts:
+            return self.attempts[-1].reason
+        return "done" if self.max_steps and self.steps >= self.max_steps else "new"
+
+    @property
+    def accuracy(self) -> list[tuple[int, float]]:
+        """(step, share of right greedy answers on unseen prompts), at the steps that were evaluated."""
+        found = [(record["step"], value(record, "eval/accuracy")) for record in self.records]
+        return [(step, share) for step, share in found if share is not None]
+
+    @property
+    def seconds(self) -> float:
+        """What all attempts took, or the steps where nothing is known of attempts."""
+        spans = [attempt.seconds for attempt in self.attempts]
+        known = [span for span in spans if span is not None]
+        return math.fsum(known or [value(record, "seconds") or 0.0 for record in self.records])
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Completion tokens a second of all steps together, generation and updates included."""
+        speeds = [(value(record, "completion_tokens_per_s"), value(record, "seconds")) for record in self.records]
+        known = [(speed, seconds) for speed, seconds in speeds if speed is not None and seconds]
+        whole = math.fsum(seconds for _, seconds in known)
+        return math.fsum(speed * seconds for speed, seconds in known) / whole if whole > 0 else None
+
+    def settings(self) -> dict[str, list[tuple[str, Any, bool]]]:
+        """By section: key, value, and whether it is the default. Secrets are left out."""
+        if self.config is None:
+            return {}
+        given, default = redact(dataclasses.asdict(self.config)), dataclasses.asdict(Config())
+        return {
+            section: [(key, inner, inner == default[section][key]) for key, inner in keys.items()]
+            for section, keys in given.items()
+        }
+
+
+def read_run(run_dir: Path) -> RunData:
+    """Read a run directory. Raises ValueError where there is none."""
+    run = RunDir(run_dir)
+    if not run.path.is_dir():
+        raise ValueError(f"{run_dir}: no such run directory")
+    if not any(path.exists() for path in (run.info, run.config, run.metrics, run.attempts)):
+        raise ValueError(f"{run_dir}: not a run directory (it has no run.json, config.yaml, metrics.jsonl or attempts)")
+    by_step = {record["step"]: record for record in _lines(run.metrics) if _is_step(record.get("step"))}
+    records = tuple(by_step[step] for step in sorted(by_step))
+    rows = {(str(row.get("step")), str(row.get("phase")), str(row.get("prompt"))): row for row in _lines(run.samples)}
+    return RunData(
+        path=run.path,
+        info=_mapping(run.info),
+        config=_config(run),
+        plan=_mapping(run.plan),
+        records=records,
+        samples=tuple(rows.values()),
+        attempts=_attempts(run, records),
+    )
+
+
+def value(record: Mapping[str, Any], key: str) -> float | None:
+    """A number of a record; None if it is missing, null, not finite or no number."""
+    raw = record.get(key)
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)):
+        return None
+    try:
+        number = float(raw)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) < LARGEST_NUMBER else None
+
+
+def unix_time(text: Any) -> float | None:
+    """Seconds of an ISO time; without a zone it is UTC."""
+    try:
+        when = datetime.fromisoformat(str(text))
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _is_step(step: Any) -> bool:
+    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 10**12
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; a torn last line and anything else that is no object is passed over."""
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(LARGEST_LINE):
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except OSError:
+        return
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except (ValueError, OSError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _config(run: RunDir) -> Config | None:
+    for read in (run.load_config, lambda: config_file.load(run.config, [])):
+        try:
+            return read()
+        except (ValueError, OSError):
+            continue
+    return None
+
+
+def _attempts(run: RunDir, records: tuple[Mapping[str, Any], ...]) -> tuple[AttemptView, ...]:
+    try:
+        raw = run.read_attempts()
+    except (ValueError, OSError, KeyError, TypeError):
+        return ()
+    views: list[AttemptView] = []
+    for one in raw:
+        own = [record for record in records if record.get("attempt") == one.get("attempt")]
+        times = [time for record in own if (time := value(record, "time")) is not None]
+        # A killed attempt could not say when it ended: it lived at least until its last record.
+        ended = unix_time(one["ended"]) if one.get("ended") else max(times, default=None)
+        job = one.get("slurm_job_id")
+        views.append(
+            AttemptView(
+                number=int(one.get("attempt", len(views) + 1)),
+                started=unix_time(one.get("started")),
+                ended=ended,
+                reason=str(one.get("reason", "unknown")),
+                detail=str(one.get("detail") or ""),
+                where=f"{one.get('host', '')}{f', job {job}' if job else ''}",
+                steps=(own[0]["step"], own[-1]["step"]) if own else None,
+            )
+        )
+    return tuple(views)

@@ -1,0 +1,81 @@
+"""Whole runs through the command line: real ranks, a real engine, real W&B, on the tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+TIMING = ("seconds", "tokens_per_s", "time", "attempt", "engine_restarts")  # what may differ between equal runs
+
+
+def command(config: Path, run_dir: Path, *overrides: str) -> list[str]:
+    """`gspo-hpc train` for a run directory."""
+    return [sys.executable, "-m", "gspo_hpc.cli", "train", str(config), f"run.dir={run_dir}", *overrides]
+
+
+def start(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """The command in a session of its own, output to a file."""
+    return subprocess.Popen(
+        arguments, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True, env=environment()
+    )
+
+
+def environment() -> dict[str, str]:
+    """Two ranks and an engine share two cores."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+
+
+def finish(process: subprocess.Popen[bytes], log: Path, timeout: float = 300.0) -> int:
+    """The exit code."""
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        raise AssertionError(f"still running after {timeout} s:\n{log.read_text()[-3000:]}") from None
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to the launcher and, through PR_SET_PDEATHSIG, to everything below it."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, timeout: float = 240) -> None:
+    """Until the condition holds. The process must not end before."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert process.poll() is None, f"ended early with {process.returncode}:\n{log.read_text()[-3000:]}"
+        assert time.monotonic() < deadline, f"waited {timeout} s:\n{log.read_text()[-3000:]}"
+        time.sleep(0.02)
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl."""
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def comparable(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    return [
+        {key: value for key, value in record.items() if not any(part in key for part in TIMING)}
+        for record in metrics(run_dir)
+    ]
+
+
+def export(run_dir: Path, out: Path) -> dict[str, np.ndarray]:
+    """The final weights, through `gspo-hpc export`."""
+    arguments = [sys.executable, "-m", "gspo_hpc.cli", "export", str(run_dir), "--out", str(out)]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return load_file(out / "model.safetensors")

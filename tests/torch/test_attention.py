@@ -1,0 +1,219 @@
+"""Packed attention against a dense mask in float64, and planted leaks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gspo_hpc import attention
+from gspo_hpc.attention import attend
+
+Layout = list[tuple[int, list[int]]]  # (prompt_len, response tokens of its completions)
+
+
+def table(layout: Layout, share: bool) -> tuple[Tensor, int]:
+    """The segment table of a layout, and its number of tokens."""
+    rows, end = [], 0
+    for prompt, responses in layout:
+        if share:
+            start, end = end, end + prompt
+            for response in responses:
+                rows.append((start, prompt, end, response))
+                end += response
+        else:
+            for response in responses:
+                rows.append((end, prompt, end + prompt, response))
+                end += prompt + response
+    return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4), max(end, 1)
+
+
+def visible(segments: Tensor, tokens: int) -> Tensor:
+    """The whole mask [T, T], token by token."""
+    mask = torch.eye(tokens, dtype=torch.bool)
+    for prompt_start, prompt, start, response in segments.tolist():
+        for i in range(prompt):
+            mask[prompt_start + i, prompt_start : prompt_start + i + 1] = True
+        for i in range(response):
+            mask[start + i, prompt_start : prompt_start + prompt] = True
+            mask[start + i, start : start + i + 1] = True
+    return mask
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Textbook attention with a dense mask."""
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64, heads: tuple[int, int] = (4, 2)) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(tokens, heads[0], 8), (tokens, heads[1], 8), (tokens, heads[1], 8)]
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def grads(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    return list(torch.autograd.grad(out, leaves, upstream.to(out.dtype)))
+
+
+layouts = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.integers(0, 40), min_size=1, max_size=4)), min_size=1, max_size=4
+)
+
+
+@given(layouts, st.booleans(), st.sampled_from([(4, 2), (3, 1), (2, 2)]), st.sampled_from([1 << 22, 600, 7]))
+@settings(max_examples=60, deadline=None)
+def test_equals_the_dense_mask(layout: Layout, share: bool, heads: tuple[int, int], limit: int) -> None:
+    segments, tokens = table(layout, share)
+    leaves = inputs(tokens, 0, heads=heads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "MASK_ELEMENTS", limit)  # small limits: completions are taken in slices
+        attention._plan.cache_clear()
+        out = attend(*leaves, segments, 0.3)
+        attention._plan.cache_clear()
+    expected = dense(*leaves, visible(segments, tokens), 0.3)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
+    for ours, theirs in zip(grads(out, leaves), grads(expected, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_lower_precision_is_near(dtype: torch.dtype, tolerance: float) -> None:
+    segments, tokens = table([(30, [5, 17, 40]), (70, [1, 0, 33]), (12, [60])], True)
+    leaves = inputs(tokens, 1, dtype)
+    expected = dense(*(x.double() for x in leaves), visible(segments, tokens), 0.3)
+    out = attend(*leaves, segments, 0.3)
+    assert out.dtype == dtype
+    assert (out.double() - expected).abs().max() < tolerance
+
+
+def owners(layout: Layout, share: bool) -> list[set[tuple[int, int]]]:
+    """Whose output may depend on each token: (group, completion), a shared prompt being all of its group's."""
+    result: list[set[tuple[int, int]]] = []
+    for g, (prompt, responses) in enumerate(layout):
+        everybody = {(g, i) for i in range(len(responses))}
+        if share:
+            result += [everybody] * prompt
+            for i, response in enumerate(responses):
+                result += [{(g, i)}] * response
+        else:
+            for i, response in enumerate(responses):
+                result += [{(g, i)}] * (prompt + response)
+    return result
+
+
+LEAKY: Layout = [(9, [5, 12, 3]), (9, [8, 8]), (20, [4, 0, 30])]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("poison", [100.0, float("nan"), float("inf")])
+def test_no_sample_sees_another_bit_for_bit(share: bool, poison: float) -> None:
+    segments, tokens = table(LEAKY, share)
+    whose = owners(LEAKY, share)
+    q, k, v = inputs(tokens, 2, torch.float32)
+    clean = attend(q, k, v, segments, 0.3).detach()
+    for victim in sorted(set(itertools.chain(*whose))):
+        foreign = torch.tensor([victim not in w for w in whose])
+        mine = torch.tensor([w == {victim} for w in whose])
+        if not share:
+            assert bool((foreign ^ mine).all())
+        changed = [torch.where(foreign[:, None, None], torch.full_like(x, poison), x) for x in (q, k, v)]
+        assert torch.equal(attend(*changed, segments, 0.3)[mine], clean[mine]), victim
+        shared_prompt = torch.tensor([victim in w and len(w) > 1 for w in whose])
+        assert torch.equal(attend(*changed, segments, 0.3)[shared_prompt], clean[shared_prompt]), victim
+
+
+def test_the_future_is_invisible_bit_for_bit() -> None:
+    segments, tokens = table([(20, [30, 18])], True)
+    q, k, v = inputs(tokens, 3, torch.float32)
+    clean = attend(q, k, v, segments, 0.3)
+    for start, end, cut in ((0, 20, 7), (20, 50, 31), (50, 68, 52)):
+        later = torch.zeros(tokens, dtype=torch.bool)
+        later[cut:end] = True
+        changed = [torch.where(later[:, None, None], torch.full_like(x, 50.0), x) for x in (q, k, v)]
+        assert torch.equal(attend(*changed, segments, 0.3)[start:cut], clean[start:cut])
+
+
+@pytest.mark.parametrize("leak", ["neighbour", "future", "prompt_hidden"])
+def test_a_wrong_mask_is_caught(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above does notice a single wrong entry in a mask."""
+    segments, tokens = table(LEAKY, True)
+    right = attention._call
+
+    def wrong(chosen: list[attention.Lane], *rest: object) -> attention.Call:
+        call = right(chosen, *rest)  # type: ignore[arg-type]
+        if call.mask is None:
+            return call
+        if leak == "neighbour":  # one key of the first lane is another completion's token
+            call.keys[0, -1] = (call.keys[0, -1] + chosen[0].length) % tokens
+            call.mask[0, 0, -1, -1] = True
+        elif leak == "future":
+            call.mask[0, 0, 0, -call.queries.shape[1] + 1] = True
+        else:
+            call.mask[0, 0, :, 0] = False
+        return call
+
+    monkeypatch.setattr(attention, "_call", wrong)
+    attention._plan.cache_clear()
+    leaves = inputs(tokens, 4)
+    out = attend(*leaves, segments, 0.3)
+    attention._plan.cache_clear()
+    assert (out - dense(*leaves, visible(segments, tokens), 0.3)).abs().max() > 1e-4
+
+
+def test_overlapping_or_missing_segments_are_refused() -> None:
+    q, k, v = inputs(10, 5)
+    with pytest.raises(AssertionError, match="two segments"):
+        attend(q, k, v, torch.tensor([[0, 5, 5, 3], [0, 5, 7, 3]], dtype=torch.int32), 1.0)
+    with pytest.raises(AssertionError, match="no segment"):
+        attend(q, k, v, torch.tensor([[0, 5, 5, 4]], dtype=torch.int32), 1.0)
+
+
+def test_an_empty_micro_batch_has_a_gradient() -> None:
+    leaves = inputs(1, 6)
+    out = attend(*leaves, torch.zeros(0, 4, dtype=torch.int32), 0.3)
+    torch.testing.assert_close(out, leaves[2].repeat_interleave(2, 1))
+    assert all(g.shape == x.shape for g, x in zip(grads(out, leaves), leaves, strict=True))
+
+
+def test_long_sequences_alone_have_no_mask_and_shared_ones_a_bounded_one() -> None:
+    rng = random.Random(0)
+    for layout, share in (([(500, [7000])], True), ([(500, [3000, 7000])], False)):
+        segments, tokens = table(layout, share)
+        calls, _ = attention._plan(segments.numpy().tobytes(), tokens, torch.device("cpu"))
+        assert all(call.mask is None for call in calls)
+    segments, tokens = table([(2000, [rng.randint(1, 6000) for _ in range(4)])], True)
+    calls, order = attention._plan(segments.numpy().tobytes(), tokens, torch.device("cpu"))
+    assert all(call.mask is None or call.mask.numel() <= attention.MASK_ELEMENTS for call in calls)
+    assert len(order) == tokens
+
+
+def test_padding_is_little_and_calls_are_few() -> None:
+    rng = random.Random(1)
+    layout = [(60, [rng.randint(10, 24) for _ in range(8)]) for _ in range(16)]
+    segments, tokens = table(layout, True)
+    calls, _ = attention._plan(segments.numpy().tobytes(), tokens, torch.device("cpu"))
+    assert len(calls) <= 4
+    assert sum(call.queries.numel() for call in calls) <= 1.3 * tokens
+
+
+def test_the_same_bits_from_run_to_run() -> None:
+    rng = random.Random(2)
+    segments, tokens = table([(rng.randint(5, 90), [rng.randint(0, 50) for _ in range(5)]) for _ in range(6)], True)
+    results = []
+    for _ in range(3):
+        attention._plan.cache_clear()
+        leaves = inputs(tokens, 7, torch.float32)
+        out = attend(*leaves, segments, 0.3)
+        results.append([out.detach(), *grads(out, leaves)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

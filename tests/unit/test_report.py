@@ -1,0 +1,515 @@
+"""The report page: complete for runs in any state, harmless whatever a model wrote, and its charts say what the data say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gspo_hpc import charts
+from gspo_hpc.charts import Chart, Line, line_chart, stacked_bars
+from gspo_hpc.config import Config, Data, Model, Rollout, Run
+from gspo_hpc.report import write_report
+from gspo_hpc.report_charts import chart_section
+from gspo_hpc.report_data import read_run
+from gspo_hpc.rundir import RunDir, write_json
+from gspo_hpc.scales import Scale, gather, log_ticks, moving_average, nice_ticks, number, step_ticks
+
+VOID = {"meta", "br"}
+ALLOWED_TAGS = set(
+    "html head meta title style body main header div h1 h2 h3 h4 span p dl dt dd figure figcaption output svg g line path "
+    "polygon circle text title i b small article br details summary table thead tbody tr th td footer script".split()
+)
+
+
+class Page(HTMLParser):
+    """A strict reader: tags must balance; keeps tags, attributes, text by class, and what scripts and styles hold."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[list[str], str]] = []
+        self.raw: list[tuple[str, str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if tag not in VOID:
+            self.open.append((tag, attributes.get("class") or ""))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1][0] == tag, (tag, self.open)
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1][0] in ("script", "style"):
+            self.raw.append((self.open[-1][0], data))
+        elif data.strip():
+            self.texts.append(([kind for _, kind in self.open], data))
+
+    @property
+    def text(self) -> str:
+        return " ".join(text for _, text in self.texts)
+
+    def within(self, kind: str) -> list[str]:
+        return [text for kinds, text in self.texts if any(kind in name.split() for name in kinds)]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads(self.raw[-2][1])
+        return read
+
+
+def record(step: int, **changes: Any) -> dict[str, Any]:
+    wave = math.sin(step)
+    values: dict[str, Any] = {
+        "step": step,
+        "rollout": (step - 1) // 2,
+        "update": (step - 1) % 2,
+        "reward": 0.4 + 0.01 * step + 0.05 * wave,
+        "response_length": 14 + wave,
+        "entropy": 0.6,
+        "grad_norm": 1.5 + wave,
+        "clip_fraction": 0.1,
+        "gap_max": 1e-5,
+        "gap_mean": 1e-6,
+        "probe_gap_max": 2e-5,
+        "zero_variance_groups": 2,
+        "completion_tokens_per_s": 80.0 if step % 2 else 160.0,
+        "seconds": 10.0 if step % 2 else 5.0,
+        "seconds/generate": 6.0 if step % 2 else 0.0,
+        "seconds/update": 3.0,
+        "tokens": 800 * step,
+        "attempt": 1 if step <= 10 else 2,
+        "time": 1795252320.0 + 10 * step,
+    }
+    return values | changes
+
+
+def sample(phase: str, completion: str, **changes: Any) -> dict[str, Any]:
+    prompt = "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
+    row = {"step": 0, "phase": phase, "prompt": prompt, "completion": completion, "reward": 1.0, "answer": {"sum": 7}}
+    return row | changes
+
+
+def make_run(
+    path: Path, records: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]] = (), **config: Any
+) -> RunDir:
+    """A run directory, written by the run directory's own code."""
+    path.mkdir(mode=0o700)
+    run = RunDir(path)
+    whole = Config(run=Run(name="a run", max_steps=20), model=Model("models/tiny", "float32"), **config)
+    write_json(run.info, {"run_id": "abc123", "created": "2026-11-21T09:12:00+00:00", "versions": {"torch": "2.13"}})
+    write_json(run.plan, {"quantities": {"world_size": 1, "global_batch_size": 64}, "warnings": ["clipping is inert"]})
+    run.new_attempt(whole)
+    run.new_attempt(whole).finish("done", 0, "all steps")
+    for one in records:
+        run.append_metrics(one)
+    run.append_samples(samples)
+    return run
+
+
+def report(run: RunDir) -> Page:
+    return Page(write_report(run.path).read_text("utf-8"))
+
+
+FULL = [{"step": 0, "eval/accuracy": 0.25, "attempt": 1}, *(record(step) for step in range(1, 21))]
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    records = [*FULL[:-1], FULL[-1] | {"eval/accuracy": 0.75}]
+    samples = [
+        sample("before", "it is 8", reward=0.0),
+        sample("after", "7", step=20),
+        sample(
+            "before", "no", prompt="<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n", reward=0.5
+        ),
+    ]
+    run = make_run(tmp_path / "run", records, samples)
+    path = write_report(run.path)
+    assert path == run.path / "report.html"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in run.path.iterdir() if one.name.endswith(".tmp")] == []
+    page = Page(path.read_text("utf-8"))
+    titles = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]
+    assert titles == [
+        "Reward",
+        "Response length",
+        "Entropy",
+        "Gradient norm",
+        "Clip fraction",
+        "Engine against trainer",
+        "Completion tokens per second",
+        "Groups without a signal",
+        "Where the time goes",
+    ]
+    facts = " ".join(page.within("facts"))
+    assert "0.250 →" in facts and "0.750" in facts and "+0.500" in facts
+    assert re.search(r"Steps\s+20\s+of 20", facts)
+    assert "107" in facts  # (80 · 10 + 160 · 5) / 15: whole steps, not a mean of speeds
+    assert page.within("state") == ["done"]
+    assert page.within("asked")[0].strip() == "What is 3 + 4?"
+    assert "assistant" in " ".join(page.within("frame"))  # what all prompts have in common stands once
+    sides = [attributes["class"] for tag, attributes in page.tags if "side" in (attributes.get("class") or "").split()]
+    assert sides == ["side bad", "side good", "side mid", "side "[:-1]]
+    words = " ".join(page.within("pairs"))
+    assert words.index("it is 8") < words.index("After, step 20") < words.index("not evaluated")
+    for word in ("global_batch_size", "clipping is inert", "killed", "all steps", "run abc123", "torch 2.13"):
+        assert word in page.text, word
+
+
+def test_the_page_stands_alone_and_admits_no_other_script(tmp_path: Path) -> None:
+    page = report(make_run(tmp_path / "run", FULL))
+    for tag, attributes in page.tags:
+        assert tag in ALLOWED_TAGS
+        assert not {"src", "href", "srcset", "action", "onload", "onclick"} & set(attributes)
+    style = next(text for kind, text in page.raw if kind == "style")
+    assert "url(" not in style and "@import" not in style and "prefers-color-scheme:dark" in style
+    policy = next(one["content"] for tag, one in page.tags if one.get("http-equiv") == "Content-Security-Policy")
+    digest = base64.b64encode(hashlib.sha256(page.raw[-1][1].encode()).digest()).decode()
+    assert policy is not None and f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+    assert "http" not in re.sub(
+        r"http://www\.w3\.org/2000/svg|http-equiv", "", write_report(tmp_path / "run").read_text()
+    )
+
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "\"'><img src=x onerror=alert(1)>",
+    "</div></article></main><h1>owned</h1>",
+    "<|<b>|><|im_start|>",
+    "&lt;script&gt;&#60;",
+    "\ud800\udc00\ud800 half \udfff",
+    "\x00\x1b[31m\x7f\x9b",
+    "\u202eevil\u202c \u2066x",
+    "]]><!--<style>*{display:none}</style>-->",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_was_written_stays_text(text: str, tmp_path: Path) -> None:
+    samples = [
+        sample("before", text, prompt=text, answer={text: text}),
+        sample("after", text, prompt=text, answer=[text]),
+        sample("train", text, prompt=text + "x", answer=text),
+        sample(text, text),
+    ]
+    run = make_run(tmp_path / "run", [*FULL, record(21, **{f"reward/{text}": 1.0})], samples)
+    plan = {"quantities": {text: text}, "layout": {text: 1}, "passes": {text: {"needed": True}}, "notes": [text]}
+    (run.path / "plan.json").write_text(json.dumps(plan))
+    (run.path / "run.json").write_text(json.dumps({"run_id": text, "created": text, "versions": {text: text}}))
+    attempt = json.loads((run.path / "attempts/0002/attempt.json").read_text())
+    (run.path / "attempts/0002/attempt.json").write_text(
+        json.dumps(attempt | {"reason": text, "detail": text, "host": text, "slurm_job_id": text, "started": text})
+    )
+    page = report(run)
+    assert [kind for kind, _ in page.raw] == ["style", "script", "script"]
+    assert {tag for tag, _ in page.tags} <= ALLOWED_TAGS
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", page.text)
+    if text.startswith("</script>"):
+        assert text in page.text  # shown as it is, not swallowed
+    boxes = [one for _, one in page.tags if one.get("class") == "text" and "dir" in one]
+    assert boxes and all(one["dir"] == "auto" for one in boxes)  # with unicode-bidi: isolate, from the style sheet
+
+
+def test_a_huge_completion_is_cut(tmp_path: Path) -> None:
+    samples = [sample("before", "a" * 1_000_000, answer={"sum": "9" * 100_000}), sample("after", "b" * 2000)]
+    page_path = write_report(make_run(tmp_path / "run", FULL, samples).path)
+    page = Page(page_path.read_text("utf-8"))
+    assert page_path.stat().st_size < 200_000
+    assert "998,000 more characters" in page.text and page.text.count("more characters") == 1
+    assert "b" * 2000 in page.text
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    rollout = Rollout(engine={"hf_token": "S3CRET", "max_num_seqs": 8})
+    run = make_run(tmp_path / "run", FULL, [sample("before", "x", answer={"api_key": "S3CRET"})], rollout=rollout)
+    html = write_report(run.path).read_text()
+    assert "S3CRET" not in html and "max_num_seqs" in html
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 13])
+def test_short_runs(count: int, tmp_path: Path) -> None:
+    page = report(make_run(tmp_path / "run", FULL[: count + 1]))
+    assert ("No optimizer step" in page.text) == (count == 0)
+    assert sum(tag == "svg" for tag, _ in page.tags) == (9 if count else 0)
+
+
+def test_values_that_are_none(tmp_path: Path) -> None:
+    odd = [None, float("nan"), float("inf"), "text", True, 10**400, -1e308, [1], {"a": 1}]
+    keys = [key for key in record(1) if key not in ("step", "attempt")]
+    lines = [json.dumps(record(step)) for step in (1, 2)]
+    lines += [json.dumps(record(3 + index) | dict.fromkeys(keys, value)) for index, value in enumerate(odd)]
+    lines.append(json.dumps({"step": 30, "loss": None}))
+    run = make_run(tmp_path / "run", [])
+    run.metrics.write_text("\n".join(lines) + "\n")
+    html = write_report(run.path).read_text()
+    Page(html)
+    for word in ("nan", "inf", "NaN", "Infinity"):
+        assert not re.search(rf"[\s\"',:>]{word}[\s\"',<]", html), word
+
+
+def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL[:6])
+    with open(run.metrics, "ab") as file:
+        file.write(b'[1]\n"x"\n{"step": "7"}\n{"step": -1}\n{"step": true}\n{}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
+        file.write(json.dumps(record(3, reward=0.99)).encode() + b"\n")  # done again: the later one counts
+        file.write(json.dumps(record(6)).encode()[:40])
+    read = read_run(run.path)
+    assert [one["step"] for one in read.records] == [0, 1, 2, 3, 4, 5]
+    assert read.records[3]["reward"] == 0.99
+    report(run)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "plan.json", "run.json", "metrics.jsonl", "samples.jsonl", "attempts"])
+@pytest.mark.parametrize("how", ["missing", "garbage", "empty", "directory"])
+def test_any_file_may_be_missing_or_broken(name: str, how: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL, [sample("before", "x")])
+    path = run.path / name
+    targets = sorted(path.glob("*/*.*")) if name == "attempts" else [path]
+    for target in targets:
+        target.unlink(missing_ok=True)
+        if how == "directory":
+            target.mkdir()
+        elif how != "missing":
+            target.write_bytes(b"\x00{]\xff: [" if how == "garbage" else b"")
+    report(run)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such run directory"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="not a run directory"):
+        write_report(tmp_path)
+    run = make_run(tmp_path / "run", FULL)
+    with pytest.raises(ValueError, match="is a directory"):
+        write_report(run.path, tmp_path)
+    with pytest.raises(ValueError, match="no directory"):
+        write_report(run.path, tmp_path / "no" / "page.html")
+    assert write_report(run.path, tmp_path / "page.html") == tmp_path / "page.html"
+    assert not (run.path / "report.html").exists()
+
+
+def test_a_running_attempt_and_the_time_of_a_killed_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    first = json.loads((run.path / "attempts/0001/attempt.json").read_text())
+    write_json(run.path / "attempts/0001/attempt.json", first | {"started": "2026-11-21T09:12:00+00:00"})
+    killed = read_run(run.path).attempts[0]
+    assert (killed.reason, killed.steps) == ("killed", (0, 10))
+    assert killed.ended == record(10)["time"]  # the last sign of life
+    attempt = run.new_attempt(Config(run=Run(name="again", max_steps=40)))
+    with run.lock() as lock:
+        lock.describe(attempt.number)
+        assert read_run(run.path).state == "running"
+        assert report(run).within("state") == ["running"]
+    assert read_run(run.path).state == "killed"
+    assert (read_run(run.path).name, read_run(run.path).max_steps) == ("again", 40)
+
+
+def test_the_curves_are_the_records(tmp_path: Path) -> None:
+    records = [FULL[0], *(record(step) for step in range(1, 41))]
+    records[5]["grad_norm"] = None
+    _, data = chart_section(read_run(make_run(tmp_path / "run", records).path))
+    length = data["length"]
+    assert length["s"] == [str(step) for step in range(1, 41)]
+    assert length["l"][0]["v"] == [number(one["response_length"]) for one in records[1:]]
+    assert [index for index, at in enumerate(data["grad"]["l"][0]["y"]) if at is None] == [4]
+    reward = data["reward"]
+    assert reward["s"][0] == "0" and reward["l"][0]["y"][0] is None  # the evaluation before the first step
+    assert reward["l"][2]["n"] == "accuracy" and reward["l"][2]["v"][0] == "0.25"
+    phases = data["phases"]
+    assert [line["n"] for line in phases["l"]] == ["generate", "update", "other", "all"]
+    assert phases["l"][2]["v"][:2] == ["1", "2"]  # 10 s - 9 s, 5 s - 3 s
+    assert phases["l"][3]["v"][:2] == ["10", "5"]
+
+
+def test_a_reward_that_is_no_share_does_not_share_the_axis_of_accuracy(tmp_path: Path) -> None:
+    records = [FULL[0], *(record(step, reward=-5.0 + step) for step in range(1, 21))]
+    _, data = chart_section(read_run(make_run(tmp_path / "run", records).path))
+    assert "accuracy" not in [line["n"] for line in data["reward"]["l"]]
+    assert data["accuracy"]["l"][0]["v"] == ["0.25"]
+
+
+def test_the_report_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, gspo_hpc.report; bad = {'torch', 'wandb', 'rich', 'vllm', 'numpy', 'transformers'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- charts and scales ---
+
+finite = st.floats(-1e299, 1e299, allow_nan=False)
+values_ = st.lists(st.one_of(st.none(), finite, st.floats(0, 1), st.just(0.0)), min_size=1, max_size=40)
+
+
+@settings(deadline=None, max_examples=200)
+@given(values_, st.booleans(), st.booleans(), st.one_of(st.none(), st.floats(1e-6, 1e3)))
+def test_any_curve_stays_within_its_plot(
+    values: list[float | None], logarithmic: bool, from_zero: bool, limit: float | None
+) -> None:
+    steps = list(range(3, 3 + len(values)))
+    lines = [Line("a", values), Line("b", moving_average(values, 3), "second"), Line("c", values, points=True)]
+    chart = Chart("k", "t", "n", steps, lines, limit=limit, logarithmic=logarithmic, from_zero=from_zero)
+    drawn = line_chart(chart)
+    Page(drawn.svg)
+    assert "nan" not in drawn.svg and "inf" not in drawn.svg
+    if not drawn.data:
+        assert all(value is None for value in values)
+        return
+    for line in drawn.data["l"]:
+        for at in line["y"]:
+            assert at is None or charts.TOP <= at <= chart.height - charts.BOTTOM
+    assert drawn.data["x"] == sorted(drawn.data["x"])
+    shown = drawn.data["l"][0]["y"]
+    known = [(value, at) for value, at in zip(values, shown, strict=True) if value is not None and at is not None]
+    for one, at in known:  # larger is higher
+        assert all(at <= other_at for other, other_at in known if other <= one)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.one_of(st.none(), st.floats(0, 1e5)), min_size=150, max_size=150), min_size=1, max_size=4))
+def test_bars_stack_to_the_total(columns: list[list[float | None]]) -> None:
+    chart = Chart("k", "t", "n", range(1, 151), [Line(str(i), column) for i, column in enumerate(columns)])
+    drawn = stacked_bars(chart)
+    Page(drawn.svg)
+    if drawn.data:
+        assert len(drawn.data["x"]) == 75  # two steps a bar
+        total = sum(columns[i][0] or 0.0 for i in range(len(columns))) + sum(
+            columns[i][1] or 0.0 for i in range(len(columns))
+        )
+        assert drawn.data["l"][-1]["v"][0] == number(math.fsum([total]) / 2) or total > 0
+        assert drawn.data["s"][0] == "1–2"
+
+
+def test_a_bar_is_as_high_as_its_value() -> None:
+    drawn = stacked_bars(Chart("k", "t", "n", [1], [Line("a", [5.0], "p0"), Line("b", [15.0], "p1")]))
+    tops = {
+        color: (float(bottom), float(top))
+        for bottom, top, color in re.findall(r'd="M[\d.]+ ([\d.]+)V([\d.]+)h.*?var\(--(\w+)\)', drawn.svg)
+    }
+    floor, ceiling = 188 - charts.BOTTOM, charts.TOP
+    assert tops["p0"] == (floor, floor - (floor - ceiling) / 4)
+    assert tops["p1"] == (tops["p0"][1], ceiling)
+
+
+def test_a_gap_interrupts_the_line() -> None:
+    drawn = line_chart(Chart("k", "t", "n", range(1, 8), [Line("a", [1, 2, None, 3, None, 4, 5])]))
+    assert len(re.findall(r'<path class="line"', drawn.svg)) == 2
+    assert drawn.svg.count("<circle") == 1  # the value between two gaps
+
+
+def test_labels_do_not_cover_each_other() -> None:
+    lines = [Line(name, [1.0, 1.0 + index * 1e-3]) for index, name in enumerate("abcd")]
+    drawn = line_chart(Chart("k", "t", "n", [1, 2], [*lines, Line("high", [9.0, 9.0]), Line("low", [0.0, 0.0])]))
+    heights = sorted(float(y) for y in re.findall(r'class="label" x="[\d.]+" y="([\d.]+)"', drawn.svg))
+    assert len(heights) == 6
+    assert all(
+        later - earlier >= charts.LABEL_HEIGHT - 0.11 for earlier, later in zip(heights, heights[1:], strict=False)
+    )
+    assert heights[-1] <= 188 - charts.BOTTOM + 4
+
+
+def test_a_limit_is_shown_where_it_can_be() -> None:
+    near = Chart("k", "t", "n", [1, 2], [Line("a", [1e-5, 2e-3])], limit=1e-3, logarithmic=True)
+    far = Chart("k", "t", "n", [1, 2], [Line("a", [0.1, 0.2])], limit=50.0)
+    assert 'class="limit"' in line_chart(near).svg
+    assert 'class="limit"' not in line_chart(far).svg  # it would flatten the curve
+
+
+def test_many_steps_are_gathered_and_spikes_stay() -> None:
+    values: list[float | None] = [1.0] * 5000
+    values[1234] = 100.0
+    gathered = gather(range(1, 5001), values, 600)
+    assert len(gathered.mean) <= 600 and gathered.first[0] == 1 and gathered.last[-1] == 5000
+    assert max(one for one in gathered.high if one is not None) == 100.0
+    assert math.isclose(
+        sum((one or 0) * (b - a + 1) for one, a, b in zip(gathered.mean, gathered.first, gathered.last, strict=True)),
+        5099,
+    )
+    drawn = line_chart(Chart("k", "t", "n", range(1, 5001), [Line("a", values)]))
+    assert 'class="band"' in drawn.svg and len(drawn.svg) < 60_000
+
+
+@given(finite, finite)
+def test_ticks_are_round_few_and_cover(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-280):
+        return
+    ticks = nice_ticks(low, high, 4)
+    step = (ticks[-1] - ticks[0]) / (len(ticks) - 1)
+    assert 2 <= len(ticks) <= 7
+    assert ticks[0] <= low + 1e-6 * step and ticks[-1] >= high - 1e-6 * step
+    digits = f"{step:.6e}".split("e")[0].rstrip("0").rstrip(".")
+    assert digits in ("1", "2", "2.5", "5")
+
+
+def test_ticks_by_hand() -> None:
+    assert nice_ticks(0, 1, 4) == [0, 0.25, 0.5, 0.75, 1.0]
+    assert nice_ticks(0.42, 0.79, 4) == [0.4, 0.5, 0.6, 0.7, 0.8]
+    assert step_ticks(1, 60) == [10, 20, 30, 40, 50, 60]
+    assert step_ticks(7, 7) == [7]
+    assert step_ticks(1, 2) == [1, 2]
+    assert log_ticks(3e-6, 4e-4) == [1e-6, 1e-5, 1e-4, 1e-3]
+    assert Scale(1.0, 100.0, 0.0, 200.0, logarithmic=True)(10.0) == 100.0
+    assert Scale(0.0, 10.0, 100.0, 0.0)(2.5) == 75.0
+
+
+@given(values_, st.integers(1, 10))
+def test_moving_average_is_the_mean_of_the_latest_known(values: list[float | None], window: int) -> None:
+    averages = moving_average(values, window)
+    for index, average in enumerate(averages):
+        known = [one for one in values[: index + 1] if one is not None][-window:]
+        assert (average is None) == (not known)
+        if average is not None:
+            assert math.isclose(average, math.fsum(known) / len(known), rel_tol=1e-12, abs_tol=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (0.8069, "0.807"),
+        (0.5, "0.5"),
+        (-0.25, "−0.25"),
+        (12.345, "12.3"),
+        (1234.0, "1,234"),
+        (12345.0, "12.3k"),
+        (1.25e6, "1.2M"),
+        (3.14e-5, "3.1e−5"),
+        (1e-4, "1e−4"),
+        (100.0, "100"),
+        (10.0, "10"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_the_samples_of_a_data_set_with_its_own_system_prompt_are_told_apart(tmp_path: Path) -> None:
+    """One prompt only: nothing is in common, so all of it is shown."""
+    page = report(make_run(tmp_path / "run", FULL, [sample("after", "7")], data=Data(train="x.jsonl")))
+    assert "".join(page.within("asked")).startswith("<|im_start|>user\nWhat is 3 + 4?")
+    assert page.within("frame") == []

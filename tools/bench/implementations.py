@@ -1,0 +1,297 @@
+"""What micro.py measures, ours and the peers', and the process in which it is measured. Each side in its own environment.
+
+An implementation takes the inputs of its comparison (numpy arrays) and returns a function without arguments: one run of
+what is timed. Modules are imported inside, because no environment has them all.
+
+    implementations.py serve                     requests on stdin, answers on stdout, one JSON object a line
+    implementations.py peak NAME INPUT SMALL     prints the memory that one run adds to this fresh process, in MiB
+
+Shapes: R tokens, H hidden size, V vocabulary, B sequences, L padded length, T packed tokens of all sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Arrays = dict[str, npt.NDArray[Any]]
+Run = Callable[[], Mapping[str, Any]]  # results: tensors or arrays
+
+CLIP_LOW, CLIP_HIGH = 3e-4, 4e-4
+EMPTY = (0, 4)  # shape of `segments` without attention
+
+
+# ---- log-probs of `targets` [R] from `hidden` [R, H] and `weight` [V, H], and back from `upstream` [R] ----
+
+
+def _logprobs(data: Arrays, forward: Callable[[Any, Any, Any], Any]) -> Run:
+    """One run: forward and backward; new gradients each time."""
+    import torch
+
+    hidden, weight = (torch.from_numpy(data[name]).requires_grad_() for name in ("hidden", "weight"))
+    targets, upstream = torch.from_numpy(data["targets"]), torch.from_numpy(data["upstream"])
+
+    def run() -> Mapping[str, Any]:
+        hidden.grad = weight.grad = None
+        values = forward(hidden, weight, targets)
+        values.backward(upstream)
+        return {"logprobs": values.detach(), "grad_hidden": hidden.grad, "grad_weight": weight.grad}
+
+    return run
+
+
+def ours_logprobs(data: Arrays, with_entropy: bool = False) -> Run:
+    """gspo_hpc: vocabulary blocks with their own backward."""
+    from gspo_hpc.logprobs import token_logprobs
+
+    return _logprobs(data, lambda h, w, t: token_logprobs(h, w, t, with_entropy=with_entropy)[0])
+
+
+def ours_logprobs_entropy(data: Arrays) -> Run:
+    """The same with the entropy, as the trainer calls it."""
+    return ours_logprobs(data, with_entropy=True)
+
+
+def trl_logits(data: Arrays) -> Run:
+    """TRL's selective_log_softmax on whole logits."""
+    from trl.trainer.utils import selective_log_softmax
+
+    return _logprobs(data, lambda h, w, t: selective_log_softmax(h @ w.t(), t))
+
+
+def trl_chunked(data: Arrays) -> Run:
+    """TRL's chunked head with entropy, as its GRPOTrainer calls it."""
+    from trl.kernels import ChunkedLogProbFunction
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as chunk
+
+    def forward(hidden: Any, weight: Any, targets: Any) -> Any:
+        result = ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, chunk, None, 1.0, ("entropy",))
+        return result[0]
+
+    return _logprobs(data, forward)
+
+
+def verl_logits(data: Arrays) -> Run:
+    """verl's logprobs_from_logits on whole logits."""
+    from verl.utils.torch_functional import logprobs_from_logits
+
+    return _logprobs(data, lambda h, w, t: logprobs_from_logits(h @ w.t(), t))
+
+
+def verl_fused(data: Arrays) -> Run:
+    """verl's FusedLinearForPPO, which always computes the entropy too."""
+    from verl.utils.experimental.torch_functional import FusedLinearForPPO
+
+    head = FusedLinearForPPO()
+    return _logprobs(data, lambda h, w, t: head(h, w, t)[0])
+
+
+# ---- the GSPO loss of B sequences: `logprobs` and `old` [T] packed, `lengths` [B], `advantages` [B], `padded` () = L ----
+
+
+def ours_loss(data: Arrays) -> Run:
+    """gspo_hpc, on packed tokens."""
+    import torch
+
+    from gspo_hpc.algorithms import PRESETS
+    from gspo_hpc.batch import PackedBatch
+    from gspo_hpc.loss import policy_loss
+
+    lengths = data["lengths"]
+    count, total = len(lengths), int(lengths.sum())
+    logprobs, old = torch.from_numpy(data["logprobs"]).requires_grad_(), torch.from_numpy(data["old"])
+    nothing = torch.zeros(total, dtype=torch.int64)  # the loss does not look at what the tokens are
+    batch = PackedBatch(
+        tokens=nothing,
+        positions=nothing,
+        segments=torch.zeros(EMPTY, dtype=torch.int32),
+        head_index=nothing,
+        targets=nothing,
+        cu_seqlens=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
+        seq_ids=torch.from_numpy(np.repeat(np.arange(count), lengths)),
+        loss_mask=torch.ones(total, dtype=torch.bool),
+        advantages=torch.from_numpy(data["advantages"]),
+        rollout_logprobs=old,
+        old_logprobs=old,
+        reference_logprobs=None,
+        keys=tuple((row, 0) for row in range(count)),
+    )
+    assert (PRESETS["gspo"].clip_low, PRESETS["gspo"].clip_high) == (CLIP_LOW, CLIP_HIGH)
+
+    def run() -> Mapping[str, Any]:
+        logprobs.grad = None
+        loss = policy_loss(logprobs, batch, PRESETS["gspo"], denominator=float(count)).loss
+        loss.backward()
+        return {"loss": loss.detach(), "grad": logprobs.grad}
+
+    return run
+
+
+def verl_loss(data: Arrays) -> Run:
+    """verl's compute_policy_loss_gspo, on tensors padded to [B, L]."""
+    import torch
+    from verl.trainer.ppo.core_algos import compute_policy_loss_gspo
+    from verl.workers.config import ActorConfig
+
+    config = ActorConfig(
+        strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=CLIP_LOW, clip_ratio_high=CLIP_HIGH
+    )
+    mask = np.arange(int(data["padded"]))[None, :] < data["lengths"][:, None]
+    logprobs, old = np.zeros((2, *mask.shape), np.float32)
+    logprobs[mask], old[mask] = data["logprobs"], data["old"]
+    current, before = torch.from_numpy(logprobs).requires_grad_(), torch.from_numpy(old)
+    where = torch.from_numpy(mask)
+    response_mask = where.to(torch.int64)
+    advantages = (torch.from_numpy(data["advantages"]).unsqueeze(-1) * response_mask).contiguous()
+
+    def run() -> Mapping[str, Any]:
+        current.grad = None
+        loss, _ = compute_policy_loss_gspo(before, current, advantages, response_mask, config=config)
+        loss.backward()
+        assert current.grad is not None
+        return {"loss": loss.detach(), "grad": current.grad}
+
+    def packed() -> Mapping[str, Any]:
+        result = run()
+        return {"loss": result["loss"], "grad": _Later(lambda: result["grad"][where])}
+
+    return packed
+
+
+# ---- packing samples of `lengths` [B] tokens under a budget of `budget` () tokens ----
+
+
+def ours_packing(data: Arrays) -> Run:
+    """gspo_hpc, without shared prompts: every sample computes exactly its length."""
+    from gspo_hpc.packing import Sample, pack
+
+    samples = [Sample(group, 0, 1, int(length)) for group, length in enumerate(data["lengths"])]
+    budget = int(data["budget"])
+
+    def run() -> Mapping[str, Any]:
+        (batches,) = pack(samples, dp_size=1, micro_batch_size=None, micro_batch_tokens=budget, share_prompts=False)
+        return _Later.bins([[sample.group for sample in batch] for batch in batches], data["lengths"])
+
+    return run
+
+
+def verl_packing(data: Arrays) -> Run:
+    """verl's rearrange_micro_batches on nested token ids, as its engines call it."""
+    import torch
+    from tensordict import TensorDict
+    from verl.utils.seqlen_balancing import rearrange_micro_batches
+
+    rows = [torch.zeros(int(length), dtype=torch.int64) for length in data["lengths"]]
+    batch = TensorDict({"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=[len(rows)])
+    budget = int(data["budget"])
+
+    def run() -> Mapping[str, Any]:
+        _, indices = rearrange_micro_batches(batch, budget)
+        return _Later.bins(indices, data["lengths"])
+
+    return run
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Arrays], Run]] = {
+    function.__name__: function
+    for function in (
+        ours_logprobs,
+        ours_logprobs_entropy,
+        trl_logits,
+        trl_chunked,
+        verl_logits,
+        verl_fused,
+        ours_loss,
+        verl_loss,
+        ours_packing,
+        verl_packing,
+    )
+}
+
+
+# ---- the measuring process ----
+
+
+class _Later:
+    """A result that still has to be put in order, outside of what is timed."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute = compute
+
+    @classmethod
+    def bins(cls, bins: list[list[int]], lengths: npt.NDArray[Any]) -> Mapping[str, _Later]:
+        """Tokens of every bin, and which samples are in any, in order."""
+        return {
+            "bins": cls(lambda: np.array([int(lengths[list(members)].sum()) for members in bins])),
+            "samples": cls(lambda: np.sort(np.concatenate([np.array(members) for members in bins]))),
+        }
+
+
+def load(path: str) -> Arrays:
+    """Every array of an .npz file; pickled ones are refused."""
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def save(path: str, results: Mapping[str, Any]) -> None:
+    """The results of a run as an .npz file."""
+    values = {name: value.compute() if isinstance(value, _Later) else value for name, value in results.items()}
+    np.savez(path, allow_pickle=False, **{name: np.asarray(value) for name, value in values.items()})
+
+
+def serve() -> None:
+    """Answer {"name", "input", "small", "output"} with {"seconds"}, until stdin ends. The first request for a name also
+    runs it on `small`, not timed; `output` (or null) is where the results go."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # stdout is for answers; what libraries print goes to stderr
+    ready: dict[tuple[str, str], Run] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        key = request["name"], request["input"]
+        if key not in ready:
+            IMPLEMENTATIONS[key[0]](load(request["small"]))()
+            ready = {key: IMPLEMENTATIONS[key[0]](load(key[1]))} | {k: r for k, r in ready.items() if k[1] == key[1]}
+        began = time.perf_counter()
+        results = ready[key]()
+        seconds = time.perf_counter() - began
+        if request["output"]:
+            save(request["output"], results)
+        del results
+        answers.write(json.dumps({"seconds": seconds}) + "\n")
+        answers.flush()
+
+
+def peak(name: str, data: str, small: str) -> float:
+    """MiB by which the resident memory of this process peaks above what it is before one run: the results count."""
+    IMPLEMENTATIONS[name](load(small))()
+    run = IMPLEMENTATIONS[name](load(data))
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew here
+    results = run()
+    most = _resident("VmHWM")
+    del results
+    return most - before
+
+
+def _resident(key: str) -> float:
+    found = re.search(rf"^{key}:\s+(\d+) kB$", Path("/proc/self/status").read_text("utf-8"), re.MULTILINE)
+    assert found, key
+    return int(found[1]) / 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        command, *arguments = sys.argv[1:]
+        assert command == "peak", sys.argv
+        print(peak(*arguments))

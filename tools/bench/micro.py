@@ -1,0 +1,293 @@
+"""Parts of a step against the peers' own: log-probs from hidden states, the GSPO loss, packing.
+
+    bash tools/bench/setup_peers.sh
+    .venv/bin/python tools/bench/micro.py > table.md          # progress goes to stderr
+
+Ours runs in this environment, the peers' in theirs, each in one process that works only when it is asked to. All get the
+same inputs and run in turns (ours, peer, peer, ours, peer, …), so that what else the machine does falls on all alike. A
+small run comes first and is not timed. Peak memory is what one run adds to a fresh process that holds the inputs and
+has run small before. The results are compared too: a difference beyond rounding ends the benchmark with exit code 1.
+
+What to know when reading the figures:
+
+- Log-probs are timed forward and backward, with gradients for hidden states and weight. "entropy" in a name: it is
+  computed too. verl's fused head cannot leave it out; TRL's chunked head is what its GRPOTrainer calls, with entropy.
+- The loss is timed forward and backward from log-probs on. verl's wants tensors padded to the longest response, ours
+  the packed tokens; neither is charged for bringing its input into that form.
+- Packing: fewer bins are fewer passes. The bound is the number of tokens over the budget, rounded up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from step import BENCH, REPO, cpu_model, environment
+
+Arrays = dict[str, npt.NDArray[Any]]
+Results = dict[str, Arrays]  # of the first run, by implementation
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One table. The first implementation is ours, and what the others are compared with."""
+
+    title: str
+    rows: Mapping[str, str]  # implementation → how the table calls it; ours_… runs here, all others with the peers
+    inputs: Callable[[bool], Arrays]  # True: small ones
+    check: Callable[
+        [Arrays, Arrays, Arrays], str
+    ]  # (inputs, ours, other) → what the last column says, or AssertionError
+    memory: bool = True
+
+
+def logprob_inputs(tokens: int, hidden: int, vocabulary: int) -> Callable[[bool], Arrays]:
+    """Hidden states [R, H], a head [V, H], targets [R] and a gradient of the log-probs [R]."""
+
+    def make(small: bool) -> Arrays:
+        rng = np.random.default_rng(1)
+        rows = 8 if small else tokens
+        return {
+            "hidden": rng.standard_normal((rows, hidden), dtype=np.float32),
+            "weight": rng.standard_normal((vocabulary, hidden), dtype=np.float32) / np.float32(np.sqrt(hidden)),
+            "targets": rng.integers(0, vocabulary, rows),
+            "upstream": rng.standard_normal(rows, dtype=np.float32),
+        }
+
+    return make
+
+
+def loss_inputs(small: bool) -> Arrays:
+    """Log-probs of 512 responses of up to 8,192 tokens, a quarter of them there, before and after a small update."""
+    rng = np.random.default_rng(2)
+    count, padded = (4, 64) if small else (512, 8192)
+    lengths = rng.integers(1, padded // 2, count)
+    old = -rng.exponential(1.0, int(lengths.sum())).astype(np.float32)
+    # Means of sequences that move by about the clip range: some ratios are clipped, some are not.
+    drift = np.repeat(rng.normal(0.0, 5e-4, count), lengths) + rng.normal(0.0, 2e-3, len(old))
+    return {
+        "old": old,
+        "logprobs": old + drift.astype(np.float32),
+        "lengths": lengths,
+        "advantages": rng.standard_normal(count).astype(np.float32),
+        "padded": np.array(padded),
+    }
+
+
+def packing_inputs(small: bool) -> Arrays:
+    """1,024 lengths, evenly spread up to half the budget."""
+    return {
+        "lengths": np.random.default_rng(3).integers(1, 4097, 16 if small else 1024),
+        "budget": np.array(8192),
+    }
+
+
+def same_numbers(tolerance: float) -> Callable[[Arrays, Arrays, Arrays], str]:
+    """The greatest difference of any result, as a share of the greatest value, is within `tolerance`."""
+
+    def check(_: Arrays, ours: Arrays, other: Arrays) -> str:
+        assert ours.keys() == other.keys()
+        worst = 0.0
+        for name in ours:
+            assert ours[name].shape == other[name].shape and np.abs(ours[name]).max() > 0, name
+            worst = max(worst, float(np.abs(ours[name] - other[name]).max() / np.abs(ours[name]).max()))
+        assert worst <= tolerance, f"results differ by {worst:.1e}, allowed is {tolerance:.0e}"
+        return f"{worst:.0e}"
+
+    return check
+
+
+def same_packing(inputs: Arrays, ours: Arrays, other: Arrays) -> str:
+    """Both packed every sample once, within the budget; says how many bins the other needed."""
+    for result in (ours, other):
+        assert np.array_equal(result["samples"], np.arange(len(inputs["lengths"])))
+        assert result["bins"].max() <= inputs["budget"] and result["bins"].sum() == inputs["lengths"].sum()
+    bound = -(-int(inputs["lengths"].sum()) // int(inputs["budget"]))
+    return f"{len(other['bins'])} bins, bound {bound}"
+
+
+LOGPROBS = {
+    "ours_logprobs": "gspo_hpc",
+    "ours_logprobs_entropy": "gspo_hpc, entropy",
+    "trl_logits": "TRL selective_log_softmax, whole logits",
+    "trl_chunked": "TRL chunked head, entropy",
+    "verl_logits": "verl logprobs_from_logits, whole logits",
+    "verl_fused": "verl FusedLinearForPPO, entropy",
+}
+COMPARISONS = {
+    "logprobs": [
+        Comparison(f"Log-probs, R {r} H {h} V {v}, float32", LOGPROBS, logprob_inputs(r, h, v), same_numbers(1e-4))
+        for r, h, v in ((2048, 256, 32768), (800, 576, 49152))
+    ],
+    "loss": [
+        Comparison(
+            "GSPO loss, 512 responses of up to 8,192 tokens, a quarter full",
+            {"ours_loss": "gspo_hpc, packed", "verl_loss": "verl compute_policy_loss_gspo, padded"},
+            loss_inputs,
+            same_numbers(1e-4),
+        )
+    ],
+    "packing": [
+        Comparison(
+            "Packing 1,024 samples, budget 8,192 tokens",
+            {"ours_packing": "gspo_hpc pack", "verl_packing": "verl rearrange_micro_batches"},
+            packing_inputs,
+            same_packing,
+            memory=False,
+        )
+    ],
+}
+
+
+class Process:
+    """One side, waiting for requests."""
+
+    def __init__(self, python: Path, log: IO[bytes]) -> None:
+        self.python = python
+        self.process = subprocess.Popen(
+            [python, BENCH / "implementations.py", "serve"],
+            cwd=REPO,
+            env=environment(OMP_NUM_THREADS=str(cores())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
+    def seconds(self, **request: Any) -> float:
+        """Have one run made and timed. Raises RuntimeError if the process ends over it."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{request['name']}: its process ended with {self.process.wait()}")
+        return float(json.loads(answer)["seconds"])
+
+    def peak(self, name: str, data: Path, small: Path, log: IO[bytes]) -> float:
+        """MiB that one run adds, in a process of its own."""
+        command: list[str | Path] = [self.python, BENCH / "implementations.py", "peak", name, data, small]
+        env = environment(OMP_NUM_THREADS=str(cores()))
+        done = subprocess.run(command, check=False, cwd=REPO, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{name}: measuring its memory ended with {done.returncode}")
+        return float(done.stdout.split()[-1])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"micro.py: {text}", file=sys.stderr, flush=True)
+
+
+def measure(
+    item: Comparison, sides: Mapping[str, Process], repeats: int, folder: Path, log: IO[bytes]
+) -> Iterator[str]:
+    """Make all runs of one comparison; the lines of its table. Files go into a new folder in `folder`: a process that
+    has read the inputs of one comparison must not take them for those of another."""
+    work = Path(tempfile.mkdtemp(dir=folder))
+    data, small = work / "input.npz", work / "small.npz"
+    inputs = item.inputs(False)
+    np.savez(data, allow_pickle=False, **inputs)
+    np.savez(small, allow_pickle=False, **item.inputs(True))
+    times: dict[str, list[float]] = {name: [] for name in item.rows}
+    for turn in range(repeats):
+        for name in item.rows:
+            output = str(work / f"{name}.npz") if turn == 0 else None
+            request = {"name": name, "input": str(data), "small": str(small), "output": output}
+            times[name].append(side(sides, name).seconds(**request))
+        say(f"{item.title}: turn {turn + 1} of {repeats}")
+    results: Results = {}
+    for name in item.rows:
+        with np.load(work / f"{name}.npz", allow_pickle=False) as file:
+            results[name] = {key: file[key] for key in file.files}
+    ours = next(iter(item.rows))
+    peaks = {name: side(sides, name).peak(name, data, small, log) for name in item.rows} if item.memory else {}
+
+    yield f"**{item.title}**\n"
+    yield "| | time, ms: median (least – most) | × ours | " + "peak MiB | × ours | " * item.memory + "results |"
+    yield "|---|---|---|" + "---|---|" * item.memory + "---|"
+    for name, label in item.rows.items():
+        try:
+            verdict = item.check(inputs, results[ours], results[name])
+        except AssertionError as error:
+            raise RuntimeError(f"{item.title}: {name} against {ours}: {error}") from error
+        middle = statistics.median(times[name])
+        span = f"{middle * 1e3:,.0f} ({min(times[name]) * 1e3:,.0f} – {max(times[name]) * 1e3:,.0f})"
+        cells = [label, span, f"{middle / statistics.median(times[ours]):.2f}"]
+        if peaks:
+            cells += [f"{peaks[name]:,.0f}", f"{peaks[name] / peaks[ours]:.2f}"]
+        yield f"| {' | '.join([*cells, verdict if name != ours or not peaks else ''])} |"
+    yield ""
+
+
+def side(sides: Mapping[str, Process], name: str) -> Process:
+    """The process that runs an implementation."""
+    return sides["ours" if name.startswith("ours_") else "peers"]
+
+
+@contextmanager
+def both_sides(peers: Path, log: IO[bytes]) -> Iterator[dict[str, Process]]:
+    """The two processes."""
+    with ExitStack() as stack:
+        sides = {}
+        for name, python in (("ours", Path(sys.executable)), ("peers", peers / "bin" / "python")):
+            sides[name] = Process(python, log)
+            stack.callback(sides[name].close)
+        yield sides
+
+
+def main() -> int:
+    """Measure, and print Markdown; 0 when all results agreed."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    peers = os.environ.get("GSPO_HPC_PEERS_VENV", REPO / ".venv-peers")
+    parser.add_argument("what", nargs="*", help=f"any of {', '.join(COMPARISONS)} (default: all)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each implementation (default: %(default)s)")
+    parser.add_argument("--peers-venv", type=Path, default=Path(peers), help="made by setup_peers.sh")
+    args = parser.parse_args()
+    if unknown := set(args.what) - COMPARISONS.keys():
+        parser.error(f"no comparison {', '.join(sorted(unknown))}; there are {', '.join(COMPARISONS)}")
+    if args.repeats < 1:
+        parser.error(f"--repeats {args.repeats}: at least 1")
+    if not (args.peers_venv / "bin" / "python").exists():
+        parser.error(f"no peers in {args.peers_venv}: bash tools/bench/setup_peers.sh")
+    print(f"{cores()} cores of {cpu_model()}; load average before the start: {os.getloadavg()[0]:.1f}.\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="gspo_hpc.micro.") as folder, tempfile.TemporaryFile() as log:
+        try:
+            with both_sides(args.peers_venv, log) as sides:
+                for name in args.what or COMPARISONS:
+                    for item in COMPARISONS[name]:
+                        print("\n".join(measure(item, sides, args.repeats, Path(folder), log)), flush=True)
+        except RuntimeError as error:
+            log.seek(0)
+            tail = b"\n".join(log.read().splitlines()[-15:]).decode("utf-8", "replace")
+            say(f"{error}\n{tail}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+# Shared by the scripts in tools/: where things are, how to speak, how to stop.
+# Sourced, not run. Sets PROJECT, VENV, PYTHON (of the environment) and CACHE.
+
+PROJECT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+VENV="${GSPO_HPC_VENV:-$PROJECT/.venv}"
+CACHE="${GSPO_HPC_CACHE:-$PROJECT/.cache}"
+PYTHON="$VENV/bin/python"
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Two lines at most: what is wrong, and the mend.
+die() {
+    printf '%s\n' "$@" >&2
+    exit 1
+}
+
+# The value of an option that needs one: value_of --steps "$@" after the option itself was looked at.
+value_of() { [ $# -ge 3 ] && [ -n "$3" ] && printf '%s' "$3" || die "$1 needs a value (see --help)"; }

@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# Make the Python environment of this project, for machines without a GPU.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: bash tools/setup_env.sh [--dev] [--force]
+
+Makes a virtual environment with everything this project needs on a machine without a GPU, about 2 GB:
+a CPU build of torch, vLLM for the CPU, Megatron-Core. Changes nothing when it is up to date already.
+
+  --dev     also what the tests need
+  --force   make it again from nothing
+  --help    this text
+
+environment variables:
+  GSPO_HPC_VENV    where the environment goes (default: .venv in the project)
+  GSPO_HPC_PYTHON  the Python to make it with (default: the first that serves of python3.11, python3.12, python3)
+TEXT
+}
+
+DEV=0 FORCE=0
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --dev) DEV=1 ;;
+        --force) FORCE=1 ;;
+        --help | -h) usage; exit 0 ;;
+        *) die "setup_env: no option $1; see bash tools/setup_env.sh --help" ;;
+    esac
+    shift
+done
+
+REQUIREMENTS="$PROJECT/tools/requirements"
+TORCH="torch==2.13.0"
+STAMP="$VENV/.gspo_hpc_stamp"
+
+# What the environment was made from: it is made anew, or added to, when this changes.
+fingerprint() {
+    cat "$REQUIREMENTS"/*.txt "$PROJECT/setup.cfg" "$PROJECT/pyproject.toml" "${BASH_SOURCE[0]}" | sha256sum | cut -d' ' -f1
+    printf '%s\n' "$PROJECT"
+}
+up_to_date() {
+    [ -x "$PYTHON" ] && [ -f "$STAMP" ] && [ "$(head -n 2 "$STAMP")" = "$(fingerprint)" ] &&
+        { [ "$DEV" = 0 ] || grep -qx dev "$STAMP"; }
+}
+
+[ "$FORCE" = 1 ] || ! up_to_date || exit 0
+
+# One set-up at a time; a second one waits and then finds it done.
+mkdir -p "$(dirname "$VENV")"
+exec 9>"$VENV.lock"
+flock -n 9 || { say "another set-up is at work on $VENV; waiting for it"; flock 9; }
+[ "$FORCE" = 1 ] || ! up_to_date || exit 0
+
+# --- From the system: only what is missing ---
+
+# The first Python that serves. The pins were resolved for 3.11 and checked to have wheels for 3.12 to 3.14.
+find_python() {
+    local candidate
+    for candidate in ${GSPO_HPC_PYTHON:-python3.11 python3.12 python3 python3.13 python3.14}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+}
+
+# Debian package names of what this machine lacks.
+missing_packages() {
+    local python suffix=""
+    python="$(find_python)"
+    if [ -z "$python" ]; then
+        echo python3 python3-venv python3-dev
+    else
+        case "$python" in /usr/bin/*) suffix="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ;; esac
+        "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "python${suffix:-3}-venv"
+        # torch compiles small kernels inside vLLM's sampler: a C++ compiler and Python's headers.
+        [ -f "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+            echo "python${suffix:-3}-dev"
+    fi
+    command -v g++ >/dev/null || echo g++
+    # vLLM's compiled part is linked against libnuma.
+    PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libnuma\.so\.1' || echo libnuma1
+}
+
+install_packages() { # package...
+    local root=()
+    [ "$(id -u)" = 0 ] || root=(sudo -n)
+    if ! command -v apt-get >/dev/null || ! "${root[@]}" true 2>/dev/null; then
+        die "setup_env: this machine lacks $*, and this script may not install packages here (no root, sudo or apt-get)." \
+            "Let an administrator run: apt-get install $*"
+    fi
+    say "installing system packages: $*"
+    "${root[@]}" apt-get update -q >&2 </dev/null || say "apt-get update failed; trying with the lists that are there"
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" </dev/null
+}
+
+# --- From Python's package indexes ---
+
+# pip with its log in a file: a line of progress now and then, and on failure the end of the log.
+pip_install() { # what it is, pip arguments...
+    local what="$1" log="$VENV/setup.log"
+    shift
+    say "$what"
+    if ! "$PYTHON" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" 2>&1 </dev/null |
+        tee -a "$log" | awk '/^(Collecting|Processing)/ { if (++n % 20 == 0) { print "   " n " packages found"; fflush() } }
+                             /^Installing collected/ { print "   unpacking"; fflush() }'; then
+        tail -n 15 "$log" >&2
+        die "setup_env: pip failed ($what); the whole log is $log"
+    fi
+}
+
+install_torch() {
+    local log="$VENV/setup.log"
+    say "torch, CPU build (about 200 MB)"
+    # A CPU build carries +cpu in its version: from where pip is configured to look, else from PyTorch's own index.
+    if ! "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps "$TORCH+cpu" >>"$log" 2>&1 </dev/null; then
+        pip_install "torch is not where pip looks; taking it from download.pytorch.org" \
+            --no-deps --index-url https://download.pytorch.org/whl/cpu "$TORCH+cpu"
+    fi
+}
+
+# Everything imports, torch is the CPU build, and the packages that break transformers are not there.
+self_test() {
+    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$PYTHON" - <<'PYTHON' 2>>"$VENV/setup.log"
+import importlib.util
+import sys
+
+import torch
+
+if torch.version.cuda is not None:
+    sys.exit(f"setup_env: torch {torch.__version__} is a CUDA build; run again with --force")
+for name in ("torchvision", "torchaudio", "torchcodec"):
+    if importlib.util.find_spec(name):
+        sys.exit(f"setup_env: {name} is installed; it does not fit this torch. Run again with --force")
+from megatron.core.models.gpt.gpt_model import GPTModel
+from transformers import AutoTokenizer, LlamaForCausalLM, Qwen3ForCausalLM
+from vllm import LLM
+import vllm
+
+import gspo_hpc
+
+print(f"   torch {torch.__version__}, vLLM {vllm.__version__}, gspo_hpc {gspo_hpc.__version__}: all import")
+PYTHON
+}
+
+mapfile -t MISSING < <(missing_packages | tr ' ' '\n')
+[ ${#MISSING[@]} = 0 ] || install_packages "${MISSING[@]}"
+BASE="$(find_python)"
+[ -n "$BASE" ] || die "setup_env: no Python 3.11 to 3.14 found." \
+    "Install one (Debian 12: apt-get install python3 python3-venv), or name it in GSPO_HPC_PYTHON."
+
+START=$SECONDS
+if [ -e "$VENV" ] && [ ! -f "$VENV/pyvenv.cfg" ]; then
+    die "setup_env: $VENV exists and is no virtual environment; remove it or set GSPO_HPC_VENV."
+fi
+if [ "$FORCE" = 1 ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
+    say "virtual environment in $VENV, with $BASE"
+    "$BASE" -m venv --clear "$VENV"
+fi
+rm -f "$STAMP"
+: >"$VENV/setup.log"
+"$PYTHON" -m pip uninstall -q -y torchvision torchaudio torchcodec >>"$VENV/setup.log" 2>&1
+[ "$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null)" = "${TORCH#torch==}+cpu" ] || install_torch
+files=(-r "$REQUIREMENTS/cpu.txt")
+[ "$DEV" = 0 ] || files+=(-r "$REQUIREMENTS/dev.txt")
+pip_install "vLLM, Megatron-Core and the rest (about 160 packages)" --no-deps "${files[@]}"
+pip_install "this project" --no-deps --no-build-isolation -e "$PROJECT"
+say "checking that everything imports"
+self_test || { tail -n 15 "$VENV/setup.log" >&2; die "setup_env: the environment does not work; the log is $VENV/setup.log"; }
+{
+    fingerprint
+    [ "$DEV" = 0 ] || echo dev
+} >"$STAMP"
+say "environment ready in $VENV ($((SECONDS - START)) s)"
