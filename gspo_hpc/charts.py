@@ -202,7 +202,7 @@ def _y_scale(chart: Chart, values: Sequence[float]) -> tuple[Scale, list[float]]
         low = min(low, 0.0)
     if high == low or high - low < 1e-12 * max(1e-290, abs(high), abs(low)):  # flat: room above and below the line
         room = abs(high) * 0.5 if abs(high) > 1e-280 else 1.0
-        low, high = (0.0 if chart.from_zero else low - room), high + room
+        low, high = (0.0 if low >= 0 and chart.from_zero else low - room), high + room
     ticks = nice_ticks(low, high, 4)
     return Scale(ticks[0], ticks[-1], chart.height - BOTTOM, TOP), ticks
 

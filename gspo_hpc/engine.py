@@ -104,7 +104,7 @@ class Engine:
         self._processes = engine_process.Processes()
         atexit.register(self.close)
         try:
-            with self._processes.starting(environment(settings, self._staging.backend), settings.log_path):
+            with self._processes.starting(environment(settings), settings.log_path):
                 values = arguments(settings, self._staging.backend)
                 self._llm = self._wait(self._caller.call(self._make_llm, values), _START_SECONDS)
             self._processes.find()

@@ -102,7 +102,7 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
     return values | settings.engine_args
 
 
-def environment(settings: EngineSettings, backend: str) -> dict[str, str]:
+def environment(settings: EngineSettings) -> dict[str, str]:
     """What the engine's processes need to find in their environment."""
     values = dict(_COMMON)
     if settings.platform == "cpu":
@@ -120,8 +120,6 @@ def environment(settings: EngineSettings, backend: str) -> dict[str, str]:
                 f"this process sees {len(visible)}: let every task of a node see all its GPUs"
             )
         values["CUDA_VISIBLE_DEVICES"] = ",".join(visible[device] if visible else str(device) for device in mine)
-        if backend == "ipc":  # handles are pickled, between this process and its own children only
-            values["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and "gspo_hpc" not in plugins.split(","):
         values["VLLM_PLUGINS"] = f"{plugins},gspo_hpc"

@@ -20,7 +20,6 @@ from gspo_hpc import (
     checkpoint,
     commit,
     config_file,
-    evaluate as evaluation,
     model_config,
     plan,
     prompts,
@@ -28,6 +27,9 @@ from gspo_hpc import (
     trainer,
     update,
     weights,
+)
+from gspo_hpc import (
+    evaluate as evaluation,
 )
 from gspo_hpc.config import Config
 from gspo_hpc.console import Console
@@ -41,7 +43,6 @@ from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout import Station
 from gspo_hpc.rundir import Attempt, RunDir
 from gspo_hpc.tracking import Tracker
-
 
 # Exporting and evaluating need one rank, whatever the layout of the run was.
 ONE_RANK = (
@@ -128,7 +129,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
 def export(run_dir: Path, step: int | None, out: Path) -> None:
     """Write a checkpoint of a run as a Hugging Face folder."""
     run = RunDir(run_dir)
-    config = config_file.load(run.config, ONE_RANK)
+    config = config_file.load(_newest_config(run), ONE_RANK)
     ranks = start(config)
     try:
         policy = _policy_of(run, config, ranks, step)
@@ -142,7 +143,7 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
     """Print the scores of a run's checkpoint, or of the model a configuration names, on data.eval."""
     run = RunDir(target) if (target / "run.json").exists() else None
     if run is not None:
-        config = config_file.load(run.config, [*overrides, *ONE_RANK])
+        config = config_file.load(_newest_config(run), [*overrides, *ONE_RANK])
     elif target.is_dir():
         config = config_file.load(None, [f"model.path={target}", *overrides, *ONE_RANK])
     else:
@@ -175,6 +176,12 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
     finally:
         _close(station, None, 0)
         stop()
+
+
+def _newest_config(run: RunDir) -> Path:
+    """The configuration of the newest attempt."""
+    attempts = run.read_attempts()
+    return run.attempt(attempts[-1]["attempt"]).config if attempts else run.config
 
 
 def _policy_of(run: RunDir, config: Config, ranks: Ranks, step: int | None) -> Policy:
@@ -223,7 +230,7 @@ def _newest_checkpoint(run: RunDir, ranks: Ranks, console: Console) -> Path | No
     name = ""
     if ranks.rank == 0:
         commit.clean_staging(run.checkpoints)
-        whole, remarks = commit.newest_whole(run.checkpoints)
+        whole, remarks = commit.newest_whole(run.checkpoints, put_aside=True)
         for remark in remarks:
             console.warn(remark)
         name = whole.name if whole is not None else ""

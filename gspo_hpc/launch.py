@@ -1,4 +1,4 @@
-"""``gspo-hpc train`` on this machine: one process per rank, watched to the last grandchild; ``eval`` and ``export`` too.
+"""``gspo-hpc train`` on this machine: one process per rank, watched to the last grandchild; ``eval``, ``export`` too.
 
 Floor 6, on the user's side: imports nothing heavy. Every rank leads a session of its own, so that it and the engines
 and graders it starts can be ended together, and a Ctrl-C reaches the launcher alone, which passes it on. Nothing is

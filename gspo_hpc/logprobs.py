@@ -54,7 +54,11 @@ def token_logprobs(
     Raises ValueError for a target outside the vocabulary.
     """
     assert hidden.ndim == 2 and weight.ndim == 2 and hidden.shape[1] == weight.shape[1], (hidden.shape, weight.shape)
-    assert hidden.shape[:1] == targets.shape and hidden.dtype == weight.dtype, (targets.shape, hidden.dtype, weight.dtype)
+    assert hidden.shape[:1] == targets.shape and hidden.dtype == weight.dtype, (
+        targets.shape,
+        hidden.dtype,
+        weight.dtype,
+    )
     assert temperature > 0 and (chunk_tokens is None or chunk_tokens >= 1)
     if vocab_size is None:
         vocab_size = weight.shape[0] * dist.get_world_size(tp_group) if tp_group else vocab_start + weight.shape[0]
@@ -121,7 +125,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.settings = (inverse_temperature, chunk_tokens, real_rows, tp_group)
         entropy = total.log() - moment / total
         ctx.mark_non_differentiable(entropy)
-        return chosen - log_total, entropy
+        return (chosen - peak) - total.log(), entropy  # in this order: large logits do not swallow the small part
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:

@@ -124,7 +124,9 @@ def policy_loss(
     lengths = counts.clamp(min=1.0)
     advantages = torch.where(counts > 0, batch.advantages.to(dtype), 0.0)
 
-    if objective.ratio == "sequence":
+    by_sequence = objective.ratio == "sequence"
+    if by_sequence:
+        assert objective.aggregation == "sequence", "a ratio of a sequence has no mean over tokens"
         log_ratio, of_each, valid = per_sample(difference) / lengths, advantages, counts > 0
     else:
         of_each, valid = torch.where(mask, advantages[ids], 0.0), mask
@@ -139,9 +141,7 @@ def policy_loss(
         summed = per_sample(x)
         return summed / lengths if objective.aggregation == "sequence" else summed
 
-    if objective.ratio == "sequence":
-        assert objective.aggregation == "sequence", "a ratio of a sequence has no mean over tokens"
-    per_loss = terms if objective.ratio == "sequence" else aggregate(terms)
+    per_loss = terms if by_sequence else aggregate(terms)
     reference_kl = None
     if objective.kl_beta > 0:
         assert batch.reference_logprobs is not None, "a KL term needs the reference's log-probs"
@@ -151,16 +151,15 @@ def policy_loss(
 
     with torch.no_grad():
         ratio = torch.where(valid, log_ratio, 0.0).exp()
-        of_ratios = valid if objective.ratio == "sequence" else None
         gap = (current - clean(batch.rollout_logprobs)).abs()
         tokens = counts.sum()
         none = tokens.new_zeros(())
 
         def total(x: Tensor) -> Tensor:
             x = torch.where(valid, x.to(dtype), 0.0)
-            return x.sum() if of_ratios is not None else per_sample(x).sum()
+            return x.sum() if by_sequence else per_sample(x).sum()
 
-        count = valid.sum().to(dtype) if of_ratios is not None else tokens
+        count = total(valid)
         lows, highs = total(low), total(high)
         pairs = {
             "ratio": (total(ratio), count),

@@ -43,7 +43,7 @@ from gspo_hpc.algorithms import Objective
 from gspo_hpc.batch import PackedBatch
 from gspo_hpc.config import Config
 from gspo_hpc.logprobs import token_logprobs
-from gspo_hpc.loss import policy_loss
+from gspo_hpc.loss import MAX_NAMES, SUM_NAMES, policy_loss
 from gspo_hpc.model import DTYPES, PackedGPTModel, build
 from gspo_hpc.model_config import Architecture
 from gspo_hpc.process_groups import Ranks
@@ -210,7 +210,7 @@ def train_step(
             logprobs, entropy = _head(policy, output, batch, temperature)
             result = policy_loss(logprobs, batch, objective, denominator=per_microbatch)
             sums = dict(result.sums)
-            masked = torch.where(batch.loss_mask, entropy, torch.zeros_like(entropy))
+            masked = torch.where(batch.loss_mask, entropy, 0.0)
             sums["entropy"] = torch.stack((masked.sum(), batch.loss_mask.sum().to(masked.dtype)))
             # An empty micro-batch still runs backward: its ranks take part in the collectives.
             total = result.loss + output.sum() * 0.0
@@ -249,7 +249,7 @@ def _apply(policy: Policy) -> tuple[float, bool]:
 def _reduce(policy: Policy, parts: list[Any]) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
     """Sum metrics over micro-batches and data-parallel ranks, and hand them to all pipeline stages."""
     device = policy.ranks.device
-    sum_names, max_names = metric_names()
+    sum_names, max_names = (*SUM_NAMES, "entropy", "loss"), MAX_NAMES
     sums = torch.zeros(len(sum_names), 2, dtype=torch.float64, device=device)
     maxima = torch.zeros(len(max_names), dtype=torch.float64, device=device)
     for part_sums, part_maxima in parts:

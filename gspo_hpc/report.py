@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.console import duration
+from gspo_hpc.durable import write_atomically
 from gspo_hpc.report_charts import chart_section
 from gspo_hpc.report_data import AttemptView, RunData, read_run, unix_time, value
 from gspo_hpc.report_samples import escape, sample_section
 from gspo_hpc.report_style import CSS, SCRIPT
-from gspo_hpc.rundir import write_atomically
 from gspo_hpc.scales import number
 
 STATES = {

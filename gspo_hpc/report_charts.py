@@ -67,7 +67,7 @@ def _charts(run: RunData) -> list[Chart]:
         return Chart(key, title, note, steps, lines, marks=marks, **how)
 
     charts = [
-        _reward(run, steps, marks, smooth("reward")),
+        *_rewards(run, steps, marks, smooth("reward")),
         chart("length", "Response length", "tokens a completion, mean", smooth("response_length"), from_zero=True),
         chart("entropy", "Entropy", "nats a token", smooth("entropy"), from_zero=True),
         chart("grad", "Gradient norm", "before clipping", smooth("grad_norm"), logarithmic=True, from_zero=True),
@@ -85,12 +85,18 @@ def _charts(run: RunData) -> list[Chart]:
     return [one for one in charts if any(inner is not None for line in one.lines for inner in line.values)]
 
 
-def _reward(run: RunData, steps: Sequence[int], marks: Sequence[int], lines: list[Line]) -> Chart:
-    """Reward and, where both are shares, the accuracy on unseen prompts on the same axis."""
+def _rewards(run: RunData, steps: Sequence[int], marks: Sequence[int], lines: list[Line]) -> list[Chart]:
+    """Reward and the accuracy on unseen prompts: on one axis where both are shares, else apart."""
     known = [one for line in lines for one in line.values if one is not None]
-    note = "mean of the step's completions"
-    if run.accuracy and all(-0.05 <= one <= 1.05 for one in known):
-        shares = dict(run.accuracy)
+    note, also = "mean of the step's completions", "accuracy by greedy decoding on unseen prompts"
+    shares = dict(run.accuracy)
+    if shares and not all(-0.05 <= one <= 1.05 for one in known):
+        right = Line("accuracy", list(shares.values()), "second", points=True)
+        return [
+            Chart("reward", "Reward", note, steps, lines, marks=marks, width=WIDE),
+            Chart("accuracy", "Accuracy", also, list(shares), [right]),
+        ]
+    if shares:
         steps = sorted({*steps, *shares})
         places = {step: index for index, step in enumerate(steps)}
 
@@ -103,8 +109,8 @@ def _reward(run: RunData, steps: Sequence[int], marks: Sequence[int], lines: lis
         lines = [Line(line.name, spread(line.values), line.color, line.faint) for line in lines]
         lines[-1] = Line("reward", lines[-1].values)
         lines.append(Line("accuracy", [shares.get(step) for step in steps], "second", points=True))
-        note = "mean of the step's completions, and accuracy by greedy decoding on unseen prompts"
-    return Chart("reward", "Reward", note, steps, lines, marks=marks, width=WIDE)
+        note = f"{note}, and {also}"
+    return [Chart("reward", "Reward", note, steps, lines, marks=marks, width=WIDE)]
 
 
 def _gap(run: RunData, chart: Any, curve: Any) -> Chart:

@@ -17,8 +17,9 @@ from typing import Any
 
 from gspo_hpc import config_file
 from gspo_hpc.config import Config
+from gspo_hpc.durable import read_json
 from gspo_hpc.redact import redact
-from gspo_hpc.rundir import RunDir, read_json
+from gspo_hpc.rundir import RunDir
 
 LARGEST_LINE = 64 * 1024 * 1024  # bytes; a longer line is no record of ours
 LARGEST_NUMBER = 1e300  # beyond it axes have no room; such a value counts as not finite

@@ -171,10 +171,9 @@ class Lock:
     """The right to run a run, held by one process.
 
     An exclusive flock on the file `lock`, which the kernel drops with the process, however that ends: a lock left by a
-    killed process is simply free (unless a forked child that executed nothing lives on). The content only says who holds
-    it. On NFS (Linux) flock is a lock on the server and
-    keeps other hosts out too; mounted with local_lock or nolock, and on Lustre with localflock, it holds on one host
-    only; a file system that has no locks at all is refused.
+    killed process is simply free (unless a forked child that executed nothing lives on). The content only says who
+    holds it. On NFS (Linux) flock is a lock on the server and keeps other hosts out too; mounted with local_lock or
+    nolock, and on Lustre with localflock, it holds on one host only; a file system without locks is refused.
     """
 
     def __init__(self, path: Path) -> None:

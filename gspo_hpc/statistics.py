@@ -17,6 +17,8 @@ from gspo_hpc.cursor import Cursor
 from gspo_hpc.pipeline import StepResult
 from gspo_hpc.records import Group
 
+MEAN_OF = {"gap": "gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
+
 
 def step_record(
     before: Cursor,
@@ -56,8 +58,8 @@ def step_record(
     for phase in ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync"):
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
-        return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1}
-    means = {name: total / count if count else None for name, (total, count) in result.sums.items()}
+        return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1, "completion_tokens_per_s": None}
+    means = {MEAN_OF.get(name, name): total / count for name, (total, count) in result.sums.items() if count}
     return (
         record
         | means

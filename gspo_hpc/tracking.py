@@ -26,8 +26,9 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from gspo_hpc.config import Tracking
+from gspo_hpc.durable import read_json, write_json
 from gspo_hpc.redact import redact
-from gspo_hpc.rundir import RunDir, read_json, write_json
+from gspo_hpc.rundir import RunDir
 
 INIT_SECONDS = 20.0  # what a W&B server that does not answer may cost at the start ...
 FINISH_SECONDS = 30.0  # ... and at the end; what was not sent stays in wandb/ for `wandb sync`

@@ -18,9 +18,9 @@ from gspo_hpc.algorithms import Objective
 from gspo_hpc.config import Config
 from gspo_hpc.cursor import Cursor
 from gspo_hpc.engine import Sampling
-from gspo_hpc.plan import Passes, pass_sizes
 from gspo_hpc.pipeline import Policy, StepResult
-from gspo_hpc.process_groups import any_rank
+from gspo_hpc.plan import Passes, pass_sizes
+from gspo_hpc.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.prompts import Position, PromptStream
 from gspo_hpc.records import Group, Prompt
 from gspo_hpc.rollout import Interrupted, Station, generate
@@ -141,10 +141,9 @@ def _rollout(session: Session, cursor: Cursor) -> tuple[list[Group], Position]:
     prompts = {slot: session.prompts[index] for slot, index in enumerate(indices)}
     fingerprint = _sync(session).fingerprint
     folder = session.rollouts / f"{cursor.rollout:06d}"
-    finished = journal.read_journals(folder, fingerprint)
+    finished = _journalled(session, folder, fingerprint)
     samples = config.batch.num_generations
     assert samples is not None
-    finished = {slot: group for slot, group in finished.items() if len(group.completions) == samples}
     todo = {slot: prompt for slot, prompt in prompts.items() if slot not in finished}
     writer = None
     if session.station.engine is not None and todo:
@@ -164,6 +163,15 @@ def _rollout(session: Session, cursor: Cursor) -> tuple[list[Group], Position]:
     groups = update.with_advantages(groups, session.objective.normalize_advantage)
     session.outlet.samples(cursor.step, "train", groups)
     return groups, after
+
+
+def _journalled(session: Session, folder: Path, fingerprint: str) -> dict[int, Group]:
+    """The groups that an attempt before this one finished: as rank 0 reads them, for the others may read later."""
+    ranks = session.policy.ranks
+    groups = journal.read_journals(folder, fingerprint) if ranks.rank == 0 else {}
+    lines = "\n".join(group.to_json() for group in groups.values())
+    received = broadcast_bytes(lines.encode(), ranks.device).decode().splitlines()
+    return {group.slot: group for group in map(Group.from_json, received)}
 
 
 def _logprobs(session: Session, groups: list[Group]) -> list[Group]:

@@ -103,6 +103,7 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+        _repack_heads(self.model)
 
     def shutdown(self) -> None:
         """Let go of the buffer."""
@@ -114,3 +115,12 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
         """Demanded by the older versions' base class; here the owner drives, not the backend."""
         raise RuntimeError("weights are sent by gspo_hpc.engine.Engine.update_weights")
+
+
+def _repack_heads(model: torch.nn.Module) -> None:
+    """Pack the output layer again: tied to the embedding it gets no tensor of its own, and on the CPU it holds a copy."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)

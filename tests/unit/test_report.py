@@ -1,4 +1,4 @@
-"""The report page: complete for runs in any state, harmless whatever a model wrote, and its charts say what the data say."""
+"""The report page: complete for runs in any state, harmless whatever a model wrote, its charts true to the data."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from gspo_hpc import charts
-from gspo_hpc.charts import Chart, Line, line_chart, stacked_bars
 from gspo_hpc.config import Config, Data, Model, Rollout, Run
+from gspo_hpc.durable import write_json
 from gspo_hpc.report import write_report
 from gspo_hpc.report_charts import chart_section
 from gspo_hpc.report_data import read_run
-from gspo_hpc.rundir import RunDir, write_json
-from gspo_hpc.scales import Scale, gather, log_ticks, moving_average, nice_ticks, number, step_ticks
+from gspo_hpc.rundir import RunDir
+from gspo_hpc.scales import number
 
 VOID = {"meta", "br"}
 ALLOWED_TAGS = set(
-    "html head meta title style body main header div h1 h2 h3 h4 span p dl dt dd figure figcaption output svg g line path "
-    "polygon circle text title i b small article br details summary table thead tbody tr th td footer script".split()
+    "html head meta title style body main header div h1 h2 h3 h4 span p dl dt dd figure figcaption output svg g line "
+    "path polygon circle text title i b small article br details summary table thead tbody tr th td "
+    "footer script".split()
 )
 
 
@@ -117,7 +116,7 @@ def make_run(
     """A run directory, written by the run directory's own code."""
     path.mkdir(mode=0o700)
     run = RunDir(path)
-    whole = Config(run=Run(name="a run", max_steps=20), model=Model("models/tiny", "float32"), **config)
+    whole = Config(run=Run(name="a-run", max_steps=20), model=Model("models/tiny", "float32"), **config)
     write_json(run.info, {"run_id": "abc123", "created": "2026-11-21T09:12:00+00:00", "versions": {"torch": "2.13"}})
     write_json(run.plan, {"quantities": {"world_size": 1, "global_batch_size": 64}, "warnings": ["clipping is inert"]})
     run.new_attempt(whole)
@@ -170,7 +169,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert page.within("asked")[0].strip() == "What is 3 + 4?"
     assert "assistant" in " ".join(page.within("frame"))  # what all prompts have in common stands once
     sides = [attributes["class"] for tag, attributes in page.tags if "side" in (attributes.get("class") or "").split()]
-    assert sides == ["side bad", "side good", "side mid", "side "[:-1]]
+    assert sides == ["side bad", "side good", "side mid", "side"]
     words = " ".join(page.within("pairs"))
     assert words.index("it is 8") < words.index("After, step 20") < words.index("not evaluated")
     for word in ("global_batch_size", "clipping is inert", "killed", "all steps", "run abc123", "torch 2.13"):
@@ -352,160 +351,11 @@ def test_a_reward_that_is_no_share_does_not_share_the_axis_of_accuracy(tmp_path:
 
 def test_the_report_imports_nothing_heavy() -> None:
     code = (
-        "import sys, gspo_hpc.report; bad = {'torch', 'wandb', 'rich', 'vllm', 'numpy', 'transformers'} & set(sys.modules);"
+        "import sys, gspo_hpc.report\n"
+        "bad = {'torch', 'wandb', 'rich', 'vllm', 'numpy', 'transformers'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# --- charts and scales ---
-
-finite = st.floats(-1e299, 1e299, allow_nan=False)
-values_ = st.lists(st.one_of(st.none(), finite, st.floats(0, 1), st.just(0.0)), min_size=1, max_size=40)
-
-
-@settings(deadline=None, max_examples=200)
-@given(values_, st.booleans(), st.booleans(), st.one_of(st.none(), st.floats(1e-6, 1e3)))
-def test_any_curve_stays_within_its_plot(
-    values: list[float | None], logarithmic: bool, from_zero: bool, limit: float | None
-) -> None:
-    steps = list(range(3, 3 + len(values)))
-    lines = [Line("a", values), Line("b", moving_average(values, 3), "second"), Line("c", values, points=True)]
-    chart = Chart("k", "t", "n", steps, lines, limit=limit, logarithmic=logarithmic, from_zero=from_zero)
-    drawn = line_chart(chart)
-    Page(drawn.svg)
-    assert "nan" not in drawn.svg and "inf" not in drawn.svg
-    if not drawn.data:
-        assert all(value is None for value in values)
-        return
-    for line in drawn.data["l"]:
-        for at in line["y"]:
-            assert at is None or charts.TOP <= at <= chart.height - charts.BOTTOM
-    assert drawn.data["x"] == sorted(drawn.data["x"])
-    shown = drawn.data["l"][0]["y"]
-    known = [(value, at) for value, at in zip(values, shown, strict=True) if value is not None and at is not None]
-    for one, at in known:  # larger is higher
-        assert all(at <= other_at for other, other_at in known if other <= one)
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.one_of(st.none(), st.floats(0, 1e5)), min_size=150, max_size=150), min_size=1, max_size=4))
-def test_bars_stack_to_the_total(columns: list[list[float | None]]) -> None:
-    chart = Chart("k", "t", "n", range(1, 151), [Line(str(i), column) for i, column in enumerate(columns)])
-    drawn = stacked_bars(chart)
-    Page(drawn.svg)
-    if drawn.data:
-        assert len(drawn.data["x"]) == 75  # two steps a bar
-        total = sum(columns[i][0] or 0.0 for i in range(len(columns))) + sum(
-            columns[i][1] or 0.0 for i in range(len(columns))
-        )
-        assert drawn.data["l"][-1]["v"][0] == number(math.fsum([total]) / 2) or total > 0
-        assert drawn.data["s"][0] == "1–2"
-
-
-def test_a_bar_is_as_high_as_its_value() -> None:
-    drawn = stacked_bars(Chart("k", "t", "n", [1], [Line("a", [5.0], "p0"), Line("b", [15.0], "p1")]))
-    tops = {
-        color: (float(bottom), float(top))
-        for bottom, top, color in re.findall(r'd="M[\d.]+ ([\d.]+)V([\d.]+)h.*?var\(--(\w+)\)', drawn.svg)
-    }
-    floor, ceiling = 188 - charts.BOTTOM, charts.TOP
-    assert tops["p0"] == (floor, floor - (floor - ceiling) / 4)
-    assert tops["p1"] == (tops["p0"][1], ceiling)
-
-
-def test_a_gap_interrupts_the_line() -> None:
-    drawn = line_chart(Chart("k", "t", "n", range(1, 8), [Line("a", [1, 2, None, 3, None, 4, 5])]))
-    assert len(re.findall(r'<path class="line"', drawn.svg)) == 2
-    assert drawn.svg.count("<circle") == 1  # the value between two gaps
-
-
-def test_labels_do_not_cover_each_other() -> None:
-    lines = [Line(name, [1.0, 1.0 + index * 1e-3]) for index, name in enumerate("abcd")]
-    drawn = line_chart(Chart("k", "t", "n", [1, 2], [*lines, Line("high", [9.0, 9.0]), Line("low", [0.0, 0.0])]))
-    heights = sorted(float(y) for y in re.findall(r'class="label" x="[\d.]+" y="([\d.]+)"', drawn.svg))
-    assert len(heights) == 6
-    assert all(
-        later - earlier >= charts.LABEL_HEIGHT - 0.11 for earlier, later in zip(heights, heights[1:], strict=False)
-    )
-    assert heights[-1] <= 188 - charts.BOTTOM + 4
-
-
-def test_a_limit_is_shown_where_it_can_be() -> None:
-    near = Chart("k", "t", "n", [1, 2], [Line("a", [1e-5, 2e-3])], limit=1e-3, logarithmic=True)
-    far = Chart("k", "t", "n", [1, 2], [Line("a", [0.1, 0.2])], limit=50.0)
-    assert 'class="limit"' in line_chart(near).svg
-    assert 'class="limit"' not in line_chart(far).svg  # it would flatten the curve
-
-
-def test_many_steps_are_gathered_and_spikes_stay() -> None:
-    values: list[float | None] = [1.0] * 5000
-    values[1234] = 100.0
-    gathered = gather(range(1, 5001), values, 600)
-    assert len(gathered.mean) <= 600 and gathered.first[0] == 1 and gathered.last[-1] == 5000
-    assert max(one for one in gathered.high if one is not None) == 100.0
-    assert math.isclose(
-        sum((one or 0) * (b - a + 1) for one, a, b in zip(gathered.mean, gathered.first, gathered.last, strict=True)),
-        5099,
-    )
-    drawn = line_chart(Chart("k", "t", "n", range(1, 5001), [Line("a", values)]))
-    assert 'class="band"' in drawn.svg and len(drawn.svg) < 60_000
-
-
-@given(finite, finite)
-def test_ticks_are_round_few_and_cover(one: float, other: float) -> None:
-    low, high = min(one, other), max(one, other)
-    if high - low < 1e-9 * max(abs(low), abs(high), 1e-280):
-        return
-    ticks = nice_ticks(low, high, 4)
-    step = (ticks[-1] - ticks[0]) / (len(ticks) - 1)
-    assert 2 <= len(ticks) <= 7
-    assert ticks[0] <= low + 1e-6 * step and ticks[-1] >= high - 1e-6 * step
-    digits = f"{step:.6e}".split("e")[0].rstrip("0").rstrip(".")
-    assert digits in ("1", "2", "2.5", "5")
-
-
-def test_ticks_by_hand() -> None:
-    assert nice_ticks(0, 1, 4) == [0, 0.25, 0.5, 0.75, 1.0]
-    assert nice_ticks(0.42, 0.79, 4) == [0.4, 0.5, 0.6, 0.7, 0.8]
-    assert step_ticks(1, 60) == [10, 20, 30, 40, 50, 60]
-    assert step_ticks(7, 7) == [7]
-    assert step_ticks(1, 2) == [1, 2]
-    assert log_ticks(3e-6, 4e-4) == [1e-6, 1e-5, 1e-4, 1e-3]
-    assert Scale(1.0, 100.0, 0.0, 200.0, logarithmic=True)(10.0) == 100.0
-    assert Scale(0.0, 10.0, 100.0, 0.0)(2.5) == 75.0
-
-
-@given(values_, st.integers(1, 10))
-def test_moving_average_is_the_mean_of_the_latest_known(values: list[float | None], window: int) -> None:
-    averages = moving_average(values, window)
-    for index, average in enumerate(averages):
-        known = [one for one in values[: index + 1] if one is not None][-window:]
-        assert (average is None) == (not known)
-        if average is not None:
-            assert math.isclose(average, math.fsum(known) / len(known), rel_tol=1e-12, abs_tol=1e-300)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "–"),
-        (0.0, "0"),
-        (0.8069, "0.807"),
-        (0.5, "0.5"),
-        (-0.25, "−0.25"),
-        (12.345, "12.3"),
-        (1234.0, "1,234"),
-        (12345.0, "12.3k"),
-        (1.25e6, "1.2M"),
-        (3.14e-5, "3.1e−5"),
-        (1e-4, "1e−4"),
-        (100.0, "100"),
-        (10.0, "10"),
-    ],
-)
-def test_numbers(value: float | None, text: str) -> None:
-    assert number(value) == text
 
 
 def test_the_samples_of_a_data_set_with_its_own_system_prompt_are_told_apart(tmp_path: Path) -> None:

@@ -13,6 +13,3 @@ die() {
     printf '%s\n' "$@" >&2
     exit 1
 }
-
-# The value of an option that needs one: value_of --steps "$@" after the option itself was looked at.
-value_of() { [ $# -ge 3 ] && [ -n "$3" ] && printf '%s' "$3" || die "$1 needs a value (see --help)"; }
