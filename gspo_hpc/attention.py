@@ -2,14 +2,14 @@
 
 Floor 2. Shapes: T packed tokens, S samples, Hq query heads, Hk key/value heads (Hq a multiple of Hk), D head size.
 
-The segment table (see batch.py) is cut into *lanes*: a run of tokens that see each other causally, after a prefix that all
-of them see. A prompt is a lane without prefix; a completion is a lane whose prefix is its prompt, wherever that is; a
-completion right behind a prompt that nobody shares makes one lane with it. Lanes of similar size are gathered into one
-SDPA call, padded there and nowhere else. Without prefixes no mask is needed (padding comes last, and the future is
+The segment table (see batch.py) is cut into *lanes*: a run of tokens that see each other causally, after a prefix that
+all of them see. A prompt is a lane without prefix; a completion is a lane whose prefix is its prompt, wherever that is;
+a completion right behind a prompt that nobody shares makes one lane with it. Lanes of similar size are gathered into
+one SDPA call, padded there and nowhere else. Without prefixes no mask is needed (padding comes last, and the future is
 invisible); with prefixes the mask is boolean and bounded in size, long completions being taken in slices.
 
-Isolation does not hang on masks alone: the padding of a lane is filled with the lane's own tokens, so what other samples
-contain is not even in the call's row. On the CPU the result is the same bit for bit from run to run.
+Isolation does not hang on masks alone: the padding of a lane is filled with the lane's own tokens, so what other
+samples contain is not even in the call's row. On the CPU the result is the same bit for bit from run to run.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ _COMMON = {
 _CPU = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM takes one core for itself, and all engines take the same
+    # Threads that spin while they wait cost ten times the time where anything else wants a core, and gain nothing else.
+    "OMP_WAIT_POLICY": "PASSIVE",
     # Splits long contexts over threads in a way that depends on what else is in the batch: with it, the same seed
     # does not give the same log-probs to the last bit.
     "VLLM_CPU_ATTN_SPLIT_KV": "0",

@@ -88,6 +88,10 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
             checkpoint.load(policy, whole)
             cursor, groups, record = read_start(whole)
             begin = trainer.Start(cursor, groups, record if logged < cursor.step else None, True)
+        if begin.cursor.step >= (config.run.max_steps or 0) and begin.record is None:
+            _say(ranks, console, f"all {begin.cursor.step} steps are done; for more, raise run.max_steps")
+            code = 0
+            return "done"
         station = _station(config, ranks, policy, lambda: flag.requested is not None, console)
         outlet: Files | Silent = Silent()
         if ranks.rank == 0:

@@ -45,11 +45,11 @@ def token_logprobs(
     padding: they have no probability and no gradient; default: no row is padding. `chunk_tokens` bounds the tokens of
     a block.
 
-    With `tp_group` the head is split by rows over the group (vocabulary-parallel). Conventions: `hidden`, `targets` and the
-    gradient that arrives for the log-probs are the same on every rank of the group; the gradient for `hidden` is summed
-    over the group in here, so that every rank gets all of it (do not wrap `hidden` in a region that sums it again, and
-    behind a sequence-parallel gather use ``tensor_parallel_output_grad=False``); the gradient for `weight` is this
-    rank's own rows. All ranks of the group call it together, forward and backward.
+    With `tp_group` the head is split by rows over the group (vocabulary-parallel). Conventions: `hidden`, `targets` and
+    the gradient that arrives for the log-probs are the same on every rank of the group; the gradient for `hidden` is
+    summed over the group in here, so that every rank gets all of it (do not wrap `hidden` in a region that sums it
+    again, and behind a sequence-parallel gather use ``tensor_parallel_output_grad=False``); the gradient for `weight`
+    is this rank's own rows. All ranks of the group call it together, forward and backward.
 
     Raises ValueError for a target outside the vocabulary.
     """
@@ -170,8 +170,8 @@ class _TokenLogprobs(torch.autograd.Function):
 class _Blocks:
     """The blocks of one pass, and products in full precision.
 
-    16-bit inputs are multiplied as they are on CUDA, which accumulates in fp32; the CPU would round the products, so there
-    they become fp32 first, a block at a time.
+    16-bit inputs are multiplied as they are on CUDA, which accumulates in fp32; the CPU would round the products, so
+    there they become fp32 first, a block at a time.
     """
 
     def __init__(

@@ -1,21 +1,21 @@
 """The objectives, as pure functions on one packed micro-batch.
 
-Floor 2. Shapes: R response tokens, S samples (completions). For sample i with |y_i| tokens, advantage A_i and, per token t,
-log-ratio d_it = log pi(y_it) - log pi_old(y_it), the ratio r is ::
+Floor 2. Shapes: R response tokens, S samples (completions). For sample i with |y_i| tokens, advantage A_i and, per
+token t, log-ratio d_it = log pi(y_it) - log pi_old(y_it), the ratio r is ::
 
     "sequence"        r_i  = exp(mean_t d_it)                         one per sequence: GSPO
     "sequence_token"  r_it = sg[r_i] * pi(y_it) / sg[pi(y_it)]        the same value, a gradient per token: GSPO-token
     "token"           r_it = exp(d_it)                                one per token: GRPO
 
-and every ratio gives the term -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). Terms of tokens are averaged over their
-sequence (aggregation "sequence") or only summed ("token"). The loss is their sum over the samples / `denominator`: give the
-number of samples, or of tokens, that the mean is to be over.
+and every ratio gives the term -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). Terms of tokens are averaged over
+their sequence (aggregation "sequence") or only summed ("token"). The loss is their sum over the samples divided by
+`denominator`: give the number of samples, or of tokens, that the mean is to be over.
 
 With kl_beta > 0 each token adds kl_beta * (exp(e) - 1 - e), e = log pi_ref - log pi (the estimator known as k3: never
 negative, unbiased on the policy's own samples), averaged over its sequence or summed just as above.
 
-Ratios are computed in fp32 (float64 stays float64): near 1 a bf16 number cannot tell a clip range of 3e-4. Places outside
-the mask are replaced before any arithmetic, so NaN or infinity there reaches neither value nor gradient.
+Ratios are computed in fp32 (float64 stays float64): near 1 a bf16 number cannot tell a clip range of 3e-4. Places
+outside the mask are replaced before any arithmetic, so NaN or infinity there reaches neither value nor gradient.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Objective(Protocol):
 class LossResult:
     """The loss of a micro-batch, and what was seen on the way.
 
-    `sums` hold pairs (sum, count), to be added up over micro-batches and ranks and then divided; `maxima` are 0 where nothing
-    counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and ratio below
-    the range; _high: A > 0 and ratio above it; there, and only there, the gradient is zero. approx_kl: of the old policy
-    against this one (k3). reference_kl: of this policy against the reference; count 0 without one. gap:
+    `sums` hold pairs (sum, count), to be added up over micro-batches and ranks and then divided; `maxima` are 0 where
+    nothing counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and
+    ratio below the range; _high: A > 0 and ratio above it: the policy term has no gradient there. approx_kl: of the old
+    policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. gap:
     |log pi - log pi as the engine saw it| per token. trained_length: tokens per sample.
     """
 
@@ -99,11 +99,11 @@ def policy_loss(
     """Loss of one micro-batch from its log-probs [R] under the current policy.
 
     Without old log-probs the policy that is updated is the one that sampled: all ratios are 1, with their gradient. An
-    all-masked or empty micro-batch has loss 0 and gradient 0. Log-probs that are not finite inside the mask make the loss
-    not finite, which is for the caller to notice.
+    all-masked or empty micro-batch has loss 0 and gradient 0. Log-probs that are not finite inside the mask make the
+    loss not finite, which is for the caller to notice.
 
-    `cp_reduce` adds per-sample sums [S] up over context-parallel ranks that hold different tokens of the same samples: its
-    forward is the sum, its backward passes the gradient on unchanged. Each rank then has the whole loss, and the
+    `cp_reduce` adds per-sample sums [S] up over context-parallel ranks that hold different tokens of the same samples:
+    its forward is the sum, its backward passes the gradient on unchanged. Each rank then has the whole loss, and the
     gradient of its own tokens. Maxima stay those of the rank's own tokens.
     """
     assert denominator > 0 and logprobs.shape == batch.targets.shape, (denominator, logprobs.shape)

@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Moving a part of a group to another rank must lower the heavier rank by this share, or the extra prompt is not worth it.
+# Moving a part of a group to another rank must lower the heavier one by this share, else the extra prompt is a waste.
 WORTH_MOVING = 0.01
 
 
@@ -52,10 +52,10 @@ def pack(
 ) -> list[list[MicroBatch]]:
     """Deal every sample to exactly one micro-batch: result[dp_rank][micro_batch] is a list of samples.
 
-    Give either `micro_batch_size` (completions) or `micro_batch_tokens` (a budget of computed tokens that no micro-batch
-    exceeds). All ranks get the same number of micro-batches, none when there are no samples; one is empty only if
-    there are fewer samples than micro-batches. The order of the input does not matter. Raises ValueError for a sample
-    that is over the budget by itself.
+    Give either `micro_batch_size` (completions) or `micro_batch_tokens` (a budget of computed tokens that no
+    micro-batch exceeds). All ranks get the same number of micro-batches, none when there are no samples; one is empty
+    only if there are fewer samples than micro-batches. The order of the input does not matter. Raises ValueError for a
+    sample that is over the budget by itself.
     """
     assert (micro_batch_size is None) != (micro_batch_tokens is None), "one of micro_batch_size and micro_batch_tokens"
     assert dp_size >= 1

@@ -91,6 +91,7 @@ def step_ticks(first: int, last: int, most: int = 6) -> list[int]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten that cover low..high, thinned to about five."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    first = max(first, -300)  # smaller powers have no float
     last = max(last, first + 1)
     stride = max(1, math.ceil((last - first) / 4))
     return [10.0**power for power in range(first, last + stride, stride)]

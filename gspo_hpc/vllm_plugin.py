@@ -118,7 +118,7 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def _repack_heads(model: torch.nn.Module) -> None:
-    """Pack the output layer again: tied to the embedding it gets no tensor of its own, and on the CPU it holds a copy."""
+    """Pack the output layer again: tied to the embedding it gets no tensor of its own, but on the CPU has a copy."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():

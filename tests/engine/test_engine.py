@@ -216,7 +216,7 @@ def test_killed_in_the_middle_and_brought_back(
         collect(engine)
     assert engine.pids() == [] and engine.pending == 4
     with pytest.raises(EngineDied):
-        engine.prompt_logprobs([[5, 6]])
+        engine.step()
     engine.restart()
     assert engine.pids() not in ([], [pid]) and engine.pending == 4
     engine.update_weights(other_weights.items())

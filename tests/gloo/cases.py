@@ -1,4 +1,4 @@
-"""What the ranks of tests/gloo do. Each case is a function of keyword arguments that returns arrays; rank 0 saves them."""
+"""What the ranks of tests/gloo do. A case is a function of keyword arguments that returns arrays; rank 0 saves them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,17 @@ from safetensors.numpy import load_file
 
 TIMING = ("seconds", "tokens_per_s", "time", "attempt", "engine_restarts")  # what may differ between equal runs
 
+STEPS = 8
+OVERRIDES = (
+    f"run.max_steps={STEPS}",
+    "batch.steps_per_generation=2",
+    "checkpoint.interval=1",
+    "checkpoint.keep=2",
+    "eval.max_prompts=16",
+    "eval.interval=null",
+    "tracking.samples=64",
+)
+
 
 def command(config: Path, run_dir: Path, *overrides: str) -> list[str]:
     """`gspo-hpc train` for a run directory."""

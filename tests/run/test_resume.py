@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends as the one that was left alone: metrics, tokens and weights, bit for bit."""
+"""A run that is killed again and again ends as the one left alone: metrics, tokens and weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,31 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 
 from tests.run import harness
-
-STEPS = 8
-OVERRIDES = (
-    f"run.max_steps={STEPS}",
-    "batch.steps_per_generation=2",
-    "checkpoint.interval=1",
-    "checkpoint.keep=2",
-    "eval.max_prompts=16",
-    "tracking.samples=64",
-)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a run that was left alone."""
-    folder = tmp_path_factory.mktemp("whole")
-    run_dir, log = folder / "run", folder / "log"
-    process = harness.start(harness.command(tiny_config, run_dir, *OVERRIDES), log)
-    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
-    assert [record["step"] for record in harness.metrics(run_dir)] == list(range(STEPS + 1))
-    return run_dir
 
 
 def journal_lines(run_dir: Path, rollout: int) -> int:
@@ -62,7 +40,7 @@ MOMENTS: list[tuple[str, Callable[[Path], bool]]] = [
 
 def test_killed_run_equals_the_uninterrupted_one(tiny_config: Path, uninterrupted: Path, tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    command = harness.command(tiny_config, run_dir, *OVERRIDES)
+    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES)
     for name, moment in MOMENTS:
         process = harness.start(command, log)
         harness.wait_for(lambda moment=moment: moment(run_dir), process, log)

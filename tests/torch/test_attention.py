@@ -14,6 +14,7 @@ from torch import Tensor
 from gspo_hpc import attention
 from gspo_hpc.attention import attend
 
+Leaves = tuple[Tensor, Tensor, Tensor]
 Layout = list[tuple[int, list[int]]]  # (prompt_len, response tokens of its completions)
 
 
@@ -54,13 +55,14 @@ def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64, heads: tuple[int, int] = (4, 2)) -> list[Tensor]:
+def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64, heads: tuple[int, int] = (4, 2)) -> Leaves:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(tokens, heads[0], 8), (tokens, heads[1], 8), (tokens, heads[1], 8)]
-    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+    q, k, v = (torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes)
+    return q, k, v
 
 
-def grads(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+def grads(out: Tensor, leaves: Leaves) -> list[Tensor]:
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
     return list(torch.autograd.grad(out, leaves, upstream.to(out.dtype)))
 
@@ -90,7 +92,8 @@ def test_equals_the_dense_mask(layout: Layout, share: bool, heads: tuple[int, in
 def test_lower_precision_is_near(dtype: torch.dtype, tolerance: float) -> None:
     segments, tokens = table([(30, [5, 17, 40]), (70, [1, 0, 33]), (12, [60])], True)
     leaves = inputs(tokens, 1, dtype)
-    expected = dense(*(x.double() for x in leaves), visible(segments, tokens), 0.3)
+    q, k, v = (x.double() for x in leaves)
+    expected = dense(q, k, v, visible(segments, tokens), 0.3)
     out = attend(*leaves, segments, 0.3)
     assert out.dtype == dtype
     assert (out.double() - expected).abs().max() < tolerance
@@ -111,6 +114,12 @@ def owners(layout: Layout, share: bool) -> list[set[tuple[int, int]]]:
     return result
 
 
+def overwritten(leaves: Leaves, where: Tensor, value: float) -> Leaves:
+    """The same q, k, v with one value at some tokens."""
+    q, k, v = (torch.where(where[:, None, None], torch.full_like(x, value), x) for x in leaves)
+    return q, k, v
+
+
 LEAKY: Layout = [(9, [5, 12, 3]), (9, [8, 8]), (20, [4, 0, 30])]
 
 
@@ -126,10 +135,10 @@ def test_no_sample_sees_another_bit_for_bit(share: bool, poison: float) -> None:
         mine = torch.tensor([w == {victim} for w in whose])
         if not share:
             assert bool((foreign ^ mine).all())
-        changed = [torch.where(foreign[:, None, None], torch.full_like(x, poison), x) for x in (q, k, v)]
-        assert torch.equal(attend(*changed, segments, 0.3)[mine], clean[mine]), victim
+        out = attend(*overwritten((q, k, v), foreign, poison), segments, 0.3)
+        assert torch.equal(out[mine], clean[mine]), victim
         shared_prompt = torch.tensor([victim in w and len(w) > 1 for w in whose])
-        assert torch.equal(attend(*changed, segments, 0.3)[shared_prompt], clean[shared_prompt]), victim
+        assert torch.equal(out[shared_prompt], clean[shared_prompt]), victim
 
 
 def test_the_future_is_invisible_bit_for_bit() -> None:
@@ -139,8 +148,8 @@ def test_the_future_is_invisible_bit_for_bit() -> None:
     for start, end, cut in ((0, 20, 7), (20, 50, 31), (50, 68, 52)):
         later = torch.zeros(tokens, dtype=torch.bool)
         later[cut:end] = True
-        changed = [torch.where(later[:, None, None], torch.full_like(x, 50.0), x) for x in (q, k, v)]
-        assert torch.equal(attend(*changed, segments, 0.3)[start:cut], clean[start:cut])
+        out = attend(*overwritten((q, k, v), later, 50.0), segments, 0.3)
+        assert torch.equal(out[start:cut], clean[start:cut])
 
 
 @pytest.mark.parametrize("leak", ["neighbour", "future", "prompt_hidden"])

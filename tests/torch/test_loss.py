@@ -204,9 +204,12 @@ def test_what_is_masked_does_not_matter_bit_for_bit(objective: Objective, bad: f
         return [row if keep else [bad] * len(row) for row, keep in zip(rows, included, strict=True)]
 
     spoilt = Case(
-        *(spoil(rows) for rows in (case.new, case.old, case.reference, case.rollout)),
-        [a if keep else bad for a, keep in zip(case.advantages, included, strict=True)],
-        included,
+        new=spoil(case.new),
+        old=spoil(case.old),
+        reference=spoil(case.reference),
+        rollout=spoil(case.rollout),
+        advantages=[a if keep else bad for a, keep in zip(case.advantages, included, strict=True)],
+        included=included,
     )
     outcomes = []
     for each in (case, spoilt):

@@ -102,7 +102,7 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 def history(run: Path) -> list[dict[str, Any]]:
     """All rows that are in the offline files of a run, in the order of the files."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made at import
 
     rows = []
     for path in sorted(run.glob("wandb/offline-run-*/run-run1d.wandb")):

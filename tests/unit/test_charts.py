@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -72,15 +73,15 @@ def test_a_gap_interrupts_the_line() -> None:
     assert drawn.svg.count("<circle") == 1  # the value between two gaps
 
 
-def test_labels_do_not_cover_each_other() -> None:
-    lines = [Line(name, [1.0, 1.0 + index * 1e-3]) for index, name in enumerate("abcd")]
-    drawn = line_chart(Chart("k", "t", "n", [1, 2], [*lines, Line("high", [9.0, 9.0]), Line("low", [0.0, 0.0])]))
+@pytest.mark.parametrize("level", [0.0, 5.0, 10.0])
+def test_labels_do_not_cover_each_other(level: float) -> None:
+    lines = [Line(name, [level, level]) for name in "abcd"]
+    drawn = line_chart(Chart("k", "t", "n", [1, 2], [*lines, Line("high", [10.0, 10.0]), Line("low", [0.0, 0.0])]))
     heights = sorted(float(y) for y in re.findall(r'class="label" x="[\d.]+" y="([\d.]+)"', drawn.svg))
     assert len(heights) == 6
-    assert all(
-        later - earlier >= charts.LABEL_HEIGHT - 0.11 for earlier, later in zip(heights, heights[1:], strict=False)
-    )
-    assert heights[-1] <= 188 - charts.BOTTOM + 4
+    for earlier, later in itertools.pairwise(heights):
+        assert later - earlier >= charts.LABEL_HEIGHT - 0.11
+    assert heights[0] >= charts.TOP and heights[-1] <= 188 - charts.BOTTOM + 4
 
 
 def test_a_limit_is_shown_where_it_can_be() -> None:

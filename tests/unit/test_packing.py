@@ -29,9 +29,9 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
 
 def computed_tokens(batch: list[Sample], share_prompts: bool) -> int:
     """The cost by counting position after position, independent of token_count."""
-    cells = set()
+    cells: set[tuple[tuple[str | int, ...], int]] = set()
     for s in batch:
-        owner = ("prompt", s.group) if share_prompts else ("prompt", s.group, s.index)
+        owner: tuple[str | int, ...] = ("prompt", s.group) if share_prompts else ("prompt", s.group, s.index)
         cells.update((owner, i) for i in range(s.prompt_len))
         cells.update((("response", s.group, s.index), i) for i in range(s.response_len - 1))
     return len(cells)

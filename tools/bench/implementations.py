@@ -1,4 +1,4 @@
-"""What micro.py measures, ours and the peers', and the process in which it is measured. Each side in its own environment.
+"""What micro.py measures, ours and the peers', and the process it is measured in: each side in its own environment.
 
 An implementation takes the inputs of its comparison (numpy arrays) and returns a function without arguments: one run of
 what is timed. Modules are imported inside, because no environment has them all.
@@ -95,7 +95,7 @@ def verl_fused(data: Arrays) -> Run:
     return _logprobs(data, lambda h, w, t: head(h, w, t)[0])
 
 
-# ---- the GSPO loss of B sequences: `logprobs` and `old` [T] packed, `lengths` [B], `advantages` [B], `padded` () = L ----
+# ---- the GSPO loss of B sequences: `logprobs`, `old` [T] packed; `lengths`, `advantages` [B]; `padded` () = L ----
 
 
 def ours_loss(data: Arrays) -> Run:

@@ -3,8 +3,8 @@
     bash tools/bench/setup_peers.sh
     .venv/bin/python tools/bench/micro.py > table.md          # progress goes to stderr
 
-Ours runs in this environment, the peers' in theirs, each in one process that works only when it is asked to. All get the
-same inputs and run in turns (ours, peer, peer, ours, peer, …), so that what else the machine does falls on all alike. A
+Ours runs in this environment, the peers' in theirs, each in one process that works only when asked. All get the same
+inputs and run in turns (ours, peer, peer, ours, peer, …), so that what else the machine does falls on all alike. A
 small run comes first and is not timed. Peak memory is what one run adds to a fresh process that holds the inputs and
 has run small before. The results are compared too: a difference beyond rounding ends the benchmark with exit code 1.
 
@@ -263,7 +263,7 @@ def main() -> int:
     """Measure, and print Markdown; 0 when all results agreed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    peers = os.environ.get("GSPO_HPC_PEERS_VENV", REPO / ".venv-peers")
+    peers = os.environ.get("GSPO_HPC_PEERS_VENV") or REPO / ".venv-peers"
     parser.add_argument("what", nargs="*", help=f"any of {', '.join(COMPARISONS)} (default: all)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each implementation (default: %(default)s)")
     parser.add_argument("--peers-venv", type=Path, default=Path(peers), help="made by setup_peers.sh")

@@ -4,8 +4,8 @@ step.py starts it; by hand, from the root of the checkout:
 
     PYTHONPATH=. .venv-peers/bin/python tools/bench/peer_trl.py --model DIR --data FILE.jsonl --steps 3
 
-A line has `step`, `seconds` (from the end of the step before to the end of this one, all of it), `cpu_seconds` (processor
-time of the same), `generate_seconds` (the part in model.generate), `completion_tokens` (real ones, no padding),
+A line has `step`, `seconds` (all from the end of the step before to the end of this one), `cpu_seconds` (processor time
+of the same), `generate_seconds` (the part in model.generate), `completion_tokens` (real ones, no padding),
 `reward`, `zero_variance` (the share of groups with equal rewards) and `peak_mib` (resident memory, so far). Everything
 else that TRL says goes to stderr.
 """
@@ -139,7 +139,6 @@ def main() -> int:
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stdout is for the lines alone
-    os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(args.threads)
     reporter = Reporter(out, args.completions)
     folder = tempfile.TemporaryDirectory(prefix="peer_trl.")  # TRL wants one, and leaves it empty

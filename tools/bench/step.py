@@ -4,10 +4,11 @@
     .venv/bin/python tools/bench/step.py > table.md          # progress goes to stderr
 
 Each round starts both sides, one after the other and each in processes of its own, on the same model, the same prompts
-in the same order, 64 completions a step (8 prompts x 8) of at most 24 tokens, float32, temperature 1, one optimizer step
-per rollout, Adam at the same learning rate, the same reward function, all cores. Who goes first changes every round, so
-that a machine that grows warm or busy favours neither. The first step of every process is left out on both sides:
-engines start and kernels compile in it. What is timed is the whole way from the end of one step to the end of the next.
+in the same order, 64 completions a step (8 prompts x 8) of at most 24 tokens, float32, temperature 1, one optimizer
+step per rollout, Adam at the same learning rate, the same reward function, all cores. Who goes first changes every
+round, so that a machine that grows warm or busy favours neither. The first step of every process is left out on both
+sides: engines start and kernels compile in it. What is timed is the whole way from the end of one step to the end of
+the next.
 
 What to know when reading the figures:
 
@@ -96,9 +97,9 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This one, without settings of threads that belong to somebody else, and with the package importable."""
+    """This one without settings of threads, which each side makes itself; the package importable, no hub asked."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "MKL_", "VLLM_", "KMP_"))}
-    return kept | {"PYTHONPATH": str(REPO), "TOKENIZERS_PARALLELISM": "false"} | extra
+    return kept | {"PYTHONPATH": str(REPO), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"} | extra
 
 
 def measure_trl(args: argparse.Namespace, work: Path, reward: str) -> Sample:
@@ -201,6 +202,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"no peers in {args.peers_venv}: bash tools/bench/setup_peers.sh")
     if not (args.model / "config.json").is_file():
         raise ValueError(f"no model in {args.model}: {sys.executable} tools/prepare_smollm2.py --out {args.model}")
+    if args.data is not None and not args.data.is_file():
+        raise ValueError(f"no file {args.data}: leave --data out, or make it with tools/make_arithmetic.py")
     if min(args.rounds, args.steps) < 1:
         raise ValueError(f"--rounds {args.rounds} and --steps {args.steps}: at least 1 each")
     if COMPLETIONS % args.trl_batch:
@@ -211,7 +214,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    peers = os.environ.get("GSPO_HPC_PEERS_VENV", REPO / ".venv-peers")
+    peers = os.environ.get("GSPO_HPC_PEERS_VENV") or REPO / ".venv-peers"
     add = parser.add_argument
     add("--rounds", type=int, default=3, help="pairs of processes (default: %(default)s)")
     add(
@@ -233,9 +236,9 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Measure, and print Markdown; 0 when all rounds were measured."""
     args = parse()
-    work = Path(tempfile.mkdtemp(prefix="gspo_hpc.bench."))
     try:
         check(args)
+        work = Path(tempfile.mkdtemp(prefix="gspo_hpc.bench."))  # kept when something fails: the logs are there
         if args.data is None:
             maker = [sys.executable, str(REPO / "tools" / "make_arithmetic.py"), "--kind", "sum20"]
             subprocess.run([*maker, "--out", str(work / "data")], check=True, stdout=sys.stderr)
@@ -265,7 +268,7 @@ def main() -> int:
         f"{args.rewards}; {counted}; {cores} cores of {cpu_model()}; load average before the start: {load:.1f}; "
         f"medians, with least and most.\n\n{table(samples)}"
     )
-    shutil.rmtree(work)  # kept when something failed: the logs are there
+    shutil.rmtree(work)
     return 0
 
 
