@@ -226,6 +226,7 @@ class Engine:
         return list(self._call(lambda llm: self._probe(llm.llm_engine, sequences)))
 
     def _advance(self, engine: Any) -> list[Any]:
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         while self._unsent:
@@ -243,12 +244,13 @@ class Engine:
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 )
                 request = f"{slot}-{sample}-{next(self._ids)}"
-                engine.add_request(request, {"prompt_token_ids": pending.prompt.tokens.tolist()}, params)
+                engine.add_request(request, tokens_input(pending.prompt.tokens.tolist()), params)
                 self._requests[request] = (slot, sample)
             self._unsent.pop(0)
         return list(engine.step())
 
     def _probe(self, engine: Any, sequences: Sequence[Sequence[int]]) -> list[Floats]:
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
@@ -260,7 +262,7 @@ class Engine:
         )
         waiting = {f"probe-{next(self._ids)}": index for index in range(len(sequences))}
         for request, index in waiting.items():
-            engine.add_request(request, {"prompt_token_ids": list(sequences[index])}, params)
+            engine.add_request(request, tokens_input(list(sequences[index])), params)
         found: dict[int, Floats] = {}
         while len(found) < len(sequences):
             for output in engine.step():

@@ -98,7 +98,8 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
             with signals_default_in_children():
                 settings = dataclasses.asdict(config)
                 run_id = run.read_info()["run_id"]
-                tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True)
+                name = config.run.name
+                tracker = Tracker(config.tracking, run.path, run_id, name, settings, True, console.warn)
             outlet = Files(run, console, tracker, station, config.tracking.samples, config.checkpoint.keep)
         quantities = plan.make_plan(config).quantities
         num_rollout_prompts = int(quantities["num_rollout_prompts"])

@@ -247,6 +247,5 @@ def _targets_in(local: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
 
 
 def _rescaled_moment(moment: Tensor, total: Tensor, change: Tensor) -> Tensor:
-    """sum of exp(x - peak) * (x - peak) for the peak that is higher by -change; exact for change = -inf, 0 terms."""
-    factor = change.exp()
-    return factor * moment + torch.where(factor > 0, change, 0.0) * factor * total
+    """sum of exp(x - peak) * (x - peak) for a peak that is higher by -change."""
+    return change.exp() * (moment + change * total)

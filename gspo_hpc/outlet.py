@@ -90,6 +90,7 @@ class Files:
             for group in groups[: self.kept_samples]
         ]
         self.run.append_samples(rows)
+        self.tracker.log_samples(rows)
 
     def note(self, text: str) -> None:
         """One line on the console."""

@@ -170,7 +170,8 @@ def _step(station: Station, name: str) -> list[Group]:
         station.restarts += 1
         limit = station.config.faults.max_engine_restarts
         if station.restarts > limit:
-            raise EngineLost(f"the engine died {station.restarts} times (faults.max_engine_restarts {limit}): {death}") from death
+            times = f"{station.restarts} times (faults.max_engine_restarts {limit})"
+            raise EngineLost(f"the engine died {times}: {death}") from death
         print(f"engine died ({death}); restart {station.restarts} of at most {limit}", flush=True)
         with signals_default_in_children():
             engine.restart()

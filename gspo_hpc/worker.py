@@ -35,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     evaluate.add_argument("target", type=Path)
     evaluate.add_argument("--step", type=int)
     evaluate.add_argument("--json", action="store_true")
-    evaluate.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args(argv)
+    # key=value may stand among the options, which argparse cannot say of a list of positional arguments.
+    arguments, overrides = parser.parse_known_args(argv)
+    if unknown := [text for text in overrides if text.startswith("-") or arguments.command != "eval"]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     from gspo_hpc.orphans import die_with_parent
     from gspo_hpc.preemption import StopFlag
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "export":
             jobs.export(arguments.run_dir, arguments.step, arguments.out)
         else:
-            jobs.evaluate(arguments.target, arguments.step, arguments.overrides, arguments.json)
+            jobs.evaluate(arguments.target, arguments.step, overrides, arguments.json)
         return EXIT_DONE
     except ValueError as error:  # a user's mistake that only the real model or data could show
         traceback.print_exc()

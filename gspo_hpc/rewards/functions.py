@@ -6,7 +6,8 @@ Floor 2, standard library only. A grader is a plain function
 
 `completion` is the sampled text, `prompt` what the model saw, `fields` the other fields of the data row, `args` what
 the config gives for this grader. One that also names a parameter `response_length` is told the completion's tokens, end
-token included. It runs in a process of its own pool; raising costs the sample, never the run.
+token included. It runs in a process of its own; raising costs the sample, never the run. What it imports at
+the top of its file is loaded before its time is counted, what it imports in the call is not.
 """
 
 from __future__ import annotations

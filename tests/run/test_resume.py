@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from tests.run import harness
@@ -38,6 +39,7 @@ MOMENTS: list[tuple[str, Callable[[Path], bool]]] = [
 ]
 
 
+@pytest.mark.timeout(1500)  # five starts of two ranks and an engine
 def test_killed_run_equals_the_uninterrupted_one(tiny_config: Path, uninterrupted: Path, tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = harness.command(tiny_config, run_dir, *harness.OVERRIDES)

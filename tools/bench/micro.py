@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -274,6 +275,7 @@ def main() -> int:
         parser.error(f"--repeats {args.repeats}: at least 1")
     if not (args.peers_venv / "bin" / "python").exists():
         parser.error(f"no peers in {args.peers_venv}: bash tools/bench/setup_peers.sh")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that both processes are ended too
     print(f"{cores()} cores of {cpu_model()}; load average before the start: {os.getloadavg()[0]:.1f}.\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="gspo_hpc.micro.") as folder, tempfile.TemporaryFile() as log:
         try:

@@ -12,8 +12,9 @@ the next.
 
 What to know when reading the figures:
 
-- TRL generates with transformers and trains with torch; there is no vLLM for it in its CPU environment. Its settings
-  are the fastest found here: no gradient checkpointing, completions per forward pass by --trl-batch.
+- TRL generates with transformers and trains with torch; there is no vLLM for it in its CPU environment. It gets the
+  settings that make it fast: no gradient checkpointing, and the fastest number of completions per pass, which is found
+  first by one measured step at each of 8, 16, 32 and 64 (give --trl-batch to leave that out).
 - Both sample, so lengths differ a little. Tokens are those of completions, up to and including the end token; padding
   counts on neither side. That is why both seconds a step and tokens per second are given.
 - A completion whose advantage is zero, because its whole group got the same reward, has no gradient. Ours is not
@@ -31,6 +32,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,6 +46,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 BENCH = REPO / "tools" / "bench"
 COMPLETIONS, GROUP, MAX_LENGTH, LEARNING_RATE = 64, 8, 24, 1e-6
+TRL_BATCHES = (8, 16, 32, 64)
 REWARDS = {"task": "number_match", "random": f"{BENCH / 'graders.py'}:random_reward"}
 SIDES = ("TRL", "gspo_hpc")
 
@@ -100,6 +103,16 @@ def environment(**extra: str) -> dict[str, str]:
     """This one without settings of threads, which each side makes itself; the package importable, no hub asked."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "MKL_", "VLLM_", "KMP_"))}
     return kept | {"PYTHONPATH": str(REPO), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"} | extra
+
+
+def fastest_batch(args: argparse.Namespace, work: Path, reward: str) -> int:
+    """Completions per pass at which TRL makes a step in the least time."""
+    seconds = {}
+    for batch in TRL_BATCHES:
+        trial = argparse.Namespace(**vars(args) | {"steps": 1, "trl_batch": batch})
+        seconds[batch] = measure_trl(trial, work, reward).seconds
+        say(f"TRL at {batch} completions per pass: {seconds[batch]:.1f} s a step")
+    return min(seconds, key=lambda batch: seconds[batch])
 
 
 def measure_trl(args: argparse.Namespace, work: Path, reward: str) -> Sample:
@@ -206,7 +219,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"no file {args.data}: leave --data out, or make it with tools/make_arithmetic.py")
     if min(args.rounds, args.steps) < 1:
         raise ValueError(f"--rounds {args.rounds} and --steps {args.steps}: at least 1 each")
-    if COMPLETIONS % args.trl_batch:
+    if args.trl_batch is not None and (args.trl_batch < 1 or COMPLETIONS % args.trl_batch):
         raise ValueError(f"--trl-batch {args.trl_batch} must divide the {COMPLETIONS} completions of a step")
 
 
@@ -224,9 +237,7 @@ def parse() -> argparse.Namespace:
     add("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct", help="Hugging Face folder")
     add("--data", type=Path, help="JSONL with prompt and answer (default: sums of numbers up to 20, made here)")
     add("--peers-venv", type=Path, default=Path(peers), help="made by setup_peers.sh")
-    add(
-        "--trl-batch", type=int, default=16, help="completions per pass of TRL (default: %(default)s, the fastest here)"
-    )
+    add("--trl-batch", type=int, help="completions per pass of TRL (default: the fastest, found first)")
     add("overrides", metavar="key=value", nargs="*", help="settings put over our side's config")
     args = parser.parse_args()
     args.model = args.model.absolute()
@@ -236,6 +247,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Measure, and print Markdown; 0 when all rounds were measured."""
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     try:
         check(args)
         work = Path(tempfile.mkdtemp(prefix="gspo_hpc.bench."))  # kept when something fails: the logs are there
@@ -247,6 +259,8 @@ def main() -> int:
         load = os.getloadavg()[0]
         if load > 0.5:
             say(f"load average {load:.1f}: something else is running, and these figures will be off")
+        if args.trl_batch is None:
+            args.trl_batch = fastest_batch(args, work, REWARDS[args.rewards])
         samples: dict[str, list[Sample]] = {side: [] for side in SIDES}
         measure = {"TRL": measure_trl, "gspo_hpc": measure_ours}
         for number in range(args.rounds):
@@ -265,7 +279,8 @@ def main() -> int:
     cores, counted = len(os.sched_getaffinity(0)), f"{args.rounds} rounds of {args.steps} steps"
     print(
         f"{args.model.name}, {COMPLETIONS} completions a step of at most {MAX_LENGTH} tokens, float32, rewards: "
-        f"{args.rewards}; {counted}; {cores} cores of {cpu_model()}; load average before the start: {load:.1f}; "
+        f"{args.rewards}; TRL with {args.trl_batch} completions per pass; {counted}; {cores} cores of {cpu_model()}; "
+        f"load average before the start: {load:.1f}; "
         f"medians, with least and most.\n\n{table(samples)}"
     )
     shutil.rmtree(work)

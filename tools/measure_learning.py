@@ -1,0 +1,72 @@
+"""What a configuration learns, over several seeds: `measure_learning.py configs/tiny_cpu.yaml --seeds 1 2 3`.
+
+Trains once for each seed (a run that is there already is gone on with, or only read) and prints a Markdown section with
+the accuracy by greedy decoding on unseen prompts before and after, and the time that training took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+
+def train(config: Path, seed: int, run_dir: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """The records of a finished run."""
+    command = [sys.executable, "-m", "gspo_hpc.cli", "train", str(config), f"run.seed={seed}", f"run.dir={run_dir}"]
+    done = subprocess.run([*command, *overrides], stdout=sys.stderr)
+    if done.returncode != 0:
+        sys.exit(f"seed {seed}: exit code {done.returncode}")
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def row(seed: int, records: list[dict[str, Any]]) -> str:
+    """One line of the table. Training time is the wall time of all steps, without start-up and evaluation."""
+    scores = [(record["step"], record["eval/accuracy"]) for record in records if "eval/accuracy" in record]
+    steps = [record for record in records if record["step"] > 0]
+    minutes = sum(record["seconds"] + record.get("seconds/save", 0.0) for record in steps) / 60
+    before, after = scores[0][1], scores[-1][1]
+    between = ", ".join(f"{accuracy:.3f} at {step}" for step, accuracy in scores[1:-1])
+    gap = max(record["probe_gap_max"] for record in steps)
+    cells = (
+        seed,
+        f"{before:.3f}",
+        f"{after:.3f}",
+        f"{after - before:+.3f}",
+        between,
+        steps[-1]["step"],
+        f"{minutes:.1f}",
+    )
+    return f"| {' | '.join(map(str, cells))} | {gap:.1e} |"
+
+
+def main() -> None:
+    """Print the section."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run directories")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_args()
+    name = arguments.config.stem
+    rows = []
+    for seed in arguments.seeds:
+        run_dir = arguments.runs / f"{name}-seed{seed}"
+        rows.append(row(seed, train(arguments.config, seed, run_dir, arguments.overrides)))
+    seeds = " ".join(map(str, arguments.seeds))
+    line = " ".join(["python tools/measure_learning.py", str(arguments.config), "--seeds", seeds, *arguments.overrides])
+    print(f"## {arguments.config}\n\n`{line}`, {date.today()}, {len(os.sched_getaffinity(0))} CPU cores")
+    print(f"({platform.machine()}), Python {platform.python_version()}.\n")
+    print("| seed | before | after | gain | between | steps | minutes of training | largest probe gap |")
+    print("|---|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
