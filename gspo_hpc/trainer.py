@@ -119,7 +119,7 @@ def train(session: Session, start: Start) -> str:
             session.weights_version += int(result is not None and not result.skipped)
             before, cursor = cursor, _advance(session, cursor, after, result, batch)
             seconds = time.monotonic() - began
-            unlogged = step_record(before, cursor, batch, result, session.seconds, seconds) | _state(session)
+            unlogged = step_record(before, cursor, batch, result, session.seconds, seconds) | _state(session, before)
             if cursor.step % config.checkpoint.interval == 0 or cursor.step == config.run.max_steps:
                 _save(session, cursor, groups, unlogged)
                 saved = cursor.step
@@ -232,9 +232,9 @@ def _finish(session: Session, cursor: Cursor, record: dict[str, Any]) -> None:
         )
 
 
-def _state(session: Session) -> dict[str, Any]:
+def _state(session: Session, cursor: Cursor) -> dict[str, Any]:
     state: dict[str, Any] = {"attempt": session.attempt, "engine_restarts": session.station.restarts}
-    if session.synced is not None:
+    if session.synced is not None and cursor.update == 0:  # the sync before this rollout; later updates had none
         state |= {"probe_gap_max": session.synced.gap_max, "probe_gap_mean": session.synced.gap_mean}
     return state
 

@@ -33,7 +33,7 @@ def row(seed: int, records: list[dict[str, Any]]) -> str:
     minutes = sum(record["seconds"] + record.get("seconds/save", 0.0) for record in steps) / 60
     before, after = scores[0][1], scores[-1][1]
     between = ", ".join(f"{accuracy:.3f} at {step}" for step, accuracy in scores[1:-1])
-    gap = max(record["probe_gap_max"] for record in steps)
+    gap = max(record["probe_gap_max"] for record in steps if "probe_gap_max" in record)
     cells = (
         seed,
         f"{before:.3f}",

@@ -175,7 +175,7 @@ class RewardPool:
         """Make a call anew that came to no end; after the last try it has failed."""
         self._live.discard(call)
         if call.tries == RETRIES:
-            return self._note(call, None, "its process could not be kept alive")
+            return self._note(call, None, f"its process ended without an answer {RETRIES + 1} times")
         self._queue(_Call(call.key, call.term, call.tries + 1))
         self._hand_out()
         return None

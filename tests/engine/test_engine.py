@@ -66,6 +66,13 @@ def reference_logprobs(model: Any, tokens: Sequence[int], temperature: float = 1
     return logits.log_softmax(-1).gather(-1, torch.tensor(list(tokens)[1:])[:, None])[:, 0].numpy()
 
 
+def check_logprobs(group: Group, model: Any, temperature: float = 1.0) -> None:
+    for completion in group.completions:
+        tokens = [*group.prompt.tokens.tolist(), *completion.tokens.tolist()]
+        expected = reference_logprobs(model, tokens, temperature)[len(group.prompt.tokens) - 1 :]
+        np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=1e-4)
+
+
 def wait_gone(pids: Sequence[int], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -99,10 +106,7 @@ def test_groups_are_whole_and_in_order(engine: Engine, baseline: dict[int, Group
 def test_logprobs_are_those_of_transformers(engine: Engine, reference: Any, temperature: float) -> None:
     groups = generate(engine, [20, 21], replace(SAMPLING, temperature=temperature))
     for group in groups.values():
-        for completion in group.completions:
-            tokens = [*group.prompt.tokens.tolist(), *completion.tokens.tolist()]
-            expected = reference_logprobs(reference, tokens, temperature)[len(group.prompt.tokens) - 1 :]
-            np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=1e-4)
+        check_logprobs(group, reference, temperature)
 
 
 def test_prompt_logprobs_are_those_of_transformers(engine: Engine, reference: Any) -> None:
@@ -176,9 +180,11 @@ def test_new_weights_count_and_old_ones_come_back_exactly(
         np.testing.assert_allclose(
             engine.prompt_logprobs([tokens])[0], reference_logprobs(reference, tokens), rtol=0, atol=1e-4
         )
+        for slot, group in generate(engine, [0, 1]).items():  # their prompts were in the prefix cache
+            assert bits({slot: group})[slot] != bits(baseline)[slot]
+            check_logprobs(group, reference)
     finally:
         reference.load_state_dict(weights, strict=False)
-    assert bits(generate(engine, [0, 1])) != {slot: bits(baseline)[slot] for slot in (0, 1)}
     engine.update_weights((name, tensor.t().contiguous().t()) for name, tensor in weights.items())  # of any stride
     assert engine.prompt_logprobs([tokens])[0].tobytes() == before.tobytes()
     assert bits(generate(engine, [0, 1])) == {slot: bits(baseline)[slot] for slot in (0, 1)}
