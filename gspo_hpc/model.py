@@ -19,6 +19,12 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -178,6 +184,20 @@ def padded_vocab_size(arch: Architecture, tp_size: int) -> int:
     return -(-arch.vocab_size // tp_size) * tp_size
 
 
+def _mark_shards(model: PackedGPTModel) -> None:
+    """Mark the weights that are split over tensor-parallel ranks.
+
+    Megatron marks them only where it initialises them too. Without the mark the gradient norm counts the first rank's
+    shard alone, and clipping is wrong without a word.
+    """
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
+            weight = module.weight
+            if weight is not None and not hasattr(weight, "tensor_model_parallel"):
+                dim = 1 if isinstance(module, RowParallelLinear) else 0
+                set_tensor_model_parallel_attributes(weight, True, dim, 1)
+
+
 def build(arch: Architecture, config: Config, device: torch.device) -> PackedGPTModel:
     """This rank's stage of the model, without weights yet: load them with ``gspo_hpc.weights``."""
     settings = transformer_config(arch, config)
@@ -194,4 +214,5 @@ def build(arch: Architecture, config: Config, device: torch.device) -> PackedGPT
         rotary_base=int(arch.rope_theta),
     )
     model.rotary_pos_emb = PositionedRotary(arch.head_dim, arch.rope_theta)
+    _mark_shards(model)
     return model.to(device)
