@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of one block of logits; on the CPU about a core's cache
+BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}  # of one block of logits; on the CPU: what a shared cache holds
 TOKENS = {"cpu": 512, "cuda": 4096}  # of one block, unless the caller says otherwise
 
 
