@@ -34,8 +34,10 @@ _COMMON = {
 _CPU = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM takes one core for itself, and all engines take the same
-    # Threads that spin while they wait cost ten times the time where anything else wants a core, and gain nothing else.
+    # Threads that spin for long while they wait cost ten times the time where anything else wants a core; threads that
+    # do not spin at all must be woken for every operation. About a millisecond is as good as forever on idle cores.
     "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "100000",
     # Splits long contexts over threads in a way that depends on what else is in the batch: with it, the same seed
     # does not give the same log-probs to the last bit.
     "VLLM_CPU_ATTN_SPLIT_KV": "0",

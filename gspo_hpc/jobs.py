@@ -33,7 +33,7 @@ from gspo_hpc import (
 )
 from gspo_hpc.config import Config
 from gspo_hpc.console import Console
-from gspo_hpc.engine import Engine, EngineSettings
+from gspo_hpc.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.outlet import Files, Silent, read_start
 from gspo_hpc.pipeline import Policy
 from gspo_hpc.preemption import StopFlag, signals_default_in_children
@@ -92,7 +92,8 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
             _say(ranks, console, f"all {begin.cursor.step} steps are done; for more, raise run.max_steps")
             code = 0
             return "done"
-        station = _station(config, ranks, policy, lambda: flag.requested is not None, console)
+        probe = sync.probe_sequences(train_prompts, config.rollout.probe_tokens)
+        station = _station(config, ranks, policy, probe, lambda: flag.requested is not None, console)
         outlet: Files | Silent = Silent()
         if ranks.rank == 0:
             with signals_default_in_children():
@@ -116,7 +117,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
             ),
             prompts=train_prompts,
             eval_prompts=eval_prompts,
-            probe=sync.probe_sequences(train_prompts, config.rollout.probe_tokens),
+            probe=probe,
             rollouts=run.rollouts,
             new_staging=lambda step: _new_staging(run, step, ranks),
             outlet=outlet,
@@ -169,8 +170,10 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
             policy = Policy(arch, config, ranks)
             weights.load(policy.module, arch, str(config.model.path))
         _, eval_prompts = _prompts(config, _tokenizer(config))
-        station = _station(config, ranks, policy, lambda: False, None)
-        station.give_weights(station.engine)
+        probe = sync.probe_sequences(eval_prompts, config.rollout.probe_tokens)
+        station = _station(config, ranks, policy, probe, lambda: False, None)
+        if (death := station.give_weights(station.engine)) is not None:
+            raise death
         scores, _ = evaluation.run(station, eval_prompts, config)
         with os.fdopen(terminal, "w") as out:
             if as_json:
@@ -212,6 +215,8 @@ def _threads(config: Config) -> None:
         torch.set_num_threads(config.cluster.threads_per_rank)
     if config.cluster.platform == "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
+        settings: Any = torch.utils.deterministic
+        settings.fill_uninitialized_memory = False  # helps to find bugs, and costs a twentieth of an update
 
 
 def _tokenizer(config: Config) -> Any:
@@ -260,7 +265,12 @@ def _new_staging(run: RunDir, step: int, ranks: Ranks) -> Path:
 
 
 def _station(
-    config: Config, ranks: Ranks, policy: Policy, stop_requested: Callable[[], bool], console: Console | None
+    config: Config,
+    ranks: Ranks,
+    policy: Policy,
+    probe: list[list[int]],
+    stop_requested: Callable[[], bool],
+    console: Console | None,
 ) -> Station:
     """Start this rank's engine and graders, if it leads one."""
     per_node = config.rollout.engines_per_node or config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
@@ -270,15 +280,15 @@ def _station(
     if leads:
         if console is not None:
             _say(ranks, console, "starting the vLLM engine")
-        engine = Engine(_engine_settings(config, ranks))
+        engine = Engine(_engine_settings(config, per_node))
         with signals_default_in_children():
             engine.start()
             pool = RewardPool(config.reward)
     if dist.get_world_size() > 1:
         barrier(ranks.device)
 
-    def give_weights(target: Engine | None) -> None:
-        sync.push(policy, target)
+    def give_weights(target: Engine | None) -> EngineDied | None:
+        return sync.synchronize(policy, target, probe)[1]
 
     return Station(
         config=config,
@@ -292,8 +302,9 @@ def _station(
     )
 
 
-def _engine_settings(config: Config, ranks: Ranks) -> EngineSettings:
+def _engine_settings(config: Config, per_node: int) -> EngineSettings:
     rollout = config.rollout
+    cores = len(os.sched_getaffinity(0))
     return EngineSettings(
         model_path=str(config.model.path),
         dtype=rollout.dtype or config.model.dtype,
@@ -301,6 +312,7 @@ def _engine_settings(config: Config, ranks: Ranks) -> EngineSettings:
         max_model_len=rollout.max_prompt_length + rollout.max_response_length,
         platform=config.cluster.platform,
         kv_cache_gb=rollout.kv_cache_gb,
+        threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
         seed=config.run.seed,
         timeout=config.faults.engine_timeout,
         engine_args=dict(rollout.engine),

@@ -51,8 +51,11 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
             f"cluster.nodes is {config.cluster.nodes}, and train starts ranks on this machine only: hand it to Slurm "
             "with gspo-hpc submit, or give cluster.nodes=1"
         )
+    if config.rollout.mode == "server":
+        raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
     plan = make_plan(config)
     plan.require()
+    _check_rows(config)
     run, resumed = open_run(config)
     with run.lock() as lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]
@@ -69,6 +72,15 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
             raise
         attempt.finish(reason, code, detail)
     return code
+
+
+def _check_rows(config: Config) -> None:
+    """Raise ValueError for malformed rows, while nothing has been started or made."""
+    from gspo_hpc import prompts  # brings numpy, which plan and help can do without
+
+    for path in (config.data.train, config.data.eval):
+        if path is not None:
+            prompts.load_rows(path, config.data)
 
 
 def export(run_dir: str | Path, step: int | None, out: str | Path, *, worker: Sequence[str] = WORKER) -> int:

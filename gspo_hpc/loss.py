@@ -76,7 +76,7 @@ class LossResult:
     nothing counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and
     ratio below the range; _high: A > 0 and ratio above it: the policy term has no gradient there. approx_kl: of the old
     policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. gap:
-    |log pi - log pi as the engine saw it| per token. trained_length: tokens per sample.
+    |log pi_old - log pi_old as the engine saw it| per token. trained_length: tokens per sample.
     """
 
     loss: Tensor  # scalar
@@ -151,7 +151,7 @@ def policy_loss(
 
     with torch.no_grad():
         ratio = torch.where(valid, log_ratio, 0.0).exp()
-        gap = (current - clean(batch.rollout_logprobs)).abs()
+        gap = (old - clean(batch.rollout_logprobs)).abs()  # of the policy that sampled, not of the one being updated
         tokens = counts.sum()
         none = tokens.new_zeros(())
 

@@ -21,6 +21,7 @@ which does not depend on how samples are dealt to ranks and micro-batches. ``tes
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,7 @@ class Policy:
             module=self.module,
         )
         settings.finalize_model_grads_func = finalize_model_grads
+        self.passes: Counter[str] = Counter()  # over the weights, by kind: "update", "logprobs"
         self.optimizer: Any = None
         self.scheduler: Any = None
 
@@ -99,6 +101,10 @@ class Policy:
             [self.ddp],
             use_gloo_process_groups=False,
         )
+        if self.ranks.device.type == "cpu":  # Megatron falls back to torch's Adam there, which has a fused kernel
+            for chained in self.optimizer.chained_optimizers:
+                for group in chained.optimizer.param_groups:
+                    group["fused"] = True
         total = self.config.run.max_steps or 1
         self.scheduler = OptimizerParamScheduler(
             self.optimizer,
@@ -148,6 +154,7 @@ def _run_stage(policy: Policy, batch: PackedBatch) -> torch.Tensor:
 
 
 def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch], forward_only: bool) -> list[Any]:
+    policy.passes["logprobs" if forward_only else "update"] += 1
     return get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=iter(batches),

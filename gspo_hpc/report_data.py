@@ -98,10 +98,10 @@ class RunData:
     @property
     def tokens_per_s(self) -> float | None:
         """Completion tokens a second of all steps together, generation and updates included."""
-        speeds = [(value(record, "completion_tokens_per_s"), value(record, "seconds")) for record in self.records]
-        known = [(speed, seconds) for speed, seconds in speeds if speed is not None and seconds]
+        pairs = [(value(record, "completion_tokens"), value(record, "seconds")) for record in self.records]
+        known = [(tokens, seconds) for tokens, seconds in pairs if tokens is not None and seconds]
         whole = math.fsum(seconds for _, seconds in known)
-        return math.fsum(speed * seconds for speed, seconds in known) / whole if whole > 0 else None
+        return math.fsum(tokens for tokens, _ in known) / whole if whole > 0 else None
 
     def settings(self) -> dict[str, list[tuple[str, Any, bool]]]:
         """By section: key, value, and whether it is the default. Secrets are left out."""

@@ -3,7 +3,8 @@
 Floor 4. The ranks that own an engine ("leads") pull prompt slots from a counter in the torch.distributed store, so a
 slow engine simply takes fewer. Graders run while generation goes on. Ranks without an engine wait. Nobody sits in a
 collective meanwhile, so an engine that died can be given its weights again by all ranks together: its lead raises a
-counter in the store, everyone sees it within a poll and joins the weight sync.
+counter in the store, everyone sees it within a poll and joins the weight sync. A rank that is done stays reachable in
+this way until all are done: only then can no sync be asked for any more, and all have seen the same flags.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -24,6 +25,7 @@ from gspo_hpc.records import Completion, Group, Prompt
 from gspo_hpc.rewards.pool import RewardPool, RewardResult
 
 POLL_SECONDS = 0.05
+_DEATHS, _RESYNCS = "engine_deaths", "resyncs"  # counters in the store
 
 
 class Interrupted(Exception):
@@ -44,13 +46,41 @@ class Station:
     engine: Engine | None
     pool: RewardPool | None
     num_engines: int
-    give_weights: Callable[[Engine | None], None]  # collective: every rank calls it; an engine to fill, or None
+    # Collective, every rank calls it: fill and check an engine, or only take part; how the engine died, if it did.
+    give_weights: Callable[[Engine | None], EngineDied | None]
     stop_requested: Callable[[], bool]
     on_progress: Callable[[int, int], None] = lambda completions, tokens: None
-    restarts: int = 0
     seconds_waiting_for_rewards: float = 0.0
+    _restarts: int = 0  # of this rank's engine
     _calls: int = 0
-    _resyncs_seen: int = field(default=0)
+    _resyncs_seen: int = 0
+
+    def revive(self, death: EngineDied) -> None:
+        """Restart this rank's engine, which has the start's weights then. Raises EngineLost when that is one too many.
+
+        Only the engines that the other ranks own are still reachable afterwards; see :func:`generate`.
+        """
+        assert self.engine is not None
+        reason: Exception = death
+        limit = self.config.faults.max_engine_restarts
+        while True:
+            self._restarts += 1
+            if self._restarts > limit:
+                times = f"{self._restarts} times (faults.max_engine_restarts {limit})"
+                raise EngineLost(f"the engine of rank {self.ranks.rank} died {times}: {reason}") from reason
+            print(f"engine died ({reason}); restart {self._restarts} of at most {limit}", flush=True)
+            number = self.store.add(_DEATHS, 1)
+            self.store.set(f"{_DEATHS}/{number}", f"rank {self.ranks.rank}: {reason}")
+            try:
+                with signals_default_in_children():
+                    self.engine.restart()
+                return
+            except RuntimeError as error:
+                reason = error
+
+    def deaths(self) -> list[str]:
+        """How engines died in this attempt, on any rank: one text each."""
+        return [self.store.get(f"{_DEATHS}/{i}").decode() for i in range(1, self.store.add(_DEATHS, 0) + 1)]
 
 
 def sample_seed(run_seed: int, rollout: int, slot: int, prompt: int, sample: int) -> int:
@@ -80,6 +110,7 @@ def generate(
             mine = _lead(station, name, slots, prompts, samples, sampling, rollout, journal)
         else:
             _wait(station, name, len(slots))
+        _leave(station, name)
     stopped = _flag(station, f"{name}/stop")
     lines = "\n".join(group.to_json() for group in mine.values()).encode()
     received = gather_bytes(lines, station.ranks.device)
@@ -123,7 +154,7 @@ def _lead(
             seeds = [sample_seed(config.run.seed, rollout, slot, prompts[slot].index, i) for i in range(samples)]
             engine.submit(slot, prompts[slot], seeds, sampling)
         if engine.pending:
-            for group in _step(station, name):
+            for group in _step(station):
                 grading[group.slot] = (group, {})
                 for index, completion in enumerate(group.completions):
                     pool.submit(
@@ -152,41 +183,47 @@ def _lead(
         if not engine.pending and not grading:
             if exhausted and _done(station, name) >= len(slots):
                 break
-            if exhausted:  # others still generate: stay reachable for a weight sync of theirs
-                _join_resync(station, name)
+            if exhausted:  # others still generate
+                _join_resyncs(station)
                 time.sleep(POLL_SECONDS)
         elif station.num_engines > 1:
-            _join_resync(station, name)
+            _join_resyncs(station)
     return finished
 
 
-def _step(station: Station, name: str) -> list[Group]:
+def _step(station: Station) -> list[Group]:
     """Groups that are finished now. A dead engine is restarted, filled and given its unfinished groups again."""
     engine = station.engine
     assert engine is not None
     try:
         return engine.step()
     except EngineDied as death:
-        station.restarts += 1
-        limit = station.config.faults.max_engine_restarts
-        if station.restarts > limit:
-            times = f"{station.restarts} times (faults.max_engine_restarts {limit})"
-            raise EngineLost(f"the engine died {times}: {death}") from death
-        print(f"engine died ({death}); restart {station.restarts} of at most {limit}", flush=True)
-        with signals_default_in_children():
-            engine.restart()
-        station._resyncs_seen = station.store.add("resyncs", 1)
-        station.give_weights(engine)
-        engine.resubmit()
-        return []
+        lost: EngineDied | None = death
+    while lost is not None:
+        station.revive(lost)
+        station.store.add(_RESYNCS, 1)
+        lost = _join_resyncs(station, engine)
+    engine.resubmit()
+    return []
 
 
-def _join_resync(station: Station, name: str) -> None:
-    """Take part in the weight sync of somebody else's restarted engine."""
-    asked = station.store.add("resyncs", 0)
+def _join_resyncs(station: Station, fill: Engine | None = None) -> EngineDied | None:
+    """Take part in every weight sync that was asked for; the first one fills `fill` too. How that died, if it did."""
+    asked = station.store.add(_RESYNCS, 0)
     while station._resyncs_seen < asked:
         station._resyncs_seen += 1
-        station.give_weights(None)
+        if (death := station.give_weights(fill)) is not None:
+            return death
+        fill = None
+    return None
+
+
+def _leave(station: Station, name: str) -> None:
+    """Stay reachable for the weight syncs of others until every rank has come here."""
+    station.store.add(f"{name}/left", 1)
+    while station.store.add(f"{name}/left", 0) < station.ranks.world_size:
+        _join_resyncs(station)
+        time.sleep(POLL_SECONDS)
 
 
 def _wait(station: Station, name: str, total: int) -> None:
@@ -195,7 +232,7 @@ def _wait(station: Station, name: str, total: int) -> None:
             station.store.set(f"{name}/stop", "1")
         if _flag(station, f"{name}/stop"):
             return
-        _join_resync(station, name)
+        _join_resyncs(station)
         time.sleep(POLL_SECONDS)
 
 

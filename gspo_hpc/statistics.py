@@ -33,7 +33,6 @@ def step_record(
     kept = [c for c in completions if not c.excluded]
     rewards = np.array([c.reward for c in kept], dtype=np.float64)
     lengths = np.array([len(c.tokens) for c in completions], dtype=np.float64)
-    tokens = int(lengths.sum())
     record: dict[str, Any] = {
         "step": after.step,
         "rollout": before.rollout,
@@ -47,9 +46,9 @@ def step_record(
         "response_length": float(lengths.mean()),
         "response_length_max": int(lengths.max()),
         "truncated_fraction": sum(c.finish_reason == "length" for c in completions) / len(completions),
+        "completion_tokens": int(lengths.sum()),
         "tokens": after.completion_tokens,
         "sampled_crc32": zlib.crc32(b"".join(c.tokens.tobytes() for c in completions)),  # equal runs sample equally
-        "completion_tokens_per_s": tokens / total_seconds,
         "seconds": total_seconds,
         "time": time.time(),
     }
@@ -58,7 +57,7 @@ def step_record(
     for phase in ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync"):
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
-        return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1, "completion_tokens_per_s": None}
+        return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1}
     means = {MEAN_OF.get(name, name): total / count for name, (total, count) in result.sums.items() if count}
     return (
         record

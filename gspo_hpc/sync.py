@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gspo_hpc import weights
 from gspo_hpc.batch import build
 from gspo_hpc.config import Config
-from gspo_hpc.engine import Engine
+from gspo_hpc.engine import Engine, EngineDied
 from gspo_hpc.packing import Sample
 from gspo_hpc.pipeline import Policy, response_logprobs
 from gspo_hpc.process_groups import broadcast_bytes
@@ -30,7 +30,7 @@ class ProbeMismatch(RuntimeError):
 
 @dataclass(frozen=True)
 class Synced:
-    """What a sync left behind. Gaps are in nats, over all engines."""
+    """What a sync left behind. Gaps are in nats, over all engines that took part and live."""
 
     fingerprint: str  # of the weights, bit for bit
     gap_max: float
@@ -46,8 +46,27 @@ def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[s
         yield name, tensor, digest.hexdigest()[:16]
 
 
-def push(policy: Policy, engine: Engine | None) -> str:
-    """Stream the current weights into `engine` (or only take part, where it is None). Collective. The fingerprint."""
+def synchronize(
+    policy: Policy, engine: Engine | None, probe: Sequence[Sequence[int]]
+) -> tuple[Synced, EngineDied | None]:
+    """Wake `engine`, fill it with the current weights and check it on the probe; with None, only take part. Collective.
+
+    An engine that dies on the way is returned as its death, to be revived and filled again; nobody else is kept from
+    going on. Raises ProbeMismatch, on every rank.
+    """
+    death: EngineDied | None = None
+    if engine is not None:
+        try:
+            engine.wake_up()
+        except EngineDied as error:
+            death = error
+    fingerprint, death = _push(policy, engine if death is None else None, death)
+    gap_max, gap_mean, death = _check(policy, engine if death is None else None, probe, death)
+    return Synced(fingerprint, gap_max, gap_mean), death
+
+
+def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tuple[str, EngineDied | None]:
+    """Stream the current weights into `engine` (or only take part, where it is None): the fingerprint."""
     last = ""
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
@@ -60,8 +79,11 @@ def push(policy: Policy, engine: Engine | None) -> str:
         for _ in tensors():
             pass
     else:
-        engine.update_weights(tensors())
-    return broadcast_bytes(last.encode(), policy.ranks.device).decode()
+        try:
+            engine.update_weights(tensors())  # takes the stream to its end even where it fails
+        except EngineDied as error:
+            death = error
+    return broadcast_bytes(last.encode(), policy.ranks.device).decode(), death
 
 
 def probe_sequences(prompts: Sequence[Prompt], budget: int) -> list[list[int]]:
@@ -87,12 +109,19 @@ def trainer_logprobs(policy: Policy, sequences: Sequence[Sequence[int]]) -> list
     return np.split(logprobs, ends[:-1])
 
 
-def check(policy: Policy, engine: Engine | None, sequences: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Largest and mean |difference| of the probe's log-probs over all engines. Collective; raises ProbeMismatch."""
-    theirs = engine.prompt_logprobs([list(tokens) for tokens in sequences]) if engine is not None else []
+def _check(
+    policy: Policy, engine: Engine | None, sequences: Sequence[Sequence[int]], death: EngineDied | None
+) -> tuple[float, float, EngineDied | None]:
+    """Largest and mean |difference| of the probe's log-probs over all engines."""
+    theirs: list[np.ndarray] = []
+    if engine is not None:
+        try:
+            theirs = engine.prompt_logprobs([list(tokens) for tokens in sequences])
+        except EngineDied as error:
+            death = error
     ours = trainer_logprobs(policy, sequences)
     gap_max = gap_mean = 0.0
-    if engine is not None:
+    if theirs:
         gaps = np.concatenate([np.abs(a - b) for a, b in zip(ours, theirs, strict=True)])
         gap_max, gap_mean = float(gaps.max()), float(gaps.mean())
         if not np.isfinite(gaps).all():
@@ -108,7 +137,7 @@ def check(policy: Policy, engine: Engine | None, sequences: Sequence[Sequence[in
             f"(allowed {limit_max:g}), mean {gap_mean:.2e} (allowed {limit_mean:g}). The engine does not have the "
             "trainer's weights, or computes in another precision (rollout.dtype, rollout.probe_max_gap)"
         )
-    return gap_max, gap_mean
+    return gap_max, gap_mean, death
 
 
 def probe_limits(config: Config) -> tuple[float, float]:

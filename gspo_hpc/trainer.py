@@ -17,7 +17,7 @@ from gspo_hpc import checkpoint, evaluate, journal, sync, update
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.config import Config
 from gspo_hpc.cursor import Cursor
-from gspo_hpc.engine import Sampling
+from gspo_hpc.engine import EngineDied, Sampling
 from gspo_hpc.pipeline import Policy, StepResult
 from gspo_hpc.plan import Passes, pass_sizes
 from gspo_hpc.process_groups import any_rank, broadcast_bytes
@@ -73,6 +73,8 @@ class Session:
     weights_version: int = 0
     synced: sync.Synced | None = None
     synced_version: int = -1
+    deaths_told: int = 0
+    rollout_seconds: float | None = None  # of what came before the first update; None where an earlier attempt did it
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -108,18 +110,20 @@ def train(session: Session, start: Start) -> str:
             session.outlet.step({"step": 0, "attempt": session.attempt} | _evaluate(session, 0, "before"))
         while cursor.step < config.run.max_steps:
             session.seconds.clear()
+            session.policy.passes.clear()
             began = time.monotonic()
             after = Position(cursor.epoch, cursor.offset)
             if cursor.update == 0:
                 groups, after = _rollout(session, cursor)  # generate, reward, advantage
                 groups = _logprobs(session, groups)  # only the passes that are needed
+                session.rollout_seconds = time.monotonic() - began
             batch = update.minibatch(groups, config, cursor.update)
             with session.clock("update"):
                 result = update.step(session.policy, batch, session.objective, config)
             session.weights_version += int(result is not None and not result.skipped)
             before, cursor = cursor, _advance(session, cursor, after, result, batch)
-            seconds = time.monotonic() - began
-            unlogged = step_record(before, cursor, batch, result, session.seconds, seconds) | _state(session, before)
+            unlogged = step_record(before, cursor, batch, result, session.seconds, time.monotonic() - began)
+            unlogged |= _speed(session, before, unlogged) | _state(session, before)
             if cursor.step % config.checkpoint.interval == 0 or cursor.step == config.run.max_steps:
                 _save(session, cursor, groups, unlogged)
                 saved = cursor.step
@@ -158,7 +162,8 @@ def _rollout(session: Session, cursor: Cursor) -> tuple[list[Group], Position]:
             session.seconds["reward_wait"] = session.station.seconds_waiting_for_rewards
             session.station.seconds_waiting_for_rewards = 0.0
     if session.station.engine is not None:
-        session.station.engine.sleep()
+        with contextlib.suppress(EngineDied):  # mended by the next sync
+            session.station.engine.sleep()
     groups = sorted([*finished.values(), *fresh], key=lambda group: group.slot)
     groups = update.with_advantages(groups, session.objective.normalize_advantage)
     session.outlet.samples(cursor.step, "train", groups)
@@ -193,19 +198,21 @@ def _logprobs(session: Session, groups: list[Group]) -> list[Group]:
 
 def _sync(session: Session) -> sync.Synced:
     """Give the engines the current weights, unless they have them, and check that they do."""
+    engine, ranks = session.station.engine, session.policy.ranks
     if session.synced is not None and session.synced_version == session.weights_version:
-        if session.station.engine is not None:
-            session.station.engine.wake_up()
+        if engine is not None:
+            with contextlib.suppress(EngineDied):  # the first step of generation finds it dead, and mends it
+                engine.wake_up()
         return session.synced
     with session.clock("sync"):
-        engine = session.station.engine
-        if engine is not None:
-            engine.wake_up()
-        fingerprint = sync.push(session.policy, engine)
-        gap_max, gap_mean = sync.check(session.policy, engine, session.probe)
-    session.synced = sync.Synced(fingerprint, gap_max, gap_mean)
-    session.synced_version = session.weights_version
-    return session.synced
+        while True:
+            synced, death = sync.synchronize(session.policy, engine, session.probe)
+            if not any_rank(death is not None, ranks.device):
+                break
+            if death is not None:
+                session.station.revive(death)
+    session.synced, session.synced_version = synced, session.weights_version
+    return synced
 
 
 def _evaluate(session: Session, step: int, phase: str) -> dict[str, float]:
@@ -232,8 +239,22 @@ def _finish(session: Session, cursor: Cursor, record: dict[str, Any]) -> None:
         )
 
 
+def _speed(session: Session, cursor: Cursor, record: dict[str, Any]) -> dict[str, Any]:
+    """Completion tokens per second, with the rollout's time shared out evenly over its updates."""
+    if session.rollout_seconds is None:
+        return {"completion_tokens_per_s": None}
+    own = record["seconds"] - (session.rollout_seconds if cursor.update == 0 else 0.0)
+    seconds = own + session.rollout_seconds / session.updates_per_rollout
+    return {"completion_tokens_per_s": record["completion_tokens"] / seconds}
+
+
 def _state(session: Session, cursor: Cursor) -> dict[str, Any]:
-    state: dict[str, Any] = {"attempt": session.attempt, "engine_restarts": session.station.restarts}
+    deaths = session.station.deaths()
+    for death in deaths[session.deaths_told :]:
+        session.outlet.note(f"an engine died and was restarted in place ({death})")
+    session.deaths_told = len(deaths)
+    state: dict[str, Any] = {"attempt": session.attempt, "engine_restarts": len(deaths)}
+    state |= {f"passes/{kind}": session.policy.passes[kind] for kind in ("logprobs", "update")}
     if session.synced is not None and cursor.update == 0:  # the sync before this rollout; later updates had none
         state |= {"probe_gap_max": session.synced.gap_max, "probe_gap_mean": session.synced.gap_mean}
     return state

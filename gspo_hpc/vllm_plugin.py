@@ -68,6 +68,11 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     update_info_cls = UpdateInfo
     _buffer: mmap.mmap | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not hasattr(WeightTransferEngine, "finish_weight_update"):
+            _mend_older_cpu_worker()
+
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Map the owner's buffer. Raises PermissionError if it belongs to another user."""
         descriptor = os.open(init_info.path, os.O_RDWR | os.O_CLOEXEC)
@@ -115,6 +120,30 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
         """Demanded by the older versions' base class; here the owner drives, not the backend."""
         raise RuntimeError("weights are sent by gspo_hpc.engine.Engine.update_weights")
+
+
+def _mend_older_cpu_worker() -> None:
+    """Where vLLM's worker runs the layerwise reload itself, on the CPU it has no device to run it on, and leaves the
+    packed copy of a tied output layer as it was."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    start, finish = CPUWorker.start_weight_update, CPUWorker.finish_weight_update
+    if start.__module__ == __name__:
+        return  # mended before
+
+    def start_weight_update(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.device = self.device or torch.device("cpu")
+        start(self, *args, **kwargs)
+
+    def finish_weight_update(self: Any) -> None:
+        finish(self)
+        _repack_heads(self.model_runner.model)
+
+    CPUWorker.start_weight_update, CPUWorker.finish_weight_update = start_weight_update, finish_weight_update
 
 
 def _repack_heads(model: torch.nn.Module) -> None:

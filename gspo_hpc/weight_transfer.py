@@ -241,6 +241,6 @@ def make_staging(platform: str, tensor_parallel_size: int, largest: int, bucket_
     if platform == "cuda" and tensor_parallel_size == 1:
         try:
             return CudaIpc(bucket_bytes)
-        except ImportError:  # vLLM's module imports Ray in some versions
-            pass
+        except ImportError as error:  # vLLM's module imports Ray in some versions
+            print(f"weights go through host memory: vLLM's ipc backend cannot be imported ({error})", flush=True)
     return SharedMemory(largest, bucket_bytes)

@@ -92,7 +92,9 @@ def _environment() -> None:
     defaults = {
         "HF_HUB_OFFLINE": "1",  # models and data are folders; a run never asks a hub
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_WAIT_POLICY": "PASSIVE",  # ranks, engine and graders share the cores: a thread that waits must not spin
+        # Ranks, engine and graders share the cores: a thread that waits may spin for a millisecond, and no longer.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "100000",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", ""),
     }
     if os.environ.get("MASTER_ADDR") == "127.0.0.1":

@@ -90,3 +90,24 @@ def export(run_dir: Path, out: Path) -> dict[str, np.ndarray]:
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     return load_file(out / "model.safetensors")
+
+
+def journal_lines(run_dir: Path, rollout: int) -> int:
+    """Finished groups of a rollout on disk, without the header."""
+    files = (run_dir / "rollouts" / f"{rollout:06d}").glob("rank-*.journal")
+    return sum(max(0, len(file.read_bytes().splitlines()) - 1) for file in files)
+
+
+def last_step(run_dir: Path) -> int:
+    """The newest logged step, -1 for none."""
+    return max((int(record["step"]) for record in metrics(run_dir)), default=-1)
+
+
+def samples(run_dir: Path) -> dict[tuple[Any, ...], str]:
+    """Completions by step, phase and prompt; a step made again after a kill says the same again."""
+    rows = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    found: dict[tuple[Any, ...], str] = {}
+    for row in rows:
+        key = (row["step"], row["phase"], row["prompt"])
+        assert found.setdefault(key, row["completion"]) == row["completion"], key
+    return found

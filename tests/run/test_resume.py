@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,27 +14,16 @@ from safetensors.numpy import load_file
 from tests.run import harness
 
 
-def journal_lines(run_dir: Path, rollout: int) -> int:
-    """Finished groups of a rollout on disk, without the header."""
-    files = (run_dir / "rollouts" / f"{rollout:06d}").glob("rank-*.journal")
-    return sum(max(0, len(file.read_bytes().splitlines()) - 1) for file in files)
-
-
-def last_step(run_dir: Path) -> int:
-    """The newest logged step, -1 for none."""
-    return max((int(record["step"]) for record in harness.metrics(run_dir)), default=-1)
-
-
 def saving(run_dir: Path) -> bool:
     """Whether a checkpoint is being written right now, with some of it on disk."""
     return any(path.stat().st_size > 0 for path in (run_dir / "checkpoints").glob(".*/megatron/*"))
 
 
 MOMENTS: list[tuple[str, Callable[[Path], bool]]] = [
-    ("in generation, some groups finished", lambda run: 0 < journal_lines(run, 0)),
-    ("between the two updates of a rollout", lambda run: last_step(run) == 3),
-    ("in a save", lambda run: last_step(run) >= 4 and saving(run)),
-    ("in an update", lambda run: last_step(run) == 6),
+    ("in generation, some groups finished", lambda run: 0 < harness.journal_lines(run, 0)),
+    ("between the two updates of a rollout", lambda run: harness.last_step(run) == 3),
+    ("in a save", lambda run: harness.last_step(run) >= 4 and saving(run)),
+    ("in an update", lambda run: harness.last_step(run) == 6),
 ]
 
 
@@ -48,12 +36,12 @@ def test_killed_run_equals_the_uninterrupted_one(tiny_config: Path, uninterrupte
         harness.wait_for(lambda moment=moment: moment(run_dir), process, log)
         harness.kill(process)
         time.sleep(0.5)
-        print(f"killed {name}, last logged step {last_step(run_dir)}")
+        print(f"killed {name}, last logged step {harness.last_step(run_dir)}")
     process = harness.start(command, log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
 
     assert harness.comparable(run_dir) == harness.comparable(uninterrupted)
-    assert samples(run_dir) == samples(uninterrupted)
+    assert harness.samples(run_dir) == harness.samples(uninterrupted)
     reasons = [json.loads(p.read_text()) for p in sorted((run_dir / "attempts").glob("*/attempt.json"))]
     assert len(reasons) == len(MOMENTS) + 1 and reasons[-1]["reason"] == "done"
     ours = harness.export(run_dir, tmp_path / "exported")
@@ -70,13 +58,3 @@ def test_training_moved_the_weights(tiny_config: Path, uninterrupted: Path, tmp_
     start = load_file(Path(model) / "model.safetensors")
     assert trained.keys() == start.keys()
     assert any(not np.array_equal(trained[name], start[name]) for name in start)
-
-
-def samples(run_dir: Path) -> dict[tuple[Any, ...], str]:
-    """Completions by step, phase and prompt; a step made again after a kill says the same again."""
-    rows = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
-    found: dict[tuple[Any, ...], str] = {}
-    for row in rows:
-        key = (row["step"], row["phase"], row["prompt"])
-        assert found.setdefault(key, row["completion"]) == row["completion"], key
-    return found

@@ -283,7 +283,7 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
     kept = [i for i, keep in enumerate(included) if keep]
     tokens = sum(len(case.new[i]) for i in kept)
     by_token = [
-        (a - b, a - r, abs(a - e), case.advantages[i])
+        (a - b, a - r, abs(b - e), case.advantages[i])
         for i in kept
         for a, b, r, e in zip(case.new[i], case.old[i], case.reference[i], case.rollout[i], strict=True)
     ]

@@ -93,7 +93,8 @@ def record(step: int, **changes: Any) -> dict[str, Any]:
         "gap_mean": 1e-6,
         "probe_gap_max": 2e-5,
         "zero_variance_groups": 2,
-        "completion_tokens_per_s": 80.0 if step % 2 else 160.0,
+        "completion_tokens": 800,
+        "completion_tokens_per_s": 107.0,
         "seconds": 10.0 if step % 2 else 5.0,
         "seconds/generate": 6.0 if step % 2 else 0.0,
         "seconds/update": 3.0,
@@ -164,7 +165,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     facts = " ".join(page.within("facts"))
     assert "0.250 →" in facts and "0.750" in facts and "+0.500" in facts
     assert re.search(r"Steps\s+20\s+of 20", facts)
-    assert "107" in facts  # (80 · 10 + 160 · 5) / 15: whole steps, not a mean of speeds
+    assert "107" in facts  # 1600 tokens in 10 + 5 seconds
     assert page.within("state") == ["done"]
     assert page.within("asked")[0].strip() == "What is 3 + 4?"
     assert "assistant" in " ".join(page.within("frame"))  # what all prompts have in common stands once

@@ -1,0 +1,152 @@
+"""Dying engines, a stop in the middle, graders that misbehave, malformed rows: recovered and told, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gspo_hpc import orphans
+from tests.run import harness
+
+SHORT = ("eval.before=false", "eval.after=false", "eval.interval=null", "checkpoint.interval=100")
+
+
+def engine_cores(run_dir: Path) -> list[psutil.Process]:
+    """The processes of this run's engines: what has both the run's mark and an engine's."""
+    run_id = json.loads((run_dir / "run.json").read_text())["run_id"]
+    found = [psutil.Process(pid) for pid in orphans.marked(run_id)]
+    return [process for process in found if "GSPO_HPC_ENGINE" in process.environ()]
+
+
+def test_engines_die_and_a_stop_comes_and_nothing_changes(
+    tiny_config: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    """Two engines instead of one, one of them killed in generation, one in an update, then SIGTERM in generation."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, "rollout.engines_per_node=2")
+    process = harness.start(command, log)
+    harness.wait_for(lambda: 0 < harness.journal_lines(run_dir, 0), process, log)
+    first = engine_cores(run_dir)
+    assert len(first) == 2
+    first[0].kill()
+    harness.wait_for(lambda: harness.last_step(run_dir) == 3, process, log)
+    second = engine_cores(run_dir)
+    assert len(second) == 2 and first[1] in second and first[0] not in second
+    first[1].kill()
+    harness.wait_for(lambda: 0 < harness.journal_lines(run_dir, 3), process, log)
+    process.send_signal(signal.SIGTERM)
+    assert harness.finish(process, log) == 75, log.read_text()[-3000:]
+    assert not engine_cores(run_dir)
+
+    stopped = harness.metrics(run_dir)
+    assert [record["step"] for record in stopped] == list(range(stopped[-1]["step"] + 1))
+    deaths = {record["step"]: record["engine_restarts"] for record in stopped if record["step"]}
+    assert deaths[1] == 1, "the first engine was to die in the generation of the first rollout"
+    assert deaths[3] == 1 and deaths[5] == 2
+    assert log.read_text().count("an engine died and was restarted in place") == 2
+
+    process = harness.start(command, log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    attempts = [json.loads(p.read_text()) for p in sorted((run_dir / "attempts").glob("*/attempt.json"))]
+    assert [attempt["reason"] for attempt in attempts] == ["stopped", "done"]
+    assert harness.comparable(run_dir) == harness.comparable(uninterrupted)
+    assert harness.samples(run_dir) == harness.samples(uninterrupted)
+
+
+def test_an_engine_that_keeps_dying_ends_the_attempt_with_a_reason(tiny_config: Path, tmp_path: Path) -> None:
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    overrides = ("run.max_steps=8", "faults.max_engine_restarts=0", *SHORT)  # the second rollout at the latest needs it
+    process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
+    harness.wait_for(lambda: 0 < harness.journal_lines(run_dir, 0), process, log)
+    for core in engine_cores(run_dir):
+        core.kill()
+    assert harness.finish(process, log) == 1, log.read_text()[-3000:]
+    assert "died 1 times (faults.max_engine_restarts 0)" in log.read_text()
+    assert not engine_cores(run_dir)
+
+
+GRADER = '''
+import itertools
+import time
+
+calls = itertools.count()
+
+
+def moody(completion, *, prompt, fields):
+    """Raises, says nothing of use, or grades, in turns; and hangs now and then."""
+    call = next(calls)
+    if call % 20 == 11:
+        time.sleep(3600)
+    if call % 5 == 0:
+        raise RuntimeError("cannot read this")
+    if call % 5 == 1:
+        return float("nan")
+    if call % 5 == 2:
+        return "very good"
+    return float(call % 2)
+'''
+
+
+def test_bad_graders_cost_their_samples_and_only_needed_passes_are_made(tiny_config: Path, tmp_path: Path) -> None:
+    """On-policy, one update a rollout, no KL: no pass but the probe's and the update's, whatever graders do."""
+    grader = tmp_path / "grader.py"
+    grader.write_text(GRADER)
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    functions = f"reward.functions=[{{function: '{grader}:moody'}}]"
+    overrides = ("run.max_steps=3", "batch.steps_per_generation=1", functions, "reward.timeout=0.5", *SHORT)
+    process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    records = harness.metrics(run_dir)
+    assert [record["step"] for record in records] == [1, 2, 3]
+    for record in records:
+        assert 0 < record["failures"] == record["excluded"] < 32
+        assert record["passes/update"] == 1 and record["passes/logprobs"] == 1
+        assert record["seconds/old_logprobs"] == record["seconds/reference"] == 0.0
+        assert record["ratio_deviation_max"] == 0.0 and 0.0 < record["reward"] < 1.0
+
+
+def test_old_logprobs_only_for_later_updates(uninterrupted: Path) -> None:
+    """Two updates a rollout: the second needs old log-probs, in one pass; the first and the probe make the other."""
+    records = [record for record in harness.metrics(uninterrupted) if record["step"]]
+    expected = [2, 0] * (harness.STEPS // 2)
+    assert [record["passes/logprobs"] for record in records] == expected
+    assert all(record["passes/update"] == 1 - record["empty"] for record in records)
+
+
+def test_a_reference_costs_one_pass_and_pulls(tiny_config: Path, tmp_path: Path) -> None:
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    overrides = ("run.max_steps=3", "batch.steps_per_generation=1", "algorithm.kl_beta=0.1", *SHORT)
+    process = harness.start(harness.command(tiny_config, run_dir, *overrides, "optimizer.lr_warmup_steps=0"), log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    records = harness.metrics(run_dir)
+    assert [record["passes/logprobs"] for record in records] == [2, 2, 2]
+    assert records[0]["reference_kl"] < 1e-8, "the policy starts as its reference"
+    assert all(record["reference_kl"] > 1e-6 for record in records[1:])
+    assert all(record["seconds/reference"] > 0 for record in records)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ('{"prompt": "What is 1 + 1?", "answer": 2', "not JSON|JSON"),
+        ('{"question": "What is 1 + 1?", "answer": 2}', "prompt"),
+        ('["What is 1 + 1?", 2]', "object"),
+    ],
+)
+def test_a_malformed_row_is_told_by_file_and_line_before_anything_starts(
+    tiny_config: Path, tmp_path: Path, row: str, fault: str
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "What is 2 + 1?", "answer": 3}\n' + row + "\n")
+    command = harness.command(tiny_config, tmp_path / "run", f"data.train={data}")
+    done = subprocess.run(command, capture_output=True, text=True, env=harness.environment() | dict(os.environ))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(rf"rows\.jsonl:2.*({fault})", done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
