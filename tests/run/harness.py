@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-TIMING = ("seconds", "tokens_per_s", "time", "attempt", "engine_restarts")  # what may differ between equal runs
+# What may differ between equal runs: time, and what is made again after a death, a sync's probe included.
+TIMING = ("seconds", "tokens_per_s", "time", "attempt", "engine_restarts", "passes")
 
 STEPS = 8
 OVERRIDES = (
