@@ -474,3 +474,17 @@ def test_only_the_processes_of_that_run_are_found(out: Path) -> None:
         for child in (mine, other):
             child.kill()
             child.wait()
+
+
+def test_server_mode_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rollout\.mode=colocate"):
+        train(make_config(tmp_path, "rollout.mode=server"))
+    assert not (tmp_path / "r").exists()
+
+
+def test_malformed_rows_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1"}\n{"prompt": 7}\n')
+    with pytest.raises(ValueError, match=r"data\.jsonl:2"):
+        train(config)
+    assert not (tmp_path / "r").exists()
