@@ -56,9 +56,9 @@ class Station:
     _resyncs_seen: int = 0
 
     def revive(self, death: EngineDied) -> None:
-        """Restart this rank's engine, which has the start's weights then. Raises EngineLost when that is one too many.
+        """Restart this rank's engine, which then has the weights of `model.path`: the caller gives it the current ones.
 
-        Only the engines that the other ranks own are still reachable afterwards; see :func:`generate`.
+        Raises EngineLost when that is one restart too many.
         """
         assert self.engine is not None
         reason: Exception = death

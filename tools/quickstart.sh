@@ -10,7 +10,7 @@ usage: bash tools/quickstart.sh [--config smollm2|tiny] [--steps N] [--run-dir D
 Sets up the environment, prepares model and data, trains with GSPO, writes a report and says what was learnt.
 What is there already is not made again; a run that was stopped goes on where it stood.
 
-  --config   smollm2  SmolLM2-135M-Instruct learns sums of numbers up to 20; about 10 minutes on two cores (default)
+  --config   smollm2  SmolLM2-135M-Instruct learns sums of numbers up to 20; about 11 minutes of training on two cores (default)
              tiny     a model of 0.4 million parameters learns to carry; about two minutes
   --steps    optimizer steps (default: those of the config); a finished run goes on when given more
   --run-dir  the run directory (default: runs/smollm2_cpu or runs/tiny_cpu in the project)
