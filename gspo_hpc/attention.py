@@ -3,10 +3,11 @@
 Floor 2. Shapes: T packed tokens, S samples, Hq query heads, Hk key/value heads (Hq a multiple of Hk), D head size.
 
 The segment table (see batch.py) is cut into *lanes*: a run of tokens that see each other causally, after a prefix that
-all of them see. A prompt is a lane without prefix; a completion is a lane whose prefix is its prompt, wherever that is;
-a completion right behind a prompt that nobody shares makes one lane with it. Lanes of similar size are gathered into
-one SDPA call, padded there and nowhere else. Without prefixes no mask is needed (padding comes last, and the future is
-invisible); with prefixes the mask is boolean and bounded in size, long completions being taken in slices.
+all of them see. A prompt is a lane whose prefix is the opening of all prompts, if they have one in common; a
+completion is a lane whose prefix is that opening and its prompt, wherever they are; a completion right behind a prompt
+that nobody shares makes one lane with it. Lanes of similar size are gathered into one SDPA call, padded there and
+nowhere else. Without prefixes no mask is needed (padding comes last, and the future is invisible); with prefixes the
+mask is boolean and bounded in size, long completions being taken in slices.
 
 Isolation does not hang on masks alone: the padding of a lane is filled with the lane's own tokens, so what other
 samples contain is not even in the call's row. On the CPU the result is the same bit for bit from run to run.
@@ -29,12 +30,16 @@ MASK_ELEMENTS = 1 << 22  # of one call's mask
 
 @dataclass(frozen=True)
 class Lane:
-    """Tokens start : start + length see prefix_start : prefix_start + prefix, and themselves causally."""
+    """Tokens start : start + length see all of the prefix, and themselves causally."""
 
     start: int
     length: int
-    prefix_start: int
-    prefix: int
+    prefix: tuple[tuple[int, int], ...] = ()  # pieces of at least one token: (start, length)
+
+    @property
+    def seen(self) -> int:
+        """Tokens of the prefix."""
+        return sum(length for _, length in self.prefix)
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,11 @@ class Call:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, scale: float) -> Tensor:
-    """Attention of packed tokens: q [T, Hq, D], k and v [T, Hk, D], segments [S, 4] int32 on the CPU -> [T, Hq, D].
+    """Attention of packed tokens: q [T, Hq, D], k and v [T, Hk, D], segments [S, 5] int32 on the CPU -> [T, Hq, D].
 
-    Prompt tokens see their prompt causally; a completion's tokens see all of its prompt and themselves causally. With
-    S = 0 (an empty micro-batch) every token sees only itself. Differentiable in q, k and v.
+    The opening is seen by all, and sees itself causally. Prompt tokens see their prompt causally; a completion's tokens
+    see all of its prompt and themselves causally. With S = 0 (an empty micro-batch) every token sees only itself.
+    Differentiable in q, k and v.
     """
     table = segments.contiguous().numpy()
     calls, order = _plan(table.tobytes(), q.shape[0], q.device)
@@ -77,28 +83,30 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
 def lanes(table: list[list[int]], tokens: int) -> list[Lane]:
     """The lanes of a segment table; together they cover each of the `tokens` tokens exactly once."""
     if not table:
-        return [Lane(i, 1, i, 0) for i in range(tokens)]
-    found = []
-    for number, (prompt_start, prompt, start, length) in enumerate(table):
+        return [Lane(i, 1) for i in range(tokens)]
+    opening = table[0][4]
+    front = ((0, opening),) if opening else ()
+    found = [Lane(0, opening)] if opening else []
+    for number, (prompt_start, prompt, start, length, _) in enumerate(table):
         first = number == 0 or table[number - 1][0] != prompt_start
         last = number + 1 == len(table) or table[number + 1][0] != prompt_start
         if first and last and start == prompt_start + prompt:
-            found.append(Lane(prompt_start, prompt + length, prompt_start, 0))
+            found.append(Lane(prompt_start, prompt + length, front))
             continue
         if first:
-            found.append(Lane(prompt_start, prompt, prompt_start, 0))
+            found.append(Lane(prompt_start, prompt, front))
         if length:
-            found.append(Lane(start, length, prompt_start, prompt))
+            found.append(Lane(start, length, (*front, (prompt_start, prompt))))
     return found
 
 
 @functools.lru_cache(maxsize=4)  # every layer of a forward and backward pass asks for the same plan
 def _plan(table: bytes, tokens: int, device: torch.device) -> tuple[list[Call], Tensor]:
     """The calls for a segment table, and where each token is in their flattened, concatenated outputs, [T]."""
-    rows = np.frombuffer(table, dtype=np.int32).reshape(-1, 4).tolist()
+    rows = np.frombuffer(table, dtype=np.int32).reshape(-1, 5).tolist()
     buckets: dict[tuple[int, int], list[Lane]] = {}
     for lane in lanes(rows, tokens):
-        buckets.setdefault((_size_class(lane.length), _size_class(lane.prefix)), []).append(lane)
+        buckets.setdefault((_size_class(lane.length), _size_class(lane.seen)), []).append(lane)
     order = np.full(tokens, -1, dtype=np.int64)
     calls: list[Call] = []
     done = 0
@@ -107,7 +115,7 @@ def _plan(table: bytes, tokens: int, device: torch.device) -> tuple[list[Call], 
         for begin in range(0, len(bucket), rows_at_once):
             chosen = bucket[begin : begin + rows_at_once]
             width = max(lane.length for lane in chosen)
-            prefix = max(lane.prefix for lane in chosen)
+            prefix = max(lane.seen for lane in chosen)
             slice_length = width
             if len(chosen) == 1 and prefix:
                 slice_length = max(1, MASK_ELEMENTS // (prefix + width))
@@ -129,22 +137,27 @@ def _size_class(length: int) -> int:
 
 
 def _mask_elements(lane: Lane) -> int:
-    return lane.length * (lane.prefix + lane.length) if lane.prefix else 0
+    return lane.length * (lane.seen + lane.length) if lane.prefix else 0
 
 
 def _call(chosen: list[Lane], begin: int, end: int, prefix: int, device: torch.device) -> Call:
     """Queries begin : end of each lane against its prefix, padded to `prefix`, and its own tokens up to `end`."""
     length = np.array([lane.length for lane in chosen])[:, None]
     start = np.array([lane.start for lane in chosen])[:, None]
-    prefix_start = np.array([lane.prefix_start for lane in chosen])[:, None]
-    visible = np.array([lane.prefix for lane in chosen])[:, None]
+    visible = np.array([lane.seen for lane in chosen])[:, None]
     own = np.arange(end)[None, :]
     ahead = np.arange(prefix)[None, :]
     own_index = start + np.minimum(own, length - 1)
-    keys = np.concatenate((prefix_start + np.minimum(ahead, np.maximum(visible - 1, 0)), own_index), axis=1)
+    keys = np.concatenate((np.stack([_prefix_index(lane, prefix) for lane in chosen]), own_index), axis=1)
     mask = None
     if prefix:
         seen = np.broadcast_to((ahead < visible)[:, None, :], (len(chosen), end - begin, prefix))
         causal = np.broadcast_to(own[0] <= np.arange(begin, end)[:, None], (len(chosen), end - begin, end))
         mask = torch.from_numpy(np.concatenate((seen, causal), axis=2)[:, None]).to(device)
     return Call(torch.from_numpy(own_index[:, begin:]).to(device), torch.from_numpy(keys).to(device), mask)
+
+
+def _prefix_index(lane: Lane, width: int) -> np.ndarray:
+    """Where the tokens of a lane's prefix are, [width] int64: padded with the last of them."""
+    index = [np.arange(start, start + length) for start, length in lane.prefix]
+    return np.pad(np.concatenate(index), (0, width - lane.seen), mode="edge") if index else np.full(width, lane.start)

@@ -9,9 +9,16 @@ last one is only a target. With shared prompts a prompt is in `tokens` once, fol
 
     tokens    p p p p a a a b b c       one prompt p, completions a (4 tokens), b (3) and c (2)
     positions 0 1 2 3 4 5 6 4 5 4
-    segments  [0 4 4 3] [0 4 7 2] [0 4 9 1]
+    segments  [0 4 4 3 0] [0 4 7 2 0] [0 4 9 1 0]
 
-Without sharing, every completion has its own copy of the prompt right before it.
+What all prompts of the micro-batch begin with, a system message or examples, is in `tokens` once too, at the very
+start. It is the *opening*, and the prompts in the table are what comes after it::
+
+    tokens    o o p p a a q b           prompts o o p p and o o q, completions a (3 tokens) and b (2)
+    positions 0 1 2 3 4 5 2 3
+    segments  [2 2 4 2 2] [6 1 7 1 2]
+
+Without sharing, every completion has its own copy of the whole prompt right before it.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ from torch import Tensor
 from gspo_hpc.packing import Sample
 from gspo_hpc.records import Completion, Floats, Group
 
+OPENING = 16  # tokens: a shorter opening saves less than its attention mask costs
+
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
@@ -34,7 +43,8 @@ class PackedBatch:
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64; a completion goes on from its prompt's positions
-    segments: Tensor  # [S, 4] int32, always on the CPU: prompt_start, prompt_len, response_start, response_tokens
+    # [S, 5] int32, always on the CPU: prompt_start, prompt_len, response_start, response_tokens, opening
+    segments: Tensor
     head_index: Tensor  # [R] int64, into tokens: whose hidden state predicts each response token
     targets: Tensor  # [R] int64, the response tokens
     cu_seqlens: Tensor  # [S + 1] int32: completion s has the response tokens cu_seqlens[s]:cu_seqlens[s + 1]
@@ -59,8 +69,9 @@ class PackedBatch:
 def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_prompts: bool) -> PackedBatch:
     """Lay the samples of one micro-batch out, on the CPU.
 
-    With `share_prompts` the completions of a group come together, in the order of `samples` otherwise; without, exactly
-    in the order of `samples`. Old (and reference) log-probs must be there for all of the samples or for none.
+    With `share_prompts` the completions of a group come together, in the order of `samples` otherwise, and an opening
+    of at least OPENING tokens is shared; without, they come exactly in the order of `samples`. Old (and reference)
+    log-probs must be there for all of the samples or for none.
     """
     if share_prompts:
         order: dict[int, list[Sample]] = {}
@@ -73,16 +84,21 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
     tokens: list[np.ndarray] = []
     positions: list[np.ndarray] = []
     heads: list[np.ndarray] = []
-    segments: list[tuple[int, int, int, int]] = []
+    segments: list[tuple[int, int, int, int, int]] = []
     completions: list[Completion] = []
     keys: list[tuple[int, int]] = []
-    end = 0
+    opening = _opening([groups_by_slot[run[0].group].prompt.tokens for run in runs]) if share_prompts else 0
+    if opening:
+        tokens.append(groups_by_slot[runs[0][0].group].prompt.tokens[:opening])
+        positions.append(np.arange(opening))
+    end = opening
     for run in runs:
         group = groups_by_slot[run[0].group]
         prompt_start, prompt_len = end, len(group.prompt.tokens)
-        tokens.append(group.prompt.tokens)
-        positions.append(np.arange(prompt_len))
-        end += prompt_len
+        tokens.append(group.prompt.tokens[opening:])
+        positions.append(np.arange(opening, prompt_len))
+        end += prompt_len - opening
+        last = end - 1  # of the prompt: it predicts the first token of every completion
         for sample in run:
             completion = group.completions[sample.index]
             length = len(completion.tokens)
@@ -90,8 +106,8 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
             assert prompt_len >= 1 and length >= 1 and len(completion.logprobs) == length, (group.slot, sample)
             tokens.append(completion.tokens[:-1])
             positions.append(np.arange(prompt_len, prompt_len + length - 1))
-            heads.append(np.concatenate(([prompt_start + prompt_len - 1], np.arange(end, end + length - 1))))
-            segments.append((prompt_start, prompt_len, end, length - 1))
+            heads.append(np.concatenate(([last], np.arange(end, end + length - 1))))
+            segments.append((prompt_start, prompt_len - opening, end, length - 1, opening))
             completions.append(completion)
             keys.append((group.slot, sample.index))
             end += length - 1
@@ -101,7 +117,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
     return PackedBatch(
         tokens=_tensor(tokens or [np.zeros(1)], np.int64),
         positions=_tensor(positions or [np.zeros(1)], np.int64),
-        segments=torch.from_numpy(np.array(segments, dtype=np.int32).reshape(-1, 4)),
+        segments=torch.from_numpy(np.array(segments, dtype=np.int32).reshape(-1, 5)),
         head_index=_tensor(heads, np.int64),
         targets=_tensor([c.tokens for c in completions], np.int64),
         cu_seqlens=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
@@ -121,6 +137,17 @@ def split_by_sample(values: Tensor, batch: PackedBatch) -> dict[tuple[int, int],
     array = values.detach().float().cpu().numpy()
     ends = batch.cu_seqlens.tolist()
     return {key: array[a:b].copy() for key, a, b in zip(batch.keys, ends[:-1], ends[1:], strict=True)}
+
+
+def _opening(prompts: Sequence[np.ndarray]) -> int:
+    """How many tokens all prompts begin with, leaving each at least one of its own; 0 where sharing does not pay."""
+    if len(prompts) < 2:
+        return 0
+    same = min(len(prompt) for prompt in prompts) - 1
+    for prompt in prompts[1:]:
+        different = np.flatnonzero(prompt[:same] != prompts[0][:same])
+        same = int(different[0]) if len(different) else same
+    return same if same >= OPENING else 0
 
 
 def _tensor(parts: Sequence[np.ndarray], dtype: type) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 
+from gspo_hpc import heap
+
 _OWN_ARGS = {  # vLLM arguments that are not the user's to give, and where they come from
     "model": "model.path",
     "dtype": "rollout.dtype",
@@ -111,7 +113,7 @@ def environment(settings: EngineSettings) -> dict[str, str]:
     values = dict(_COMMON)
     if settings.platform == "cpu":
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
-        values |= _CPU | {"OMP_NUM_THREADS": str(threads)}
+        values |= _CPU | heap.ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
         if settings.engine_args.get("enforce_eager", True):
             values["TORCHDYNAMO_DISABLE"] = "1"  # else counting ranks waits for a C++ compiler, if there is one
     else:  # this process's GPU and the ones after it

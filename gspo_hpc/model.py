@@ -81,7 +81,7 @@ class PackedAttention(MegatronModule):
         attention_mask: torch.Tensor,
         **_: Any,
     ) -> torch.Tensor:
-        """query [T, 1, N, D], key and value [T, 1, K, D], attention_mask = segments [S, 4] -> [T, 1, N * D]."""
+        """query [T, 1, N, D], key and value [T, 1, K, D], attention_mask = segments [S, 5] -> [T, 1, N * D]."""
         out = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)
         return out.reshape(out.shape[0], 1, -1)
 

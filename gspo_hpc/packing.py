@@ -3,7 +3,8 @@
 Floor 1. What a micro-batch costs is the number of tokens the model computes: a completion is fed without its last token
 (which is only predicted), and with shared prompts a prompt is fed once per micro-batch, whatever number of its
 completions are in it. Completions of one group therefore stay together where they fit; a part that is split off pays
-for the prompt again.
+for the prompt again. That prompts may begin alike, and are fed once as far as they do (batch.py), is not counted: a
+budget is a bound.
 
 Under a token budget: groups are dealt to ranks (longest first, to the lightest rank), ranks are evened out by moving
 parts of groups, and every rank fills its micro-batches best-fit decreasing. Ranks with fewer micro-batches than others

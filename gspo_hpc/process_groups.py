@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from gspo_hpc import heap
 from gspo_hpc.config import Config
 
 
@@ -47,6 +48,7 @@ def start(config: Config, timeout_minutes: float = 30.0) -> Ranks:
         from gspo_hpc import cpu as cpu_platform
 
         cpu_platform.install()
+        heap.keep_freed_memory()
         device = torch.device("cpu")
     else:
         torch.cuda.set_device(local_rank)

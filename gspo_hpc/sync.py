@@ -6,6 +6,7 @@ than the configured gap, the run stops: training on rollouts of other weights th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,11 +80,24 @@ def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tu
         for _ in tensors():
             pass
     else:
-        try:
-            engine.update_weights(tensors())  # takes the stream to its end even where it fails
-        except EngineDied as error:
-            death = error
+        with _single_threaded(policy.ranks.device):
+            try:
+                engine.update_weights(tensors())  # takes the stream to its end even where it fails
+            except EngineDied as error:
+                death = error
     return broadcast_bytes(last.encode(), policy.ranks.device).decode(), death
+
+
+@contextlib.contextmanager
+def _single_threaded(device: torch.device) -> Iterator[None]:
+    """On the CPU, copy with one thread: the engine, which unpacks at the same time, needs the other cores."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def probe_sequences(prompts: Sequence[Prompt], budget: int) -> list[list[int]]:

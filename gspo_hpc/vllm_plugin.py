@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from gspo_hpc import vllm_cpu
 from gspo_hpc.engine_process import OWNER
 from gspo_hpc.orphans import die_with_parent
 from gspo_hpc.weight_transfer import BACKEND
@@ -38,6 +39,7 @@ def register() -> None:
         die_with_parent(parent.pid)
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)  # signals for the owner's process group, to preempt or to interrupt it, are not for us
+        vllm_cpu.use_own_kernels()
     registry = WeightTransferEngineFactory._registry
     if BACKEND not in registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryReceiver)
@@ -71,7 +73,7 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not hasattr(WeightTransferEngine, "finish_weight_update"):
-            _mend_older_cpu_worker()
+            vllm_cpu.mend_older_worker()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Map the owner's buffer. Raises PermissionError if it belongs to another user."""
@@ -108,7 +110,7 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        _repack_heads(self.model)
+        vllm_cpu.repack_heads(self.model)
 
     def shutdown(self) -> None:
         """Let go of the buffer."""
@@ -120,36 +122,3 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
         """Demanded by the older versions' base class; here the owner drives, not the backend."""
         raise RuntimeError("weights are sent by gspo_hpc.engine.Engine.update_weights")
-
-
-def _mend_older_cpu_worker() -> None:
-    """Where vLLM's worker runs the layerwise reload itself, on the CPU it has no device to run it on, and leaves the
-    packed copy of a tied output layer as it was."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    from vllm.v1.worker.cpu_worker import CPUWorker
-
-    start, finish = CPUWorker.start_weight_update, CPUWorker.finish_weight_update
-    if start.__module__ == __name__:
-        return  # mended before
-
-    def start_weight_update(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.device = self.device or torch.device("cpu")
-        start(self, *args, **kwargs)
-
-    def finish_weight_update(self: Any) -> None:
-        finish(self)
-        _repack_heads(self.model_runner.model)
-
-    CPUWorker.start_weight_update, CPUWorker.finish_weight_update = start_weight_update, finish_weight_update
-
-
-def _repack_heads(model: torch.nn.Module) -> None:
-    """Pack the output layer again: tied to the embedding it gets no tensor of its own, but on the CPU has a copy."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)

@@ -20,6 +20,7 @@ import torch
 
 BACKEND = "gspo_hpc"  # under which vllm_plugin registers with vLLM
 BUCKET_BYTES = 64 << 20
+_KEPT_BYTES = 512 << 20  # of host memory between updates: finding and clearing pages anew takes longer than the copy
 _ALIGNMENT = 64
 _MAX_HEADER = 100 << 20  # the limit of the safetensors format itself
 
@@ -145,9 +146,10 @@ class SharedMemory:
         return info
 
     def rest(self) -> None:
-        """Return the buffer's memory to the system; both sides' mappings stay good."""
-        os.ftruncate(self._descriptor, 0)
-        os.ftruncate(self._descriptor, self._size)
+        """Return the memory of a large buffer to the system; both sides' mappings stay good."""
+        if self._size > _KEPT_BYTES:
+            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self._descriptor, self._size)
         self._begin()
 
     def close(self) -> None:

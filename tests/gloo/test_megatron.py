@@ -29,9 +29,11 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     one: dict[str, ranks.Case] = {f"logprobs-{f}": ("logprobs", {"model": str(models[f])}) for f in FAMILIES}
     one |= {f"exported-one-{f}": ("exported", {"model": str(models[f])}) for f in FAMILIES}
     one["unshared"] = ("logprobs", {"model": tied, "batch": {"share_prompts": False}})
+    one["opening"] = ("logprobs", {"model": tied, "batch": {"micro_batch_tokens": 400}})  # all in one micro-batch
     one["steps-one"] = ("steps", {"model": tied})
     single = {"micro_batch_tokens": None, "micro_batch_size": 1}
     one["steps-single"] = ("steps", {"model": tied, "batch": single})
+    one["steps-opening"] = ("steps", {"model": tied, "batch": {"micro_batch_tokens": 400}})
     two: dict[str, ranks.Case] = {
         f"steps-{name}": ("steps", {"model": tied, **sections}) for name, sections in LAYOUTS.items()
     }
@@ -66,8 +68,9 @@ def test_logprobs_equal_hugging_face(family: str, models: dict[str, Path], resul
     assert worst < 1e-4, worst
 
 
-def test_unshared_prompts_give_the_same_logprobs(results: dict[str, Arrays]) -> None:
-    for key, shared in results["logprobs-llama-tied"].items():
+@pytest.mark.parametrize("sharing", ["logprobs-llama-tied", "opening"])
+def test_unshared_prompts_give_the_same_logprobs(results: dict[str, Arrays], sharing: str) -> None:
+    for key, shared in results[sharing].items():
         np.testing.assert_allclose(shared, results["unshared"][key], atol=2e-5)
 
 
@@ -91,9 +94,10 @@ def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> 
         np.testing.assert_allclose(many[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_micro_batches_do_not_change_the_step(results: dict[str, Arrays]) -> None:
-    np.testing.assert_allclose(results["steps-single"]["grad_norm"], results["steps-one"]["grad_norm"], rtol=1e-4)
-    np.testing.assert_allclose(results["steps-single"]["loss"], results["steps-one"]["loss"], atol=1e-5)
+@pytest.mark.parametrize("case", ["steps-single", "steps-opening"])
+def test_micro_batches_do_not_change_the_step(results: dict[str, Arrays], case: str) -> None:
+    np.testing.assert_allclose(results[case]["grad_norm"], results["steps-one"]["grad_norm"], rtol=1e-4)
+    np.testing.assert_allclose(results[case]["loss"], results["steps-one"]["loss"], atol=1e-5)
 
 
 def test_a_nan_gradient_on_one_rank_is_skipped_on_all(models: dict[str, Path], results: dict[str, Arrays]) -> None:

@@ -18,26 +18,29 @@ Leaves = tuple[Tensor, Tensor, Tensor]
 Layout = list[tuple[int, list[int]]]  # (prompt_len, response tokens of its completions)
 
 
-def table(layout: Layout, share: bool) -> tuple[Tensor, int]:
+def table(layout: Layout, share: bool, opening: int = 0) -> tuple[Tensor, int]:
     """The segment table of a layout, and its number of tokens."""
-    rows, end = [], 0
+    rows, end = [], opening
     for prompt, responses in layout:
         if share:
             start, end = end, end + prompt
             for response in responses:
-                rows.append((start, prompt, end, response))
+                rows.append((start, prompt, end, response, opening))
                 end += response
         else:
             for response in responses:
-                rows.append((end, prompt, end + prompt, response))
+                rows.append((end, prompt, end + prompt, response, opening))
                 end += prompt + response
-    return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4), max(end, 1)
+    return torch.tensor(rows, dtype=torch.int32).reshape(-1, 5), max(end, 1)
 
 
 def visible(segments: Tensor, tokens: int) -> Tensor:
     """The whole mask [T, T], token by token."""
     mask = torch.eye(tokens, dtype=torch.bool)
-    for prompt_start, prompt, start, response in segments.tolist():
+    for prompt_start, prompt, start, response, opening in segments.tolist():
+        mask[:opening, :opening] = torch.ones(opening, opening).tril().bool()
+        mask[prompt_start : prompt_start + prompt, :opening] = True
+        mask[start : start + response, :opening] = True
         for i in range(prompt):
             mask[prompt_start + i, prompt_start : prompt_start + i + 1] = True
         for i in range(response):
@@ -72,10 +75,16 @@ layouts = st.lists(
 )
 
 
-@given(layouts, st.booleans(), st.sampled_from([(4, 2), (3, 1), (2, 2)]), st.sampled_from([1 << 22, 600, 7]))
-@settings(max_examples=60, deadline=None)
-def test_equals_the_dense_mask(layout: Layout, share: bool, heads: tuple[int, int], limit: int) -> None:
-    segments, tokens = table(layout, share)
+@given(
+    layouts,
+    st.booleans(),
+    st.sampled_from([0, 0, 1, 17]),
+    st.sampled_from([(4, 2), (3, 1), (2, 2)]),
+    st.sampled_from([1 << 22, 600, 7]),
+)
+@settings(max_examples=80, deadline=None)
+def test_equals_the_dense_mask(layout: Layout, share: bool, opening: int, heads: tuple[int, int], limit: int) -> None:
+    segments, tokens = table(layout, share, opening)
     leaves = inputs(tokens, 0, heads=heads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "MASK_ELEMENTS", limit)  # small limits: completions are taken in slices
@@ -99,9 +108,9 @@ def test_lower_precision_is_near(dtype: torch.dtype, tolerance: float) -> None:
     assert (out.double() - expected).abs().max() < tolerance
 
 
-def owners(layout: Layout, share: bool) -> list[set[tuple[int, int]]]:
+def owners(layout: Layout, share: bool, opening: int) -> list[set[tuple[int, int]]]:
     """Whose output may depend on each token: (group, completion), a shared prompt being all of its group's."""
-    result: list[set[tuple[int, int]]] = []
+    result = [{(g, i) for g, (_, responses) in enumerate(layout) for i in range(len(responses))}] * opening
     for g, (prompt, responses) in enumerate(layout):
         everybody = {(g, i) for i in range(len(responses))}
         if share:
@@ -123,11 +132,11 @@ def overwritten(leaves: Leaves, where: Tensor, value: float) -> Leaves:
 LEAKY: Layout = [(9, [5, 12, 3]), (9, [8, 8]), (20, [4, 0, 30])]
 
 
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("share, opening", [(True, 0), (False, 0), (True, 18)])
 @pytest.mark.parametrize("poison", [100.0, float("nan"), float("inf")])
-def test_no_sample_sees_another_bit_for_bit(share: bool, poison: float) -> None:
-    segments, tokens = table(LEAKY, share)
-    whose = owners(LEAKY, share)
+def test_no_sample_sees_another_bit_for_bit(share: bool, opening: int, poison: float) -> None:
+    segments, tokens = table(LEAKY, share, opening)
+    whose = owners(LEAKY, share, opening)
     q, k, v = inputs(tokens, 2, torch.float32)
     clean = attend(q, k, v, segments, 0.3).detach()
     for victim in sorted(set(itertools.chain(*whose))):
@@ -142,20 +151,21 @@ def test_no_sample_sees_another_bit_for_bit(share: bool, poison: float) -> None:
 
 
 def test_the_future_is_invisible_bit_for_bit() -> None:
-    segments, tokens = table([(20, [30, 18])], True)
+    segments, tokens = table([(20, [30, 18])], True, opening=16)
     q, k, v = inputs(tokens, 3, torch.float32)
     clean = attend(q, k, v, segments, 0.3)
-    for start, end, cut in ((0, 20, 7), (20, 50, 31), (50, 68, 52)):
+    for start, end, cut in ((0, 16, 9), (16, 36, 23), (36, 66, 47), (66, 84, 68)):
         later = torch.zeros(tokens, dtype=torch.bool)
         later[cut:end] = True
         out = attend(*overwritten((q, k, v), later, 50.0), segments, 0.3)
         assert torch.equal(out[start:cut], clean[start:cut])
 
 
+@pytest.mark.parametrize("opening", [0, 18])
 @pytest.mark.parametrize("leak", ["neighbour", "future", "prompt_hidden"])
-def test_a_wrong_mask_is_caught(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_mask_is_caught(leak: str, opening: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above does notice a single wrong entry in a mask."""
-    segments, tokens = table(LEAKY, True)
+    segments, tokens = table(LEAKY, True, opening)
     right = attention._call
 
     def wrong(chosen: list[attention.Lane], *rest: object) -> attention.Call:
@@ -182,14 +192,14 @@ def test_a_wrong_mask_is_caught(leak: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_overlapping_or_missing_segments_are_refused() -> None:
     q, k, v = inputs(10, 5)
     with pytest.raises(AssertionError, match="two segments"):
-        attend(q, k, v, torch.tensor([[0, 5, 5, 3], [0, 5, 7, 3]], dtype=torch.int32), 1.0)
+        attend(q, k, v, torch.tensor([[0, 5, 5, 3, 0], [0, 5, 7, 3, 0]], dtype=torch.int32), 1.0)
     with pytest.raises(AssertionError, match="no segment"):
-        attend(q, k, v, torch.tensor([[0, 5, 5, 4]], dtype=torch.int32), 1.0)
+        attend(q, k, v, torch.tensor([[0, 5, 5, 4, 0]], dtype=torch.int32), 1.0)
 
 
 def test_an_empty_micro_batch_has_a_gradient() -> None:
     leaves = inputs(1, 6)
-    out = attend(*leaves, torch.zeros(0, 4, dtype=torch.int32), 0.3)
+    out = attend(*leaves, torch.zeros(0, 5, dtype=torch.int32), 0.3)
     torch.testing.assert_close(out, leaves[2].repeat_interleave(2, 1))
     assert all(g.shape == x.shape for g, x in zip(grads(out, leaves), leaves, strict=True))
 

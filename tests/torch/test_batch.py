@@ -10,13 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc.batch import build, split_by_sample
+from gspo_hpc import batch as batch_module
+from gspo_hpc.batch import OPENING, build, split_by_sample
 from gspo_hpc.packing import Sample
 from gspo_hpc.records import Completion, Group, Prompt
 
 
-def group(slot: int, prompt_len: int, lengths: list[int], seed: int, excluded: frozenset[int] = frozenset()) -> Group:
-    """A group whose arrays are all different."""
+def group(
+    slot: int, prompt_len: int, lengths: list[int], seed: int, excluded: frozenset[int] = frozenset(), opening: int = 0
+) -> Group:
+    """A group whose arrays are all different, but for the first `opening` tokens of its prompt."""
     rng = np.random.default_rng(seed + 1000 * slot)
     completions = tuple(
         Completion(
@@ -32,16 +35,18 @@ def group(slot: int, prompt_len: int, lengths: list[int], seed: int, excluded: f
         )
         for i, n in enumerate(lengths)
     )
-    return Group(slot, Prompt(0, rng.integers(0, 1 << 30, prompt_len).astype(np.int32), "", {}), completions)
+    prompt = np.concatenate((np.arange(opening), rng.integers(1 << 20, 1 << 30, prompt_len))).astype(np.int32)
+    return Group(slot, Prompt(0, prompt, "", {}), completions)
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[dict[int, Group], list[Sample]]:
     groups, samples = {}, []
+    opening = draw(st.sampled_from([0, OPENING - 1, OPENING, 40]))
     for slot in draw(st.lists(st.integers(0, 30), unique=True, min_size=1, max_size=5)):
         lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
         excluded = draw(st.frozensets(st.integers(0, 4)))
-        groups[slot] = group(slot, draw(st.integers(1, 9)), lengths, 0, excluded)
+        groups[slot] = group(slot, draw(st.integers(1, 9)), lengths, 0, excluded, opening)
         for index in draw(st.lists(st.integers(0, len(lengths) - 1), unique=True, min_size=1)):
             samples.append(Sample(slot, index, len(groups[slot].prompt.tokens), lengths[index]))
     return groups, draw(st.permutations(samples))
@@ -55,14 +60,21 @@ def test_every_token_is_where_it_belongs(made: tuple[dict[int, Group], list[Samp
     assert sorted(batch.keys) == sorted((s.group, s.index) for s in samples)
     if not share:
         assert list(batch.keys) == [(s.group, s.index) for s in samples]
+    prompts = {s.group: groups[s.group].prompt.tokens.tolist() for s in samples}
+    common = 0  # tokens that all prompts begin with
+    while len(prompts) > 1 and len({tuple(p[: common + 1]) for p in prompts.values()}) == 1:
+        common += 1
+    shared = common if share and common >= OPENING else 0
     starts: dict[int, set[int]] = {}
-    covered: set[int] = set()
+    covered = set(range(shared))
     for s, (slot, index) in enumerate(batch.keys):
         prompt, completion = groups[slot].prompt.tokens.tolist(), groups[slot].completions[index]
         response = completion.tokens.tolist()
-        prompt_start, prompt_len, start, fed = batch.segments[s].tolist()
-        assert batch.tokens[prompt_start : prompt_start + prompt_len].tolist() == prompt
-        assert batch.positions[prompt_start : prompt_start + prompt_len].tolist() == list(range(len(prompt)))
+        prompt_start, prompt_len, start, fed, opening = batch.segments[s].tolist()
+        assert opening == shared and prompt_len >= 1
+        place = [*range(opening), *range(prompt_start, prompt_start + prompt_len)]
+        assert batch.tokens[place].tolist() == prompt
+        assert batch.positions[place].tolist() == list(range(len(prompt)))
         assert batch.tokens[start : start + fed].tolist() == response[:-1]
         assert batch.positions[start : start + fed].tolist() == list(
             range(len(prompt), len(prompt) + len(response) - 1)
@@ -98,9 +110,24 @@ def test_the_picture_in_the_legend() -> None:
     made = group(0, 4, [4, 3, 2], 0)
     batch = build({0: made}, [Sample(0, i, 4, n) for i, n in enumerate((4, 3, 2))], True)
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 4, 5, 4]
-    assert batch.segments.tolist() == [[0, 4, 4, 3], [0, 4, 7, 2], [0, 4, 9, 1]]
+    assert batch.segments.tolist() == [[0, 4, 4, 3, 0], [0, 4, 7, 2, 0], [0, 4, 9, 1, 0]]
     assert batch.head_index.tolist() == [3, 4, 5, 6, 3, 7, 8, 3, 9]
     assert batch.cu_seqlens.tolist() == [0, 4, 7, 9]
+
+
+def test_the_picture_of_an_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "OPENING", 2)
+    groups = {0: group(0, 2, [3], 0, opening=2), 1: group(1, 1, [2], 0, opening=2)}
+    batch = build(groups, [Sample(0, 0, 4, 3), Sample(1, 0, 3, 2)], True)
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 2, 3]
+    assert batch.segments.tolist() == [[2, 2, 4, 2, 2], [6, 1, 7, 1, 2]]
+    assert batch.head_index.tolist() == [3, 4, 5, 6, 7]
+
+
+def test_a_prompt_that_is_the_others_opening_keeps_a_token_of_its_own() -> None:
+    groups = {slot: group(slot, 0, [2], 0, opening=20 + slot) for slot in (0, 3)}
+    batch = build(groups, [Sample(0, 0, 20, 2), Sample(3, 0, 23, 2)], True)
+    assert batch.segments.tolist() == [[19, 1, 20, 1, 19], [21, 4, 25, 1, 19]]
 
 
 def test_dtypes_and_devices() -> None:
@@ -118,7 +145,7 @@ def test_dtypes_and_devices() -> None:
 def test_an_empty_micro_batch() -> None:
     batch = build({}, [], True)
     assert batch.tokens.tolist() == batch.positions.tolist() == [0]
-    assert batch.segments.shape == (0, 4) and batch.cu_seqlens.tolist() == [0] and batch.keys == ()
+    assert batch.segments.shape == (0, 5) and batch.cu_seqlens.tolist() == [0] and batch.keys == ()
     for name in ("head_index", "targets", "seq_ids", "loss_mask", "advantages", "rollout_logprobs"):
         assert getattr(batch, name).shape == (0,), name
     assert batch.seq_ids.dtype == torch.int64 and batch.loss_mask.dtype == torch.bool

@@ -63,7 +63,7 @@ def packed(case: Case, dtype: torch.dtype = torch.float64) -> PackedBatch:
     return PackedBatch(
         tokens=nothing,
         positions=nothing,
-        segments=torch.zeros(len(lengths), 4, dtype=torch.int32),
+        segments=torch.zeros(len(lengths), 5, dtype=torch.int32),
         head_index=nothing,
         targets=nothing,
         cu_seqlens=torch.cat((torch.zeros(1), lengths.cumsum(0))).int(),

@@ -27,7 +27,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Run = Callable[[], Mapping[str, Any]]  # results: tensors or arrays
 
 CLIP_LOW, CLIP_HIGH = 3e-4, 4e-4
-EMPTY = (0, 4)  # shape of `segments` without attention
+EMPTY = (0, 5)  # shape of `segments` without attention
 
 
 # ---- log-probs of `targets` [R] from `hidden` [R, H] and `weight` [V, H], and back from `upstream` [R] ----

@@ -6,9 +6,9 @@
 Each round starts both sides, one after the other and each in processes of its own, on the same model, the same prompts
 in the same order, 64 completions a step (8 prompts x 8) of at most 24 tokens, float32, temperature 1, one optimizer
 step per rollout, Adam at the same learning rate, the same reward function, all cores. Who goes first changes every
-round, so that a machine that grows warm or busy favours neither. The first step of every process is left out on both
-sides: engines start and kernels compile in it. What is timed is the whole way from the end of one step to the end of
-the next.
+round, so that a machine that grows warm or busy favours neither. The first two steps of every process are left out on
+both sides: engines start, kernels compile and heaps grow in them. What is timed is the whole way from the end of one
+step to the end of the next.
 
 What to know when reading the figures:
 
@@ -49,6 +49,7 @@ COMPLETIONS, GROUP, MAX_LENGTH, LEARNING_RATE = 64, 8, 24, 1e-6
 TRL_BATCHES = (8, 16, 32, 64)
 REWARDS = {"task": "number_match", "random": f"{BENCH / 'graders.py'}:random_reward"}
 SIDES = ("TRL", "gspo_hpc")
+WARM_UP = 2  # steps that are not measured
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Sample:
-    """The steps of one process, without its first."""
+    """The steps of one process, without its first ones."""
 
     steps: tuple[Step, ...]
 
@@ -120,20 +121,20 @@ def measure_trl(args: argparse.Namespace, work: Path, reward: str) -> Sample:
     cores = str(len(os.sched_getaffinity(0)))
     command = [str(args.peers_venv / "bin" / "python"), str(BENCH / "peer_trl.py")]
     command += ["--model", str(args.model), "--data", str(args.data), "--reward", reward]
-    command += ["--steps", str(args.steps + 1), "--completions", str(COMPLETIONS), "--num-generations", str(GROUP)]
-    command += ["--max-length", str(MAX_LENGTH), "--lr", str(LEARNING_RATE)]
+    command += ["--steps", str(args.steps + WARM_UP), "--completions", str(COMPLETIONS)]
+    command += ["--num-generations", str(GROUP), "--max-length", str(MAX_LENGTH), "--lr", str(LEARNING_RATE)]
     command += ["--batch", str(args.trl_batch), "--threads", cores]
     run(command, work / "trl.log", work / "trl.jsonl", environment(OMP_NUM_THREADS=cores))
     records = json_lines(work / "trl.jsonl")
-    assert [record["step"] for record in records] == list(range(1, args.steps + 2)), records
+    assert [record["step"] for record in records] == list(range(1, args.steps + WARM_UP + 1)), records
     keys = ("seconds", "generate_seconds", "completion_tokens", "reward", "zero_variance")
-    return Sample(tuple(Step(*(record[key] for key in keys)) for record in records[1:]))
+    return Sample(tuple(Step(*(record[key] for key in keys)) for record in records[WARM_UP:]))
 
 
 def our_config(args: argparse.Namespace, run_dir: Path, reward: str) -> dict[str, Any]:
     """The run that is measured on our side; nothing is saved or evaluated between its steps, as on the other's."""
     return {
-        "run": {"name": "bench", "dir": str(run_dir), "max_steps": args.steps + 1},
+        "run": {"name": "bench", "dir": str(run_dir), "max_steps": args.steps + WARM_UP},
         "cluster": {"platform": "cpu"},
         "model": {"path": str(args.model), "dtype": "float32"},
         "batch": {"micro_batch_tokens": 4096, "global_batch_size": COMPLETIONS, "num_generations": GROUP},
@@ -141,7 +142,7 @@ def our_config(args: argparse.Namespace, run_dir: Path, reward: str) -> dict[str
         "rollout": {"max_prompt_length": 128, "max_response_length": MAX_LENGTH},
         "reward": {"functions": [{"function": reward}]},
         "optimizer": {"lr": LEARNING_RATE},
-        "checkpoint": {"interval": args.steps + 1},
+        "checkpoint": {"interval": args.steps + WARM_UP},
         "tracking": {"wandb": "disabled"},
     }
 
@@ -154,9 +155,9 @@ def measure_ours(args: argparse.Namespace, work: Path, reward: str) -> Sample:
     command = [sys.executable, "-m", "gspo_hpc.cli", "train", str(config), *args.overrides]
     run(command, work / "ours.log", work / "ours.out", environment())
     records = [record for record in json_lines(run_dir / "metrics.jsonl") if record["step"] > 0]
-    assert [record["step"] for record in records] == list(range(1, args.steps + 2)), records
+    assert [record["step"] for record in records] == list(range(1, args.steps + WARM_UP + 1)), records
     steps = []
-    for before, record in itertools.pairwise(records):
+    for before, record in itertools.pairwise(records[WARM_UP - 1 :]):
         steps.append(
             Step(
                 seconds=record["time"] - before["time"],  # with whatever happens between two steps
@@ -230,9 +231,7 @@ def parse() -> argparse.Namespace:
     peers = os.environ.get("GSPO_HPC_PEERS_VENV") or REPO / ".venv-peers"
     add = parser.add_argument
     add("--rounds", type=int, default=3, help="pairs of processes (default: %(default)s)")
-    add(
-        "--steps", type=int, default=4, help="measured steps of a process, after one that is not (default: %(default)s)"
-    )
+    add("--steps", type=int, default=4, help="measured steps of a process (default: %(default)s)")
     add("--rewards", choices=sorted(REWARDS), default="random", help="(default: random)")
     add("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct", help="Hugging Face folder")
     add("--data", type=Path, help="JSONL with prompt and answer (default: sums of numbers up to 20, made here)")
