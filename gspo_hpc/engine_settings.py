@@ -23,6 +23,11 @@ _OWN_ARGS = {  # vLLM arguments that are not the user's to give, and where they 
     "logprobs_mode": "the log-probs that training needs",
     "weight_transfer_config": "the way weights are sent",
 }
+_GROUP_PROMPTS = {
+    "kv_connector": "GroupPrompts",
+    "kv_connector_module_path": "gspo_hpc.vllm_prompts",
+    "kv_role": "kv_both",
+}
 _COMMON = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -99,7 +104,8 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
         values |= {
             "enforce_eager": True,  # compiling takes a minute and longer
             "kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30),
-            "block_size": 32,  # the least that is fast: prompts of a few dozen tokens are shared too
+            "block_size": 32,  # the least that is fast
+            "kv_transfer_config": _GROUP_PROMPTS,
         }
         if settings.tensor_parallel_size == 1:  # in the core's process: one less to start, to wait for, to spin
             values["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"

@@ -1,0 +1,118 @@
+"""A prompt is computed once for all completions of its group, and not only as far as it fills whole cache blocks.
+
+Floor 3, loaded by vLLM in an engine's processes on the CPU. vLLM's prefix cache shares blocks that are full, of 32
+tokens there, so every completion computes the rest of its prompt again: up to 32 tokens, more than a short answer has.
+This is a connector in vLLM's sense, the plug through which it takes keys and values from elsewhere. Elsewhere is here
+the engine itself: the first request with a prompt computes it; the others wait for that, get a copy of the block in
+which the prompt ends, and compute its last token only. What they find behind the prompt's end in the copy, they
+overwrite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
+
+
+@dataclass
+class Copies(KVConnectorMetadata):
+    """Blocks to be copied before the next forward pass: (from, to)."""
+
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class _Leader:
+    """The running request that computed a prompt first, and its blocks."""
+
+    request: Any
+    blocks: list[int]
+
+
+class GroupPrompts(KVConnectorBase_V1):  # type: ignore[misc]
+    """Both sides: which blocks, where the scheduler is, and copying them, where the worker is."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self._block_size = int(vllm_config.cache_config.block_size)
+        self._leaders: dict[tuple[int, ...], _Leader] = {}  # by prompt
+        self._prompts: dict[str, tuple[int, ...]] = {}  # of leaders, by request
+        self._pairs: list[tuple[int, int]] = []
+        self._caches: list[torch.Tensor] = []
+
+    # ---- in the scheduler
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens of the prompt that can be copied; None while another request is computing them."""
+        missing = request.num_prompt_tokens - 1 - num_computed_tokens  # the last token is always computed
+        leader = self._leaders.get(tuple(request.prompt_token_ids or ()))
+        if leader is None or leader.request is request or request.num_output_tokens or not 0 < missing:
+            return 0, False
+        if leader.request.status.name != "RUNNING":
+            return 0, False
+        if leader.request.num_computed_tokens < request.num_prompt_tokens:
+            return None, False
+        whole = missing < self._block_size and self._last_block(request) < len(leader.blocks)
+        return (missing if whole else 0), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Note whose block is copied for whom; the first to be scheduled with a prompt leads."""
+        groups = blocks.get_block_ids()
+        if len(groups) != 1:  # of layers that keep different things in their caches
+            return
+        prompt = tuple(request.prompt_token_ids or ())
+        leader = self._leaders.get(prompt)
+        if leader is None or leader.request.status.name != "RUNNING":
+            self._leaders[prompt] = _Leader(request, list(groups[0]))
+            self._prompts[request.request_id] = prompt
+        elif leader.request is request:
+            leader.blocks = list(groups[0])  # it was preempted, and begins anew
+        elif num_external_tokens:
+            last = self._last_block(request)
+            self._pairs.append((leader.blocks[last], groups[0][last]))
+
+    def build_connector_meta(self, scheduler_output: Any) -> Copies:
+        """What the worker copies before this step."""
+        copies, self._pairs = Copies(self._pairs), []
+        return copies
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Its blocks are about to be freed."""
+        prompt = self._prompts.pop(request.request_id, None)
+        if prompt is not None and (leader := self._leaders.get(prompt)) is not None and leader.request is request:
+            del self._leaders[prompt]
+        return False, None
+
+    def _last_block(self, request: Any) -> int:
+        """Number of the block in which the prompt ends."""
+        return int(request.num_prompt_tokens - 1) // self._block_size
+
+    # ---- in the worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The caches of all layers, [blocks, ...] each."""
+        self._caches = list(kv_caches.values())
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Copy, before the forward pass."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Copies)
+        if metadata.pairs:
+            source, target = (torch.tensor(side) for side in zip(*metadata.pairs, strict=True))
+            for cache in self._caches:
+                cache.index_copy_(0, target, cache.index_select(0, source))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is under way once the forward pass begins."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Everything is in the engine's own cache already."""
+
+    def wait_for_save(self) -> None:
+        """See save_kv_layer."""
