@@ -62,7 +62,10 @@ class GroupPrompts(KVConnectorBase_V1):  # type: ignore[misc]
         return (missing if whole else 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Note whose block is copied for whom; the first to be scheduled with a prompt leads."""
+        """Note whose block is copied for whom; the first to be scheduled with a prompt leads.
+
+        One that was preempted is not running when it is scheduled again, so it leads with its new blocks.
+        """
         groups = blocks.get_block_ids()
         if len(groups) != 1:  # of layers that keep different things in their caches
             return
@@ -71,8 +74,6 @@ class GroupPrompts(KVConnectorBase_V1):  # type: ignore[misc]
         if leader is None or leader.request.status.name != "RUNNING":
             self._leaders[prompt] = _Leader(request, list(groups[0]))
             self._prompts[request.request_id] = prompt
-        elif leader.request is request:
-            leader.blocks = list(groups[0])  # it was preempted, and begins anew
         elif num_external_tokens:
             last = self._last_block(request)
             self._pairs.append((leader.blocks[last], groups[0][last]))
