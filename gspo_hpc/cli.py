@@ -10,46 +10,24 @@ import argparse
 import difflib
 import json
 import os
-import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from gspo_hpc import __version__, algorithms, config_file
 from gspo_hpc.config import Config
-from gspo_hpc.plan import Plan, make_plan
+from gspo_hpc.plan import make_plan
+from gspo_hpc.plan_page import page, paint
+from gspo_hpc.slurm_commands import SlurmError
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
+_WATCH_SECONDS = 5.0
+_ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped")  # states of a run that nothing goes on with
 _COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows: the plan answers at once
-
-_MEANING = {
-    "world_size": "GPUs that train",
-    "dp_size": "world_size / (TP x PP x CP)",
-    "expert_dp_size": "the same for expert layers: world_size / (ETP x EP x PP)",
-    "micro_batch_size": "completions per micro-batch and DP rank",
-    "micro_batch_tokens": "tokens per micro-batch, filled by packing",
-    "global_batch_size": "completions per optimizer step",
-    "steps_per_generation": "optimizer steps per rollout and pass over it",
-    "generation_batch_size": "completions per rollout",
-    "num_generations": "completions per prompt",
-    "num_iterations": "passes over one rollout",
-    "gradient_accumulation_steps": "micro-batches per optimizer step and DP rank",
-    "per_device_generation_batch_size": "completions per rollout and GPU",
-    "num_rollout_prompts": "prompts per rollout",
-    "num_train_prompts": "prompts per optimizer step",
-    "num_rollout_prompts_per_dp_group": "prompts per rollout and DP group",
-    "num_prompts_per_dp_group": "prompts per optimizer step and DP group",
-    "num_iters_per_step": "num_rollout_prompts_per_dp_group / micro_batch_size",
-    "num_rows": "prompts in the training data",
-    "steps_per_epoch": "optimizer steps per pass over the data",
-    "max_steps": "optimizer steps of the run",
-    "num_rollouts": "rollouts of the run",
-    "num_completions": "completions of the run",
-    "num_epochs": "passes over the data",
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # plan ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError, SlurmError) as error:
         if os.environ.get("GSPO_HPC_DEBUG") or _own_bug(error):
             raise
         _complain(error)
@@ -106,7 +84,7 @@ def _complain(error: Exception) -> None:
     else:
         text = str(error) or type(error).__name__
     for line in text.splitlines():
-        print(f"{_paint('error:', '31', sys.stderr)} {line}", file=sys.stderr)
+        print(f"{paint('error:', '31', sys.stderr)} {line}", file=sys.stderr)
 
 
 def _unknown(name: str, top: argparse.ArgumentParser, commands: list[str]) -> int:
@@ -153,6 +131,31 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     train = add("train", _train, "train on this machine", text, _TRAIN_EXAMPLES)
     train.add_argument("config", metavar="CONFIG", help="YAML file")
     train.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
+    text = (
+        "Submits the run through submitit. The run directory is run.dir; an existing one is resumed where it stopped. "
+        "The job requeues itself when it is preempted or out of time, until the last step is done."
+    )
+    submit = add("submit", _submit, "train on a Slurm cluster", text, _SUBMIT_EXAMPLES)
+    submit.add_argument("config", metavar="CONFIG", help="YAML file")
+    submit.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
+    submit.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
+    text = "Where runs stand: state, step, reward, speed, time left, and why attempts ended. Works without Slurm, too."
+    status = add("status", _status, "show where runs stand", text, _STATUS_EXAMPLES)
+    status.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="run directories (default: all in runs/)")
+    status.add_argument("--json", action="store_true", help="print one JSON object a run, one a line")
+    status.add_argument("--watch", action="store_true", help="again every few seconds; also lets requeued jobs start")
+    text = "Without --rank: what the run tells people. With it: all that this rank and its libraries wrote."
+    logs = add("logs", _logs, "show what a run wrote", text, _LOGS_EXAMPLES)
+    logs.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what is added, until the run ends")
+    logs.add_argument("--rank", type=int, metavar="N", help="the log of one rank")
+    logs.add_argument("--attempt", type=int, metavar="N", help="of an earlier start (default: the newest)")
+    logs.add_argument("--errors", action="store_true", help="only the first traceback among all ranks")
+    text = (
+        "A run that runs saves a checkpoint before it ends; submit or train goes on from there. One that waits is gone."
+    )
+    cancel = add("cancel", _cancel, "end a run, saved", text, _CANCEL_EXAMPLES)
+    cancel.add_argument("run", metavar="RUN", type=Path, help="run directory")
     text = "Answers the evaluation prompts: greedy accuracy, and avg@k and pass@k where eval.samples is above 1."
     evaluate = add("eval", _eval, "evaluate a run, a checkpoint or a model folder", text, _EVAL_EXAMPLES)
     evaluate.add_argument("target", metavar="CONFIG|RUN|MODEL_FOLDER", type=Path, help="what is evaluated")
@@ -181,6 +184,20 @@ _PLAN_EXAMPLES = """
 _TRAIN_EXAMPLES = """
     gspo-hpc train configs/tiny_cpu.yaml
     gspo-hpc train my.yaml run.name=second run.seed=2 optimizer.lr=1e-6"""
+_SUBMIT_EXAMPLES = """
+    gspo-hpc submit my.yaml slurm.partition=gpu slurm.account=abc cluster.nodes=4
+    gspo-hpc submit my.yaml slurm.profile=my_cluster slurm.time_minutes=240
+    gspo-hpc submit my.yaml --dry-run"""
+_STATUS_EXAMPLES = """
+    gspo-hpc status
+    gspo-hpc status runs/tiny --watch
+    gspo-hpc status runs/tiny --json"""
+_LOGS_EXAMPLES = """
+    gspo-hpc logs runs/tiny -f
+    gspo-hpc logs runs/tiny --rank 3
+    gspo-hpc logs runs/tiny --errors"""
+_CANCEL_EXAMPLES = """
+    gspo-hpc cancel runs/tiny"""
 _EVAL_EXAMPLES = """
     gspo-hpc eval runs/tiny
     gspo-hpc eval runs/tiny --step 20 eval.samples=8
@@ -199,17 +216,74 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plan.to_json(), indent=2))
     else:
-        print("\n".join(_page(args.config, config, plan)))
+        print("\n".join(page(args.config, config, plan)))
     return DONE if plan.valid else REFUSED
 
 
 def _train(args: argparse.Namespace) -> int:
     config = _config(args)
     for text in algorithms.warnings(config):
-        print(f"{_paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
+        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
     from gspo_hpc.launch import train
 
     return train(config)
+
+
+def _submit(args: argparse.Namespace) -> int:
+    config = _config(args)
+    for text in algorithms.warnings(config):
+        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
+    from gspo_hpc import submit
+
+    if args.dry_run:
+        print(submit.dry_run(config), end="")
+        return DONE
+    job_id = submit.submit(config)
+    print(f"job {job_id} submitted; run directory {config.run_dir}")
+    return DONE
+
+
+def _status(args: argparse.Namespace) -> int:
+    from gspo_hpc import status
+
+    for run in args.runs:
+        _exists(run, "run directory")
+    while True:
+        found = args.runs or status.runs_below(Path("runs"))
+        if not found:
+            raise ValueError("no runs in runs/; name a run directory")
+        states = [status.read(run) for run in found]
+        if args.watch and not args.json and sys.stdout.isatty():
+            print("\033[2J\033[H" + status.now())
+        for state in states:
+            print(json.dumps(state.to_json()) if args.json else "\n".join(status.lines(state)), flush=True)
+        if not args.watch or all(state.state in _ENDED for state in states):
+            return DONE
+        for run in found:
+            status.lift_hold(run)
+        time.sleep(_WATCH_SECONDS)
+
+
+def _logs(args: argparse.Namespace) -> int:
+    _exists(args.run, "run directory")
+    from gspo_hpc import status
+
+    if args.errors:
+        log, text = status.first_error(args.run, args.attempt)
+        print(f"{paint(str(log), '1', sys.stdout)}\n{text}", end="")
+        return DONE
+    path = status.log_path(args.run, args.rank, args.attempt)
+    for text in status.follow(path, forever=args.follow, done=lambda: status.read(args.run).state in _ENDED):
+        print(text, end="", flush=True)
+    return DONE
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    _exists(args.run, "run directory")
+    from gspo_hpc import status
+
+    status.cancel(args.run, print)
+    return DONE
 
 
 def _eval(args: argparse.Namespace) -> int:
@@ -255,79 +329,6 @@ def _count_rows(train: str | None) -> int | None:
         return None
     with path.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
-
-
-def _paint(text: str, code: str, stream: object) -> str:
-    """`text` in a colour, where `stream` is a terminal."""
-    coloured = getattr(stream, "isatty", lambda: False)() and not os.environ.get("NO_COLOR")
-    return f"\033[{code}m{text}\033[0m" if coloured else text
-
-
-def _page(name: str, config: Config, plan: Plan) -> Iterator[str]:
-    """The lines of the plan page."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-
-    def title(text: str) -> str:
-        return "\n" + _paint(text, "1", sys.stdout)
-
-    def items(texts: Sequence[tuple[str, str]], code: str) -> Iterator[str]:
-        for head, text in texts:
-            lines = textwrap.wrap(text, max(40, width - len(head) - 4), break_long_words=False, break_on_hyphens=False)
-            yield f"  {_paint(head, code, sys.stdout)}  {lines[0]}"
-            yield from (" " * (len(head) + 4) + line for line in lines[1:])
-
-    count = len(plan.broken)
-    verdict = _paint("valid", "32", sys.stdout) if plan.valid else _paint(f"{count} broken", "31", sys.stdout)
-    yield f"{_paint('plan', '1', sys.stdout)} of {name}: {verdict}"
-    yield title("Layout")
-    yield from (f"  {head:<9} {text}" for head, text in _layout(plan))
-    yield title("Quantities")
-    columns = max(map(len, plan.quantities))
-    values = {key: f"{v:,}" if isinstance(v, int) else f"{v:,.6g}" for key, v in plan.quantities.items()}
-    digits = max(map(len, values.values()))
-    yield from (
-        f"  {key:<{columns}}  {text:>{digits}}  {_MEANING.get(key, '')}".rstrip() for key, text in values.items()
-    )
-    yield title("Passes")
-    for key, size in plan.passes.items():
-        if not size.needed:
-            why = "one update per rollout" if key == "old_logprobs" else "kl_beta is 0"
-            yield f"  {key:<12} not needed: {why}"
-        elif size.micro_batch_tokens:
-            yield f"  {key:<12} micro_batch_tokens {size.micro_batch_tokens:,}"
-        else:
-            yield f"  {key:<12} micro_batch_size {size.micro_batch_size or 'not given'}"
-    if plan.broken:
-        yield title("Broken rules")
-        yield from items([(f"rule {item.rule:>2}", item.message) for item in plan.broken], "31")
-    if plan.warnings:
-        yield title("Warnings")
-        yield from items([("!", text) for text in plan.warnings], "33")
-    notes = [*plan.notes]
-    if missing := config.missing():
-        notes.append(f"A run also needs: {', '.join(missing)}.")
-    if notes:
-        yield title("Notes")
-        yield from items([("-", text) for text in notes], "0")
-
-
-def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
-    at, q = plan.layout, plan.quantities
-    apart = at.get("gpus_set_apart_per_node", 0)
-    yield (
-        "machines",
-        f"{at['nodes']} x {at['gpus_per_node']} GPUs" + (f", {apart} of each for generation" * bool(apart)),
-    )
-    grid = [("TP", "tensor_model"), ("PP", "pipeline_model"), ("CP", "context"), ("DP", "data")]
-    experts = [("ETP", "expert_tensor"), ("EP", "expert_model"), ("PP", "pipeline_model"), ("DP", "expert_data")]
-    for head, parts in (("ranks", grid), ("experts", experts)):
-        cut = " x ".join(f"{short} {at.get(f'{long}_parallel_size', '?')}" for short, long in parts)
-        yield head, f"{cut} = {q.get('world_size', '?')}"
-    if "num_engines" in at:
-        yield (
-            "engines",
-            f"{at['num_engines']} ({at['engines_per_node']} per node), TP {at['rollout_tensor_parallel_size']} each",
-        )
 
 
 if __name__ == "__main__":

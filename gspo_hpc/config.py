@@ -184,8 +184,57 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Container:
+    """The container that ranks run in. The image has the package's dependencies, the code comes from the job folder."""
+
+    kind: Literal["pyxis", "apptainer"]
+    image: str
+    mounts: tuple[str, ...] = ()  # SOURCE:TARGET; the run directory is always mounted
+    python: str = "python3"
+    args: tuple[str, ...] = ()  # more arguments of srun (pyxis) or of apptainer exec
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """How `submit` asks for nodes: what sbatch and srun are told. A profile is a config with such a section, for all
+    runs on one cluster; what the run's own config says goes before it."""
+
+    profile: str | None = None  # a file, or a name in slurm/profiles
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_minutes: int = 60  # of one job; a longer run is requeued until its last step is done
+    signal_seconds: int = 120  # before the time limit the ranks are told to stop
+    requeue: bool = True
+    constraint: str | None = None
+    reservation: str | None = None
+    exclude: str | None = None
+    nodelist: str | None = None
+    exclusive: bool = False
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    gres: str | None = None  # instead of --gpus-per-node
+    gpu_bind: str | None = None
+    mail_user: str | None = None
+    mail_type: str | None = None
+    comment: str | None = None
+    sbatch: dict[str, Any] = field(default_factory=dict)  # more options of sbatch: name without dashes -> value
+    srun: tuple[str, ...] = ()  # more arguments of srun
+    modules: tuple[str, ...] = ()  # module load ...
+    setup: tuple[str, ...] = ()  # lines of shell before anything of ours
+    environment: dict[str, str] = field(default_factory=dict)  # of the ranks
+    python: str | None = None  # that runs the job; default: the one that submits
+    container: Container | None = None
+
+
+@dataclass(frozen=True)
 class Faults:
     """What is tolerated, and how often."""
+
+    max_restarts: int = 3  # failures in a row at the same step; a preemption or a time limit is none
+    bringup_timeout: float = 60.0  # seconds until every rank has said that it runs
+    heartbeat_timeout: float = 30.0  # seconds without a sign of life from a rank
+    hang_timeout: float = 900.0  # seconds in which a rank that lives must get on
 
     max_engine_restarts: int = 3  # per run attempt
     engine_timeout: float = 300.0  # seconds without any token from an engine with work, before it counts as hung
@@ -209,6 +258,7 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     tracking: Tracking = field(default_factory=Tracking)
     eval: Eval = field(default_factory=Eval)
+    slurm: Slurm = field(default_factory=Slurm)
     faults: Faults = field(default_factory=Faults)
 
     @property

@@ -31,6 +31,8 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "cluster.nodes",
         "cluster.gpus_per_node",
         "cluster.threads_per_rank",
+        "parallel.*",
+        "rollout.tensor_parallel_size",
         "batch.micro_batch_size",
         "batch.micro_batch_tokens",
         "batch.logprob_micro_batch_size",
@@ -46,6 +48,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "eval.after",
         "checkpoint.*",
         "tracking.*",
+        "slurm.*",
         "faults.*",
     }
 )
@@ -59,6 +62,14 @@ _ANY = (lambda v: True, "")
 _FROM_0 = (lambda v: v >= 0, "must be 0 or more")
 _ABOVE_0 = (lambda v: v > 0, "must be above 0")
 _BELOW_1 = (lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+_ONE_LINE = (lambda v: v.isprintable() and v != "", "must be one line of text")
+# What a line of #SBATCH carries: nothing there that a shell or sbatch itself takes for a quote, a command or an escape.
+_SBATCH_VALUE = re.compile(r"[A-Za-z0-9 _.,:@%+=/\[\]()|&*!~^-]+")
+_SBATCH = (lambda v: _SBATCH_VALUE.fullmatch(v) is not None, f"must be made of {_SBATCH_VALUE.pattern[:-1]}")
+_SBATCH_TEXTS = (
+    *("partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "mem", "gres", "gpu_bind"),
+    *("mail_user", "mail_type", "comment"),
+)
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "run.name": (
         lambda v: _RUN_NAME.fullmatch(v) is not None,
@@ -82,6 +93,13 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "faults.max_engine_restarts": _FROM_0,
     "faults.max_skipped_steps": _FROM_0,
     "faults.engine_timeout": _ABOVE_0,
+    "faults.max_restarts": _FROM_0,
+    "faults.bringup_timeout": _ABOVE_0,
+    "faults.heartbeat_timeout": _ABOVE_0,
+    "faults.hang_timeout": _ABOVE_0,
+    **{f"slurm.{key}": _ONE_LINE for key in ("profile", "setup", "srun", "modules", "python")},
+    **{f"slurm.container.{key}": _ONE_LINE for key in ("image", "mounts", "python", "args")},
+    **{f"slurm.{key}": _SBATCH for key in _SBATCH_TEXTS},
 }
 
 
@@ -110,6 +128,12 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
             raw, places = _read_file(Path(path), problems)
         for text in overrides:
             _override(raw, text, places, problems)
+        if profile := _profile(raw):
+            below, lines = _read_file(profile, problems)
+            for name, section in below.items():
+                raw[name] = section | (raw.get(name) or {})
+            raw["slurm"]["profile"] = None  # it is part of the config now, and need not be there to load it again
+            places = lines | places
         config = _read_config(raw, lambda key: _place(places, key, "config" if path is None else str(path)), problems)
     except RecursionError:
         raise ConfigError([f"{path or 'command line'}: nested too deeply"]) from None
@@ -183,6 +207,18 @@ def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[st
     if not isinstance(raw, dict):
         raise ConfigError([f"{path}: a config is made of sections, such as 'run:' and 'batch:'; found {_say(raw)}"])
     return {k: dict(v) if isinstance(v, dict) else v for k, v in raw.items()}, places
+
+
+def _profile(raw: Mapping[str, Any]) -> Path | None:
+    """The file of slurm.profile: a path, or a name in slurm/profiles here or beside the package."""
+    section = raw.get("slurm")
+    given = section.get("profile") if isinstance(section, Mapping) else None
+    if not isinstance(given, str):
+        return None
+    if "/" in given or given.endswith((".yaml", ".yml")):
+        return Path(given)
+    places = [folder / "slurm" / "profiles" / f"{given}.yaml" for folder in (Path(), Path(__file__).parents[1])]
+    return next((path for path in places if path.exists()), places[0])
 
 
 def _lines(node: Any, prefix: str, problems: list[str], path: Path, seen: set[int]) -> Iterator[tuple[str, int]]:
@@ -313,14 +349,23 @@ def _read_value(given: Any, hint: Any, key: str, place: Callable[[str], str], pr
             raise _Wrong(f"must be a list; found {_say(given)}")
         items = []
         for number, item in enumerate(given):
+            if args[0] is str:
+                items.append(_in_range(_read_scalar(item, str), str, f"{key}[{number}]"))
+                continue
             if not isinstance(item, Mapping):
                 raise _Wrong(f"[{number}] must be a mapping of keys; found {_say(item)}")
             items.append(_read_section(args[0], item, f"{key}[{number}]", place, problems))
         return tuple(items)
-    if origin is dict:
+    if origin is dict or dataclasses.is_dataclass(hint):
         if not isinstance(given, Mapping):
             raise _Wrong(f"must be a mapping; found {_say(given)}")
-        return _plain(given)
+        if origin is not dict:
+            return _read_section(hint, given, key, place, problems)
+        return (
+            {name: _read_scalar(value, str) for name, value in _plain(given).items()}
+            if args[1] is str
+            else _plain(given)
+        )
     return _in_range(_read_scalar(given, hint), hint, key)
 
 

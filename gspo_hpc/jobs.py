@@ -33,6 +33,7 @@ from gspo_hpc import (
 )
 from gspo_hpc.config import Config
 from gspo_hpc.console import Console
+from gspo_hpc.control import Client, mark
 from gspo_hpc.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.outlet import Files, Silent, read_start
 from gspo_hpc.pipeline import Policy
@@ -56,10 +57,11 @@ ONE_RANK = (
 )
 
 
-def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> str:
-    """Train from where the run directory stands; "done" or "stopped". Rank 0 talks to the person at `terminal`."""
+def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, control: Client | None) -> str:
+    """Train from where the run directory stands; "done" or "stopped". Rank 0 talks to the person at `terminal`, every
+    rank through `control` to whoever watches it."""
     config = config_file.load(attempt.config)
-    ranks = start(config)
+    ranks = start(config, control=control)
     _threads(config)
     console = Console(terminal, config.run.max_steps or 0)
     station = None
@@ -71,7 +73,9 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
         _say(ranks, console, f"{len(train_prompts)} training prompts, {len(eval_prompts)} unseen prompts")
         arch = model_config.read(str(config.model.path))
         whole = _newest_checkpoint(run, ranks, console)
+        mark("loading")
         policy = Policy(arch, config, ranks)
+        policy.stop_requested = lambda: flag.requested is not None
         reference = None
         needed = plan.passes_needed(config)
         if whole is None or needed.reference:
@@ -96,11 +100,10 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
         station = _station(config, ranks, policy, probe, lambda: flag.requested is not None, console)
         outlet: Files | Silent = Silent()
         if ranks.rank == 0:
-            with signals_default_in_children():
-                settings = dataclasses.asdict(config)
-                run_id = run.read_info()["run_id"]
-                name = config.run.name
-                tracker = Tracker(config.tracking, run.path, run_id, name, settings, True, console.warn)
+            # Its process inherits the blocked signals: Slurm sends them to every process, and what was logged counts.
+            settings = dataclasses.asdict(config)
+            run_id = run.read_info()["run_id"]
+            tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, console.warn)
             outlet = Files(run, console, tracker, station, config.tracking.samples, config.checkpoint.keep)
         quantities = plan.make_plan(config).quantities
         num_rollout_prompts = int(quantities["num_rollout_prompts"])
@@ -123,7 +126,9 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO) -> st
             outlet=outlet,
             attempt=attempt.number,
             reference=reference,
+            control=control,
         )
+        mark("ready")
         reason = trainer.train(session, begin)
         code = 0 if reason == "done" else 75
         return reason

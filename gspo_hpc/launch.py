@@ -55,7 +55,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
         raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
     plan = make_plan(config)
     plan.require()
-    _check_rows(config)
+    check_rows(config)
     run, resumed = open_run(config)
     with run.lock() as lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]
@@ -74,7 +74,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     return code
 
 
-def _check_rows(config: Config) -> None:
+def check_rows(config: Config) -> None:
     """Raise ValueError for malformed rows, while nothing has been started or made."""
     from gspo_hpc import prompts  # brings numpy, which plan and help can do without
 

@@ -43,8 +43,9 @@ def mark(run_id: str, attempt: int) -> Mapping[str, str]:
     return {MARK: f"{run_id}:{attempt}", "SPT_NOENV": "1"}
 
 
-def marked(run_id: str, attempt: int | None = None) -> list[int]:
-    """Process ids, on this host, of this user, that belong to a run or to one attempt of it; never this process."""
+def marked(run_id: str, attempt: int | None = None, but: int | None = None) -> list[int]:
+    """Process ids, on this host, of this user, that belong to a run, to one attempt of it, or to all `but` one; never
+    this process."""
     wanted = f"{MARK}={run_id}:{'' if attempt is None else attempt}".encode()
     found = []
     for path in Path("/proc").iterdir():
@@ -53,17 +54,19 @@ def marked(run_id: str, attempt: int | None = None) -> list[int]:
                 environment = (path / "environ").read_bytes()
             except OSError:  # gone, or another user's
                 continue
-            if any(e.startswith(wanted) if attempt is None else e == wanted for e in environment.split(b"\0")):
+            marks = [e for e in environment.split(b"\0") if e.startswith(wanted)]
+            if marks and (attempt is None or wanted in marks) and f"{MARK}={run_id}:{but}".encode() not in marks:
                 found.append(int(path.name))
     return found
 
 
-def kill_marked(run_id: str, attempt: int | None = None, seconds: float = 10.0) -> int:
-    """SIGKILL every process of a run, or of one attempt, until none is left; how many there were. For a whole run, the
-    caller holds its lock: none of them can be of use. Raises TimeoutError if one does not go within `seconds`."""
+def kill_marked(run_id: str, attempt: int | None = None, seconds: float = 10.0, *, but: int | None = None) -> int:
+    """SIGKILL every process of a run, of one attempt, or of all `but` one, until none is left; how many there were. For
+    more than one attempt, the caller runs under the run's lock: none of them can be of use. Raises TimeoutError if one
+    does not go within `seconds`."""
     deadline = time.monotonic() + seconds
     seen: set[int] = set()
-    while left := marked(run_id, attempt):
+    while left := marked(run_id, attempt, but):
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {left} of this run do not end, not even by SIGKILL (a hung device or disk?)")
         for pid in left:
@@ -77,18 +80,24 @@ def kill_marked(run_id: str, attempt: int | None = None, seconds: float = 10.0) 
 @contextlib.contextmanager
 def guarded(run_id: str, attempt: int) -> Iterator[None]:
     """After this block no process with this :func:`mark` is left, even if this process is killed inside it."""
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "gspo_hpc.orphans", run_id, str(attempt)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # out of reach of the terminal's Ctrl-C
-    )
+    guard = start_guard(run_id, attempt)
     try:
         yield
     finally:
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait()
+
+
+def start_guard(run_id: str, attempt: int) -> subprocess.Popen[bytes]:
+    """The guard of an attempt: it acts when its standard input ends, at the latest with this process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gspo_hpc.orphans", run_id, str(attempt)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+        env={key: value for key, value in os.environ.items() if key != MARK},
+    )
 
 
 if __name__ == "__main__":

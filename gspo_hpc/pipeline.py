@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,16 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.batch import PackedBatch
 from gspo_hpc.config import Config
+from gspo_hpc.control import mark
 from gspo_hpc.logprobs import token_logprobs
 from gspo_hpc.loss import MAX_NAMES, SUM_NAMES, policy_loss
 from gspo_hpc.model import DTYPES, PackedGPTModel, build
 from gspo_hpc.model_config import Architecture
-from gspo_hpc.process_groups import Ranks
+from gspo_hpc.process_groups import Ranks, any_rank
+
+
+class Abandoned(Exception):
+    """A stop was asked for between two micro-batches: the pass was left, on all ranks, with nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class Policy:
         )
         settings.finalize_model_grads_func = finalize_model_grads
         self.passes: Counter[str] = Counter()  # over the weights, by kind: "update", "logprobs"
+        self.stop_requested: Callable[[], bool] = lambda: False  # asked before every micro-batch
+        self._abandons = False
         self.optimizer: Any = None
         self.scheduler: Any = None
 
@@ -145,6 +152,14 @@ def _head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature:
 
 
 def _run_stage(policy: Policy, batch: PackedBatch) -> torch.Tensor:
+    """Hidden states [T, 1, H] of this stage (its part of T with sequence parallelism); zeros once a stop was asked for.
+
+    A pass is left by going through the rest of Megatron's schedule without computing anything: what the stages send
+    each other keeps its order, and no rank waits for one that has gone.
+    """
+    mark("update")
+    if _abandons(policy):
+        return _stand_in(policy, batch)
     policy.module.rotary_pos_emb.positions = batch.positions
     return policy.ddp(
         input_ids=batch.tokens[None, :],
@@ -153,9 +168,33 @@ def _run_stage(policy: Policy, batch: PackedBatch) -> torch.Tensor:
     )
 
 
+def _abandons(policy: Policy) -> bool:
+    """Whether this pass is left. Ranks that compute one sample together decide together; the others need not, since
+    they meet only after the last micro-batch."""
+    if not policy._abandons:
+        policy._abandons = policy.stop_requested()
+        if policy.ranks.tp_size * policy.ranks.cp_size > 1:
+            value = torch.tensor([int(policy._abandons)], dtype=torch.int32, device=policy.ranks.device)
+            dist.all_reduce(value, dist.ReduceOp.MAX, group=parallel_state.get_tensor_and_context_parallel_group())
+            policy._abandons = bool(value.item())
+    return policy._abandons
+
+
+def _stand_in(policy: Policy, batch: PackedBatch) -> torch.Tensor:
+    received = policy.module.decoder.input_tensor
+    if received is not None:
+        return received * 0.0
+    settings = policy.module.config
+    length = batch.tokens.numel() // (policy.ranks.tp_size if settings.sequence_parallel else 1)
+    shape = (length, 1, settings.hidden_size)
+    return torch.zeros(shape, dtype=settings.params_dtype, device=batch.tokens.device, requires_grad=True)
+
+
 def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch], forward_only: bool) -> list[Any]:
+    """What Megatron's schedule returns. Raises Abandoned, on all ranks, if one of them left the pass."""
     policy.passes["logprobs" if forward_only else "update"] += 1
-    return get_forward_backward_func()(
+    policy._abandons = False
+    results: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=iter(batches),
         model=[policy.ddp],
@@ -164,6 +203,9 @@ def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch],
         micro_batch_size=1,
         forward_only=forward_only,
     )
+    if any_rank(policy._abandons, policy.ranks.device):
+        raise Abandoned
+    return results
 
 
 @torch.no_grad()
@@ -175,14 +217,18 @@ def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperatur
         hidden = _run_stage(policy, batch)
 
         def collect(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if policy._abandons:
+                return output.new_zeros(()), output
             logprobs, _ = _head(policy, output, batch, temperature)
             return output.new_zeros(()), logprobs
 
         return hidden, collect
 
     policy.ddp.eval()
-    results = _schedule(policy, forward_step, batches, forward_only=True)
-    policy.ddp.train()
+    try:
+        results = _schedule(policy, forward_step, batches, forward_only=True)
+    finally:
+        policy.ddp.train()
     if policy.ranks.pp_size > 1:
         if not policy.ranks.is_last_stage:
             results = [torch.empty(b.targets.numel(), dtype=torch.float32, device=b.tokens.device) for b in batches]
@@ -214,6 +260,8 @@ def train_step(
         hidden = _run_stage(policy, batch)
 
         def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            if policy._abandons:
+                return output.sum() * 0.0, None
             logprobs, entropy = _head(policy, output, batch, temperature)
             result = policy_loss(logprobs, batch, objective, denominator=per_microbatch)
             sums = dict(result.sums)

@@ -47,10 +47,21 @@ class StopFlag:
 
     @property
     def requested(self) -> str | None:
-        """The name of the first signal ("SIGTERM"), or None."""
+        """The name of the first signal ("SIGTERM") or the reason given to :meth:`request`. In the main thread."""
         if not self._closing:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         return self._name
+
+    @property
+    def name(self) -> str | None:
+        """As `requested`, for any thread."""
+        return self._name
+
+    def request(self, reason: str) -> None:
+        """Raise the flag without a signal. From any thread."""
+        if self._name is None:
+            self.requested_at = time.time()
+            self._name = reason
 
     def close(self) -> None:
         """Stop listening; mask and handlers are as before :meth:`start`. In the main thread."""
@@ -73,9 +84,7 @@ class StopFlag:
         self._note(number)
 
     def _note(self, number: int) -> None:
-        if self._name is None:
-            self.requested_at = time.time()
-            self._name = signal.Signals(number).name
+        self.request(signal.Signals(number).name)
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             self.forced = True

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,9 @@ from megatron.core import parallel_state
 
 from gspo_hpc import heap
 from gspo_hpc.config import Config
+from gspo_hpc.control import Client, mark
+
+_MEETING_SECONDS = 60.0  # that ranks which are up wait for rank 0 to say where to meet
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,11 @@ class Ranks:
         return self.pp_rank == self.pp_size - 1
 
 
-def start(config: Config, timeout_minutes: float = 30.0) -> Ranks:
-    """Join the job: default process group, Megatron's groups, the device of this rank."""
+def start(config: Config, timeout_minutes: float = 30.0, control: Client | None = None) -> Ranks:
+    """Join the job: default process group, Megatron's groups, the device of this rank.
+
+    With `control` the ranks meet where rank 0 found a free port, else at MASTER_ADDR and MASTER_PORT.
+    """
     local_rank = int(os.environ["LOCAL_RANK"])
     cpu = config.cluster.platform == "cpu"
     if cpu:
@@ -56,9 +64,11 @@ def start(config: Config, timeout_minutes: float = 30.0) -> Ranks:
     if not dist.is_initialized():
         dist.init_process_group(
             backend="gloo" if cpu else "nccl",
+            **_meeting(control),
             timeout=datetime.timedelta(minutes=timeout_minutes),
             device_id=None if cpu else device,
         )
+    mark("joined")
     parallel = config.parallel
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
@@ -82,6 +92,24 @@ def start(config: Config, timeout_minutes: float = 30.0) -> Ranks:
         pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
         cp_size=parallel_state.get_context_parallel_world_size(),
     )
+
+
+def _meeting(control: Client | None) -> dict[str, Any]:
+    """Where ranks meet: a store on a port that the kernel gave to rank 0 and that nobody else can take meanwhile."""
+    if control is None:
+        return {}
+    world_size, listener = int(os.environ["WORLD_SIZE"]), None
+    if control.rank == 0:
+        with socket.create_server((control.host, 0), backlog=min(world_size, 4096)) as free:
+            host, port, listener = control.host, free.getsockname()[1], free.detach()
+        control.publish_store(port)
+    else:
+        host, port = control.wait_for_store(_MEETING_SECONDS)
+    # The store owns the listener from here on.
+    store = dist.TCPStore(
+        host, port, world_size, listener is not None, wait_for_workers=False, master_listen_fd=listener
+    )
+    return {"store": store, "rank": control.rank, "world_size": world_size}
 
 
 def drop_layout() -> None:

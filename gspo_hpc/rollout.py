@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from gspo_hpc.config import Config
+from gspo_hpc.control import mark
 from gspo_hpc.engine import Engine, EngineDied, Sampling
 from gspo_hpc.journal import Journal
 from gspo_hpc.preemption import signals_default_in_children
@@ -140,6 +141,7 @@ def _lead(
     exhausted = False
     generated = engine.tokens_generated
     while True:
+        mark("generate")  # a step of an engine that hangs ends with EngineDied, after faults.engine_timeout
         if station.stop_requested():
             store.set(f"{name}/stop", "1")
         if _flag(station, f"{name}/stop"):
@@ -169,6 +171,8 @@ def _lead(
         results = pool.poll(timeout=POLL_SECONDS if waiting else 0.0)
         if waiting:
             station.seconds_waiting_for_rewards += time.monotonic() - began
+        if any(result.failure for _, result in results) and station.stop_requested():
+            continue  # Slurm signals every process of a job: a grader that died of that has not failed
         for key, result in results:
             slot, index = key
             group, graded = grading[slot]
@@ -222,12 +226,14 @@ def _leave(station: Station, name: str) -> None:
     """Stay reachable for the weight syncs of others until every rank has come here."""
     station.store.add(f"{name}/left", 1)
     while station.store.add(f"{name}/left", 0) < station.ranks.world_size:
+        mark("generate")
         _join_resyncs(station)
         time.sleep(POLL_SECONDS)
 
 
 def _wait(station: Station, name: str, total: int) -> None:
     while _done(station, name) < total:
+        mark("generate")
         if station.stop_requested():
             station.store.set(f"{name}/stop", "1")
         if _flag(station, f"{name}/stop"):

@@ -160,10 +160,11 @@ class Attempt:
         """Where a rank's output goes."""
         return self.path / f"rank-{rank}.log"
 
-    def finish(self, reason: str, exit_code: int, detail: str = "") -> None:
-        """Why it ended: "done", "stopped", "refused" or "failed"."""
+    def finish(self, reason: str, exit_code: int, detail: str = "", reached: tuple[int, int] | None = None) -> None:
+        """Why it ended: "done", "stopped", "refused" or "failed"; under Slurm also "preempted", "time limit" or
+        "cancelled". `reached`: the last logged step, and finished groups of the rollout in work."""
         path = self.path / "attempt.json"
-        ended = {"ended": _now(), "reason": reason, "exit_code": exit_code, "detail": detail}
+        ended = {"ended": _now(), "reason": reason, "exit_code": exit_code, "detail": detail, "reached": reached}
         write_json(path, read_json(path) | ended)
 
 
@@ -232,7 +233,7 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
             left.unlink(missing_ok=True)
         resumed = run.info.exists()
         if resumed:
-            _refuse_changes(run, config)
+            refuse_changes(run, config)
         else:
             run.path.chmod(0o700)
             for path in (run.attempts, run.rollouts, run.checkpoints):
@@ -252,7 +253,8 @@ def _refuse_foreign(path: Path) -> None:
         raise ValueError(f"{path} is not empty and not a run (it has {shown}); give another run.dir, or run.name")
 
 
-def _refuse_changes(run: RunDir, config: Config) -> None:
+def refuse_changes(run: RunDir, config: Config) -> None:
+    """Raises ValueError where `config` or the training data would make a run that exists another one."""
     changes = config_file.refused_changes(config_file.load(run.config), config)
     if changes:
         lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from gspo_hpc import checkpoint, evaluate, journal, sync, update
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.config import Config
+from gspo_hpc.control import Client, mark
 from gspo_hpc.cursor import Cursor
 from gspo_hpc.engine import EngineDied, Sampling
-from gspo_hpc.pipeline import Policy, StepResult
+from gspo_hpc.pipeline import Abandoned, Policy, StepResult
 from gspo_hpc.plan import Passes, pass_sizes
 from gspo_hpc.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.prompts import Position, PromptStream
@@ -70,6 +71,7 @@ class Session:
     outlet: Outlet
     attempt: int
     reference: update.Reference | None
+    control: Client | None  # to whoever watches this rank
     weights_version: int = 0
     synced: sync.Synced | None = None
     synced_version: int = -1
@@ -80,10 +82,12 @@ class Session:
     @contextlib.contextmanager
     def clock(self, phase: str) -> Iterator[None]:
         """Add the seconds of this block to the phase of the current step."""
+        mark(phase)
         began = time.monotonic()
         try:
             yield
         finally:
+            mark(phase)
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
@@ -131,8 +135,8 @@ def train(session: Session, start: Start) -> str:
             unlogged = None
             if any_rank(session.station.stop_requested(), session.policy.ranks.device):
                 raise Interrupted
-    except Interrupted:
-        if cursor.step > saved:
+    except (Interrupted, Abandoned):
+        if cursor.step > saved and _can_save(session):
             _save(session, cursor, groups, unlogged)
         return "stopped"
     return "done"
@@ -277,8 +281,22 @@ def _advance(
     )
 
 
+def _can_save(session: Session) -> bool:
+    """Whether a checkpoint begun now would be whole before this job is killed, as far as rank 0 knows."""
+    control = session.control
+    left = None if control is None or control.deadline is None else control.deadline - time.time()
+    too_late = left is not None and control is not None and left < control.save_seconds * 1.5
+    if any_rank(too_late, session.policy.ranks.device):
+        session.outlet.note("no time is left for a checkpoint; the next start goes on from the one before")
+        return False
+    return True
+
+
 def _save(session: Session, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
+    began = time.monotonic()
     with session.clock("save"):
         staging = session.new_staging(cursor.step)
         checkpoint.save(session.policy, staging)
         session.outlet.committed(staging, cursor, groups if cursor.update else [], record)
+    if session.control is not None:
+        session.control.save_seconds = time.monotonic() - began

@@ -8,15 +8,29 @@ functions: grader processes import this module again and must stay light.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import resource
+import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from gspo_hpc import orphans
+
 if TYPE_CHECKING:
+    from gspo_hpc.control import Client
     from gspo_hpc.preemption import StopFlag
+
+_RANK_FROM_SLURM = {
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
+}
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_REQUEUE = 0, 1, 2, 75
 
@@ -40,10 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := [text for text in overrides if text.startswith("-") or arguments.command != "eval"]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
-    from gspo_hpc.orphans import die_with_parent
     from gspo_hpc.preemption import StopFlag
 
-    die_with_parent()
+    orphans.die_with_parent()
     flag = StopFlag().start()
     _environment()
     try:
@@ -56,25 +69,80 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             jobs.evaluate(arguments.target, arguments.step, overrides, arguments.json)
         return EXIT_DONE
-    except ValueError as error:  # a user's mistake that only the real model or data could show
-        traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_REFUSED
     except Exception as error:
+        outcome, detail = _outcome(error)
         traceback.print_exc()
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return EXIT_FAILED
+        print(f"error: {detail}", file=sys.stderr, flush=True)
+        return EXIT_REFUSED if outcome == "refused" else EXIT_FAILED
 
 
 def _train(run_dir: Path, flag: StopFlag) -> int:
     from gspo_hpc.rundir import RunDir
 
+    for name, slurms in _RANK_FROM_SLURM.items():
+        if name not in os.environ and slurms in os.environ:
+            os.environ[name] = os.environ[slurms]
     run = RunDir(run_dir)
     attempt = run.attempt(int(os.environ["GSPO_HPC_ATTEMPT"]))
     terminal = _redirect_output(attempt.log_path(int(os.environ["RANK"])))
-    from gspo_hpc import jobs  # only now: what libraries say on import belongs into the log
+    _show_stacks()
+    control = _connect(flag)
+    guard = None if control is None else _guard(os.environ["GSPO_HPC_RUN_ID"], attempt.number)
+    try:
+        from gspo_hpc import jobs  # only now: what libraries say on import belongs into the log
 
-    return EXIT_DONE if jobs.train(run, attempt, flag, terminal) == "done" else EXIT_REQUEUE
+        outcome = jobs.train(run, attempt, flag, terminal, control)
+    except Exception as error:
+        if control is not None:
+            control.finish(*_outcome(error))
+        raise
+    if control is None:
+        return EXIT_DONE if outcome == "done" else EXIT_REQUEUE
+    # Whoever watches is told in this way, for at an exit code that is not 0 srun ends the ranks that still save.
+    control.finish(outcome)
+    if guard is not None:
+        guard.kill()  # all has been closed in order; it would end the ranks that still close theirs
+    return EXIT_DONE
+
+
+def _show_stacks() -> None:
+    """SIGABRT, by which whoever watches ends a rank that hangs, writes the stacks of all threads into the log."""
+    faulthandler.enable(all_threads=True)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _guard(run_id: str, attempt: int) -> subprocess.Popen[bytes] | None:
+    """See to it that nothing of this run is left on this node: neither of an earlier attempt nor, once this is over,
+    of this one, whatever kills this process."""
+    os.environ.update(orphans.mark(run_id, attempt))  # of all processes that are started from here on
+    if os.environ["LOCAL_RANK"] == "0":
+        orphans.kill_marked(run_id, but=attempt)
+        return orphans.start_guard(run_id, attempt)
+    return None
+
+
+def _outcome(error: Exception) -> tuple[str, str]:
+    """How a rank ends that ends with this error, and the error in a line."""
+    if isinstance(error, ValueError):  # a user's mistake that only the real model or data could show
+        return "refused", str(error)
+    return "failed", f"{type(error).__name__}: {error}"
+
+
+def _connect(flag: StopFlag) -> Client | None:
+    """The connection to whoever watches this rank, if anybody does."""
+    from gspo_hpc import control
+
+    if control.ADDRESS not in os.environ:
+        return None
+    return control.Client(
+        os.environ[control.ADDRESS],
+        os.environ.pop(control.TOKEN),  # for this process only
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        on_stop=flag.request,
+        signal_name=lambda: flag.name,
+    )
 
 
 def _redirect_output(path: Path) -> TextIO:
@@ -97,7 +165,8 @@ def _environment() -> None:
         "GOMP_SPINCOUNT": "100000",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", ""),
     }
-    if os.environ.get("MASTER_ADDR") == "127.0.0.1":
+    meeting = os.environ.get("GSPO_HPC_CONTROL") or os.environ.get("MASTER_ADDR") or ""
+    if meeting.startswith("127."):
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
     for key, value in defaults.items():
         if value:

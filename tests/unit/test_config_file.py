@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc import config_file
-from gspo_hpc.config import Config, RewardFunction
+from gspo_hpc.config import Config, Container, RewardFunction
 from gspo_hpc.config_file import MAY_CHANGE, ConfigError, difference, dump, from_dict, load, refused_changes
 
 
@@ -207,6 +207,7 @@ def test_min_lr_is_not_above_lr() -> None:
 
 def test_the_table_of_ranges_names_real_keys() -> None:
     keys = set(config_file._keys()) | {f"reward.functions.{item.name}" for item in dataclasses.fields(RewardFunction)}
+    keys |= {f"slurm.container.{item.name}" for item in dataclasses.fields(Container)}
     assert keys >= config_file._RANGES.keys()
     free = {"rollout.engine.gpu_memory_utilization"}
     assert {f"{key.split('.')[0]}" for key in keys} >= {key.split(".")[0] for key in MAY_CHANGE}
@@ -224,6 +225,10 @@ plain = st.recursive(
 )
 
 
+def quoted(text: str) -> str:
+    return f"x{text}x"
+
+
 @st.composite
 def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
     """Values of the right type for some keys; most are in range."""
@@ -235,6 +240,12 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
             section, name = key.split(".")
             if typing.get_origin(base) is typing.Literal:
                 value: Any = draw(st.sampled_from(typing.get_args(base)))
+            elif dataclasses.is_dataclass(base):
+                value = {"kind": "pyxis", "image": "x"}
+            elif base == dict[str, str]:
+                value = draw(st.dictionaries(words, words, max_size=3))
+            elif base == tuple[str, ...]:
+                value = draw(st.lists(st.from_regex("[a-z]{1,5}", fullmatch=True), max_size=3))
             elif typing.get_origin(base) is dict:
                 value = draw(st.dictionaries(words, plain, max_size=3))
             elif typing.get_origin(base) is tuple:
@@ -244,7 +255,7 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                     bool: st.booleans(),
                     int: st.integers(1, 10**9),
                     float: st.floats(1e-12, 0.99),
-                    str: words.map(lambda text: f"x{text}x"),
+                    str: st.from_regex("[a-z]{1,5}", fullmatch=True) if section == "slurm" else words.map(quoted),
                 }
                 value = draw(kinds[base])
             raw.setdefault(section, {})[name] = value

@@ -1,0 +1,114 @@
+"""The page that ``gspo-hpc plan`` prints.
+
+Floor 6.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from gspo_hpc.config import Config
+from gspo_hpc.plan import Plan
+
+_MEANING = {
+    "world_size": "GPUs that train",
+    "dp_size": "world_size / (TP x PP x CP)",
+    "expert_dp_size": "the same for expert layers: world_size / (ETP x EP x PP)",
+    "micro_batch_size": "completions per micro-batch and DP rank",
+    "micro_batch_tokens": "tokens per micro-batch, filled by packing",
+    "global_batch_size": "completions per optimizer step",
+    "steps_per_generation": "optimizer steps per rollout and pass over it",
+    "generation_batch_size": "completions per rollout",
+    "num_generations": "completions per prompt",
+    "num_iterations": "passes over one rollout",
+    "gradient_accumulation_steps": "micro-batches per optimizer step and DP rank",
+    "per_device_generation_batch_size": "completions per rollout and GPU",
+    "num_rollout_prompts": "prompts per rollout",
+    "num_train_prompts": "prompts per optimizer step",
+    "num_rollout_prompts_per_dp_group": "prompts per rollout and DP group",
+    "num_prompts_per_dp_group": "prompts per optimizer step and DP group",
+    "num_iters_per_step": "num_rollout_prompts_per_dp_group / micro_batch_size",
+    "num_rows": "prompts in the training data",
+    "steps_per_epoch": "optimizer steps per pass over the data",
+    "max_steps": "optimizer steps of the run",
+    "num_rollouts": "rollouts of the run",
+    "num_completions": "completions of the run",
+    "num_epochs": "passes over the data",
+}
+
+
+def page(name: str, config: Config, plan: Plan) -> Iterator[str]:
+    """The lines of the plan page."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+
+    def title(text: str) -> str:
+        return "\n" + paint(text, "1", sys.stdout)
+
+    def items(texts: Sequence[tuple[str, str]], code: str) -> Iterator[str]:
+        for head, text in texts:
+            lines = textwrap.wrap(text, max(40, width - len(head) - 4), break_long_words=False, break_on_hyphens=False)
+            yield f"  {paint(head, code, sys.stdout)}  {lines[0]}"
+            yield from (" " * (len(head) + 4) + line for line in lines[1:])
+
+    count = len(plan.broken)
+    verdict = paint("valid", "32", sys.stdout) if plan.valid else paint(f"{count} broken", "31", sys.stdout)
+    yield f"{paint('plan', '1', sys.stdout)} of {name}: {verdict}"
+    yield title("Layout")
+    yield from (f"  {head:<9} {text}" for head, text in _layout(plan))
+    yield title("Quantities")
+    columns = max(map(len, plan.quantities))
+    values = {key: f"{v:,}" if isinstance(v, int) else f"{v:,.6g}" for key, v in plan.quantities.items()}
+    digits = max(map(len, values.values()))
+    yield from (
+        f"  {key:<{columns}}  {text:>{digits}}  {_MEANING.get(key, '')}".rstrip() for key, text in values.items()
+    )
+    yield title("Passes")
+    for key, size in plan.passes.items():
+        if not size.needed:
+            why = "one update per rollout" if key == "old_logprobs" else "kl_beta is 0"
+            yield f"  {key:<12} not needed: {why}"
+        elif size.micro_batch_tokens:
+            yield f"  {key:<12} micro_batch_tokens {size.micro_batch_tokens:,}"
+        else:
+            yield f"  {key:<12} micro_batch_size {size.micro_batch_size or 'not given'}"
+    if plan.broken:
+        yield title("Broken rules")
+        yield from items([(f"rule {item.rule:>2}", item.message) for item in plan.broken], "31")
+    if plan.warnings:
+        yield title("Warnings")
+        yield from items([("!", text) for text in plan.warnings], "33")
+    notes = [*plan.notes]
+    if missing := config.missing():
+        notes.append(f"A run also needs: {', '.join(missing)}.")
+    if notes:
+        yield title("Notes")
+        yield from items([("-", text) for text in notes], "0")
+
+
+def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
+    at, q = plan.layout, plan.quantities
+    apart = at.get("gpus_set_apart_per_node", 0)
+    yield (
+        "machines",
+        f"{at['nodes']} x {at['gpus_per_node']} GPUs" + (f", {apart} of each for generation" * bool(apart)),
+    )
+    grid = [("TP", "tensor_model"), ("PP", "pipeline_model"), ("CP", "context"), ("DP", "data")]
+    experts = [("ETP", "expert_tensor"), ("EP", "expert_model"), ("PP", "pipeline_model"), ("DP", "expert_data")]
+    for head, parts in (("ranks", grid), ("experts", experts)):
+        cut = " x ".join(f"{short} {at.get(f'{long}_parallel_size', '?')}" for short, long in parts)
+        yield head, f"{cut} = {q.get('world_size', '?')}"
+    if "num_engines" in at:
+        yield (
+            "engines",
+            f"{at['num_engines']} ({at['engines_per_node']} per node), TP {at['rollout_tensor_parallel_size']} each",
+        )
+
+
+def paint(text: str, code: str, stream: object) -> str:
+    """`text` in a colour, where `stream` is a terminal."""
+    coloured = getattr(stream, "isatty", lambda: False)() and not os.environ.get("NO_COLOR")
+    return f"\033[{code}m{text}\033[0m" if coloured else text

@@ -1,0 +1,169 @@
+"""What this package asks of Slurm beyond submitting: a job's state, requeue, release, exclusion, signals, dead nodes.
+
+Floor 6. Slurm's own commands, never a shell. A controller that is restarting is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+_AWAY = re.compile(  # the controller does not answer now, and may in a moment
+    r"unable to contact slurm controller|connection refused|connect failure|timed out|zero bytes were transmitted",
+    re.IGNORECASE,
+)
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_PAIR = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
+_FAILED_ON = re.compile(r"failed on node ([^:\s]+)|[Nn]ode failure on (\S+)|error: Node ([^,\s]+), is not responding")
+
+
+class SlurmError(RuntimeError):
+    """A Slurm command failed; the text is its own."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `scontrol show job` says. Times are seconds since the epoch."""
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    start_time: float | None
+    end_time: float | None  # when Slurm will end it, a preemption's grace included
+    preempt_time: float | None  # when its preemption began, if it did
+    restarts: int
+    time_limit: str
+    comment: str
+
+    @property
+    def active(self) -> bool:
+        """Whether it runs or will run."""
+        return self.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED")
+
+
+def job(job_id: str, patience: float = 60.0) -> Job | None:
+    """A job that Slurm still knows. Raises SlurmError where the controller does not answer for `patience` seconds."""
+    try:
+        text = run(["scontrol", "show", "job", "--oneliner", job_id], patience=patience)
+    except SlurmError as error:
+        if _UNKNOWN_JOB.search(str(error)):
+            return None
+        raise
+    return parse_job(text)
+
+
+def parse_job(text: str) -> Job:
+    """The one line of `scontrol show job --oneliner`."""
+    pairs: dict[str, str] = {}
+    for key, value in _PAIR.findall(text):
+        pairs.setdefault(key, value)
+    return Job(
+        id=pairs["JobId"],
+        state=pairs["JobState"],
+        reason=pairs.get("Reason", ""),
+        nodes=pairs.get("NodeList", "").replace("(null)", ""),
+        start_time=_time(pairs.get("StartTime")),
+        end_time=_time(pairs.get("EndTime")),
+        preempt_time=_time(pairs.get("PreemptTime")),
+        restarts=int(pairs.get("Restarts", "0")),
+        time_limit=pairs.get("TimeLimit", ""),
+        comment=pairs.get("Comment", ""),
+    )
+
+
+def jobs_with_comment(comment: str) -> list[str]:
+    """Ids of this user's jobs, waiting or running, that carry exactly this comment."""
+    lines = run(["squeue", "--noheader", "--me", "--format=%A %k"]).splitlines()
+    return [words[0] for words in (line.split(maxsplit=1) for line in lines) if words[1:] == [comment]]
+
+
+def requeue(job_id: str) -> None:
+    """Put a running job back into the queue. It is ended by that."""
+    run(["scontrol", "requeue", job_id])
+
+
+def start_now(job_id: str) -> None:
+    """Lift the wait that Slurm puts on a requeued job."""
+    run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
+
+
+def exclude(job_id: str, nodes: Sequence[str]) -> None:
+    """Keep a waiting job off these nodes."""
+    run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}"])
+
+
+def signal_step(step: str, name: str) -> None:
+    """A signal ("ABRT") to all processes of a step (JOB.STEP)."""
+    run(["scancel", f"--signal={name}", step])
+
+
+def cancel(job_id: str) -> None:
+    """End a job for good."""
+    run(["scancel", job_id])
+
+
+def hostnames(node_list: str) -> list[str]:
+    """The names that a list such as n[1-4] stands for."""
+    return run(["scontrol", "show", "hostnames", node_list]).split()
+
+
+def node_address(node: str) -> str:
+    """Where a node listens, a name or an address."""
+    found = re.search(r"NodeAddr=(\S+)", run(["scontrol", "show", "node", node, "--oneliner"]))
+    return found.group(1) if found else node
+
+
+def dead_nodes(nodes: Sequence[str], timeout: float = 30.0) -> list[str]:
+    """Which nodes of this job's allocation start no process any more. Only inside that allocation."""
+    probe = ["srun", "--overlap", "--nodes", str(len(nodes)), "--ntasks", str(len(nodes)), "--ntasks-per-node=1"]
+    try:
+        done = subprocess.run(
+            [*probe, "--gres=none", "--mem=0", "true"], capture_output=True, text=True, timeout=timeout, check=False
+        )
+        text = done.stderr if done.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        text = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr or ""
+    named = {name for match in _FAILED_ON.finditer(text) for name in match.groups() if name}
+    states = run(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"])
+    for line in states.splitlines():
+        name, state = line.split()
+        if state.endswith("*") or state.startswith(("down", "fail")):
+            named.add(name)
+    return sorted(named & set(nodes))
+
+
+def run(command: Sequence[str], patience: float = 60.0) -> str:
+    """Standard output of one of Slurm's commands. Raises SlurmError with what it said on standard error.
+
+    While the controller is away it is asked again for `patience` seconds: a restart of it takes a few.
+    """
+    deadline = time.monotonic() + patience
+    environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    while True:
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, timeout=max(10.0, patience), check=False
+            )
+        except FileNotFoundError:
+            raise SlurmError(f"{command[0]} is not installed here: is this a machine of a Slurm cluster?") from None
+        except subprocess.TimeoutExpired:
+            raise SlurmError(f"{command[0]} did not answer within {max(10.0, patience):.0f} s") from None
+        if done.returncode == 0:
+            return done.stdout
+        said = done.stderr.strip() or done.stdout.strip()
+        if not _AWAY.search(said) or time.monotonic() > deadline:
+            raise SlurmError(said or f"{command[0]} ended with exit code {done.returncode}")
+        time.sleep(1.0)
+
+
+def _time(text: str | None) -> float | None:
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except ValueError:  # Unknown, N/A, None
+        return None

@@ -1,0 +1,172 @@
+"""A real Slurm of four nodes on this machine, and runs on it that meet with faults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc import slurm_commands
+from tests.run import harness
+
+PROJECT = Path(__file__).parents[2]
+SCRIPT = PROJECT / "slurm" / "local_cluster.sh"
+STEPS = 8
+# Two nodes with a rank and an engine each; rollouts of two updates, long enough to be interrupted.
+OVERRIDES = (
+    "cluster.nodes=2",
+    "cluster.gpus_per_node=1",
+    f"run.max_steps={STEPS}",
+    "batch.global_batch_size=64",
+    "batch.steps_per_generation=2",
+    "checkpoint.interval=1",
+    "checkpoint.keep=2",
+    "eval.max_prompts=16",
+    "eval.interval=null",
+    "tracking.samples=64",
+    "faults.heartbeat_timeout=15",
+    "slurm.partition=low",
+    "slurm.environment={OMP_NUM_THREADS: '1', WANDB_MODE: offline}",
+)
+
+
+@dataclass
+class Cluster:
+    """What `slurm/local_cluster.sh up` has started."""
+
+    folder: Path
+
+    def user_signal(self, on: bool) -> None:
+        """Whether a preemption sends the signal of --signal at once, or SIGTERM only."""
+        path = Path(os.environ["SLURM_CONF"])
+        line = "SlurmctldParameters=preempt_send_user_signal\n"
+        text = path.read_text().replace(line, "")
+        path.write_text(line + text if on else text)
+        slurm_commands.run(["scontrol", "reconfigure"])
+
+    def preempt(self, seconds: int = 1) -> None:
+        """A job of higher priority takes all nodes for a moment."""
+        command = ["sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]
+        slurm_commands.run([*command, f"--wrap=sleep {seconds}"])
+
+    def lose(self, node: str) -> None:
+        """kill -9 of a node's slurmd and of all that runs on it."""
+        for path in Path("/proc").iterdir():
+            try:
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                variables = (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            daemon = words[0].endswith(b"slurmd") and node.encode() in words
+            step = words[0].startswith(b"slurmstepd") and f"SLURMD_NODENAME={node}".encode() in variables
+            if daemon or step or f"SLURMD_NODENAME={node}".encode() in variables:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(path.name), signal.SIGKILL)
+
+    def revive(self, node: str) -> None:
+        """Its slurmd again."""
+        configuration = os.environ["SLURM_CONF"]
+        environment = os.environ | {"GSPO_HPC_SLURM_DIR": str(Path(configuration).parent)}
+        subprocess.run(["slurmd", "-N", node, "-f", configuration], env=environment, check=True)
+
+
+@dataclass
+class SlurmRun:
+    """A run that was submitted."""
+
+    config: Path
+    run_dir: Path
+    overrides: tuple[str, ...]
+    job_id: str = ""
+
+    def submit(self) -> SlurmRun:
+        """Hand it to Slurm through the command line."""
+        done = self.command("submit", str(self.config), f"run.dir={self.run_dir}", *OVERRIDES, *self.overrides)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = re.search(r"job (\d+) submitted", done.stdout)
+        assert found is not None, done.stdout
+        self.job_id = found.group(1)
+        return self
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """gspo-hpc ..."""
+        words = [sys.executable, "-m", "gspo_hpc.cli", *arguments]
+        return subprocess.run(words, capture_output=True, text=True, env=harness.environment(), timeout=120)
+
+    def state(self) -> str:
+        """Slurm's word for it."""
+        job = slurm_commands.job(self.job_id)
+        return job.state if job is not None else "GONE"
+
+    def wait_for(self, what: str, condition: Callable[[], bool], timeout: float = 180.0) -> None:
+        """Until the condition holds; the job must not end before."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            state = self.state()
+            assert state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), f"{what}: {state}\n{self.log()}"
+            assert time.monotonic() < deadline, f"{what}: waited {timeout} s ({state})\n{self.log()}"
+            time.sleep(0.1)
+
+    def wait_until_ended(self, state: str = "COMPLETED", timeout: float = 240.0) -> None:
+        """Until the job is over, with this state."""
+        deadline = time.monotonic() + timeout
+        while (now := self.state()) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            assert time.monotonic() < deadline, f"waited {timeout} s ({now})\n{self.log()}"
+            time.sleep(0.2)
+        assert now == state, f"{now}\n{self.log()}"
+
+    def log(self) -> str:
+        """What the job said."""
+        texts = [path.read_text() for path in sorted(self.run_dir.glob("jobs/*/*_log.out"))]
+        return "\n".join(texts)[-4000:]
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """attempt.json of each start."""
+        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("attempts/*/attempt.json"))]
+
+    def last_step(self) -> int:
+        """The newest logged step, -1 for none."""
+        return harness.last_step(self.run_dir)
+
+    def workers(self) -> dict[int, int]:
+        """Process ids of the ranks that run now, by rank."""
+        found = {}
+        for path in Path("/proc").iterdir():
+            try:
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                if path.name.isdigit() and b"gspo_hpc.worker" in words and str(self.run_dir).encode() in words:
+                    variables = (path / "environ").read_bytes().split(b"\0")
+                    rank = next(v for v in variables if v.startswith(b"SLURM_PROCID="))
+                    if not words[0].endswith(b"srun"):
+                        found[int(rank.split(b"=")[1])] = int(path.name)
+            except (OSError, StopIteration):
+                continue
+        return found
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """A signal to one rank."""
+        os.kill(self.workers()[rank], number)
+
+
+def processes_of(run_dir: Path) -> list[tuple[int, str]]:
+    """Process id and command line of all processes that belong to a run."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and path.name != str(os.getpid()):
+            try:
+                words = (path / "cmdline").read_bytes()
+                text = words + (path / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(run_dir).encode() in text:
+                found.append((int(path.name), words.replace(b"\0", b" ").decode("utf-8", "replace")))
+    return found

@@ -1,0 +1,98 @@
+"""Ranks and engines that are killed or hang, nodes that are lost, a controller that restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc import slurm_commands
+from tests.run import harness as runs
+from tests.slurm import harness
+from tests.slurm.harness import Cluster, SlurmRun
+from tests.slurm.test_preemption import assert_equal, in_rollout
+
+Submit = Callable[..., SlurmRun]
+
+
+def engine_cores(run: SlurmRun) -> list[int]:
+    """Process ids of the engines' cores."""
+    return [pid for pid, text in harness.processes_of(run.run_dir) if "EngineCore" in text]
+
+
+@pytest.mark.timeout(900)
+def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
+    """kill -9 of a rank, kill -9 of an engine, SIGSTOP of a rank: each mended within the allocation."""
+    run = submit()
+    run.wait_for("rollout 0", in_rollout(run, 0))
+    first = run.workers()
+    run.kill(1)
+    began = time.monotonic()
+    run.wait_for("the end of the step", lambda: not set(run.workers().values()) & set(first.values()))
+    assert time.monotonic() - began < 10.0
+    run.wait_for("rollout 1", in_rollout(run, 1))
+    os.kill(engine_cores(run)[0], signal.SIGKILL)
+    run.wait_for("rollout 2", in_rollout(run, 2))
+    run.kill(1, signal.SIGSTOP)
+    run.wait_until_ended()
+    attempts = run.attempts()
+    assert [record["reason"] for record in attempts] == ["failed", "failed", "done"], attempts
+    assert "rank 1 on" in attempts[0]["detail"] and "killed" in attempts[0]["detail"]
+    assert "rank 1 on" in attempts[1]["detail"] and "not been heard of for 15 s" in attempts[1]["detail"]
+    assert len({record["slurm_job_id"] for record in attempts}) == 1
+    for rank in (0, 1):
+        log = (run.run_dir / "attempts" / "0002" / f"rank-{rank}.log").read_text()
+        assert "Fatal Python error: Aborted" in log and "most recent call first" in log, f"rank {rank}"
+    restarts = [record["engine_restarts"] for record in runs.metrics(run.run_dir) if "engine_restarts" in record]
+    assert max(restarts) == 1
+    assert_equal(run, undisturbed, tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_a_lost_node_is_left(cluster: Cluster, submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
+    """slurmd and all that runs under it are killed: the run goes on elsewhere."""
+    run = submit()
+    run.wait_for("rollout 0", in_rollout(run, 0))
+    lost = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)[1]  # type: ignore[union-attr]
+    cluster.lose(lost)
+    try:
+        run.wait_for("the second start", lambda: len(run.attempts()) == 2 and run.state() == "RUNNING")
+        nodes = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)  # type: ignore[union-attr]
+        assert lost not in nodes
+        run.wait_until_ended()
+    finally:
+        cluster.revive(lost)
+    assert run.attempts()[0]["reason"] == "failed" and run.attempts()[-1]["reason"] == "done"
+    assert_equal(run, undisturbed, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_a_crash_loop_ends(submit: Submit) -> None:
+    """The same fault again and again, without progress: given up, with the reason, and the nodes are free."""
+    run = submit("faults.max_restarts=1")
+    for number in (1, 2):
+        run.wait_for("a start", lambda number=number: len(run.attempts()) == number and 0 in run.workers())
+        run.kill(0)
+    began = time.monotonic()
+    run.wait_until_ended("FAILED", timeout=60)
+    assert time.monotonic() - began < 15.0
+    assert "gives up: 2 failures without progress" in run.log()
+    assert [record["reason"] for record in run.attempts()] == ["failed", "failed"]
+    told = run.command("status", str(run.run_dir)).stdout
+    assert "failed" in told and "rank 0 on" in told, told
+    assert harness.processes_of(run.run_dir) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_does_not_come_up_is_named(submit: Submit) -> None:
+    """A rank that hangs before it can say a word."""
+    run = submit("faults.bringup_timeout=10", "faults.max_restarts=0")
+    run.wait_for("rank 1", lambda: 1 in run.workers())
+    run.kill(1, signal.SIGSTOP)
+    run.wait_until_ended("FAILED", timeout=60)
+    detail = run.attempts()[0]["detail"]
+    assert "rank 1 on" in detail, detail
