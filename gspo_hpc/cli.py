@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import shtab
+
 from gspo_hpc import __version__, algorithms, config_file
 from gspo_hpc.config import Config
 from gspo_hpc.plan import make_plan
@@ -171,6 +173,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     report = add("report", _report, "write the report page of a run", text, _REPORT_EXAMPLES)
     report.add_argument("run", metavar="RUN", type=Path, help="run directory")
     report.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
+    text = "Prints a script for your shell; runs, config files and options then complete with the tabulator."
+    completion = add("completion", _completion, "print a completion script", text, _COMPLETION_EXAMPLES)
+    completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="your shell")
+    completion.set_defaults(top=top)
+    for parser in commands.values():
+        for action in parser._actions:
+            if action.type is Path or action.dest == "config":
+                action.complete = shtab.FILE if action.dest in ("config", "target", "out") else shtab.DIRECTORY  # type: ignore[attr-defined]
     return top, commands
 
 
@@ -198,6 +208,9 @@ _LOGS_EXAMPLES = """
     gspo-hpc logs runs/tiny --errors"""
 _CANCEL_EXAMPLES = """
     gspo-hpc cancel runs/tiny"""
+_COMPLETION_EXAMPLES = """
+    eval "$(gspo-hpc completion bash)"                                   # in ~/.bashrc
+    gspo-hpc completion zsh > ~/.zfunc/_gspo-hpc"""
 _EVAL_EXAMPLES = """
     gspo-hpc eval runs/tiny
     gspo-hpc eval runs/tiny --step 20 eval.samples=8
@@ -283,6 +296,11 @@ def _cancel(args: argparse.Namespace) -> int:
     from gspo_hpc import status
 
     status.cancel(args.run, print)
+    return DONE
+
+
+def _completion(args: argparse.Namespace) -> int:
+    print(shtab.complete(args.top, shell=args.shell))
     return DONE
 
 

@@ -55,7 +55,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
         raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
     plan = make_plan(config)
     plan.require()
-    check_rows(config)
+    check_inputs(config)
     run, resumed = open_run(config)
     with run.lock() as lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]
@@ -74,10 +74,11 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     return code
 
 
-def check_rows(config: Config) -> None:
-    """Raise ValueError for malformed rows, while nothing has been started or made."""
-    from gspo_hpc import prompts  # brings numpy, which plan and help can do without
+def check_inputs(config: Config) -> None:
+    """Raise ValueError for malformed rows and graders that cannot be, while nothing has been started or made."""
+    from gspo_hpc import prompts, rewards  # numpy comes with them, which plan and help can do without
 
+    rewards.check(config.reward)
     for path in (config.data.train, config.data.eval):
         if path is not None:
             prompts.load_rows(path, config.data)

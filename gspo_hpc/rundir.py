@@ -34,6 +34,7 @@ from gspo_hpc.durable import (
     write_atomically,
     write_json,
 )
+from gspo_hpc.snapshot import fingerprints
 
 _LOCKED = (errno.EAGAIN, errno.EACCES)
 _LOCK_PATIENCE = 1.0  # seconds: a reader that asks who runs holds the lock for an instant
@@ -77,7 +78,7 @@ class RunDir:
         return None
 
     def read_info(self) -> dict[str, Any]:
-        """run.json: run_id, created, versions, seed, data_sha256. Raises ValueError where there is no run."""
+        """run.json: run_id, versions, seed, hashes of data and graders ... Raises ValueError where there is no run."""
         if not self.info.exists():
             raise ValueError(f"{self.path}: not a run directory (it has no run.json)")
         info: dict[str, Any] = read_json(self.info)
@@ -240,7 +241,8 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
                 make_private_dir(path)
             write_atomically(run.config, config_file.dump(config))
             info = {"run_id": secrets.token_hex(8), "created": _now(), "versions": _versions(), "seed": config.run.seed}
-            write_json(run.info, info | {"data_sha256": _file_hash(config.data.train)})
+            info |= {"data_sha256": _file_hash(config.data.train), "graders_sha256": fingerprints(config.reward)}
+            write_json(run.info, info)
     return run, resumed
 
 
@@ -254,18 +256,22 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def refuse_changes(run: RunDir, config: Config) -> None:
-    """Raises ValueError where `config` or the training data would make a run that exists another one."""
+    """Raises ValueError where `config`, the training data or the graders would make a run that exists another one."""
     changes = config_file.refused_changes(config_file.load(run.config), config)
     if changes:
         lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
         mend = "These keys make it another run: give another run.name or run.dir, or take the old values."
         raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, mend]))
-    before, now = run.read_info()["data_sha256"], _file_hash(config.data.train)
-    if before != now:
-        raise ValueError(
-            f"data.train ({config.data.train}) is not the file {run.path} was started with: sha256 "
-            f"{str(before)[:12]} -> {str(now)[:12]}; put the old file back, or start another run"
-        )
+    info = run.read_info()
+    files = {"data.train": (config.data.train, info["data_sha256"], _file_hash(config.data.train))}
+    then, graders = info["graders_sha256"], fingerprints(config.reward)
+    files |= {f"grader {name}": (name, then.get(name), graders.get(name)) for name in then | graders}
+    for what, (name, before, now) in files.items():
+        if before != now:
+            raise ValueError(
+                f"{what} ({name}) is not the file {run.path} was started with: sha256 "
+                f"{str(before)[:12]} -> {str(now)[:12]}; put the old file back, or start another run"
+            )
 
 
 def _try_lock(fd: int, path: Path) -> bool:

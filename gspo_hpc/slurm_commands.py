@@ -138,6 +138,11 @@ def dead_nodes(nodes: Sequence[str], timeout: float = 30.0) -> list[str]:
     return sorted(named & set(nodes))
 
 
+def is_away(said: str) -> bool:
+    """Whether a command failed because the controller did not answer: it may be restarting."""
+    return _AWAY.search(said) is not None
+
+
 def run(command: Sequence[str], patience: float = 60.0) -> str:
     """Standard output of one of Slurm's commands. Raises SlurmError with what it said on standard error.
 
@@ -157,7 +162,7 @@ def run(command: Sequence[str], patience: float = 60.0) -> str:
         if done.returncode == 0:
             return done.stdout
         said = done.stderr.strip() or done.stdout.strip()
-        if not _AWAY.search(said) or time.monotonic() > deadline:
+        if not is_away(said) or time.monotonic() > deadline:
             raise SlurmError(said or f"{command[0]} ended with exit code {done.returncode}")
         time.sleep(1.0)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gspo_hpc import snapshot
 from gspo_hpc.config import Config, Container
 
 CODE, CANCEL = "code", "cancel"  # in a job folder: the code as it was submitted; a file that asks for the end
@@ -20,7 +21,7 @@ def environment(config: Config, job_dir: Path) -> dict[str, str]:
     return {
         **config.slurm.environment,
         **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-        "PYTHONPATH": str(job_dir / CODE),
+        **snapshot.environment(job_dir / CODE),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -11,8 +11,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,11 +20,11 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from gspo_hpc import config_file, slurm_commands, srun
+from gspo_hpc import config_file, slurm_commands, snapshot, srun
 from gspo_hpc.config import Config
 from gspo_hpc.control import ADDRESS, TOKEN
 from gspo_hpc.durable import make_private_dir, read_json, write_atomically, write_json
-from gspo_hpc.launch import check_rows
+from gspo_hpc.launch import check_inputs
 from gspo_hpc.plan import make_plan
 from gspo_hpc.rundir import RunDir, open_run
 from gspo_hpc.slurm_commands import SlurmError
@@ -83,7 +81,7 @@ def submit(config: Config) -> str:
     already, another config; SlurmError where Slurm did not take the job.
     """
     _require(config)
-    check_rows(config)
+    check_inputs(config)
     run, _ = open_run(config)
     with run.lock():
         for waiting in job_ids(run):
@@ -94,11 +92,7 @@ def submit(config: Config) -> str:
         comment = _comment(config, run, job_dir)
         executor = _executor(config, run.path, job_dir, comment)
         with _private_files():
-            try:
-                job_id = executor.submit(Supervise(str(run.path), str(job_dir))).job_id
-            except (FailedJobError, FailedSubmissionError) as error:
-                job_id = _found(comment, error)
-                _give_pickle(job_dir, job_id)
+            job_id = _hand_in(executor, Supervise(str(run.path), str(job_dir)), job_dir, comment)
         write_json(job_dir / "job.json", {"job_id": job_id, "comment": comment})
     return job_id
 
@@ -189,7 +183,7 @@ def _setup(config: Config, job_dir: Path) -> list[str]:
     return [
         *slurm.setup,
         *(f"module load {shlex.quote(name)}" for name in slurm.modules),
-        f"export PYTHONPATH={shlex.quote(str(job_dir / srun.CODE))}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in snapshot.environment(job_dir / srun.CODE).items()),
     ]
 
 
@@ -200,16 +194,7 @@ def _make_job_dir(config: Config, run: RunDir) -> Path:
     number = max((int(path.name) for path in jobs.iterdir() if path.name.isdigit()), default=0) + 1
     job_dir = jobs / f"{number:04d}"
     make_private_dir(job_dir)
-    package = Path(__file__).parent
-    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    shutil.copytree(package, job_dir / srun.CODE / package.name, ignore=ignored)
-    commit = subprocess.run(
-        ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    write_json(job_dir / srun.CODE / "origin.json", {"path": str(package), "commit": commit.stdout.strip() or None})
+    snapshot.take(job_dir / srun.CODE, config.reward)
     write_atomically(job_dir / "config.yaml", config_file.dump(config))
     return job_dir
 
@@ -220,16 +205,23 @@ def _comment(config: Config, run: RunDir, job_dir: Path) -> str:
     return f"{config.slurm.comment} {own}" if config.slurm.comment else own
 
 
-def _found(comment: str, error: Exception) -> str:
-    """The job that Slurm took although sbatch failed, as when the controller is restarted between the two."""
-    try:
-        found = slurm_commands.jobs_with_comment(comment)
-    except SlurmError:
-        found = []
-    if not found:
-        lines = [line for line in str(error).splitlines() if "error" in line.lower() and "sbatch" in line.lower()]
-        raise SlurmError(lines[-1].strip() if lines else str(error).strip()) from None
-    return found[0]
+def _hand_in(executor: SlurmExecutor, task: Supervise, job_dir: Path, comment: str) -> str:
+    """Slurm's id of the job. A controller that is restarted meanwhile may have taken it or not: it is asked, once it
+    answers again, and gets the job a second time only if it does not know it."""
+    for last in (False, True):
+        try:
+            return str(executor.submit(task).job_id)
+        except (FailedJobError, FailedSubmissionError) as error:
+            said = [line for line in str(error).splitlines() if re.match(r"sbatch: (error|fatal): ", line.strip())]
+            text = said[-1].strip() if said else str(error).strip()
+            if not slurm_commands.is_away(text) or last:
+                raise SlurmError(text) from None
+        if found := slurm_commands.jobs_with_comment(comment):
+            _give_pickle(job_dir, found[0])
+            return found[0]
+        for left in [*job_dir.glob("*.pkl"), *job_dir.glob(".submission_file_*.sh")]:
+            left.unlink()
+    raise AssertionError
 
 
 def _give_pickle(job_dir: Path, job_id: str) -> None:

@@ -26,7 +26,7 @@ from gspo_hpc.plan import make_plan
 from gspo_hpc.preemption import StopFlag, signals_default_in_children
 from gspo_hpc.rundir import Attempt, Lock, RunDir, refuse_changes
 from gspo_hpc.slurm_commands import SlurmError
-from gspo_hpc.verdict import Verdict, failures_without_progress, judge, progress
+from gspo_hpc.verdict import Verdict, failures_without_progress, judge, progress, task_failed
 
 DONE, FAILED, REFUSED, REQUEUE = 0, 1, 2, 75
 
@@ -118,14 +118,14 @@ class _Attempt:
         self.stop: str | None = None  # why the ranks were asked to stop: "preempted", "time limit", ...
         self.stopped_at = 0.0
         self.requeued = self.releasing = False
+        self.log = attempt.path / "srun.log"
         job = slurm_commands.job(job_id)
         self.end_time = job.end_time if job is not None else None
         self.job_start = job.start_time if job is not None else None
 
     def run(self) -> Verdict:
         """Start, watch to the end, and judge."""
-        log = self.attempt.path / "srun.log"
-        error = os.fdopen(open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb")
+        error = os.fdopen(open_private(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb")
         own = srun.environment(self.config, self.job_dir) | self.server.environment()
         own |= {"GSPO_HPC_ATTEMPT": str(self.attempt.number), "GSPO_HPC_RUN_ID": self.run_dir.read_info()["run_id"]}
         command = srun.command(self.config, self.run_dir.path, self.job_dir, list(own))
@@ -136,7 +136,7 @@ class _Attempt:
                     command, env=os.environ | own, stdin=subprocess.DEVNULL, stderr=error, start_new_session=True
                 )
             problem = self._watch(step)
-            return judge(self.server.ranks, self.config, problem, self.stop, step.returncode, log)
+            return judge(self.server.ranks, self.config, problem, self.stop, step.returncode, self.log)
         finally:
             self.server.close()
 
@@ -170,6 +170,11 @@ class _Attempt:
             release_later(self.job_id, [])
         if self.stop is None:
             signalled = next((state for state in states if state.signal is not None), None)
+            if signalled is not None:
+                self.server.poll(_POLL)  # what came at the same time
+                gone = any(state.lost or state.outcome in ("failed", "refused") for state in states)
+                if gone or task_failed(self.log):
+                    return  # it is srun that signals the others, since a rank has gone
             save = max((state.save_seconds for state in states), default=0.0)
             lead = max(float(self.config.slurm.signal_seconds), 2 * save + _LAST_MOMENT)
             out_of_time = self.end_time is not None and now > self.end_time - lead

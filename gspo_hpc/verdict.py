@@ -16,6 +16,7 @@ from gspo_hpc.rundir import RunDir
 
 # How a rank ends when another one is gone: it is not the one to blame.
 AFTERMATH = re.compile(r"gloo|nccl|connection|timed out|timeout|store|broken pipe|distributed", re.IGNORECASE)
+_TASK = re.compile(r"error: (\S+): tasks? ([\d,-]+): (.*)")
 HEALTHY = ("preempted", "time limit", "stopped")  # no fault of the run
 _CODES = {"done": 0, "refused": 2, "failed": 1, "cancelled": 0}
 _TOLD = {
@@ -76,7 +77,11 @@ def _blame(ranks: Mapping[int, RankState], code: int, log: Path) -> str:
     """The rank that ended first, unless its error is only about another one having gone."""
     gone = [state for state in ranks.values() if state.lost or state.outcome == "failed"]
     said = _said(log)
-    if not gone:
+    if not gone:  # it ended before it could say a word
+        ended = [found.groups() for line in said if (found := _TASK.search(line)) is not None]
+        ended.sort(key=lambda item: item[2] == "Terminated")  # by srun, since another one had ended
+        if ended:
+            return "rank {1} on {0} was killed or ended before it was up ({2})".format(*ended[0])
         return said[-1] if said else f"srun ended with exit code {code}"
 
     def order(state: RankState) -> tuple[bool, float]:
@@ -89,6 +94,11 @@ def _blame(ranks: Mapping[int, RankState], code: int, log: Path) -> str:
     own = next((line for line in said if re.search(rf"\btasks?\b.*\b{first.rank}\b", line)), "")
     how = own.rsplit(": ", 1)[-1] if own else "its connection ended"
     return f"{name} was killed ({how}), by hand, for want of memory, or with its node"
+
+
+def task_failed(log: Path) -> bool:
+    """Whether srun says that a task has ended badly, after which it ends the others."""
+    return any(_TASK.search(line) for line in _said(log))
 
 
 def _said(log: Path) -> list[str]:

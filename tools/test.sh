@@ -8,7 +8,8 @@ usage() {
 usage: bash tools/test.sh [--quick] [pytest arguments]
 
 Sets up the environment with what the tests need, checks formatting, style, types and the floors between modules, and
-runs the tests in tiers: unit (plain Python), torch, gloo (Megatron-Core ranks), engine (vLLM), run (whole runs).
+runs the tests in tiers: unit (plain Python), torch, gloo (Megatron-Core ranks), engine (vLLM), run (whole runs), slurm (a real
+Slurm of four nodes on this machine, installed with apt-get where it is missing).
 
   --quick   only the tiers unit and torch
   --help    this text
@@ -32,7 +33,7 @@ done
 cd "$PROJECT"
 bash tools/setup_env.sh --dev
 
-TIERS=(unit torch gloo engine run)
+TIERS=(unit torch gloo engine run slurm)
 [ "$QUICK" = 0 ] || TIERS=(unit torch)
 FOLDERS=()
 if [ "$NAMED" = 0 ]; then

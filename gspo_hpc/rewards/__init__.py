@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from gspo_hpc import snapshot
 from gspo_hpc.config import Reward, RewardFunction
 from gspo_hpc.rewards.functions import ARGUMENT_CHECKS, REGISTRY, Grader
 
@@ -57,7 +58,7 @@ def load(function: str) -> Grader:
     path, name = _split(function)
     key = f"_grader:{path.resolve()}"
     if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, path)
+        spec = importlib.util.spec_from_file_location(key, snapshot.source(path))
         assert spec is not None and spec.loader is not None
         module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
         sys.path.append(str(path.resolve().parent))  # the file may import its neighbours
@@ -131,7 +132,7 @@ def _describe(annotation: Any) -> str:
 def _signature_in_file(path: Path, name: str) -> inspect.Signature:
     """The signature of a function at the top level of a file, without running it. Annotations are left out."""
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        tree = ast.parse(snapshot.source(path).read_bytes(), filename=str(path))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}; relative paths begin at {os.getcwd()}") from None
     except (SyntaxError, ValueError) as error:

@@ -45,8 +45,8 @@ def submit(cluster: Cluster, tiny_config: Path, tmp_path: Path) -> Iterator[Call
     submitted: list[SlurmRun] = []
 
     def start(*overrides: str) -> SlurmRun:
-        run = SlurmRun(tiny_config, tmp_path / "run", overrides).submit()
-        submitted.append(run)
+        run = SlurmRun(tiny_config, tmp_path / "run", overrides, grader_seconds=0.1)
+        submitted.append(run.submit())
         return run
 
     yield start
@@ -57,7 +57,7 @@ def submit(cluster: Cluster, tiny_config: Path, tmp_path: Path) -> Iterator[Call
 @pytest.fixture(scope="session")
 def undisturbed(cluster: Cluster, tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> SlurmRun:
     """A run on this Slurm from the first step to the last in one job."""
-    run = SlurmRun(tiny_config, tmp_path_factory.mktemp("undisturbed") / "run", ()).submit()
+    run = SlurmRun(tiny_config, tmp_path_factory.mktemp("undisturbed") / "run").submit()
     run.wait_until_ended()
     assert [record["step"] for record in runs.metrics(run.run_dir)] == list(range(harness.STEPS + 1))
     return run

@@ -35,7 +35,7 @@ OVERRIDES = (
     "tracking.samples=64",
     "faults.heartbeat_timeout=15",
     "slurm.partition=low",
-    "slurm.environment={OMP_NUM_THREADS: '1', WANDB_MODE: offline}",
+    "reward.functions=[{function: 'tests/slurm/graders.py:slow'}]",
 )
 
 
@@ -58,6 +58,17 @@ class Cluster:
         command = ["sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]
         slurm_commands.run([*command, f"--wrap=sleep {seconds}"])
 
+    def stop_controller(self) -> None:
+        """kill -9 of slurmctld."""
+        pid = int(Path(os.environ["SLURM_CONF"]).with_name("slurmctld.pid").read_text())
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.02)
+
+    def start_controller(self) -> None:
+        """It comes back, and knows what it knew."""
+        self._start(["slurmctld", "-f", os.environ["SLURM_CONF"]])
+
     def lose(self, node: str) -> None:
         """kill -9 of a node's slurmd and of all that runs on it."""
         for path in Path("/proc").iterdir():
@@ -74,9 +85,11 @@ class Cluster:
 
     def revive(self, node: str) -> None:
         """Its slurmd again."""
-        configuration = os.environ["SLURM_CONF"]
-        environment = os.environ | {"GSPO_HPC_SLURM_DIR": str(Path(configuration).parent)}
-        subprocess.run(["slurmd", "-N", node, "-f", configuration], env=environment, check=True)
+        self._start(["slurmd", "-N", node, "-f", os.environ["SLURM_CONF"]])
+
+    def _start(self, command: list[str]) -> None:
+        mark = {"GSPO_HPC_SLURM_DIR": str(Path(os.environ["SLURM_CONF"]).parent)}  # by which `down` knows its own
+        subprocess.run(command, env=os.environ | mark, check=True)
 
 
 @dataclass
@@ -85,12 +98,15 @@ class SlurmRun:
 
     config: Path
     run_dir: Path
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    grader_seconds: float = 0.0
     job_id: str = ""
 
     def submit(self) -> SlurmRun:
         """Hand it to Slurm through the command line."""
-        done = self.command("submit", str(self.config), f"run.dir={self.run_dir}", *OVERRIDES, *self.overrides)
+        variables = f"OMP_NUM_THREADS: '1', WANDB_MODE: offline, GSPO_HPC_TEST_GRADER_SECONDS: '{self.grader_seconds}'"
+        own = (f"run.dir={self.run_dir}", f"slurm.environment={{{variables}}}")
+        done = self.command("submit", str(self.config), *own, *OVERRIDES, *self.overrides)
         assert done.returncode == 0, done.stdout + done.stderr
         found = re.search(r"job (\d+) submitted", done.stdout)
         assert found is not None, done.stdout
@@ -100,7 +116,9 @@ class SlurmRun:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """gspo-hpc ..."""
         words = [sys.executable, "-m", "gspo_hpc.cli", *arguments]
-        return subprocess.run(words, capture_output=True, text=True, env=harness.environment(), timeout=120)
+        return subprocess.run(
+            words, capture_output=True, text=True, env=harness.environment(), timeout=120, cwd=PROJECT
+        )
 
     def state(self) -> str:
         """Slurm's word for it."""

@@ -71,6 +71,8 @@ def test_an_error_about_another_rank_is_not_the_cause(tmp_path: Path) -> None:
 
 def test_without_any_rank_srun_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "srun.log"
+    log.write_text("srun: error: n2: task 1: Terminated\nsrun: error: n1: task 0: Killed\n")
+    assert judged(code=137, log=log).detail == "rank 0 on n1 was killed or ended before it was up (Killed)"
     log.write_text("srun: error: Unable to create step for job 7: Invalid account\n")
     assert "Invalid account" in judged(code=1, log=log).detail
     assert judged(code=5).detail == "srun ended with exit code 5"

@@ -29,6 +29,7 @@
 ulimit -n 65536
 module load cuda/13.0
 export PYTHONPATH=/runs/demo/jobs/NNNN/code
+export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -40,4 +41,5 @@ export SUBMITIT_EXECUTOR=slurm
 #   NCCL_SOCKET_IFNAME=ib0
 #   OMP_NUM_THREADS=12
 #   PYTHONPATH=/runs/demo/jobs/NNNN/code
+#   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
 #   PYTHONUNBUFFERED=1

@@ -1,0 +1,68 @@
+"""The code that runs is the code that was submitted: this package and the graders' files, copied to the job folder.
+
+Floor 1. A grader's neighbours, which it may import, are not copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from gspo_hpc.config import Reward
+from gspo_hpc.durable import make_private_dir, write_json
+
+GRADERS = "GSPO_HPC_GRADERS"  # environment: the folder with the copies of graders' files
+
+
+def grader_file(function: str) -> Path | None:
+    """The file of path/to/file.py:function; None for a registered name."""
+    path, colon, _ = function.rpartition(":")
+    return Path(path).expanduser() if colon and path.endswith(".py") else None
+
+
+def source(path: Path) -> Path:
+    """The file to read for a grader's file: its copy, where this process belongs to a submitted job."""
+    folder = os.environ.get(GRADERS)
+    copy = Path(folder) / _name(path) if folder else path
+    return copy if copy.exists() else path
+
+
+def fingerprints(reward: Reward) -> dict[str, str]:
+    """SHA-256 of every grader's file that is there, by its path in the config."""
+    files = {str(path): source(path) for term in reward.functions if (path := grader_file(term.function)) is not None}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
+
+
+def take(folder: Path, reward: Reward) -> dict[str, str]:
+    """Copy into `folder`; the environment of processes that are to use the copy."""
+    package = Path(__file__).parent
+    make_private_dir(folder)
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    make_private_dir(folder / "graders")
+    for path in _unique(grader_file(term.function) for term in reward.functions):
+        shutil.copy(path, folder / "graders" / _name(path))
+    described = subprocess.run(
+        ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    write_json(folder / "origin.json", {"path": str(package), "commit": described.stdout.strip() or None})
+    return environment(folder)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What makes a process use the copy in `folder`."""
+    return {"PYTHONPATH": str(folder), GRADERS: str(folder / "graders")}
+
+
+def _unique(paths: Iterable[Path | None]) -> list[Path]:
+    return sorted({path for path in paths if path is not None})
+
+
+def _name(path: Path) -> str:
+    return f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}-{path.name}"

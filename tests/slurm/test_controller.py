@@ -1,0 +1,43 @@
+"""slurmctld is killed and restarted while a run is submitted, runs and is requeued: no job is doubled or lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc import slurm_commands
+from tests.slurm.harness import Cluster, SlurmRun
+from tests.slurm.test_preemption import assert_equal, in_rollout
+
+Submit = Callable[..., SlurmRun]
+
+
+@pytest.mark.timeout(600)
+def test_the_controller_is_restarted(cluster: Cluster, submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
+    cluster.stop_controller()
+    later = threading.Timer(15.0, cluster.start_controller)  # longer than sbatch waits
+    later.start()
+    run = submit()
+    later.join()
+    comment = json.loads((run.run_dir / "jobs" / "0001" / "job.json").read_text())["comment"]
+    assert slurm_commands.jobs_with_comment(comment) == [run.job_id]
+
+    run.wait_for("rollout 0", in_rollout(run, 0))
+    cluster.stop_controller()
+    time.sleep(3.0)
+    cluster.start_controller()
+
+    run.wait_for("rollout 1", in_rollout(run, 1))
+    cluster.stop_controller()
+    run.kill(1, 10)  # SIGUSR1: the ranks save, and the job asks for a requeue that nobody hears at first
+    time.sleep(8.0)
+    cluster.start_controller()
+    run.wait_until_ended()
+    reasons = [record["reason"] for record in run.attempts()]
+    assert reasons == ["stopped", "done"], run.attempts()
+    assert_equal(run, undisturbed, tmp_path)
