@@ -44,7 +44,8 @@ class GroupPrompts(KVConnectorBase_V1):  # type: ignore[misc]
         self._leaders: dict[tuple[int, ...], _Leader] = {}  # by prompt
         self._prompts: dict[str, tuple[int, ...]] = {}  # of leaders, by request
         self._pairs: list[tuple[int, int]] = []
-        self._caches: list[torch.Tensor] = []
+        self._cache_config = vllm_config.cache_config
+        self._caches: list[tuple[torch.Tensor, int]] = []  # of every layer, and its dimension of blocks
 
     # ---- in the scheduler
 
@@ -97,8 +98,13 @@ class GroupPrompts(KVConnectorBase_V1):  # type: ignore[misc]
     # ---- in the worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """The caches of all layers, [blocks, ...] each."""
-        self._caches = list(kv_caches.values())
+        """The caches of all layers: [blocks, ...] each, or [2, blocks, ...] in earlier versions."""
+        blocks = self._cache_config.num_gpu_blocks
+        for name, cache in kv_caches.items():
+            found = [dimension for dimension, size in enumerate(cache.shape[:2]) if size == blocks]
+            if not found:
+                raise ValueError(f"the cache of {name} has no dimension of {blocks} blocks: {tuple(cache.shape)}")
+            self._caches.append((cache, found[-1]))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Copy, before the forward pass."""
@@ -106,8 +112,8 @@ class GroupPrompts(KVConnectorBase_V1):  # type: ignore[misc]
         assert isinstance(metadata, Copies)
         if metadata.pairs:
             source, target = (torch.tensor(side) for side in zip(*metadata.pairs, strict=True))
-            for cache in self._caches:
-                cache.index_copy_(0, target, cache.index_select(0, source))
+            for cache, dimension in self._caches:
+                cache.index_copy_(dimension, target, cache.index_select(dimension, source))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is under way once the forward pass begins."""
