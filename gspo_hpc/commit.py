@@ -98,6 +98,12 @@ def verify(path: Path) -> list[str]:
         return [problem for problem in pool.map(check, files) if problem is not None]
 
 
+def read_extra(path: Path) -> dict[str, Any]:
+    """What was given to :func:`commit` as `extra`."""
+    extra: dict[str, Any] = read_json(path / MANIFEST)["extra"]
+    return extra
+
+
 def newest_whole(root: Path, *, put_aside: bool = False) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, or None; and a remark on every newer one, which is not.
 

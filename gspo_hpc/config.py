@@ -267,6 +267,18 @@ class Config:
         return self.cluster.nodes * self.cluster.gpus_per_node
 
     @property
+    def layout(self) -> dict[str, int]:
+        """How many ranks there are, and how they share the model. Another one sums in another order."""
+        at = self.parallel
+        return {
+            "ranks": self.world_size,
+            "TP": at.tensor_model_parallel_size,
+            "PP": at.pipeline_model_parallel_size,
+            "CP": at.context_parallel_size,
+            "EP": at.expert_model_parallel_size,
+        }
+
+    @property
     def run_dir(self) -> str:
         """The run directory, as given or runs/NAME."""
         return self.run.dir or f"runs/{self.run.name}"

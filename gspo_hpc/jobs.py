@@ -45,6 +45,7 @@ from gspo_hpc.rollout import Station
 from gspo_hpc.rundir import Attempt, RunDir
 from gspo_hpc.tracking import Tracker
 
+_OTHER_LAYOUT = "weights, optimizer and prompts are the same, but sums round in another order: not bit for bit"
 # Exporting and evaluating need one rank, whatever the layout of the run was.
 ONE_RANK = (
     "cluster.nodes=1",
@@ -89,6 +90,8 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
         begin = trainer.Start(evaluated=logged >= 0)
         if whole is not None:
             _say(ranks, console, f"resuming from {whole.name}")
+            if (before := commit.read_extra(whole)["layout"]) != config.layout:
+                _say(ranks, console, f"{_layout(before)} became {_layout(config.layout)}: {_OTHER_LAYOUT}")
             checkpoint.load(policy, whole)
             cursor, groups, record = read_start(whole)
             begin = trainer.Start(cursor, groups, record if logged < cursor.step else None, True)
@@ -104,7 +107,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
             settings = dataclasses.asdict(config)
             run_id = run.read_info()["run_id"]
             tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, console.warn)
-            outlet = Files(run, console, tracker, station, config.tracking.samples, config.checkpoint.keep)
+            outlet = Files(run, console, tracker, station, config)
         quantities = plan.make_plan(config).quantities
         num_rollout_prompts = int(quantities["num_rollout_prompts"])
         session = trainer.Session(
@@ -189,6 +192,10 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
     finally:
         _close(station, None, 0)
         stop()
+
+
+def _layout(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def _newest_config(run: RunDir) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc import commit, journal
+from gspo_hpc.config import Config
 from gspo_hpc.console import Console
 from gspo_hpc.cursor import Cursor
 from gspo_hpc.records import Group
@@ -45,13 +46,14 @@ class Silent:
 class Files:
     """Rank 0: metrics.jsonl, samples.jsonl, console, trackers, commits."""
 
-    def __init__(self, run: RunDir, console: Console, tracker: Tracker, station: Station, samples: int, keep: int):
+    def __init__(self, run: RunDir, console: Console, tracker: Tracker, station: Station, config: Config):
         self.run = run
         self.console = console
         self.tracker = tracker
         self.station = station
-        self.kept_samples = samples
-        self.keep = keep
+        self.kept_samples = config.tracking.samples
+        self.keep = config.checkpoint.keep
+        self.layout = config.layout
 
     @contextlib.contextmanager
     def rollout(self, number: int, completions: int) -> Iterator[None]:
@@ -101,7 +103,7 @@ class Files:
         write_atomically(staging / CURSOR, json.dumps(cursor.to_dict(), indent=1))
         write_atomically(staging / ROLLOUT, "".join(group.to_json() + "\n" for group in groups))
         write_atomically(staging / RECORD, json.dumps(record))
-        commit.commit(staging, cursor.step)
+        commit.commit(staging, cursor.step, {"layout": self.layout})
         commit.retain(self.run.checkpoints, self.keep)
         journal.retire(self.run.rollouts, cursor.rollout)
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from gspo_hpc import config_file
+from gspo_hpc import config_changes, config_file
 from gspo_hpc.config import Config
 from gspo_hpc.durable import (
     append_lines,
@@ -257,7 +257,7 @@ def _refuse_foreign(path: Path) -> None:
 
 def refuse_changes(run: RunDir, config: Config) -> None:
     """Raises ValueError where `config`, the training data or the graders would make a run that exists another one."""
-    changes = config_file.refused_changes(config_file.load(run.config), config)
+    changes = config_changes.refused_changes(config_file.load(run.config), config)
     if changes:
         lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
         mend = "These keys make it another run: give another run.name or run.dir, or take the old values."

@@ -83,9 +83,9 @@ def jobs_with_comment(comment: str) -> list[str]:
     return [words[0] for words in (line.split(maxsplit=1) for line in lines) if words[1:] == [comment]]
 
 
-def requeue(job_id: str) -> None:
+def requeue(job_id: str, patience: float = 60.0) -> None:
     """Put a running job back into the queue. It is ended by that."""
-    run(["scontrol", "requeue", job_id])
+    run(["scontrol", "requeue", job_id], patience)
 
 
 def start_now(job_id: str) -> None:

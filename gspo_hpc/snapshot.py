@@ -56,8 +56,8 @@ def take(folder: Path, reward: Reward) -> dict[str, str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What makes a process use the copy in `folder`."""
-    return {"PYTHONPATH": str(folder), GRADERS: str(folder / "graders")}
+    """What makes a process use the copy in `folder`, also where the current directory holds this package."""
+    return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", GRADERS: str(folder / "graders")}
 
 
 def _unique(paths: Iterable[Path | None]) -> list[Path]:

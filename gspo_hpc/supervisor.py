@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flag = StopFlag().start()
     try:
         return supervise(Path(run_dir), Path(job_dir), os.environ["SLURM_JOB_ID"], flag)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SlurmError) as error:
         _say(f"error: {error}")
         return REFUSED if isinstance(error, ValueError) else FAILED
 
@@ -62,8 +62,7 @@ def supervise(run_dir: Path, job_dir: Path, job_id: str, flag: StopFlag) -> int:
     if last.requeue:
         return _requeue(config, job_id, last.excluded, flag)
     if last.cancel:
-        slurm_commands.cancel(job_id)
-        _wait_for_end(flag)
+        _cancel(job_id, flag)
     return last.exit_code
 
 
@@ -99,8 +98,10 @@ def _attempts(config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: st
                 f"(faults.max_restarts {config.faults.max_restarts}); the last: {verdict.detail}"
             )
             return _Last(FAILED)
-        nodes = slurm_commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
-        if dead := slurm_commands.dead_nodes(nodes):
+        dead: list[str] = []
+        with contextlib.suppress(SlurmError):
+            dead = slurm_commands.dead_nodes(slurm_commands.hostnames(os.environ["SLURM_JOB_NODELIST"]))
+        if dead:
             _say(f"no answer from {', '.join(dead)}: the job goes back to the queue, without them")
             return _Last(REQUEUE, requeue=True, excluded=dead)
         _say(f"starts again in this allocation (failure {failures} of {config.faults.max_restarts} at this point)")
@@ -119,9 +120,10 @@ class _Attempt:
         self.stopped_at = 0.0
         self.requeued = self.releasing = False
         self.log = attempt.path / "srun.log"
-        job = slurm_commands.job(job_id)
-        self.end_time = job.end_time if job is not None else None
-        self.job_start = job.start_time if job is not None else None
+        self.end_time: float | None = None
+        with contextlib.suppress(SlurmError):  # a limit that is not known is not waited for
+            job = slurm_commands.job(job_id)
+            self.end_time = job.end_time if job is not None else None
 
     def run(self) -> Verdict:
         """Start, watch to the end, and judge."""
@@ -189,7 +191,7 @@ class _Attempt:
         elif not self.requeued and self.end_time is not None and now > self.end_time - _LAST_MOMENT:
             if self.stop != "cancelled":  # Slurm requeues what it preempts, but not what has run out of time
                 self.requeued = True
-                _requeue_now(self.job_id)
+                _requeue_now(self.job_id, patience=_LAST_MOMENT)
 
     def _why(self, asked: bool, out_of_time: bool) -> tuple[str, float | None]:
         """What the stop is for, and when Slurm will end the job."""
@@ -197,6 +199,8 @@ class _Attempt:
             return "cancelled", None
         with contextlib.suppress(SlurmError):
             job = slurm_commands.job(self.job_id, patience=5.0)
+            if job is not None and job.state.startswith("CANCELLED"):
+                return "cancelled", None
             if job is not None:
                 preempted = job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0)
                 if preempted:
@@ -287,7 +291,7 @@ def _requeue(config: Config, job_id: str, excluded: Sequence[str], flag: StopFla
         _say("slurm.requeue is false: submit it again to go on")
         return REQUEUE
     release_later(job_id, excluded)
-    _requeue_now(job_id)
+    _requeue_now(job_id, patience=600.0)
     _wait_for_end(flag)
     return REQUEUE
 
@@ -299,11 +303,21 @@ def _wait_for_end(flag: StopFlag) -> None:
         time.sleep(0.1)
 
 
-def _requeue_now(job_id: str) -> None:
+def _requeue_now(job_id: str, patience: float) -> None:
+    """Unless Slurm has done so already, or somebody has cancelled the job: a job that is over can be requeued, too."""
     try:
-        slurm_commands.requeue(job_id)
+        job = slurm_commands.job(job_id, patience)
+        if job is None or job.state != "RUNNING" or job.restarts != int(os.environ.get("SLURM_RESTART_COUNT", "0")):
+            return
+        slurm_commands.requeue(job_id, patience)
     except SlurmError as error:
         _say(f"could not requeue: {error}")
+
+
+def _cancel(job_id: str, flag: StopFlag) -> None:
+    with contextlib.suppress(SlurmError):  # it is cancelled already
+        slurm_commands.cancel(job_id)
+    _wait_for_end(flag)
 
 
 def release_later(job_id: str, excluded: Sequence[str]) -> None:

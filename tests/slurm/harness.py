@@ -21,12 +21,13 @@ from tests.run import harness
 PROJECT = Path(__file__).parents[2]
 SCRIPT = PROJECT / "slurm" / "local_cluster.sh"
 STEPS = 8
+GROUPS = 8  # of a rollout
 # Two nodes with a rank and an engine each; rollouts of two updates, long enough to be interrupted.
 OVERRIDES = (
     "cluster.nodes=2",
     "cluster.gpus_per_node=1",
     f"run.max_steps={STEPS}",
-    "batch.global_batch_size=64",
+    "batch.global_batch_size=32",
     "batch.steps_per_generation=2",
     "checkpoint.interval=1",
     "checkpoint.keep=2",

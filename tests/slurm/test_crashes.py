@@ -47,6 +47,7 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     for rank in (0, 1):
         log = (run.run_dir / "attempts" / "0002" / f"rank-{rank}.log").read_text()
         assert "Fatal Python error: Aborted" in log and "most recent call first" in log, f"rank {rank}"
+        assert f"{run.run_dir}/jobs/0001/code/gspo_hpc/worker.py" in log, "not the code that was submitted"
     restarts = [record["engine_restarts"] for record in runs.metrics(run.run_dir) if "engine_restarts" in record]
     assert max(restarts) == 1
     assert_equal(run, undisturbed, tmp_path)

@@ -1,12 +1,15 @@
-"""Preempted, out of time, requeued: the run ends as the one that nothing happened to, bit for bit."""
+"""Preempted, requeued, out of time: the run ends as the one that nothing happened to, bit for bit."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from gspo_hpc import slurm_commands
 from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import Cluster, SlurmRun
@@ -29,11 +32,13 @@ def assert_equal(run: SlurmRun, undisturbed: SlurmRun, tmp_path: Path) -> None:
 
 def in_rollout(run: SlurmRun, number: int) -> Callable[[], bool]:
     """Some groups of a rollout are finished, others are not."""
-    return lambda: 0 < runs.journal_lines(run.run_dir, number) < 16
+    return lambda: 0 < runs.journal_lines(run.run_dir, number) < harness.GROUPS
 
 
-def test_preempted_in_a_rollout(cluster: Cluster, submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
-    """With the user signal at once, then with SIGTERM only, then between the two updates of a rollout."""
+@pytest.mark.timeout(900)
+def test_preempted_again_and_again(cluster: Cluster, submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
+    """In a rollout with the user signal at once; in one with SIGTERM only; between the two updates of a rollout by a
+    signal that reaches rank 1 alone, while rank 0 may be in a collective; by `scontrol requeue`, without warning."""
     run = submit()
     cluster.user_signal(True)
     run.wait_for("rollout 0", in_rollout(run, 0))
@@ -44,8 +49,40 @@ def test_preempted_in_a_rollout(cluster: Cluster, submit: Submit, undisturbed: S
     cluster.preempt()
     run.wait_for("the third start", lambda: len(run.attempts()) == 3)
     run.wait_for("between two updates", lambda: run.last_step() == 5)
-    run.kill(1, 12)  # SIGUSR2 to rank 1 alone, while rank 0 may be in a collective
+    run.kill(1, signal.SIGUSR2)
+    run.wait_for("the fourth start", lambda: len(run.attempts()) == 4)
+    before_last = in_rollout(run, 3)
+    run.wait_for("rollout 3", lambda: before_last() or run.last_step() > 6)
+    slurm_commands.requeue(run.job_id)
+    run.wait_until_ended()
+    attempts = run.attempts()
+    assert [record["reason"] for record in attempts[:2]] == ["preempted", "preempted"], attempts
+    assert attempts[-1]["reason"] == "done" and len({record["slurm_job_id"] for record in attempts}) == 1, attempts
+    assert "failed" not in {record["reason"] for record in attempts}, attempts
+    # No finished group is made again: what was in the journal at a preemption is what the next start began with.
+    assert attempts[0]["reached"][1] > 0
+    assert_equal(run, undisturbed, tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_preempted_without_grace(cluster: Cluster, submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
+    """Killed within seconds: at most what came after the last checkpoint is done again."""
+    run = submit("slurm.partition=low-now")
+    run.wait_for("rollout 1", in_rollout(run, 1))
+    cluster.preempt()
     run.wait_until_ended()
     reasons = [record["reason"] for record in run.attempts()]
-    assert reasons[:2] == ["preempted", "preempted"] and reasons[-1] == "done", reasons
+    assert len(reasons) == 2 and reasons[0] != "failed" and reasons[1] == "done", reasons
+    assert_equal(run, undisturbed, tmp_path)
+
+
+@pytest.mark.timeout(900)
+def test_out_of_time(submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
+    """A run of three times its time limit: the jobs of the chain make the steps of one."""
+    run = submit("slurm.time_minutes=2", "slurm.signal_seconds=30", grader_seconds=0.7)
+    run.wait_until_ended(timeout=800)
+    attempts = run.attempts()
+    reasons = [record["reason"] for record in attempts]
+    assert reasons.count("time limit") >= 2 and set(reasons) == {"time limit", "done"}, attempts
+    assert [record["reached"][0] for record in attempts] == sorted(record["reached"][0] for record in attempts)
     assert_equal(run, undisturbed, tmp_path)

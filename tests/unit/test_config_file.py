@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gspo_hpc import config_file
 from gspo_hpc.config import Config, Container, RewardFunction
-from gspo_hpc.config_file import MAY_CHANGE, ConfigError, difference, dump, from_dict, load, refused_changes
+from gspo_hpc.config_changes import MAY_CHANGE, difference, refused_changes
+from gspo_hpc.config_file import ConfigError, dump, from_dict, load
 
 
 def write(folder: Path, text: str) -> Path:

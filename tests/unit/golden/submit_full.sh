@@ -29,6 +29,7 @@
 ulimit -n 65536
 module load cuda/13.0
 export PYTHONPATH=/runs/demo/jobs/NNNN/code
+export PYTHONSAFEPATH=1
 export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
 
 # command
@@ -41,5 +42,6 @@ export SUBMITIT_EXECUTOR=slurm
 #   NCCL_SOCKET_IFNAME=ib0
 #   OMP_NUM_THREADS=12
 #   PYTHONPATH=/runs/demo/jobs/NNNN/code
+#   PYTHONSAFEPATH=1
 #   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
 #   PYTHONUNBUFFERED=1

@@ -13,6 +13,7 @@
 
 # setup
 export PYTHONPATH=/runs/demo/jobs/NNNN/code
+export PYTHONSAFEPATH=1
 export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
 
 # command
@@ -23,5 +24,6 @@ export SUBMITIT_EXECUTOR=slurm
 #   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --gpu-bind=none /opt/python -m gspo_hpc.worker train /runs/demo
 # and these in its environment:
 #   PYTHONPATH=/runs/demo/jobs/NNNN/code
+#   PYTHONSAFEPATH=1
 #   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
 #   PYTHONUNBUFFERED=1
