@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("GSPO_HPC_DEBUG") or _own_bug(error):
             raise
         _complain(error)
-        return REFUSED if isinstance(error, ValueError | FileNotFoundError | ModuleNotFoundError) else FAILED
+        refusals = ValueError | FileNotFoundError | ModuleNotFoundError | SlurmError
+        return REFUSED if isinstance(error, refusals) else FAILED
 
 
 def _own_bug(error: Exception) -> bool:

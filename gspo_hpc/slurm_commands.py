@@ -65,7 +65,7 @@ def parse_job(text: str) -> Job:
         pairs.setdefault(key, value)
     return Job(
         id=pairs["JobId"],
-        state=pairs["JobState"],
+        state=pairs["JobState"].replace("SIGNALING", "RUNNING"),  # for the instant in which it is sent a signal
         reason=pairs.get("Reason", ""),
         nodes=pairs.get("NodeList", "").replace("(null)", ""),
         start_time=_time(pairs.get("StartTime")),

@@ -8,6 +8,7 @@ first node, :mod:`gspo_hpc.supervisor`, which starts the ranks with srun.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -210,7 +211,8 @@ def _hand_in(executor: SlurmExecutor, task: Supervise, job_dir: Path, comment: s
     answers again, and gets the job a second time only if it does not know it."""
     for last in (False, True):
         try:
-            return str(executor.submit(task).job_id)
+            with contextlib.redirect_stderr(io.StringIO()):  # what sbatch says is in the error, too
+                return str(executor.submit(task).job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             said = [line for line in str(error).splitlines() if re.match(r"sbatch: (error|fatal): ", line.strip())]
             text = said[-1].strip() if said else str(error).strip()

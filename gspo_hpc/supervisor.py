@@ -8,6 +8,7 @@ decides what follows: nothing, the same again in this allocation, or a requeue.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -117,13 +118,10 @@ class _Attempt:
         self.job_id, self.flag = job_id, flag
         self.server = Server(_address(config.cluster.nodes), config.world_size)
         self.stop: str | None = None  # why the ranks were asked to stop: "preempted", "time limit", ...
-        self.stopped_at = 0.0
         self.requeued = self.releasing = False
         self.log = attempt.path / "srun.log"
         self.end_time: float | None = None
-        with contextlib.suppress(SlurmError):  # a limit that is not known is not waited for
-            job = slurm_commands.job(job_id)
-            self.end_time = job.end_time if job is not None else None
+        self._read_end_time()
 
     def run(self) -> Verdict:
         """Start, watch to the end, and judge."""
@@ -165,33 +163,45 @@ class _Attempt:
 
     def _stop_if_due(self) -> None:
         """Pass on the first reason to stop to all ranks; requeue at the last moment, whether they have saved or not."""
-        now = time.time()
-        states = self.server.ranks.values()
         if self.flag.requested is not None and not self.releasing:
             self.releasing = True  # Slurm ends this process soon, and requeues the job itself
             release_later(self.job_id, [])
         if self.stop is None:
-            signalled = next((state for state in states if state.signal is not None), None)
-            if signalled is not None:
-                self.server.poll(_POLL)  # what came at the same time
-                gone = any(state.lost or state.outcome in ("failed", "refused") for state in states)
-                if gone or task_failed(self.log):
-                    return  # it is srun that signals the others, since a rank has gone
-            save = max((state.save_seconds for state in states), default=0.0)
-            lead = max(float(self.config.slurm.signal_seconds), 2 * save + _LAST_MOMENT)
-            out_of_time = self.end_time is not None and now > self.end_time - lead
-            asked = (self.job_dir / srun.CANCEL).exists()
-            if signalled is None and not out_of_time and not asked and self.flag.requested is None:
+            self._look_for_a_stop()
+        elif self.stop != "cancelled" and not self.requeued and self._left() < _LAST_MOMENT:
+            self.requeued = True  # Slurm requeues what it preempts, but not what has run out of time
+            _requeue_now(self.job_id, patience=_LAST_MOMENT)
+
+    def _look_for_a_stop(self) -> None:
+        states = self.server.ranks.values()
+        signalled = next((state for state in states if state.signal is not None), None)
+        if signalled is not None:
+            self.server.poll(_POLL)  # what came at the same time
+            gone = any(state.lost or state.outcome in ("failed", "refused") for state in states)
+            if gone or task_failed(self.log):
+                return  # it is srun that signals the others, since a rank has gone
+        save = max((state.save_seconds for state in states), default=0.0)
+        lead = max(float(self.config.slurm.signal_seconds), 2 * save + _LAST_MOMENT)
+        asked = (self.job_dir / srun.CANCEL).exists()
+        if signalled is None and not asked and self.flag.requested is None:
+            if self._left() > lead:
                 return
-            self.stopped_at = time.monotonic()
-            self.stop, self.end_time = self._why(asked, out_of_time)
-            source = f"rank {signalled.rank} got {signalled.signal}" if signalled else self.flag.name or ""
-            _say(f"{self.stop}{f' ({source})' if source else ''}: the ranks stop at the next safe point and save")
-            self.server.stop(self.stop, self.end_time)
-        elif not self.requeued and self.end_time is not None and now > self.end_time - _LAST_MOMENT:
-            if self.stop != "cancelled":  # Slurm requeues what it preempts, but not what has run out of time
-                self.requeued = True
-                _requeue_now(self.job_id, patience=_LAST_MOMENT)
+            self._read_end_time()  # somebody may have moved it
+            if self._left() > lead:
+                return
+        self.stop, self.end_time = self._why(asked, self._left() <= lead)
+        source = f"rank {signalled.rank} got {signalled.signal}" if signalled else self.flag.name or ""
+        _say(f"{self.stop}{f' ({source})' if source else ''}: the ranks stop at the next safe point and save")
+        self.server.stop(self.stop, self.end_time)
+
+    def _left(self) -> float:
+        """Seconds until Slurm ends the job, as far as that is known."""
+        return math.inf if self.end_time is None else self.end_time - time.time()
+
+    def _read_end_time(self) -> None:
+        with contextlib.suppress(SlurmError):  # a limit that is not known is not waited for
+            job = slurm_commands.job(self.job_id)
+            self.end_time = job.end_time if job is not None else None
 
     def _why(self, asked: bool, out_of_time: bool) -> tuple[str, float | None]:
         """What the stop is for, and when Slurm will end the job."""
@@ -262,7 +272,8 @@ class _Attempt:
 
 @contextlib.contextmanager
 def _patient_lock(run: RunDir, job_id: str) -> Iterator[Lock]:
-    """The lock of the run. One that this very job holds is that of its last start, on a node that was lost."""
+    """The lock of the run. One that this very job holds is that of its last start, on a node that was lost; one without
+    an attempt is that of `submit`, which may still be at it when the job it has handed in begins."""
     deadline = time.monotonic() + _LOCK_PATIENCE
     while True:
         try:
@@ -270,7 +281,8 @@ def _patient_lock(run: RunDir, job_id: str) -> Iterator[Lock]:
             break
         except ValueError:
             holder = run.holder() or {}
-            if holder.get("slurm_job_id") != job_id or time.monotonic() > deadline:
+            passing = holder.get("slurm_job_id") == job_id or holder.get("attempt") is None
+            if not passing or time.monotonic() > deadline:
                 raise
             time.sleep(1.0)
     with lock:

@@ -79,7 +79,7 @@ def test_preempted_without_grace(cluster: Cluster, submit: Submit, undisturbed: 
 @pytest.mark.timeout(900)
 def test_out_of_time(submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
     """A run of three times its time limit: the jobs of the chain make the steps of one."""
-    run = submit("slurm.time_minutes=2", "slurm.signal_seconds=30", grader_seconds=0.7)
+    run = submit("slurm.time_minutes=2", "slurm.signal_seconds=30", grader_seconds=1.6)
     run.wait_until_ended(timeout=800)
     attempts = run.attempts()
     reasons = [record["reason"] for record in attempts]

@@ -194,6 +194,7 @@ def test_a_job_is_read_from_scontrol() -> None:
     )
     assert job.active and job.end_time is not None and job.preempt_time is not None
     assert job.end_time - job.preempt_time == 20.0
+    assert slurm_commands.parse_job(LINE.replace("=RUNNING", "=SIGNALING")).state == "RUNNING"
     waiting = slurm_commands.parse_job("JobId=10 JobState=PENDING Reason=BeginTime EndTime=Unknown NodeList=(null)")
     assert (waiting.end_time, waiting.nodes, waiting.reason) == (None, "", "BeginTime")
 
