@@ -28,7 +28,7 @@ def release(job_id: str, excluded: list[str]) -> bool:
         if job.state == "PENDING":
             if excluded:
                 slurm_commands.exclude(job_id, excluded)
-            slurm_commands.start_now(job_id)
+            slurm_commands.start_soon(job_id)
             return True
         time.sleep(0.5)
     return False

@@ -17,6 +17,7 @@ _AWAY = re.compile(  # the controller does not answer now, and may in a moment
     r"unable to contact slurm controller|connection refused|connect failure|timed out|zero bytes were transmitted",
     re.IGNORECASE,
 )
+_START_SECONDS = 5  # clocks of nodes may differ by some of them
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _PAIR = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
 _FAILED_ON = re.compile(r"failed on node ([^:\s]+)|[Nn]ode failure on (\S+)|error: Node ([^,\s]+), is not responding")
@@ -88,9 +89,13 @@ def requeue(job_id: str, patience: float = 60.0) -> None:
     run(["scontrol", "requeue", job_id], patience)
 
 
-def start_now(job_id: str) -> None:
-    """Lift the wait that Slurm puts on a requeued job."""
-    run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
+def start_soon(job_id: str) -> None:
+    """Cut the wait that Slurm puts on a requeued job down to a few seconds.
+
+    Not to nothing: a node takes no start of a job that is not later, by its own clock and in whole seconds, than the
+    end of that job there ("Job credential revoked"), and the job would have failed for good.
+    """
+    run(["scontrol", "update", f"JobId={job_id}", f"StartTime=now+{_START_SECONDS}"])
 
 
 def exclude(job_id: str, nodes: Sequence[str]) -> None:

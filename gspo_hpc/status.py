@@ -110,7 +110,7 @@ def lift_hold(path: Path) -> bool:
     with contextlib.suppress(SlurmError):
         job = _job(RunDir(path))
         if job is not None and job.state == "PENDING" and job.reason == "BeginTime" and job.restarts:
-            slurm_commands.start_now(job.id)
+            slurm_commands.start_soon(job.id)
             return True
     return False
 

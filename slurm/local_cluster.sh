@@ -131,6 +131,7 @@ EOF
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort=${ports[1]}
+AccountingStoragePass=$DIR/munge.socket
 JobAcctGatherType=jobacct_gather/linux
 EOF
         fi
@@ -210,6 +211,7 @@ start() {
         start_database
         alive slurmdbd || MYSQL_UNIX_PORT="$DIR/db.socket" slurmdbd
         wait_for 30 slurmdbd sacctmgr -n show cluster
+        sacctmgr -i add cluster gspo_hpc >/dev/null 2>&1 || true # it is there already
     fi
     alive slurmctld || slurmctld -f "$DIR/slurm.conf"
     wait_for 30 slurmctld scontrol ping
