@@ -26,6 +26,9 @@ STATES = {
     "done": "done",
     "running": "running",
     "stopped": "stopped, can go on",
+    "preempted": "preempted, goes on by itself",
+    "time limit": "out of time, goes on by itself",
+    "cancelled": "cancelled, can go on",
     "failed": "failed",
     "killed": "killed, can go on",
     "refused": "refused to start",
@@ -156,7 +159,7 @@ def _attempt(one: AttemptView, begin: float, length: float) -> str:
     if one.started is not None:
         left, wide = (one.started - begin) / length, (one.seconds or 0.0) / length
         place = f"left:min({left:.2%},100% - 3px);width:{wide:.2%}"
-        track = f'<div class="track"><i class="{escape(one.reason)}" style="{place}"></i></div>'
+        track = f'<div class="track"><i class="{escape(one.reason.replace(" ", "-"))}" style="{place}"></i></div>'
     steps = "–" if one.steps is None else f"{one.steps[0]}–{one.steps[1]}"
     why = escape(one.reason) + (f": {escape(one.detail[:500])}" if one.detail else "")
     return (

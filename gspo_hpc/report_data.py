@@ -77,7 +77,7 @@ class RunData:
 
     @property
     def state(self) -> str:
-        """done, running, stopped, failed, killed or refused; "new" before the first attempt."""
+        """The reason for which the newest attempt ended, "running", or "new" before the first attempt."""
         if self.attempts:
             return self.attempts[-1].reason
         return "done" if self.max_steps and self.steps >= self.max_steps else "new"

@@ -80,7 +80,8 @@ th,td{padding:7px 14px 7px 0;border-bottom:1px solid var(--line);vertical-align:
 td.num{white-space:nowrap}td.why{overflow-wrap:anywhere;min-width:12em}
 td.span{width:34%}.track{position:relative;height:12px;background:var(--grid);border-radius:3px}
 .track i{position:absolute;top:0;bottom:0;min-width:3px;border-radius:3px;background:var(--accent)}
-.track i.failed,.track i.killed,.track i.refused{background:var(--bad)}.track i.stopped{background:var(--mid)}
+.track i.failed,.track i.killed,.track i.refused{background:var(--bad)}
+.track i.stopped,.track i.preempted,.track i.time-limit,.track i.cancelled{background:var(--mid)}
 .grids{display:grid;grid-template-columns:repeat(auto-fill,minmax(330px,1fr));gap:6px 40px;margin-top:12px}
 .grids dl{margin:0 0 14px}.grids dl h3{padding:6px 0 4px;color:var(--soft)}
 .row{display:flex;justify-content:space-between;gap:16px;border-bottom:1px solid var(--line);padding:4px 0;

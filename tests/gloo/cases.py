@@ -15,7 +15,7 @@ import torch
 from gspo_hpc import algorithms, checkpoint, model_config, update, weights
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
-from gspo_hpc.pipeline import Policy, StepResult
+from gspo_hpc.pipeline import Abandoned, Policy, StepResult
 from gspo_hpc.plan import pass_sizes
 from gspo_hpc.process_groups import Ranks, drop_layout, start, stop
 from gspo_hpc.records import Completion, Group, Prompt
@@ -81,8 +81,11 @@ def logprobs(model: str, world: int, **sections: Any) -> Arrays:
     return {f"{slot}-{index}": array for (slot, index), array in values.items()}
 
 
-def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, **sections: Any) -> Arrays:
-    """Losses, gradient norms and all weights after `count` optimizer steps on one rollout."""
+def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank: int = -1, **sections: Any) -> Arrays:
+    """Losses, gradient norms and all weights after `count` optimizer steps on one rollout.
+
+    `stop_rank`: a rank that is asked to stop in a log-prob pass and in a step before those, after a micro-batch.
+    """
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
     objective = algorithms.resolve(settings.algorithm)
@@ -90,6 +93,9 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, **sections
     values = update.logprob_pass(made, rollout, pass_sizes(settings)["old_logprobs"], settings)
     rollout = update.with_old_logprobs(rollout, values)
     results: list[StepResult] = []
+    if stop_rank >= 0:
+        _abandon(made, stop_rank, lambda: update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings))
+        _abandon(made, stop_rank, lambda: update.step(made, rollout, objective, settings))
     for _ in range(count):
         if nan_rank == ranks.rank:
             _poison(made)
@@ -102,6 +108,25 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, **sections
     arrays["grad_norm"] = np.array([r.grad_norm for r in results])
     arrays["skipped"] = np.array([r.skipped for r in results])
     return arrays
+
+
+def _abandon(made: Policy, rank: int, work: Callable[[], object]) -> None:
+    """This rank leaves the work, with all others, once `rank` has computed one of several micro-batches."""
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return made.ranks.rank == rank and asked > 1
+
+    made.stop_requested = stop
+    try:
+        work()
+        raise AssertionError("it went on to the end")
+    except Abandoned:
+        assert asked > 1, "there was only one micro-batch"
+    finally:
+        made.stop_requested = lambda: False
 
 
 def _poison(made: Policy) -> None:

@@ -37,6 +37,8 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     two: dict[str, ranks.Case] = {
         f"steps-{name}": ("steps", {"model": tied, **sections}) for name, sections in LAYOUTS.items()
     }
+    one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})
+    two |= {f"stopped-{name}": ("steps", {"model": tied, "stop_rank": 1, **LAYOUTS[name]}) for name in LAYOUTS}
     for name in ("tp2", "pp2"):
         two |= {f"exported-{name}-{f}": ("exported", {"model": str(models[f]), **LAYOUTS[name]}) for f in FAMILIES}
     two["nan"] = ("steps", {"model": str(models["llama-untied"]), "count": 1, "nan_rank": 1})
@@ -92,6 +94,14 @@ def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> 
     assert one["grad_norm"].min() > 1e-3  # there was something to compare
     for name, expected in one.items():
         np.testing.assert_allclose(many[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["one", *LAYOUTS])
+def test_a_pass_that_was_left_has_changed_nothing(layout: str, results: dict[str, Arrays]) -> None:
+    """All ranks leave it (the case says so), and what follows is the same bit for bit."""
+    left, straight = results[f"stopped-{layout}"], results[f"steps-{layout}"]
+    assert left.keys() == straight.keys()
+    assert all(np.array_equal(left[name], straight[name]) for name in straight)
 
 
 @pytest.mark.parametrize("case", ["steps-single", "steps-opening"])
