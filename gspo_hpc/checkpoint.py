@@ -23,7 +23,9 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
+from torch.distributed.checkpoint.api import CheckpointException
 
+from gspo_hpc.durable import plain_disk_full
 from gspo_hpc.pipeline import Policy
 from gspo_hpc.process_groups import Ranks, barrier
 
@@ -60,8 +62,12 @@ def save(policy: Policy, staging: Path) -> None:
     if policy.ranks.rank == 0:
         shards.mkdir(mode=0o700, exist_ok=True)
     barrier(policy.ranks.device)
-    dist_checkpointing.save(_state(policy, is_loading=False), str(shards), sharded_strategy=_InProcess())
-    (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
+    with plain_disk_full(staging):
+        try:
+            dist_checkpointing.save(_state(policy, is_loading=False), str(shards), sharded_strategy=_InProcess())
+        except CheckpointException as error:  # one for all ranks, around what was the matter with each
+            raise next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), error) from None
+        (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
     barrier(policy.ranks.device)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+DISK_FULL = "the disk is full or over its quota"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -29,7 +30,7 @@ def plain_disk_full(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise
-        text = "cannot be written: the disk is full or over its quota; free some space and start the same command again"
+        text = f"cannot be written: {DISK_FULL}; free some space and start the same command again"
         raise OSError(error.errno, text, str(path)) from None
 
 

@@ -78,10 +78,10 @@ def parse_job(text: str) -> Job:
     )
 
 
-def jobs_with_comment(comment: str) -> list[str]:
-    """Ids of this user's jobs, waiting or running, that carry exactly this comment."""
+def own_jobs() -> list[tuple[str, str]]:
+    """(id, comment) of this user's jobs that wait or run."""
     lines = run(["squeue", "--noheader", "--me", "--format=%A %k"]).splitlines()
-    return [words[0] for words in (line.split(maxsplit=1) for line in lines) if words[1:] == [comment]]
+    return [(job_id, comment) for job_id, _, comment in (line.strip().partition(" ") for line in lines)]
 
 
 def requeue(job_id: str, patience: float = 60.0) -> None:

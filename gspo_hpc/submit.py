@@ -85,7 +85,9 @@ def submit(config: Config) -> str:
     check_inputs(config)
     run, _ = open_run(config)
     with run.lock():
-        for waiting in job_ids(run):
+        # By their comment as well: a submit that was killed may not have come to write down its job.
+        marked = [job_id for job_id, comment in slurm_commands.own_jobs() if _mark(run) in comment]
+        for waiting in dict.fromkeys([*job_ids(run), *marked]):
             job = slurm_commands.job(waiting)
             if job is not None and job.active:
                 raise ValueError(f"{run.path}: job {waiting} is {job.state.lower()} already; cancel it first")
@@ -202,8 +204,13 @@ def _make_job_dir(config: Config, run: RunDir) -> Path:
 
 def _comment(config: Config, run: RunDir, job_dir: Path) -> str:
     """What the job is known by, should sbatch not say whether Slurm has taken it."""
-    own = f"gspo_hpc:{run.read_info()['run_id']}:{job_dir.name}"
+    own = f"{_mark(run)}{job_dir.name}"
     return f"{config.slurm.comment} {own}" if config.slurm.comment else own
+
+
+def _mark(run: RunDir) -> str:
+    """What the comments of all jobs of a run have in them."""
+    return f"gspo_hpc:{run.read_info()['run_id']}:"
 
 
 def _hand_in(executor: SlurmExecutor, task: Supervise, job_dir: Path, comment: str) -> str:
@@ -218,7 +225,7 @@ def _hand_in(executor: SlurmExecutor, task: Supervise, job_dir: Path, comment: s
             text = said[-1].strip() if said else str(error).strip()
             if not slurm_commands.is_away(text) or last:
                 raise SlurmError(text) from None
-        if found := slurm_commands.jobs_with_comment(comment):
+        if found := [job_id for job_id, theirs in slurm_commands.own_jobs() if theirs == comment]:
             _give_pickle(job_dir, found[0])
             return found[0]
         for left in [*job_dir.glob("*.pkl"), *job_dir.glob(".submission_file_*.sh")]:

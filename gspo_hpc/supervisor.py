@@ -22,7 +22,7 @@ from pathlib import Path
 from gspo_hpc import config_file, slurm_commands, srun
 from gspo_hpc.config import Config
 from gspo_hpc.control import Server
-from gspo_hpc.durable import open_private, write_json
+from gspo_hpc.durable import DISK_FULL, open_private, write_atomically, write_json
 from gspo_hpc.plan import make_plan
 from gspo_hpc.preemption import StopFlag, signals_default_in_children
 from gspo_hpc.rundir import Attempt, Lock, RunDir, refuse_changes
@@ -36,6 +36,7 @@ _SETTLE = 1.0  # seconds after the end of srun in which the last words of ranks 
 _LINGER = 10.0  # seconds that a step may take to end once a rank has failed
 _STACKS = 5.0  # seconds that hanging ranks get to write where they are
 _LAST_MOMENT = 8.0  # seconds before the deadline at which the job is requeued, saved or not
+_BALLAST = 2**18  # bytes that are kept on the disk, to be given up for what must be said when it is full
 _LOCK_PATIENCE = 150.0  # a network file system frees the lock of a lost node only after its lease
 
 
@@ -79,14 +80,19 @@ class _Last:
 
 def _attempts(config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: str, flag: StopFlag) -> _Last:
     refuse_changes(run, config)
+    ballast = job_dir / "ballast"
+    write_atomically(ballast, bytes(_BALLAST))
     while True:
         attempt = run.new_attempt(config)
         lock.describe(attempt.number)
         write_json(run.plan, make_plan(config).to_json())
         verdict = _Attempt(config, run, attempt, job_dir, job_id, flag).run()
+        full = DISK_FULL in verdict.detail
+        if full:
+            ballast.unlink(missing_ok=True)  # room for the last words
         attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
         _say(verdict.line(attempt.number))
-        if verdict.reason in ("done", "refused"):
+        if full or verdict.reason in ("done", "refused"):
             return _Last(verdict.exit_code)
         if verdict.reason == "cancelled":
             return _Last(DONE, cancel=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +158,21 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     return straight | {f"resumed/{name}": t.numpy() for name, t in weights.stream(fresh.module, fresh.arch)}
 
 
+def full(model: str, world: int, folder: str) -> Arrays:
+    """Whether a save that finds no room says so in one line: files may have no more than a page here."""
+    made, _ = policy(config(model, world))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        checkpoint.save(made, Path(folder))
+        said = ""
+    except OSError as error:
+        said = str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return {"said": np.array([said])}
+
+
 def exported(model: str, world: int, **sections: Any) -> Arrays:
     """Every Hugging Face tensor after a load: equal to the file bit for bit."""
     made, _ = policy(config(model, world, **sections))
@@ -165,7 +181,7 @@ def exported(model: str, world: int, **sections: Any) -> Arrays:
 
 def main() -> None:
     """All cases of one file of work on this rank, in turn; rank 0 writes one .npz a case."""
-    functions: dict[str, Callable[..., Arrays]] = {f.__name__: f for f in (logprobs, steps, roundtrip, exported)}
+    functions: dict[str, Callable[..., Arrays]] = {f.__name__: f for f in (logprobs, steps, roundtrip, full, exported)}
     for out, case, arguments in json.loads(Path(sys.argv[1]).read_text()):
         arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **arguments)
         drop_layout()

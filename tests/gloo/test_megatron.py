@@ -37,6 +37,8 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     two: dict[str, ranks.Case] = {
         f"steps-{name}": ("steps", {"model": tied, **sections}) for name, sections in LAYOUTS.items()
     }
+    (folder / "full").mkdir()
+    one["full"] = ("full", {"model": tied, "folder": str(folder / "full")})
     one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})
     two |= {f"stopped-{name}": ("steps", {"model": tied, "stop_rank": 1, **LAYOUTS[name]}) for name in LAYOUTS}
     for name in ("tp2", "pp2"):
@@ -114,6 +116,10 @@ def test_a_nan_gradient_on_one_rank_is_skipped_on_all(models: dict[str, Path], r
     assert results["nan"]["skipped"].all()
     for name, tensor in load_file(models["llama-untied"] / "model.safetensors").items():
         assert np.array_equal(results["nan"][name], tensor.numpy()), name
+
+
+def test_a_save_onto_a_full_disk_says_so(results: dict[str, Arrays]) -> None:
+    assert "the disk is full or over its quota; free some space" in str(results["full"]["said"][0])
 
 
 @pytest.mark.parametrize("layout", ["one", "dp2"])

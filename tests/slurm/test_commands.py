@@ -19,7 +19,7 @@ Submit = Callable[..., SlurmRun]
 
 @pytest.mark.timeout(900)
 def test_a_run_from_the_outside(submit: Submit, undisturbed: SlurmRun, tiny_folder: Path, tmp_path: Path) -> None:
-    """status, a second submission, logs, cancel, changed data, and another layout for the rest of it."""
+    """status, a second submission, logs, cancel, changed data, a damaged checkpoint, another layout for the rest."""
     data = tmp_path / "train.jsonl"
     data.write_bytes((tiny_folder / "data" / "train.jsonl").read_bytes())
     run = submit(f"data.train={data}")
@@ -48,17 +48,26 @@ def test_a_run_from_the_outside(submit: Submit, undisturbed: SlurmRun, tiny_fold
     other = run.command("submit", str(run.config), f"run.dir={run.run_dir}", "optimizer.lr=1", *harness.OVERRIDES)
     assert other.returncode == 2 and "optimizer.lr: 0.0001 -> 1.0" in other.stderr, other.stderr
 
+    shards = (run.run_dir / "checkpoints" / f"{step:06d}" / "megatron").iterdir()
+    largest = max(shards, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    step -= 1  # that of the checkpoint before
+
     run.overrides = (
         *(f"data.train={data}", "cluster.nodes=1", "cluster.gpus_per_node=2"),
         *("parallel.tensor_model_parallel_size=2", "rollout.engines_per_node=1"),
     )
     run.submit()
     run.wait_until_ended()
+    assert f"checkpoint {step + 1} is damaged and not used: megatron/{largest.name} was changed" in run.log()
     assert "TP 1" in run.log() and "TP 2" in run.log() and "not bit for bit" in run.log()
     records, expected = runs.metrics(run.run_dir), runs.metrics(undisturbed.run_dir)
     assert [record["step"] for record in records] == list(range(harness.STEPS + 1))
     assert runs.samples(run.run_dir).keys() == runs.samples(undisturbed.run_dir).keys()  # step, phase, prompt
     assert [r.get("lr") for r in records] == [r.get("lr") for r in expected]
+    assert records[step]["attempt"] < records[step + 1]["attempt"]
     assert runs.comparable(run.run_dir)[: step + 1] == runs.comparable(undisturbed.run_dir)[: step + 1]
     assert records[step + 1]["grad_norm"] == pytest.approx(expected[step + 1]["grad_norm"], rel=1e-3)
 

@@ -25,7 +25,7 @@ def test_the_controller_is_restarted(cluster: Cluster, submit: Submit, undisturb
     run = submit()
     later.join()
     comment = json.loads((run.run_dir / "jobs" / "0001" / "job.json").read_text())["comment"]
-    assert slurm_commands.jobs_with_comment(comment) == [run.job_id]
+    assert [job_id for job_id, theirs in slurm_commands.own_jobs() if theirs == comment] == [run.job_id]
 
     run.wait_for("rollout 0", in_rollout(run, 0))
     cluster.stop_controller()

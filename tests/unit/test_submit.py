@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -162,7 +163,7 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: py
 def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
-    fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77")
+    fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
     made = config(run={"dir": str(tmp_path / "run")}, data={"train": str(data)})
     assert submit.submit(made) == "77"
     job = tmp_path / "run" / "jobs" / "0001"
@@ -174,6 +175,22 @@ def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "worker.py"
     ).read_bytes()
     assert config_file.load(job / "config.yaml") == made
+
+
+def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submit that was killed after sbatch had taken the job: there must not be a second one."""
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
+    made = config(run={"dir": str(tmp_path / "run")}, data={"train": str(data)})
+    submit.submit(made)
+    record = tmp_path / "run" / "jobs" / "0001" / "job.json"
+    comment = json.loads(record.read_text())["comment"]
+    record.unlink()
+    state = f"echo 'JobId=77 JobState=PENDING Comment={comment}'"
+    fake_commands(tmp_path, monkeypatch, squeue=f"echo '77 {comment}'; echo '78 '", scontrol=state)
+    with pytest.raises(ValueError, match="job 77 is pending already"):
+        submit.submit(made)
 
 
 LINE = (

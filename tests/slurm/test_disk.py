@@ -1,0 +1,58 @@
+"""The disk of a run becomes full: one line says so, nothing that was saved is lost, and with space it goes on."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc import commit
+from tests.slurm.harness import Cluster, SlurmRun
+from tests.slurm.test_preemption import assert_equal
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until nothing more fits."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                continue
+
+
+@pytest.mark.timeout(600)
+def test_the_disk_is_full(
+    cluster: Cluster, tiny_config: Path, undisturbed: SlurmRun, small_disk: Path, tmp_path: Path
+) -> None:
+    run = SlurmRun(tiny_config, small_disk / "run", grader_seconds=0.2).submit()
+    try:
+        run.wait_for("two steps", lambda: run.last_step() >= 2)
+        fill(small_disk / "filler")
+        run.wait_until_ended("FAILED", timeout=180)
+        lines = [line for line in run.log().splitlines() if "the disk is full" in line]
+        assert lines and "free some space" in lines[-1], run.log()
+        assert "Traceback" not in run.log()
+        steps = [path for path in (run.run_dir / "checkpoints").iterdir() if path.name.isdigit()]
+        assert steps and all(commit.verify(path) == [] for path in steps)
+
+        (small_disk / "filler").unlink()
+        run.submit()
+        run.wait_until_ended()
+        assert_equal(run, undisturbed, tmp_path)
+        assert not list((run.run_dir / "checkpoints").glob(".*"))
+    finally:
+        subprocess.run(["scancel", run.job_id], capture_output=True, check=False)
