@@ -124,23 +124,24 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         commands[name] = parser
         return parser
 
+    def takes_config(parser: _Parser) -> None:
+        parser.add_argument("config", metavar="CONFIG", help="YAML file")
+        parser.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
+
     setting = "settings put over the file, such as run.max_steps=10 or batch.num_generations=8"
     text = "Needs no GPU and starts nothing. Exits with 2 and every broken rule if the sizes do not fit together."
     plan = add("plan", _plan, "show what a config amounts to: sizes, layout, passes, steps", text, _PLAN_EXAMPLES)
-    plan.add_argument("config", metavar="CONFIG", help="YAML file")
-    plan.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
+    takes_config(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
     text = "The run directory is run.dir, by default runs/NAME. An existing one is resumed where it stopped."
     train = add("train", _train, "train on this machine", text, _TRAIN_EXAMPLES)
-    train.add_argument("config", metavar="CONFIG", help="YAML file")
-    train.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
+    takes_config(train)
     text = (
         "Submits the run through submitit. The run directory is run.dir; an existing one is resumed where it stopped. "
         "The job requeues itself when it is preempted or out of time, until the last step is done."
     )
     submit = add("submit", _submit, "train on a Slurm cluster", text, _SUBMIT_EXAMPLES)
-    submit.add_argument("config", metavar="CONFIG", help="YAML file")
-    submit.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
+    takes_config(submit)
     submit.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
     text = "Where runs stand: state, step, reward, speed, time left, and why attempts ended. Works without Slurm, too."
     status = add("status", _status, "show where runs stand", text, _STATUS_EXAMPLES)

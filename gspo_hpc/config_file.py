@@ -31,8 +31,8 @@ _ABOVE_0 = (lambda v: v > 0, "must be above 0")
 _BELOW_1 = (lambda v: 0 <= v < 1, "must be at least 0 and below 1")
 _ONE_LINE = (lambda v: v.isprintable() and v != "", "must be one line of text")
 # What a line of #SBATCH carries: nothing there that a shell or sbatch itself takes for a quote, a command or an escape.
-_SBATCH_VALUE = re.compile(r"[A-Za-z0-9 _.,:@%+=/\[\]()|&*!~^-]+")
-_SBATCH = (lambda v: _SBATCH_VALUE.fullmatch(v) is not None, f"must be made of {_SBATCH_VALUE.pattern[:-1]}")
+SBATCH_VALUE = re.compile(r"[A-Za-z0-9 _.,:@%+=/\[\]()|&*!~^-]+")
+_SBATCH = (lambda v: SBATCH_VALUE.fullmatch(v) is not None, f"must be made of {SBATCH_VALUE.pattern[:-1]}")
 _SBATCH_TEXTS = (
     *("partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "mem", "gres", "gpu_bind"),
     *("mail_user", "mail_type", "comment"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import signal
 import socket
@@ -23,9 +22,10 @@ from pathlib import Path
 from gspo_hpc import orphans
 from gspo_hpc.config import Config
 from gspo_hpc.durable import open_private, write_json
-from gspo_hpc.plan import make_plan
+from gspo_hpc.plan import Plan, make_plan
 from gspo_hpc.preemption import StopFlag, signals_default_in_children
 from gspo_hpc.rundir import Attempt, RunDir, open_run
+from gspo_hpc.verdict import AFTERMATH
 
 DONE, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
 WORKER = (sys.executable, "-m", "gspo_hpc.worker")
@@ -33,8 +33,6 @@ WORKER = (sys.executable, "-m", "gspo_hpc.worker")
 _POLL = 0.05  # seconds between two looks at the ranks
 _SETTLE = 0.5  # seconds after a first failure in which others may show that they failed before
 _LOG_TAIL = 65536  # bytes of a log that are searched for the error
-# How a rank ends when another one is gone: it is not the one to blame.
-_AFTERMATH = re.compile(r"gloo|nccl|connection|timed out|timeout|store|broken pipe|distributed", re.IGNORECASE)
 
 
 def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0) -> int:
@@ -44,17 +42,12 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     `worker`: the command that becomes a rank. `grace`: seconds that the other ranks get once one has failed.
     Raises ValueError for what is refused before any rank is started, which the command line makes exit code 2.
     """
-    if missing := config.missing():
-        raise ValueError(f"to train, give also: {', '.join(missing)}")
     if config.cluster.nodes > 1:
         raise ValueError(
             f"cluster.nodes is {config.cluster.nodes}, and train starts ranks on this machine only: hand it to Slurm "
             "with gspo-hpc submit, or give cluster.nodes=1"
         )
-    if config.rollout.mode == "server":
-        raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
-    plan = make_plan(config)
-    plan.require()
+    plan = require(config)
     check_inputs(config)
     run, resumed = open_run(config)
     with run.lock() as lock, _stop_flag() as flag:
@@ -72,6 +65,17 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
             raise
         attempt.finish(reason, code, detail)
     return code
+
+
+def require(config: Config) -> Plan:
+    """The plan of a config that can be run. Raises ValueError for what is missing and for every broken rule."""
+    if missing := config.missing():
+        raise ValueError(f"to train, give also: {', '.join(missing)}")
+    if config.rollout.mode == "server":
+        raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
+    plan = make_plan(config)
+    plan.require()
+    return plan
 
 
 def check_inputs(config: Config) -> None:
@@ -278,7 +282,7 @@ def _blame(failed: Mapping[int, int], log_path: Callable[[int], Path]) -> tuple[
 
     def aftermath(number: int) -> tuple[int, int]:
         error = _last_error(log_path(number))
-        return (0 if failed[number] < 0 else 2 if not error else 3 if _AFTERMATH.search(error) else 1), number
+        return (0 if failed[number] < 0 else 2 if not error else 3 if AFTERMATH.search(error) else 1), number
 
     number = min(failed, key=aftermath)
     return number, failed[number]

@@ -39,7 +39,6 @@ class Job:
     end_time: float | None  # when Slurm will end it, a preemption's grace included
     preempt_time: float | None  # when its preemption began, if it did
     restarts: int
-    time_limit: str
     comment: str
 
     @property
@@ -73,7 +72,6 @@ def parse_job(text: str) -> Job:
         end_time=_time(pairs.get("EndTime")),
         preempt_time=_time(pairs.get("PreemptTime")),
         restarts=int(pairs.get("Restarts", "0")),
-        time_limit=pairs.get("TimeLimit", ""),
         comment=pairs.get("Comment", ""),
     )
 

@@ -37,8 +37,8 @@ def fingerprints(reward: Reward) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
 
 
-def take(folder: Path, reward: Reward) -> dict[str, str]:
-    """Copy into `folder`; the environment of processes that are to use the copy."""
+def take(folder: Path, reward: Reward) -> None:
+    """Copy into `folder`, for processes that have its :func:`environment`."""
     package = Path(__file__).parent
     make_private_dir(folder)
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
@@ -52,7 +52,6 @@ def take(folder: Path, reward: Reward) -> dict[str, str]:
         check=False,
     )
     write_json(folder / "origin.json", {"path": str(package), "commit": described.stdout.strip() or None})
-    return environment(folder)
 
 
 def environment(folder: Path) -> dict[str, str]:

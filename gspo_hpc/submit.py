@@ -25,8 +25,7 @@ from gspo_hpc import config_file, slurm_commands, snapshot, srun
 from gspo_hpc.config import Config
 from gspo_hpc.control import ADDRESS, TOKEN
 from gspo_hpc.durable import make_private_dir, read_json, write_atomically, write_json
-from gspo_hpc.launch import check_inputs
-from gspo_hpc.plan import make_plan
+from gspo_hpc.launch import check_inputs, require
 from gspo_hpc.rundir import RunDir, open_run
 from gspo_hpc.slurm_commands import SlurmError
 
@@ -106,11 +105,7 @@ def job_ids(run: RunDir) -> list[str]:
 
 
 def _require(config: Config) -> None:
-    if missing := config.missing():
-        raise ValueError(f"to train, give also: {', '.join(missing)}")
-    if config.rollout.mode == "server":
-        raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
-    make_plan(config).require()
+    require(config)
     path = str(RunDir(config.run_dir).path)
     if not _PLAIN_PATH.fullmatch(path):
         wrong = sorted(set(path) - set("".join(_PLAIN_PATH.findall(path))))
@@ -121,7 +116,7 @@ def _require(config: Config) -> None:
     if own:
         raise ValueError(f"slurm.sbatch: {', '.join(own)} are set by other keys, of slurm, cluster or run")
     for name, value in config.slurm.sbatch.items():
-        if not re.fullmatch(r"[a-z][a-z-]*", name) or not _PLAIN_VALUE.fullmatch(str(value)):
+        if not re.fullmatch(r"[a-z][a-z-]*", name) or not config_file.SBATCH_VALUE.fullmatch(str(value)):
             raise ValueError(f"slurm.sbatch: {name!r}: {value!r} cannot be an option of sbatch")
     for name in config.slurm.environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -131,9 +126,6 @@ def _require(config: Config) -> None:
                 f"slurm.environment: {name} looks like a secret, and the config is kept with the run: set it in the "
                 "environment of the shell that submits"
             )
-
-
-_PLAIN_VALUE = re.compile(r"[A-Za-z0-9 _.,:@%+=/\[\]()|&*!~^-]*")
 
 
 def _executor(config: Config, run_dir: Path, job_dir: Path, comment: str | None = None) -> SlurmExecutor:

@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     before = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = call("env").strip().removeprefix("export SLURM_CONF=")
     try:
-        yield Cluster(link)
+        yield Cluster()
     finally:
         call("down")
         os.environ.pop("SLURM_CONF")

@@ -40,11 +40,8 @@ OVERRIDES = (
 )
 
 
-@dataclass
 class Cluster:
     """What `slurm/local_cluster.sh up` has started."""
-
-    folder: Path
 
     def user_signal(self, on: bool) -> None:
         """Whether a preemption sends the signal of --signal at once, or SIGTERM only."""
