@@ -2,21 +2,28 @@
 
 Floor 3. A checkpoint directory holds ``megatron/`` (model and optimizer shards, independent of the layout that wrote
 them), ``rng-RANK.json`` (generator states), ``cursor.json`` (where the run stands, plain JSON) and ``rollout.jsonl``
-(the groups of the rollout in use, with what later updates of it need). All ranks call :func:`save` and :func:`load`.
+(the groups of the rollout in use, with what later updates of it need). All ranks call :func:`prepare` and
+:func:`load`; ``gspo_hpc.saver`` lets a thread write what was prepared.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -30,6 +37,42 @@ from gspo_hpc.pipeline import Policy
 from gspo_hpc.process_groups import Ranks, barrier
 
 
+class Copies:
+    """Host memory that a save writes from while training goes on: a whole copy of what this rank saves.
+
+    It is kept from save to save, since getting it anew takes longer than copying. On CUDA it is pinned.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[str, tuple[int, ...], str], torch.Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def take(self, state: dict[str, list[ShardedBase]]) -> None:
+        """Make `state`, Megatron's by key, one that nothing changes any more."""
+        on_gpu = False
+        for key, parts in state.items():
+            for part in parts:
+                if isinstance(part, ShardedTensor):
+                    name = (key, tuple(part.global_offset), str(part.flattened_range))
+                    on_gpu |= part.data.is_cuda
+                    part.data = self._copy(name, part.data)
+                else:
+                    part.data = copy.deepcopy(part.data)
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()
+
+    def _copy(self, name: tuple[str, tuple[int, ...], str], source: torch.Tensor) -> torch.Tensor:
+        target = self._tensors.get(name)
+        if target is None or target.shape != source.shape or target.dtype != source.dtype:
+            target = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            self._tensors[name] = target
+        return target.copy_(source.detach(), non_blocking=True)
+
+
 class _InProcess(TorchDistSaveShardedStrategy):
     """Megatron's torch_dist format, written by this process.
 
@@ -37,16 +80,24 @@ class _InProcess(TorchDistSaveShardedStrategy):
     and leaves a manager process behind when the rank is killed. The files are the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup, copies: Copies) -> None:
         super().__init__("torch_dist", 1)
+        self._group, self._copies = group, copies
 
-    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        torch_checkpoint.save(
-            mcore_to_pyt_state_dict(renamed, False),
-            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False),  # commit.py syncs
-            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-        )
+        self._copies.take(renamed)
+        state = mcore_to_pyt_state_dict(renamed, False)
+
+        def write() -> None:
+            torch_checkpoint.save(
+                state,
+                storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False),  # commit.py syncs
+                planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+                process_group=self._group,
+            )
+
+        return AsyncRequest(write, (), [])
 
 
 def _state(policy: Policy, is_loading: bool) -> dict[str, Any]:
@@ -56,19 +107,43 @@ def _state(policy: Policy, is_loading: bool) -> dict[str, Any]:
     return state
 
 
-def save(policy: Policy, staging: Path) -> None:
-    """Write this rank's part into a staging directory that exists; the caller commits it once all ranks are back."""
+def prepare(
+    policy: Policy, staging: Path, group: dist.ProcessGroup, copies: Copies, *, check: bool = True
+) -> Callable[[], None]:
+    """Copy this rank's part of the state, and return what writes it into a staging directory that exists.
+
+    All ranks call both. The second may run in a thread, beside training: its collectives are those of `group`, over
+    gloo and all ranks; once it is back on rank 0, all ranks have written. `check`: whether all ranks together hold
+    every piece of every parameter once, which costs a gather and need not be asked twice.
+    """
     shards = staging / "megatron"
     if policy.ranks.rank == 0:
         shards.mkdir(mode=0o700, exist_ok=True)
     barrier(policy.ranks.device)
     with plain_disk_full(staging):
-        try:
-            dist_checkpointing.save(_state(policy, is_loading=False), str(shards), sharded_strategy=_InProcess())
-        except CheckpointException as error:  # one for all ranks, around what was the matter with each
-            raise next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), error) from None
+        request = dist_checkpointing.save(
+            _state(policy, is_loading=False),
+            str(shards),
+            sharded_strategy=_InProcess(group, copies),
+            validate_access_integrity=check,
+            async_sharded_save=True,
+        )
+        assert request is not None and request.async_fn is not None
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
-    barrier(policy.ranks.device)
+        if policy.ranks.rank == 0:  # what the request would do at its end, with a barrier of the default group
+            save_config(CheckpointingConfig("torch_dist", 1), str(shards))
+    write_shards = request.async_fn
+
+    def write() -> None:
+        with plain_disk_full(staging):
+            try:
+                write_shards()
+            except CheckpointException as error:  # one for all ranks, around what was the matter with each
+                raise next(
+                    (cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), error
+                ) from None
+
+    return write
 
 
 def load(policy: Policy, path: Path) -> None:

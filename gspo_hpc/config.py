@@ -157,6 +157,7 @@ class Checkpoint:
 
     interval: int = 50  # optimizer steps; a last one is always saved
     keep: int = 2
+    async_save: bool = True  # written by a thread while training goes on, from a copy in host memory
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from gspo_hpc.records import Prompt
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout import Station
 from gspo_hpc.rundir import Attempt, RunDir
+from gspo_hpc.saver import Saver
 from gspo_hpc.tracking import Tracker
 
 _OTHER_LAYOUT = "weights, optimizer and prompts are the same, but sums round in another order: not bit for bit"
@@ -126,6 +127,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
             probe=probe,
             rollouts=run.rollouts,
             new_staging=lambda step: _new_staging(run, step, ranks),
+            saver=Saver(policy, background=config.checkpoint.async_save),
             outlet=outlet,
             attempt=attempt.number,
             reference=reference,

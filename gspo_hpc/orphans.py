@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gspo_hpc import leftovers
+
 MARK = "GSPO_HPC_MARK"  # environment variable of every process of a run: RUN_ID:ATTEMPT
 PARENT = "GSPO_HPC_PARENT"  # process id of the launcher that started this rank
 _PR_SET_PDEATHSIG = 1
@@ -104,5 +106,6 @@ if __name__ == "__main__":
     sys.stdin.buffer.read()
     try:
         kill_marked(sys.argv[1], int(sys.argv[2]))
+        leftovers.sweep(sys.argv[1], [int(sys.argv[2])])
     except TimeoutError as error:
         sys.exit(str(error))

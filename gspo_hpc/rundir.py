@@ -161,6 +161,10 @@ class Attempt:
         """Where a rank's output goes."""
         return self.path / f"rank-{rank}.log"
 
+    def stacks_path(self, rank: int) -> Path:
+        """Where a rank that is ended for hanging, or crashes, writes what its threads were at."""
+        return self.path / f"rank-{rank}.stacks"
+
     def finish(self, reason: str, exit_code: int, detail: str = "", reached: tuple[int, int] | None = None) -> None:
         """Why it ended: "done", "stopped", "refused" or "failed"; under Slurm also "preempted", "time limit" or
         "cancelled". `reached`: the last logged step, and finished groups of the rollout in work."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import time
@@ -156,11 +157,12 @@ def follow(path: Path, *, forever: bool, done: Callable[[], bool]) -> Iterator[s
 
 def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
     """The log and the text of the traceback that the others follow from: of the rank that stopped writing first, errors
-    that are only about another rank having gone left out. Raises ValueError where no rank told of an error."""
+    that are only about another rank having gone left out. Of an attempt that was ended for a rank that hung, the stacks
+    of that rank. Raises ValueError where no rank told of an error."""
     run = RunDir(path)
     run.read_info()
-    attempts = [record["attempt"] for record in run.read_attempts()]
-    for number in [attempt] if attempt is not None else reversed(attempts):
+    details = {record["attempt"]: record.get("detail") or "" for record in run.read_attempts()}
+    for number in [attempt] if attempt is not None else reversed(details):
         found = []
         for log in run.attempt(number).path.glob("rank-*.log"):
             if (text := _traceback(log)) is not None:
@@ -169,6 +171,11 @@ def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
         if found:
             _, _, log, text = min(found, key=lambda item: item[:2])
             return log, text
+        if stacks := [path for path in run.attempt(number).path.glob("rank-*.stacks") if path.stat().st_size]:
+            named = re.search(r"rank (\d+) on", details.get(number, ""))
+            blamed = run.attempt(number).stacks_path(int(named.group(1)) if named else 0)
+            path = blamed if blamed in stacks else min(stacks)
+            return path, path.read_text("utf-8", "replace")
     raise ValueError(f"{run.path}: no traceback in the log of any rank")
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo_hpc import config_file, slurm_commands, srun
+from gspo_hpc import config_file, leftovers, slurm_commands, srun
 from gspo_hpc.config import Config
 from gspo_hpc.control import Server
 from gspo_hpc.durable import DISK_FULL, open_private, write_atomically, write_json
@@ -87,6 +87,7 @@ def _attempts(config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: st
         lock.describe(attempt.number)
         write_json(run.plan, make_plan(config).to_json())
         verdict = _Attempt(config, run, attempt, job_dir, job_id, flag).run()
+        leftovers.sweep(run.read_info()["run_id"], range(1, attempt.number + 1))
         full = DISK_FULL in verdict.detail
         if full:
             ballast.unlink(missing_ok=True)  # room for the last words

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gspo_hpc import checkpoint, evaluate, journal, sync, update
+from gspo_hpc import evaluate, journal, sync, update
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.config import Config
 from gspo_hpc.control import Client, mark
@@ -25,6 +25,7 @@ from gspo_hpc.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.prompts import Position, PromptStream
 from gspo_hpc.records import Group, Prompt
 from gspo_hpc.rollout import Interrupted, Station, generate
+from gspo_hpc.saver import Saver
 from gspo_hpc.statistics import step_record
 
 
@@ -44,7 +45,10 @@ class Outlet(Protocol):
         """One line for the person who watches."""
 
     def committed(self, staging: Path, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
-        """Make a written checkpoint count; `record` is that of its step while it is not logged yet."""
+        """Make a written checkpoint count, in the thread that saves; `record` is that of its step, not logged yet."""
+
+
+_PATIENCE = 30.0  # seconds that a failing rank waits for a save under way
 
 
 class TooManySkippedSteps(RuntimeError):
@@ -67,7 +71,8 @@ class Session:
     eval_prompts: Sequence[Prompt]
     probe: list[list[int]]
     rollouts: Path
-    new_staging: Any  # () -> Path, the same on every rank
+    new_staging: Any  # (step) -> Path, the same on every rank
+    saver: Saver
     outlet: Outlet
     attempt: int
     reference: update.Reference | None
@@ -133,12 +138,20 @@ def train(session: Session, start: Start) -> str:
                 saved = cursor.step
             _finish(session, cursor, unlogged)  # evaluate where due, log
             unlogged = None
+            session.saver.check()
             if any_rank(session.station.stop_requested(), session.policy.ranks.device):
                 raise Interrupted
     except (Interrupted, Abandoned):
         if cursor.step > saved and _can_save(session):
             _save(session, cursor, groups, unlogged)
+        _wait_for_save(session)
         return "stopped"
+    except Exception:
+        # What is nearly saved need not be done again; the error is the one that is told.
+        with contextlib.suppress(Exception):
+            session.saver.wait(_PATIENCE)
+        raise
+    _wait_for_save(session)
     return "done"
 
 
@@ -293,10 +306,15 @@ def _can_save(session: Session) -> bool:
 
 
 def _save(session: Session, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
-    began = time.monotonic()
+    """Begin a checkpoint of what this step has led to; training goes on while it is written."""
     with session.clock("save"):
+        _wait_for_save(session)
         staging = session.new_staging(cursor.step)
-        checkpoint.save(session.policy, staging)
-        session.outlet.committed(staging, cursor, groups if cursor.update else [], record)
+        in_use = groups if cursor.update else []
+        session.saver.save(staging, lambda: session.outlet.committed(staging, cursor, in_use, record))
+
+
+def _wait_for_save(session: Session) -> None:
+    session.saver.wait()
     if session.control is not None:
-        session.control.save_seconds = time.monotonic() - began
+        session.control.save_seconds = session.saver.seconds

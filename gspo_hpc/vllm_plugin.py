@@ -22,9 +22,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from gspo_hpc import vllm_cpu
+from gspo_hpc import leftovers, vllm_cpu
 from gspo_hpc.engine_process import OWNER
-from gspo_hpc.orphans import die_with_parent
+from gspo_hpc.orphans import MARK, die_with_parent
 from gspo_hpc.weight_transfer import BACKEND
 
 Loader = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
@@ -39,6 +39,8 @@ def register() -> None:
         die_with_parent(parent.pid)
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)  # signals for the owner's process group, to preempt or to interrupt it, are not for us
+        if MARK in os.environ:
+            leftovers.claim(os.environ[MARK])
         vllm_cpu.use_own_kernels()
     registry = WeightTransferEngineFactory._registry
     if BACKEND not in registry:

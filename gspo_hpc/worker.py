@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from gspo_hpc import orphans
+from gspo_hpc import leftovers, orphans
 
 if TYPE_CHECKING:
     from gspo_hpc.control import Client
@@ -85,17 +85,22 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     run = RunDir(run_dir)
     attempt = run.attempt(int(os.environ["GSPO_HPC_ATTEMPT"]))
     terminal = _redirect_output(attempt.log_path(int(os.environ["RANK"])))
-    _show_stacks()
+    stacks = attempt.stacks_path(int(os.environ["RANK"]))
+    _show_stacks(stacks)
     control = _connect(flag)
     guard = None if control is None else _guard(os.environ["GSPO_HPC_RUN_ID"], attempt.number)
+    mark = os.environ[orphans.MARK]
+    leftovers.claim(mark)
     try:
         from gspo_hpc import jobs  # only now: what libraries say on import belongs into the log
 
-        outcome = jobs.train(run, attempt, flag, terminal, control)
+        with leftovers.temporary_folder(mark):
+            outcome = jobs.train(run, attempt, flag, terminal, control)
     except Exception as error:
         if control is not None:
             control.finish(*_outcome(error))
         raise
+    stacks.unlink(missing_ok=True)
     if control is None:
         return EXIT_DONE if outcome == "done" else EXIT_REQUEUE
     # Whoever watches is told in this way, for at an exit code that is not 0 srun ends the ranks that still save.
@@ -105,9 +110,10 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     return EXIT_DONE
 
 
-def _show_stacks() -> None:
-    """SIGABRT, by which whoever watches ends a rank that hangs, writes the stacks of all threads into the log."""
-    faulthandler.enable(all_threads=True)
+def _show_stacks(path: Path) -> None:
+    """SIGABRT, by which whoever watches ends a rank that hangs, writes the stacks of all threads into a file of their
+    own: they are written a word at a time, and into the log everything else on the node writes as well."""
+    faulthandler.enable(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), all_threads=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
@@ -117,6 +123,7 @@ def _guard(run_id: str, attempt: int) -> subprocess.Popen[bytes] | None:
     os.environ.update(orphans.mark(run_id, attempt))  # of all processes that are started from here on
     if os.environ["LOCAL_RANK"] == "0":
         orphans.kill_marked(run_id, but=attempt)
+        leftovers.sweep(run_id, range(1, attempt))
         return orphans.start_guard(run_id, attempt)
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,9 @@ from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
 from gspo_hpc.pipeline import Abandoned, Policy, StepResult
 from gspo_hpc.plan import pass_sizes
-from gspo_hpc.process_groups import Ranks, drop_layout, start, stop
+from gspo_hpc.process_groups import Ranks, barrier, drop_layout, start, stop
 from gspo_hpc.records import Completion, Group, Prompt
+from gspo_hpc.saver import Saver
 
 Arrays = dict[str, np.ndarray]
 
@@ -148,8 +150,12 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
             assert update.step(which, rollout, objective, settings) is not None
 
     advance(made)
-    checkpoint.save(made, Path(folder))
-    advance(made)
+    saver = Saver(made)
+    for _ in range(2):  # the second into the memory that the first has used
+        saver.save(_empty(Path(folder), ranks), lambda: None)
+    advance(made)  # while it is written
+    saver.wait()
+    barrier(ranks.device)
     straight = {f"straight/{name}": t.clone().numpy() for name, t in weights.stream(made.module, made.arch)}
     fresh = Policy(made.arch, settings, ranks)
     fresh.make_optimizer()
@@ -158,13 +164,22 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     return straight | {f"resumed/{name}": t.numpy() for name, t in weights.stream(fresh.module, fresh.arch)}
 
 
+def _empty(folder: Path, ranks: Ranks) -> Path:
+    """The folder without what is in it, once all ranks have come this far."""
+    if ranks.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    barrier(ranks.device)
+    return folder
+
+
 def full(model: str, world: int, folder: str) -> Arrays:
     """Whether a save that finds no room says so in one line: files may have no more than a page here."""
     made, _ = policy(config(model, world))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        checkpoint.save(made, Path(folder))
+        Saver(made, background=False).save(Path(folder), lambda: None)
         said = ""
     except OSError as error:
         said = str(error)

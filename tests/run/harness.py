@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
+
+from gspo_hpc import leftovers
 
 # What may differ between equal runs: time, and what is made again after a death, a sync's probe included.
 TIMING = ("seconds", "tokens_per_s", "time", "attempt", "engine_restarts", "passes")
@@ -112,3 +115,11 @@ def samples(run_dir: Path) -> dict[tuple[Any, ...], str]:
         key = (row["step"], row["phase"], row["prompt"])
         assert found.setdefault(key, row["completion"]) == row["completion"], key
     return found
+
+
+def left_on_node(run_dir: Path) -> list[str]:
+    """Files in shared memory and temporary folders by the names that the run's attempts give them."""
+    run_id = json.loads((run_dir / "run.json").read_text())["run_id"]
+    tags = [leftovers._tag(f"{run_id}:{path.name.lstrip('0')}") for path in (run_dir / "attempts").iterdir()]
+    folders = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    return [str(path) for folder in folders for path in folder.iterdir() if any(tag in path.name for tag in tags)]

@@ -32,9 +32,12 @@ def test_engines_die_and_a_stop_comes_and_nothing_changes(
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, "rollout.engines_per_node=2")
     process = harness.start(command, log)
-    harness.wait_for(lambda: 0 < harness.journal_lines(run_dir, 0), process, log)
+    harness.wait_for((run_dir / "run.json").exists, process, log)
+    harness.wait_for(lambda: len(engine_cores(run_dir)) == 2, process, log)
     first = engine_cores(run_dir)
-    assert len(first) == 2
+    harness.wait_for((run_dir / "rollouts" / "000000").exists, process, log)
+    first[0].suspend()  # with work in hand, however slow this test is to kill it
+    harness.wait_for(lambda: 0 < harness.journal_lines(run_dir, 0), process, log)
     first[0].kill()
     harness.wait_for(lambda: harness.last_step(run_dir) == 3, process, log)
     second = engine_cores(run_dir)

@@ -45,9 +45,12 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     assert "rank 1 on" in attempts[1]["detail"] and "not been heard of for 15 s" in attempts[1]["detail"]
     assert len({record["slurm_job_id"] for record in attempts}) == 1
     for rank in (0, 1):
-        log = (run.run_dir / "attempts" / "0002" / f"rank-{rank}.log").read_text()
-        assert "Fatal Python error: Aborted" in log and "most recent call first" in log, f"rank {rank}"
-        assert f"{run.run_dir}/jobs/0001/code/gspo_hpc/worker.py" in log, "not the code that was submitted"
+        stacks = (run.run_dir / "attempts" / "0002" / f"rank-{rank}.stacks").read_text()
+        assert "Fatal Python error: Aborted" in stacks and "most recent call first" in stacks, (rank, stacks[:2000])
+        assert f"{run.run_dir}/jobs/0001/code/gspo_hpc/worker.py" in stacks, "not the code that was submitted"
+    told = run.command("logs", str(run.run_dir), "--errors", "--attempt", "2").stdout
+    assert "rank-1.stacks" in told and "most recent call first" in told, told
+    assert not list((run.run_dir / "attempts" / "0003").glob("*.stacks")), "left by ranks that were done"
     restarts = [record["engine_restarts"] for record in runs.metrics(run.run_dir) if "engine_restarts" in record]
     assert max(restarts) == 1
     assert_equal(run, undisturbed, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ def assert_equal(run: SlurmRun, undisturbed: SlurmRun, tmp_path: Path) -> None:
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in theirs)
     assert len({path.name.rsplit("-", 1)[1] for path in run.run_dir.glob("wandb/offline-run-*")}) == 1
     assert harness.processes_of(run.run_dir) == []
+    assert runs.left_on_node(run.run_dir) == []
 
 
 def in_rollout(run: SlurmRun, number: int) -> Callable[[], bool]:
@@ -76,13 +78,23 @@ def test_preempted_without_grace(cluster: Cluster, submit: Submit, undisturbed: 
     assert_equal(run, undisturbed, tmp_path)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_out_of_time(submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
-    """A run of three times its time limit: the jobs of the chain make the steps of one."""
-    run = submit("slurm.time_minutes=2", "slurm.signal_seconds=30", grader_seconds=1.6)
-    run.wait_until_ended(timeout=800)
+    """The time limit comes in two of three jobs of the chain: together they make the steps of one."""
+    run = submit("slurm.time_minutes=30", "slurm.signal_seconds=10")
+    for number in (0, 2):
+        run.wait_for(f"rollout {number}", in_rollout(run, number))
+        set_limit(run, f"EndTime={datetime.now() + timedelta(seconds=20):%Y-%m-%dT%H:%M:%S}")
+        started = len(run.attempts())
+        run.wait_for("the next start", lambda started=started: len(run.attempts()) > started)
+        set_limit(run, "TimeLimit=30")
+    run.wait_until_ended()
     attempts = run.attempts()
-    reasons = [record["reason"] for record in attempts]
-    assert reasons.count("time limit") >= 2 and set(reasons) == {"time limit", "done"}, attempts
+    assert [record["reason"] for record in attempts] == ["time limit", "time limit", "done"], attempts
     assert [record["reached"][0] for record in attempts] == sorted(record["reached"][0] for record in attempts)
     assert_equal(run, undisturbed, tmp_path)
+
+
+def set_limit(run: SlurmRun, word: str) -> None:
+    """Another time limit, as an administrator may set it: shorter than the whole minutes of --time."""
+    slurm_commands.run(["scontrol", "update", f"JobId={run.job_id}", word])

@@ -1,0 +1,82 @@
+"""Checkpoints that are written while training goes on.
+
+Floor 3. What is to be saved is copied at once; a thread writes the copy, with collectives of a group of its own, and on
+rank 0 commits it. One save is under way at a time: the next one waits for it, and so does the end of a run. What went
+wrong in the thread is raised where the loop next looks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch.distributed as dist
+
+from gspo_hpc import checkpoint
+from gspo_hpc.pipeline import Policy
+
+
+class Saver:
+    """Saves the checkpoints of one attempt. All ranks make one, and call :meth:`save` together."""
+
+    def __init__(self, policy: Policy, *, background: bool = True) -> None:
+        self.seconds = 0.0  # that the last whole save took, from the copy to the commit
+        self.copies = checkpoint.Copies()
+        self._policy, self._background = policy, background
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._under_way: Future[None] | None = None
+        self._checked = False
+
+    def save(self, staging: Path, commit: Callable[[], None]) -> None:
+        """Save the state as it is now into `staging`, once the save before is done; raises what that one failed with.
+
+        `commit` is called on rank 0, in the thread, when all ranks have written. Where anything fails, what was written
+        is removed, and nothing is committed.
+        """
+        self.wait()
+        began = time.monotonic()
+        first = self._policy.ranks.rank == 0
+        try:
+            write = checkpoint.prepare(self._policy, staging, self._group, self.copies, check=not self._checked)
+        except BaseException:
+            _remove(staging, first)
+            raise
+        self._checked = True
+
+        def work() -> None:
+            try:
+                write()
+                if first:
+                    commit()
+            except BaseException:
+                _remove(staging, first)
+                raise
+            self.seconds = time.monotonic() - began
+
+        self._under_way = self._thread.submit(work)
+        if not self._background:
+            self.wait()
+
+    def check(self) -> None:
+        """Raise what a save failed with that is over by now."""
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until no save is under way. Raises what it failed with, or TimeoutError after `seconds`."""
+        if self._under_way is not None:
+            self._under_way.result(seconds)
+            self._under_way = None
+
+    def close(self) -> None:
+        """End the thread; a save under way is left to itself."""
+        self._thread.shutdown(wait=False)
+
+
+def _remove(staging: Path, mine: bool) -> None:
+    if mine:  # a full disk needs the room
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,254 @@
+"""What safety costs: heartbeats, journal, tracking and checkpoints against a loop that has none of them.
+
+    .venv/bin/python tools/bench/safety.py > table.md          # progress goes to stderr
+
+Two measurements of SmolLM2-135M-Instruct on one training rank, one engine and all cores, 64 completions a step:
+
+- Steps: one run that a watching process listens to, as under Slurm. Every other step is bare: nothing is journalled,
+  logged, tracked or told to the watcher. Step seconds vary more than safety costs, so beside the medians of both kinds
+  stands what the calls themselves took: wall seconds where the loop waits for them, CPU seconds where threads and
+  processes of their own do the work.
+- Saves: checkpoints of the same state in turns, waited for and in the background, with one optimizer step after each.
+  "Blocked" is what the loop waits for. The step that runs while a checkpoint is written shares the cores with it; what
+  it takes longer than the step after a finished save is part of the price.
+
+The last table adds both up for one save in `checkpoint.interval` steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from step import COMPLETIONS, GROUP, LEARNING_RATE, MAX_LENGTH, REPO, cpu_model, spread
+
+WARM_UP = 2  # steps that are not measured
+RESULT = "GSPO_HPC_BENCH_RESULT"
+
+
+def say(text: str) -> None:
+    """A line of progress; stdout is for the tables."""
+    print(f"safety.py: {text}", file=sys.stderr, flush=True)
+
+
+def settings(args: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
+    """The run whose steps are measured."""
+    return {
+        "run": {"name": "bench", "dir": str(run_dir), "max_steps": args.steps + WARM_UP},
+        "cluster": {"platform": "cpu"},
+        "model": {"path": str(args.model), "dtype": "float32"},
+        "batch": {"micro_batch_tokens": 4096, "global_batch_size": COMPLETIONS, "num_generations": GROUP},
+        "data": {"train": str(args.data), "shuffle": False},
+        "rollout": {"max_prompt_length": 128, "max_response_length": MAX_LENGTH},
+        "reward": {"functions": [{"function": f"{REPO / 'tools' / 'bench' / 'graders.py'}:random_reward"}]},
+        "optimizer": {"lr": LEARNING_RATE},
+        "checkpoint": {"interval": 1000},
+        "tracking": {"wandb": "offline"},
+    }
+
+
+class Meter:
+    """Turns safety off in every other step, and adds up what it takes in the others."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.inside = 0.0  # wall seconds of the calls that the loop waits for
+        self.rows: list[dict[str, float | bool]] = []
+        self._last = time.perf_counter()
+
+    def around(self, owner: Any, name: str, *, counted: bool = True) -> None:
+        """Measure the method; leave it out where safety is off."""
+        original = getattr(owner, name)
+
+        def method(this: Any, *arguments: Any, **named: Any) -> None:
+            if self.on:
+                began = time.perf_counter()
+                original(this, *arguments, **named)
+                if counted:
+                    self.inside += time.perf_counter() - began
+
+        setattr(owner, name, method)
+
+    def step(self) -> None:
+        """A step is over; the next is of the other kind."""
+        now = time.perf_counter()
+        row = {"on": self.on, "seconds": now - self._last, "inside": self.inside, "beside": _beside()}
+        self.rows.append(row)
+        self._last, self.inside, self.on = now, 0.0, not self.on
+        Path(os.environ[RESULT]).write_text(json.dumps(self.rows))
+
+
+def _beside() -> float:
+    """CPU seconds until now of what runs beside the loop: the thread that beats, the tracker's, W&B's process."""
+    me = psutil.Process()
+    own = {thread.native_id for thread in threading.enumerate() if thread.name in ("control", "tracking")}
+    threads = sum(thread.user_time + thread.system_time for thread in me.threads() if thread.id in own)
+    children = [child.cpu_times() for child in me.children(recursive=True) if "wandb" in child.name()]
+    return threads + sum(times.user + times.system for times in children)
+
+
+def rank(argv: list[str]) -> int:
+    """One rank, as gspo_hpc.worker, with the meter in it."""
+    from gspo_hpc import control, journal, outlet, trainer, worker
+
+    meter = Meter()
+    meter.around(journal.Journal, "append")
+    meter.around(outlet.Files, "samples")
+    meter.around(outlet.Files, "step")
+    meter.around(control.Client, "_send", counted=False)  # by a thread of its own, once a second
+    finish: Callable[..., None] = trainer._finish
+
+    def finished(*arguments: Any) -> None:
+        finish(*arguments)
+        meter.step()
+
+    trainer._finish = finished  # type: ignore[assignment]
+    return worker.main(argv)
+
+
+def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], float]:
+    """Kind and seconds of every measured step; CPU seconds, a step that is not bare, of what runs beside the loop."""
+    from gspo_hpc import launch
+    from gspo_hpc.config_file import from_dict
+    from gspo_hpc.control import Server
+
+    server, over = Server("127.0.0.1", 1), threading.Event()
+
+    def listen() -> None:
+        while not over.is_set():
+            server.poll(0.2)
+
+    watcher = threading.Thread(target=listen)
+    watcher.start()
+    os.environ.update(server.environment() | {RESULT: str(work / "steps.json")})
+    before = time.process_time()
+    try:
+        code = launch.train(from_dict(settings(args, work / "run")), worker=[sys.executable, __file__, "--rank"])
+    finally:
+        over.set()
+        watcher.join()
+        server.close()
+    if code:
+        raise RuntimeError(f"the run ended with {code}; its log is in {work}")
+    rows: list[dict[str, Any]] = json.loads((work / "steps.json").read_text())
+    measured = rows[WARM_UP:]
+    watching = (time.process_time() - before) / len(rows)  # this process, which has launched the rank as well
+    return measured, watching + (rows[-1]["beside"] - rows[WARM_UP - 1]["beside"]) / sum(row["on"] for row in measured)
+
+
+def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]]:
+    """Seconds blocked, of whole saves, and of the step after a save, of both kinds."""
+    import numpy as np
+
+    from gspo_hpc import algorithms, commit, model_config, update, weights
+    from gspo_hpc.config_file import from_dict
+    from gspo_hpc.pipeline import Policy
+    from gspo_hpc.process_groups import start, stop
+    from gspo_hpc.records import Completion, Group, Prompt
+    from gspo_hpc.saver import Saver
+
+    config = from_dict(settings(args, work / "run"))
+    ranks = start(config)
+    arch = model_config.read(str(args.model))
+    policy = Policy(arch, config, ranks)
+    weights.load(policy.module, arch, str(args.model))
+    policy.make_optimizer()
+    objective = algorithms.resolve(config.algorithm)
+    rng = np.random.default_rng(0)
+
+    def completion(index: int) -> Completion:
+        tokens = rng.integers(0, arch.vocab_size, MAX_LENGTH).astype(np.int32)
+        values = np.full(MAX_LENGTH, -5.0, np.float32)
+        return Completion(tokens, values, "", "length", index, advantage=float(rng.standard_normal()))
+
+    def group(slot: int) -> Group:
+        tokens = rng.integers(0, arch.vocab_size, 48).astype(np.int32)
+        return Group(slot, Prompt(slot, tokens, "", {}), tuple(completion(i) for i in range(GROUP)))
+
+    groups = [group(slot) for slot in range(COMPLETIONS // GROUP)]
+    saver = Saver(policy)
+    found: dict[str, list[float]] = {f"{what}/{kind}": [] for what in ("blocked", "whole", "step") for kind in "sa"}
+    for turn in range(args.saves + 1):  # the first of each kind is not measured
+        for kind in ("s", "a") if turn % 2 else ("a", "s"):
+            staging = commit.begin(work / "checkpoints", turn)
+            began = time.perf_counter()
+            saver.save(staging, lambda staging=staging, turn=turn: commit.commit(staging, turn) and None)
+            if kind == "s":
+                saver.wait()
+            blocked = time.perf_counter() - began
+            began = time.perf_counter()
+            result = update.step(policy, groups, objective, config)
+            seconds = time.perf_counter() - began
+            assert result is not None and not result.skipped
+            saver.wait()
+            if turn:
+                for what, value in (("blocked", blocked), ("whole", saver.seconds), ("step", seconds)):
+                    found[f"{what}/{kind}"].append(value)
+        commit.retain(work / "checkpoints", 1)
+        say(f"saves: turn {turn} of {args.saves}")
+    size = sum(path.stat().st_size for path in (work / "checkpoints").rglob("*") if path.is_file())
+    found["bytes"] = [float(size)]
+    stop()
+    return found
+
+
+def main() -> int:
+    """Measure, and print Markdown."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct")
+    parser.add_argument("--data", type=Path, default=REPO / ".cache" / "sum20" / "train.jsonl")
+    parser.add_argument("--steps", type=int, default=16, help="measured, of both kinds together (default: %(default)s)")
+    parser.add_argument("--saves", type=int, default=5, help="measured of each kind (default: %(default)s)")
+    args = parser.parse_args()
+    for path in (args.model / "config.json", args.data):
+        if not path.is_file():
+            parser.error(f"{path} is not there: bash tools/quickstart.sh makes it")
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with tempfile.TemporaryDirectory(prefix="gspo_hpc-safety-") as name:
+        work = Path(name)
+        rows, beside = measure_steps(args, work)
+        os.environ.update(alone, OMP_NUM_THREADS=str(cores))  # before torch is imported
+        saves = measure_saves(args, work)
+
+    from gspo_hpc.config import Checkpoint
+
+    print(f"{args.model.name}, {COMPLETIONS} completions a step of at most {MAX_LENGTH} tokens, float32; {cores} cores")
+    print(f"of {cpu_model()}; load average before the start: {load:.1f}; medians, with least and most.\n")
+    safe, bare = ([row["seconds"] for row in rows if row["on"] is on] for on in (True, False))
+    inside = [row["inside"] for row in rows if row["on"]]
+    step = statistics.median(bare)
+    share = (statistics.median(inside) + beside / cores) / step
+    print("| steps | of each kind | s bare | s with safety | of which the loop waits for it | beside it, CPU s |")
+    print("|---|---|---|---|---|---|")
+    cells = [len(rows), len(safe), spread(bare, 2), spread(safe, 2), spread(inside, 4), f"{beside:.4f}"]
+    print(f"| {' | '.join(map(str, cells))} |\n")
+    blocked = statistics.median(saves["blocked/a"]) / statistics.median(saves["blocked/s"])
+    longer = statistics.median(saves["step/a"]) - statistics.median(saves["step/s"])
+    head = ("checkpoint", "s waited for", "s blocked in the background", "blocked / waited for", "s until committed")
+    print(f"| {' | '.join((*head, 's longer for the step beside it'))} |\n|---|---|---|---|---|---|")
+    cells = [f"{saves['bytes'][0] / 2**20:,.0f} MiB", spread(saves["blocked/s"], 2), spread(saves["blocked/a"], 2)]
+    cells += [f"{100 * blocked:.1f}%", spread(saves["whole/a"], 2), f"{longer:.2f}"]
+    print(f"| {' | '.join(map(str, cells))} |\n")
+    interval = Checkpoint().interval
+    save = (statistics.median(saves["blocked/a"]) + max(0.0, longer)) / interval / step
+    print(f"| heartbeats, journal, tracking | a save in {interval} steps | together |\n|---|---|---|")
+    print(f"| {100 * share:.2f}% | {100 * save:.2f}% | **{100 * (share + save):.2f}% of a step** |")
+    return 0
+
+
+if __name__ == "__main__":
+    code = rank(sys.argv[2:]) if sys.argv[1:2] == ["--rank"] else main()
+    sys.stdout.flush()
+    os._exit(code)  # gloo's threads outlive the group
