@@ -90,12 +90,17 @@ class _InProcess(TorchDistSaveShardedStrategy):
         state = mcore_to_pyt_state_dict(renamed, False)
 
         def write() -> None:
-            torch_checkpoint.save(
-                state,
-                storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False),  # commit.py syncs
-                planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-                process_group=self._group,
-            )
+            checksums = torch.serialization.get_crc32_options()
+            torch.serialization.set_crc32_options(False)  # commit.py hashes the files, and syncs them
+            try:
+                torch_checkpoint.save(
+                    state,
+                    storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False),
+                    planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+                    process_group=self._group,
+                )
+            finally:
+                torch.serialization.set_crc32_options(checksums)
 
         return AsyncRequest(write, (), [])
 

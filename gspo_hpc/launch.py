@@ -30,7 +30,7 @@ from gspo_hpc.verdict import AFTERMATH
 DONE, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
 WORKER = (sys.executable, "-m", "gspo_hpc.worker")
 
-_POLL = 0.05  # seconds between two looks at the ranks
+_POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 0.5  # seconds after a first failure in which others may show that they failed before
 _LOG_TAIL = 65536  # bytes of a log that are searched for the error
 

@@ -7,7 +7,9 @@ wrong in the thread is raised where the loop next looks.
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +20,8 @@ import torch.distributed as dist
 from gspo_hpc import checkpoint
 from gspo_hpc.pipeline import Policy
 
+_NICENESS = 10  # about a tenth of the cores that are wanted by both
+
 
 class Saver:
     """Saves the checkpoints of one attempt. All ranks make one, and call :meth:`save` together."""
@@ -27,7 +31,7 @@ class Saver:
         self.copies = checkpoint.Copies()
         self._policy, self._background = policy, background
         self._group = dist.new_group(backend="gloo")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=_step_back if background else None)
         self._under_way: Future[None] | None = None
         self._checked = False
 
@@ -75,6 +79,11 @@ class Saver:
     def close(self) -> None:
         """End the thread; a save under way is left to itself."""
         self._thread.shutdown(wait=False)
+
+
+def _step_back() -> None:
+    """Where training wants the cores, this thread and those it starts wait. When training waits, they have them all."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _remove(staging: Path, mine: bool) -> None:

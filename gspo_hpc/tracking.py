@@ -176,21 +176,35 @@ class Tracker:
 
 
 class _Wandb:
-    """A W&B run."""
+    """A W&B run.
 
-    def __init__(self, run: Any, table: Callable[[Samples], Any]) -> None:
-        self.run, self.table = run, table
+    For a table, and for nothing else, wandb asks its server before it takes it, and raises where there is no answer.
+    """
+
+    def __init__(self, run: Any, table: Callable[[Samples], Any], warn: Callable[[str], None]) -> None:
+        self.run, self.table, self.warn = run, table, warn
+        self._takes_tables = True
 
     def log(self, step: int, values: Mapping[str, float], samples: Samples) -> None:
         """One row of the history, sent at once: a kill must not take the newest step with it."""
-        tables = {"samples": self.table(samples)} if samples else {}
-        self.run.log({**values, **tables}, step=step, commit=True)
+        if not (samples and self._try(lambda: self.run.log({**values, "samples": self.table(samples)}, step, True))):
+            self.run.log(dict(values), step=step, commit=True)
 
     def close(self, samples: Samples, exit_code: int) -> None:
         """Finish the run; uploading is given up after FINISH_SECONDS."""
         if samples:
-            self.run.summary["samples_last"] = self.table(samples)
+            self._try(lambda: self.run.summary.update({"samples_last": self.table(samples)}))
         self.run.finish(exit_code=exit_code)
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Whether a table was taken; after one that was not, none is offered any more."""
+        if self._takes_tables:
+            try:
+                action()
+            except Exception as error:  # whatever it is, rows go on
+                self._takes_tables = False
+                self.warn(f"W&B took no table of samples ({_first_line(error)}); they are in samples.jsonl")
+        return self._takes_tables
 
 
 class _TensorBoard:
@@ -263,7 +277,7 @@ def _wandb(
     def table(rows: Samples) -> Any:
         return wandb.Table(columns=list(SAMPLE_COLUMNS), data=[_cells(row) for row in rows])
 
-    return _Wandb(run, table)
+    return _Wandb(run, table, warn)
 
 
 def _mode(asked: str, has_key: bool, warn: Callable[[str], None]) -> str:

@@ -44,8 +44,8 @@ def submit(cluster: Cluster, tiny_config: Path, tmp_path: Path) -> Iterator[Call
     """Submits a run in a folder of its own; it is cancelled at the end, whatever became of it."""
     submitted: list[SlurmRun] = []
 
-    def start(*overrides: str, grader_seconds: float = 0.2) -> SlurmRun:
-        run = SlurmRun(tiny_config, tmp_path / "run", overrides, grader_seconds)
+    def start(*overrides: str, grader_seconds: float = 0.2, **named: dict[str, str]) -> SlurmRun:
+        run = SlurmRun(tiny_config, tmp_path / "run", overrides, grader_seconds, **named)
         submitted.append(run.submit())
         return run
 

@@ -11,17 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc import slurm_commands
+from gspo_hpc import commit, slurm_commands
 from tests.run import harness
 
 PROJECT = Path(__file__).parents[2]
 SCRIPT = PROJECT / "slurm" / "local_cluster.sh"
 STEPS = 8
 GROUPS = 8  # of a rollout
+NOTICE = 45  # seconds before which a time limit must be set: slurmctld looks for jobs to be warned every 30 s
 # Two nodes with a rank and an engine each; rollouts of two updates, long enough to be interrupted.
 OVERRIDES = (
     "cluster.nodes=2",
@@ -98,12 +99,15 @@ class SlurmRun:
     run_dir: Path
     overrides: tuple[str, ...] = ()
     grader_seconds: float = 0.0
+    variables: dict[str, str] = field(default_factory=dict)  # of the ranks, through slurm.environment
+    shell: dict[str, str] = field(default_factory=dict)  # of the shell in which the commands are given
     job_id: str = ""
 
     def submit(self) -> SlurmRun:
         """Hand it to Slurm through the command line."""
-        variables = f"OMP_NUM_THREADS: '1', WANDB_MODE: offline, GSPO_HPC_TEST_GRADER_SECONDS: '{self.grader_seconds}'"
-        own = (f"run.dir={self.run_dir}", f"slurm.environment={{{variables}}}")
+        variables = {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+        variables |= {"GSPO_HPC_TEST_GRADER_SECONDS": str(self.grader_seconds), **self.variables}
+        own = (f"run.dir={self.run_dir}", f"slurm.environment={json.dumps(variables)}")
         done = self.command("submit", str(self.config), *own, *OVERRIDES, *self.overrides)
         assert done.returncode == 0, done.stdout + done.stderr
         found = re.search(r"job (\d+) submitted", done.stdout)
@@ -115,7 +119,7 @@ class SlurmRun:
         """gspo-hpc ..."""
         words = [sys.executable, "-m", "gspo_hpc.cli", *arguments]
         return subprocess.run(
-            words, capture_output=True, text=True, env=harness.environment(), timeout=120, cwd=PROJECT
+            words, capture_output=True, text=True, env=harness.environment() | self.shell, timeout=120, cwd=PROJECT
         )
 
     def state(self) -> str:
@@ -171,6 +175,21 @@ class SlurmRun:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """A signal to one rank."""
         os.kill(self.workers()[rank], number)
+
+
+def final_state(run: SlurmRun) -> dict[str, str]:
+    """Hashes of all shards of the newest checkpoint: weights and optimizer, bit for bit."""
+    newest = commit.list_committed(run.run_dir / "checkpoints")[-1]
+    assert commit.verify(newest) == []
+    files = json.loads((newest / commit.MANIFEST).read_text())["files"]
+    shards = {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
+    assert shards, files
+    return shards | {"checkpoint": newest.name}
+
+
+def engine_cores(run: SlurmRun) -> list[int]:
+    """Process ids of the engines' cores."""
+    return [pid for pid, text in processes_of(run.run_dir) if "EngineCore" in text]
 
 
 def processes_of(run_dir: Path) -> list[tuple[int, str]]:

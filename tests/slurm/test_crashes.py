@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
+from datetime import datetime
+from itertools import pairwise
 
 import pytest
 
@@ -19,13 +20,8 @@ from tests.slurm.test_preemption import assert_equal, in_rollout
 Submit = Callable[..., SlurmRun]
 
 
-def engine_cores(run: SlurmRun) -> list[int]:
-    """Process ids of the engines' cores."""
-    return [pid for pid, text in harness.processes_of(run.run_dir) if "EngineCore" in text]
-
-
 @pytest.mark.timeout(900)
-def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
+def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: SlurmRun) -> None:
     """kill -9 of a rank, kill -9 of an engine, SIGSTOP of a rank: each mended within the allocation."""
     run = submit()
     run.wait_for("rollout 0", in_rollout(run, 0))
@@ -34,8 +30,11 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     began = time.monotonic()
     run.wait_for("the end of the step", lambda: not set(run.workers().values()) & set(first.values()))
     assert time.monotonic() - began < 10.0
+    run.wait_for("the start of rollout 1", (run.run_dir / "rollouts" / "000001").exists)
+    engine = harness.engine_cores(run)[0]
+    os.kill(engine, signal.SIGSTOP)  # with work in hand, however slow this test is to kill it
     run.wait_for("rollout 1", in_rollout(run, 1))
-    os.kill(engine_cores(run)[0], signal.SIGKILL)
+    os.kill(engine, signal.SIGKILL)
     run.wait_for("rollout 2", in_rollout(run, 2))
     run.kill(1, signal.SIGSTOP)
     run.wait_until_ended()
@@ -44,6 +43,9 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     assert "rank 1 on" in attempts[0]["detail"] and "killed" in attempts[0]["detail"]
     assert "rank 1 on" in attempts[1]["detail"] and "not been heard of for 15 s" in attempts[1]["detail"]
     assert len({record["slurm_job_id"] for record in attempts}) == 1
+    for before, after in pairwise(attempts):
+        pause = datetime.fromisoformat(after["started"]) - datetime.fromisoformat(before["ended"])
+        assert pause.total_seconds() < 30.0, "a restart in the allocation is to begin at once"
     for rank in (0, 1):
         stacks = (run.run_dir / "attempts" / "0002" / f"rank-{rank}.stacks").read_text()
         assert "Fatal Python error: Aborted" in stacks and "most recent call first" in stacks, (rank, stacks[:2000])
@@ -53,25 +55,29 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     assert not list((run.run_dir / "attempts" / "0003").glob("*.stacks")), "left by ranks that were done"
     restarts = [record["engine_restarts"] for record in runs.metrics(run.run_dir) if "engine_restarts" in record]
     assert max(restarts) == 1
-    assert_equal(run, undisturbed, tmp_path)
+    assert_equal(run, undisturbed)
 
 
 @pytest.mark.timeout(600)
-def test_a_lost_node_is_left(cluster: Cluster, submit: Submit, undisturbed: SlurmRun, tmp_path: Path) -> None:
-    """slurmd and all that runs under it are killed: the run goes on elsewhere."""
-    run = submit()
+def test_preempted_without_grace_and_a_lost_node(cluster: Cluster, submit: Submit, undisturbed: SlurmRun) -> None:
+    """Killed within seconds by a job of higher priority; then slurmd and all that runs under it are killed."""
+    run = submit("slurm.partition=low-now")
     run.wait_for("rollout 0", in_rollout(run, 0))
+    cluster.preempt()
+    run.wait_for("the second start", lambda: len(run.attempts()) == 2)
+    run.wait_for("rollout 1", in_rollout(run, 1))
     lost = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)[1]  # type: ignore[union-attr]
     cluster.lose(lost)
     try:
-        run.wait_for("the second start", lambda: len(run.attempts()) == 2 and run.state() == "RUNNING")
+        run.wait_for("the third start", lambda: len(run.attempts()) == 3 and run.state() == "RUNNING")
         nodes = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)  # type: ignore[union-attr]
         assert lost not in nodes
         run.wait_until_ended()
     finally:
         cluster.revive(lost)
-    assert run.attempts()[0]["reason"] == "failed" and run.attempts()[-1]["reason"] == "done"
-    assert_equal(run, undisturbed, tmp_path)
+    reasons = [record["reason"] for record in run.attempts()]
+    assert reasons[0] != "failed" and reasons[1:] == ["failed", "done"], reasons
+    assert_equal(run, undisturbed)
 
 
 @pytest.mark.timeout(300)

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,10 @@ def _beside() -> float:
 
 def rank(argv: list[str]) -> int:
     """One rank, as gspo_hpc.worker, with the meter in it."""
-    from gspo_hpc import control, journal, outlet, trainer, worker
+    from gspo_hpc import control, journal, orphans, outlet, trainer, worker
 
+    os.dup2(2, 1)  # the console is progress
+    os.environ["GSPO_HPC_RUN_ID"] = os.environ[orphans.MARK].partition(":")[0]  # as a job of Slurm has it
     meter = Meter()
     meter.around(journal.Journal, "append")
     meter.around(outlet.Files, "samples")
@@ -117,7 +120,7 @@ def rank(argv: list[str]) -> int:
 
 
 def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], float]:
-    """Kind and seconds of every measured step; CPU seconds, a step that is not bare, of what runs beside the loop."""
+    """Kind and seconds of every measured step; CPU seconds a step of what runs beside the loop."""
     from gspo_hpc import launch
     from gspo_hpc.config_file import from_dict
     from gspo_hpc.control import Server
@@ -141,9 +144,10 @@ def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, 
     if code:
         raise RuntimeError(f"the run ended with {code}; its log is in {work}")
     rows: list[dict[str, Any]] = json.loads((work / "steps.json").read_text())
-    measured = rows[WARM_UP:]
     watching = (time.process_time() - before) / len(rows)  # this process, which has launched the rank as well
-    return measured, watching + (rows[-1]["beside"] - rows[WARM_UP - 1]["beside"]) / sum(row["on"] for row in measured)
+    # What a step logs is worked off in the next one, which is bare.
+    after = [row["beside"] - earlier["beside"] for earlier, row in pairwise(rows[WARM_UP - 1 :]) if not row["on"]]
+    return rows[WARM_UP:], watching + statistics.mean(after)
 
 
 def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]]:

@@ -1,0 +1,348 @@
+"""Random faults over one long run on a real Slurm, and whether it still equals the run that nothing happened to.
+
+    python -m tests.slurm.chaos --faults 20 --steps 200 > table.md          # progress goes to stderr
+
+Starts a Slurm of its own and two runs of the small model on it: one undisturbed, one that is hit again and again, by a
+fault and at a moment drawn at random, once it is at work again after the one before. Exits with 1 unless metrics,
+samples, final weights and optimizer state of the two are equal bit for bit and nothing is left of any process.
+
+Productive time is what the steps take where no fault hits: the mean time of an undisturbed rollout with its updates,
+times their number. Its ratio to the wall time is given twice: as it is, and without the time that the job waited in
+Slurm's queue. Graders sleep, so that a rollout lasts about as long as one that has something to compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import yaml
+
+from gspo_hpc import slurm_commands
+from tests.run import harness as runs
+from tests.slurm import harness
+from tests.slurm.harness import Cluster, SlurmRun
+
+UPDATES = 2  # of a rollout, by harness.OVERRIDES
+LAYOUT = ("cluster.nodes=1", "cluster.gpus_per_node=2", "rollout.engines_per_node=1")
+_PATIENCE = 300.0  # seconds in which a run that was hit must be at work again
+
+
+def say(text: str) -> None:
+    """A line of progress; stdout is for the tables."""
+    print(f"chaos: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Scene:
+    """What faults are made of."""
+
+    cluster: Cluster
+    run: SlurmRun
+    chance: random.Random
+    lost: list[str] = field(default_factory=list)  # nodes whose slurmd is dead
+
+    def rank(self) -> int:
+        """One of the ranks."""
+        return self.chance.choice(sorted(self.run.workers()))
+
+    def stop_hard(self) -> None:
+        """kill -9 of one rank."""
+        self.run.kill(self.rank())
+
+
+def preempted(scene: Scene) -> None:
+    """by a job of higher priority, with the user signal"""
+    scene.cluster.user_signal(True)
+    scene.cluster.preempt()
+
+
+def preempted_by_term(scene: Scene) -> None:
+    """by a job of higher priority, with SIGTERM only"""
+    scene.cluster.user_signal(False)
+    scene.cluster.preempt()
+
+
+def requeued(scene: Scene) -> None:
+    """`scontrol requeue`: SIGTERM, and the end within seconds"""
+    slurm_commands.requeue(scene.run.job_id)
+
+
+def one_rank_signalled(scene: Scene) -> None:
+    """SIGUSR2 that reaches one rank only"""
+    scene.run.kill(scene.rank(), signal.SIGUSR2)
+
+
+def out_of_time(scene: Scene) -> None:
+    """the time limit comes within a minute"""
+    end = datetime.now() + timedelta(seconds=harness.NOTICE)
+    slurm_commands.run(["scontrol", "update", f"JobId={scene.run.job_id}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}"])
+
+
+def rank_killed(scene: Scene) -> None:
+    """kill -9 of a rank"""
+    scene.stop_hard()
+
+
+def rank_hangs(scene: Scene) -> None:
+    """SIGSTOP of a rank"""
+    scene.run.kill(scene.rank(), signal.SIGSTOP)
+
+
+def engine_killed(scene: Scene) -> None:
+    """kill -9 of an engine"""
+    os.kill(scene.chance.choice(harness.engine_cores(scene.run)), signal.SIGKILL)
+
+
+def killed_in_a_save(scene: Scene) -> None:
+    """kill -9 of a rank while a checkpoint is written"""
+    checkpoints = scene.run.run_dir / "checkpoints"
+    _until("a save", lambda: any(path.name.startswith(".tmp-") for path in checkpoints.iterdir()), 0.001)
+    scene.stop_hard()
+
+
+def checkpoint_damaged(scene: Scene) -> None:
+    """a bit of the newest checkpoint flips, and a rank is killed"""
+    checkpoints = scene.run.run_dir / "checkpoints"
+    ranks = set(scene.run.workers().values())
+    scene.stop_hard()
+    _until("the ranks end", lambda: not ranks & set(scene.run.workers().values()), 0.02)  # they commit no more
+    newest = max(path for path in checkpoints.iterdir() if path.name.isdigit())
+    path = scene.chance.choice(sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size))
+    content = bytearray(path.read_bytes())
+    content[scene.chance.randrange(len(content))] ^= 1 << scene.chance.randrange(8)
+    path.write_bytes(content)
+
+
+def node_lost(scene: Scene) -> None:
+    """slurmd and all that runs under it are killed"""
+    job = slurm_commands.job(scene.run.job_id)
+    assert job is not None
+    node = scene.chance.choice(slurm_commands.hostnames(job.nodes))
+    scene.cluster.lose(node)
+    scene.lost.append(node)
+
+
+def controller_restarted(scene: Scene) -> None:
+    """slurmctld is killed, and comes back after five seconds"""
+    scene.cluster.stop_controller()
+    time.sleep(5.0)
+    scene.cluster.start_controller()
+
+
+FAULTS: tuple[Callable[[Scene], None], ...] = (
+    preempted,
+    preempted_by_term,
+    requeued,
+    one_rank_signalled,
+    out_of_time,
+    rank_killed,
+    rank_hangs,
+    engine_killed,
+    killed_in_a_save,
+    checkpoint_damaged,
+    node_lost,
+    controller_restarted,
+)
+SILENT = (engine_killed, controller_restarted)  # the same ranks go on
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One fault, and how long the run was not at work for it."""
+
+    name: str
+    step: int
+    seconds: float
+
+
+def hit(scene: Scene, fault: Callable[[Scene], None]) -> Hit:
+    """Let the fault happen, and wait until groups or steps come in again that were not there before."""
+    run = scene.run
+    ranks, step = set(run.workers().values()), run.last_step()
+    began = time.monotonic()
+    fault(scene)
+    if fault not in SILENT:
+        _until("new ranks", lambda: bool(new := set(run.workers().values())) and not new & ranks)
+    attempt, lines, done = len(run.attempts()), _lines(run), _done(run, len(run.attempts()))
+    _until("work", lambda: _lines(run) > lines or _done(run, attempt) > done)
+    if fault is out_of_time:
+        slurm_commands.run(["scontrol", "update", f"JobId={run.job_id}", "TimeLimit=600"])
+    for node in scene.lost:
+        scene.cluster.revive(node)
+    scene.lost.clear()
+    return Hit(str(fault.__doc__), step, time.monotonic() - began)
+
+
+def disturb(scene: Scene, faults: int, steps: int) -> list[Hit]:
+    """All faults, spread over the run: each kind once, then at random."""
+    order = [*FAULTS, *scene.chance.choices(FAULTS, k=max(0, faults - len(FAULTS)))][:faults]
+    scene.chance.shuffle(order)
+    hits = []
+    for number, fault in enumerate(order):
+        due = round((number + scene.chance.uniform(0.2, 0.8)) * (steps - UPDATES) / faults)
+        _until(f"step {due}", lambda due=due: scene.run.last_step() >= due, patience=3600.0)
+        time.sleep(scene.chance.uniform(0.0, 10.0))
+        hits.append(hit(scene, fault))
+        say(f"{number + 1} of {faults}: {hits[-1].name}, after step {hits[-1].step}: {hits[-1].seconds:.0f} s")
+    return hits
+
+
+def differences(run: SlurmRun, other: SlurmRun, steps: int) -> list[str]:
+    """In what the two are not equal."""
+    found = []
+    if [record["step"] for record in runs.metrics(run.run_dir)] != list(range(steps + 1)):
+        found.append("steps are missing, or there twice")
+    if runs.comparable(run.run_dir) != runs.comparable(other.run_dir):
+        found.append("metrics")
+    if runs.samples(run.run_dir) != runs.samples(other.run_dir):
+        found.append("samples")
+    if harness.final_state(run) != harness.final_state(other):
+        found.append("final weights")
+    if len({path.name.rsplit("-", 1)[1] for path in run.run_dir.glob("wandb/offline-run-*")}) != 1:
+        found.append("W&B runs")
+    left = [*(text for _, text in harness.processes_of(run.run_dir)), *runs.left_on_node(run.run_dir)]
+    return [*found, *(f"left: {text}" for text in left)]
+
+
+def rollout_seconds(run: SlurmRun, hits: list[Hit]) -> list[float]:
+    """Of every rollout with its updates in which nothing happened."""
+    at = {record["step"]: record["time"] for record in runs.metrics(run.run_dir) if record["step"]}
+    touched = {one.step // UPDATES for one in hits} | {one.step // UPDATES + 1 for one in hits}
+    last = max(at)
+    starts = range(UPDATES, last - UPDATES + 1, UPDATES)
+    return [at[step + UPDATES] - at[step] for step in starts if step // UPDATES not in touched]
+
+
+def queued_seconds(run: SlurmRun) -> float:
+    """Between the end of a job's attempt and the start of the next job of the chain."""
+    total = 0.0
+    attempts = run.attempts()
+    for before, after in pairwise(attempts):
+        if before["reason"] in ("preempted", "stopped", "time limit") and before["ended"]:
+            total += (
+                datetime.fromisoformat(after["started"]) - datetime.fromisoformat(before["ended"])
+            ).total_seconds()
+    return total
+
+
+def _lines(run: SlurmRun) -> int:
+    """Finished groups in all journals that are there."""
+    return sum(runs.journal_lines(run.run_dir, int(path.name)) for path in (run.run_dir / "rollouts").iterdir())
+
+
+def _done(run: SlurmRun, attempt: int) -> int:
+    """Steps that an attempt has logged."""
+    return sum(record.get("attempt") == attempt for record in runs.metrics(run.run_dir))
+
+
+def _until(what: str, condition: Callable[[], bool], pause: float = 0.1, patience: float = _PATIENCE) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {patience:.0f} s for {what}")
+        time.sleep(pause)
+
+
+@contextmanager
+def own_cluster(work: Path) -> Iterator[Cluster]:
+    """A Slurm of four nodes, stopped at the end."""
+    environment = os.environ | {"GSPO_HPC_SLURM": str(work / "cluster")}
+
+    def call(*arguments: str) -> str:
+        command = ["bash", str(harness.SCRIPT), *arguments]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+
+    call("up", "--nodes", "4", "--gpus", "2")
+    os.environ["SLURM_CONF"] = call("env").strip().removeprefix("export SLURM_CONF=")
+    try:
+        yield Cluster()
+    finally:
+        call("down")
+
+
+def tiny_config(folder: Path, work: Path) -> Path:
+    """configs/tiny_cpu.yaml with the model and data of this machine."""
+    raw = yaml.safe_load((harness.PROJECT / "configs" / "tiny_cpu.yaml").read_text())
+    raw["model"]["path"] = str(folder / "model")
+    raw["data"] = {"train": str(folder / "data" / "train.jsonl"), "eval": str(folder / "data" / "eval.jsonl")}
+    path = work / "tiny_cpu.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+def main() -> int:
+    """Run, compare, and print Markdown."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m tests.slurm.chaos", description=__doc__, formatter_class=raw)
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--grader-seconds", type=float, default=0.9)
+    parser.add_argument("--seed", type=int, default=0, help="of faults and moments (default: %(default)s)")
+    parser.add_argument("--model", type=Path, default=harness.PROJECT / ".cache" / "tiny", help="make_tiny_model.py's")
+    args = parser.parse_args()
+    if not (args.model / "model").is_dir():
+        parser.error(f"no model in {args.model}: {sys.executable} tools/make_tiny_model.py --out {args.model}")
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name, own_cluster(Path(name)) as cluster:
+        work = Path(name)
+        config = tiny_config(args.model, work)
+        own = (*LAYOUT, f"run.max_steps={args.steps}", "slurm.time_minutes=600", "checkpoint.interval=1")
+        undisturbed = SlurmRun(config, work / "undisturbed", own).submit()
+        undisturbed.wait_until_ended(timeout=3600.0)
+        say("the undisturbed run is done")
+        run = SlurmRun(config, work / "run", own, args.grader_seconds).submit()
+        began = time.monotonic()
+        try:
+            hits = disturb(Scene(cluster, run, random.Random(args.seed)), args.faults, args.steps)
+            run.wait_until_ended(timeout=3600.0)
+        except BaseException:
+            say(run.log())
+            raise
+        finally:
+            subprocess.run(["scancel", run.job_id], capture_output=True, check=False)
+        wall = time.monotonic() - began
+        wrong = differences(run, undisturbed, args.steps)
+        report(args, run, hits, wall)
+        for text in wrong:
+            say(f"not equal: {text}")
+    print(
+        "\nEqual to the undisturbed run: "
+        + ("**no**" if wrong else "metrics, samples, final weights and optimizer state, bit for bit.")
+    )
+    return 1 if wrong else 0
+
+
+def report(args: argparse.Namespace, run: SlurmRun, hits: list[Hit], wall: float) -> None:
+    """The tables."""
+    whole = rollout_seconds(run, hits)
+    productive = statistics.mean(whole) * args.steps / UPDATES
+    queued = queued_seconds(run)
+    ends = Counter(record["reason"] for record in run.attempts())
+    print(f"{len(hits)} faults over {args.steps} steps in {args.steps // UPDATES} rollouts, seed {args.seed}; ", end="")
+    print(f"attempts ended: {', '.join(f'{count} {reason}' for reason, count in ends.most_common())}.\n")
+    print("| fault | times | s until at work again |\n|---|---|---|")
+    for name in sorted({one.name for one in hits}):
+        seconds = [one.seconds for one in hits if one.name == name]
+        print(f"| {name} | {len(seconds)} | {', '.join(f'{value:.0f}' for value in seconds)} |")
+    print("\n| wall, s | in the queue, s | productive, s | productive / wall | productive / wall without the queue |")
+    print("|---|---|---|---|---|")
+    shares = f"{100 * productive / wall:.1f}% | **{100 * productive / (wall - queued):.1f}%**"
+    print(f"| {wall:,.0f} | {queued:,.0f} | {productive:,.0f} | {shares} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

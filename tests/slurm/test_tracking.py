@@ -1,0 +1,61 @@
+"""What goes wrong beside the run and in its numbers: a W&B that does not answer, a gradient that is not finite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.run import harness as runs
+from tests.slurm import harness
+from tests.slurm.harness import SlurmRun
+from tests.slurm.wandb_server import WandbServer
+
+Submit = Callable[..., SlurmRun]
+
+
+@pytest.mark.timeout(600)
+def test_no_answer_from_wandb_and_no_finite_gradient(submit: Submit, undisturbed: SlurmRun) -> None:
+    """W&B answers with errors, then not at all: nothing is lost, and all is sent later. One group's gradient is beyond
+    every number: all ranks skip that step."""
+    rows = [json.loads(line) for line in (undisturbed.run_dir / "samples.jsonl").read_text().splitlines()]
+    prompt = next(row["prompt"] for row in rows if (row["step"], row["phase"]) == (2, "train"))
+    with WandbServer() as server:
+        server.behaviour = "error"
+        run = submit(
+            "algorithm.normalize_advantage=false",
+            variables={"WANDB_MODE": "online", "GSPO_HPC_TEST_HUGE": prompt},
+            shell=server.environment(),
+        )
+        run.wait_for("the first step", lambda: run.last_step() >= 1)
+        server.behaviour = "silence"
+        run.wait_until_ended()
+        assert server.requests > 0, "W&B was never asked"
+
+        records = runs.metrics(run.run_dir)
+        assert [record["step"] for record in records] == list(range(harness.STEPS + 1))
+        assert [record["step"] for record in records if record.get("skipped")] in ([3], [4]), records
+        assert run.attempts()[-1]["reason"] == "done" and len(run.attempts()) == 1
+        content = b"".join(path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file())
+        assert server.environment()["WANDB_API_KEY"].encode() not in content, "the key was written down"
+
+        server.behaviour = "ok"
+        folders = [str(path) for path in run.run_dir.glob("wandb/*run-*") if path.is_dir()]
+        done = subprocess.run(
+            [sys.executable, "-m", "wandb", "sync", "--include-online", *folders],
+            capture_output=True,
+            text=True,
+            env=os.environ | server.environment(),
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        run_id = json.loads((run.run_dir / "run.json").read_text())["run_id"]
+        assert server.run_ids() == {run_id}
+        sent = {row["_step"]: row for row in server.rows(run_id)}
+        assert sorted(sent) == list(range(harness.STEPS + 1))
+        for record in records[1:]:
+            assert sent[record["step"]]["reward"] == pytest.approx(record["reward"])
