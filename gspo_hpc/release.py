@@ -20,11 +20,13 @@ _PATIENCE = 120.0  # seconds until the job must be waiting
 
 def release(job_id: str, excluded: list[str]) -> bool:
     """Wait until the job is waiting, keep it off the excluded nodes, and let it start; whether that was done."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline, before = time.monotonic() + _PATIENCE, int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     while time.monotonic() < deadline:
         job = slurm_commands.job(job_id)
         if job is None or not (job.active or job.state == "NODE_FAIL"):
             return False
+        if job.restarts > before and job.state != "PENDING":
+            return False  # it has begun again without this
         if job.state == "PENDING":
             if excluded:
                 slurm_commands.exclude(job_id, excluded)

@@ -55,8 +55,11 @@ def take(folder: Path, reward: Reward) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What makes a process use the copy in `folder`, also where the current directory holds this package."""
-    return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", GRADERS: str(folder / "graders")}
+    """What makes a process use the copy in `folder`, also where the current directory holds this package. What the user
+    has on PYTHONPATH comes after it."""
+    theirs = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(folder))]
+    path = os.pathsep.join([str(folder), *theirs])
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", GRADERS: str(folder / "graders")}
 
 
 def _unique(paths: Iterable[Path | None]) -> list[Path]:

@@ -152,6 +152,7 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     advance(made)
     saver = Saver(made)
     for _ in range(2):  # the second into the memory that the first has used
+        saver.wait()
         saver.save(_empty(Path(folder), ranks), lambda: None)
     advance(made)  # while it is written
     saver.wait()

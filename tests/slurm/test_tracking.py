@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,17 +20,14 @@ Submit = Callable[..., SlurmRun]
 
 
 @pytest.mark.timeout(600)
-def test_no_answer_from_wandb_and_no_finite_gradient(submit: Submit, undisturbed: SlurmRun) -> None:
-    """W&B answers with errors, then not at all: nothing is lost, and all is sent later. One group's gradient is beyond
-    every number: all ranks skip that step."""
-    rows = [json.loads(line) for line in (undisturbed.run_dir / "samples.jsonl").read_text().splitlines()]
-    prompt = next(row["prompt"] for row in rows if (row["step"], row["phase"]) == (2, "train"))
+def test_no_answer_from_wandb_and_no_finite_gradient(submit: Submit) -> None:
+    """W&B answers with errors, then not at all: nothing is lost, and all is sent later. In the third step the gradient
+    of rank 1 is not finite: all ranks skip it."""
     with WandbServer() as server:
         server.behaviour = "error"
         run = submit(
-            "algorithm.normalize_advantage=false",
-            variables={"WANDB_MODE": "online", "GSPO_HPC_TEST_HUGE": prompt},
-            shell=server.environment(),
+            variables={"WANDB_MODE": "online"},
+            shell={**server.environment(), "PYTHONPATH": str(Path(__file__).parent / "poison")},
         )
         run.wait_for("the first step", lambda: run.last_step() >= 1)
         server.behaviour = "silence"
@@ -38,7 +36,7 @@ def test_no_answer_from_wandb_and_no_finite_gradient(submit: Submit, undisturbed
 
         records = runs.metrics(run.run_dir)
         assert [record["step"] for record in records] == list(range(harness.STEPS + 1))
-        assert [record["step"] for record in records if record.get("skipped")] in ([3], [4]), records
+        assert [record["step"] for record in records if record.get("skipped")] == [3], records
         assert run.attempts()[-1]["reason"] == "done" and len(run.attempts()) == 1
         content = b"".join(path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file())
         assert server.environment()["WANDB_API_KEY"].encode() not in content, "the key was written down"

@@ -51,7 +51,8 @@ def config(**sections: dict[str, object]) -> Config:
         ("apptainer", {"container": {"kind": "apptainer", "image": "/images/gspo.sif", "args": ["--cleanenv"]}}),
     ],
 )
-def test_the_script_is_the_golden_one(name: str, slurm: dict[str, object]) -> None:
+def test_the_script_is_the_golden_one(name: str, slurm: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     golden = GOLDEN / f"submit_{name}.sh"
     text = submit.dry_run(config(slurm=slurm))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -75,6 +76,12 @@ def test_dry_run_needs_no_slurm_and_makes_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and "#SBATCH --nodes=2" in done.stdout, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_what_a_user_has_on_pythonpath_comes_after_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine:/runs/demo/jobs/NNNN/code:/and $(this)")
+    line = next(line for line in submit.dry_run(config()).splitlines() if line.startswith("export PYTHONPATH="))
+    assert line == "export PYTHONPATH='/runs/demo/jobs/NNNN/code:/mine:/and $(this)'"
 
 
 HOSTILE = ["a\nb", "a'b", 'a"b', "$(touch x)", "`touch x`", "a;b", "a\\b", "ünï", "a\0b", "$HOME", "a\u2028b"]
