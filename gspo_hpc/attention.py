@@ -9,6 +9,8 @@ that nobody shares makes one lane with it. Lanes of similar size are gathered in
 nowhere else. Without prefixes no mask is needed (padding comes last, and the future is invisible); with prefixes the
 mask is boolean and bounded in size, long completions being taken in slices.
 
+With context parallelism a rank computes only some queries of every lane, against the keys and values of all.
+
 Isolation does not hang on masks alone: the padding of a lane is filled with the lane's own tokens, so what other
 samples contain is not even in the call's row. On the CPU the result is the same bit for bit from run to run.
 """
@@ -16,7 +18,7 @@ samples contain is not even in the call's row. On the CPU the result is the same
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,15 +53,18 @@ class Call:
     mask: Tensor | None  # [B, 1, N, K] bool, True where visible; None: causal, N = K
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, scale: float) -> Tensor:
-    """Attention of packed tokens: q [T, Hq, D], k and v [T, Hk, D], segments [S, 5] int32 on the CPU -> [T, Hq, D].
+def attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, scale: float, share: tuple[int, int] = (0, 1)) -> Tensor:
+    """Attention of packed tokens: q [L, Hq, D], k and v [T, Hk, D], segments [S, 5] int32 on the CPU -> [L, Hq, D].
 
     The opening is seen by all, and sees itself causally. Prompt tokens see their prompt causally; a completion's tokens
-    see all of its prompt and themselves causally. With S = 0 (an empty micro-batch) every token sees only itself.
+    see all of its prompt and themselves causally. With S = 0 (an empty micro-batch) the one token sees only itself.
     Differentiable in q, k and v.
+
+    `share`: (rank, size) of a context-parallel group; q are then the tokens of :func:`own_tokens`. Rows of q, k and v
+    beyond those are padding: they are seen by nobody, and their output is zero.
     """
     table = segments.contiguous().numpy()
-    calls, order = _plan(table.tobytes(), q.shape[0], q.device)
+    calls, order = _plan(table.tobytes(), share, q.device)
     parts = []
     for call in calls:
         out = scaled_dot_product_attention(
@@ -72,7 +77,63 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, scale: float) -> T
             enable_gqa=q.shape[1] != k.shape[1],
         )
         parts.append(out.transpose(1, 2).reshape(-1, *q.shape[1:]))
-    return torch.cat(parts).index_select(0, order)
+    out = torch.cat(parts).index_select(0, order) if parts else q[:0]
+    padding = q.shape[0] - out.shape[0]
+    return torch.cat((out, out.new_zeros(padding, *out.shape[1:]))) if padding else out
+
+
+def num_tokens(segments: Tensor) -> int:
+    """Tokens T of the micro-batch that a segment table describes; 1 where it describes none."""
+    return max(
+        (max(start + length, front + prompt) for front, prompt, start, length, _ in segments.tolist()), default=1
+    )
+
+
+def own_tokens(segments: Tensor, rank: int, size: int) -> np.ndarray:
+    """The tokens [L] of one context-parallel rank, in their order in the micro-batch. All ranks' together are all.
+
+    Every lane is cut into 2 x size pieces of nearly one length, and a rank has one from its front and the one as far
+    from its end: late tokens see more than early ones, and so all ranks have about the same to do. Which rank has which
+    changes from lane to lane, so that lanes shorter than that do not all go to the same.
+    """
+    found = _share(lanes(segments.tolist(), num_tokens(segments)), rank, size)
+    parts = [np.arange(lane.start, lane.start + lane.length) for lane in found]
+    return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+
+
+def gathered_places(segments: Tensor, size: int, length: int, device: torch.device) -> Tensor:
+    """Where each token of a micro-batch is among those of all context-parallel ranks, gathered with padding to `length`
+    of each rank, [T] int64."""
+    return _places(segments.contiguous().numpy().tobytes(), size, length, device)
+
+
+@functools.lru_cache(maxsize=4)
+def _places(table: bytes, size: int, length: int, device: torch.device) -> Tensor:
+    segments = _segments(table)
+    place = torch.empty(num_tokens(segments), dtype=torch.int64)
+    for rank in range(size):
+        own = torch.from_numpy(own_tokens(segments, rank, size))
+        place[own] = rank * length + torch.arange(len(own))
+    return place.to(device)
+
+
+def _segments(table: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(table, dtype=np.int32).reshape(-1, 5).copy())
+
+
+def _share(found: list[Lane], rank: int, size: int) -> list[Lane]:
+    """The pieces of a rank. A piece is a lane that has what comes before it in its own lane as part of its prefix."""
+    if size == 1:
+        return found
+    pieces = []
+    for number, lane in enumerate(found):
+        turn = (rank + number) % size
+        for chunk in (turn, 2 * size - 1 - turn):
+            begin, end = lane.length * chunk // (2 * size), lane.length * (chunk + 1) // (2 * size)
+            if begin < end:
+                before = ((lane.start, begin),) if begin else ()
+                pieces.append(Lane(lane.start + begin, end - begin, (*lane.prefix, *before)))
+    return pieces
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
@@ -101,11 +162,14 @@ def lanes(table: list[list[int]], tokens: int) -> list[Lane]:
 
 
 @functools.lru_cache(maxsize=4)  # every layer of a forward and backward pass asks for the same plan
-def _plan(table: bytes, tokens: int, device: torch.device) -> tuple[list[Call], Tensor]:
-    """The calls for a segment table, and where each token is in their flattened, concatenated outputs, [T]."""
-    rows = np.frombuffer(table, dtype=np.int32).reshape(-1, 5).tolist()
+def _plan(table: bytes, share: tuple[int, int], device: torch.device) -> tuple[list[Call], Tensor]:
+    """A rank's calls for a segment table, and where each of its tokens is in their flattened, joined outputs, [L]."""
+    segments = _segments(table)
+    tokens = num_tokens(segments)
+    whole = lanes(segments.tolist(), tokens)
+    assert sum(lane.length for lane in whole) >= tokens, "a token is in no segment"
     buckets: dict[tuple[int, int], list[Lane]] = {}
-    for lane in lanes(rows, tokens):
+    for lane in _share(whole, *share):
         buckets.setdefault((_size_class(lane.length), _size_class(lane.seen)), []).append(lane)
     order = np.full(tokens, -1, dtype=np.int64)
     calls: list[Call] = []
@@ -127,8 +191,12 @@ def _plan(table: bytes, tokens: int, device: torch.device) -> tuple[list[Call], 
                     order[lane.start + real] = done + row * (b - a) + real - a
                 calls.append(_call(chosen, a, b, prefix, device))
                 done += len(chosen) * (b - a)
-    assert (order >= 0).all(), "a token is in no segment"
-    return calls, torch.from_numpy(order).to(device)
+    own = own_tokens(segments, *share)
+    if share[1] > 1:  # queries are this rank's tokens alone
+        place = torch.zeros(tokens, dtype=torch.int64)
+        place[torch.from_numpy(own)] = torch.arange(len(own))
+        calls = [replace(call, queries=place.to(device)[call.queries]) for call in calls]
+    return calls, torch.from_numpy(order[own]).to(device)
 
 
 def _size_class(length: int) -> int:

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gspo_hpc.attention import own_tokens
 from gspo_hpc.packing import Sample
 from gspo_hpc.records import Completion, Floats, Group
 
@@ -55,6 +56,8 @@ class PackedBatch:
     old_logprobs: Tensor | None  # [R] fp32, of the policy that sampled; None: of the policy that is being updated
     reference_logprobs: Tensor | None  # [R] fp32
     keys: tuple[tuple[int, int], ...]  # S times (slot, index of the completion)
+    # [R] int64: which response tokens of the whole micro-batch these are; None: all of them
+    responses: Tensor | None = None
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same batch on `device`; `segments` stays on the CPU, where attention reads it."""
@@ -128,6 +131,45 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
         old_logprobs=_all_or_none([c.old_logprobs for c in completions], lengths),
         reference_logprobs=_all_or_none([c.reference_logprobs for c in completions], lengths),
         keys=tuple(keys),
+    )
+
+
+def part(batch: PackedBatch, rank: int, size: int, multiple: int = 1) -> PackedBatch:
+    """What one of `size` context-parallel ranks computes of a micro-batch: some of its tokens, and what they predict.
+
+    Samples, their order and `segments` are those of the whole; `cu_seqlens` is empty. All ranks have equally many
+    tokens, a multiple of `multiple` (of the tensor-parallel ranks, which split them further with sequence parallelism):
+    the last ones are padding, at position 0.
+    """
+    if size == 1 and batch.tokens.numel() % multiple == 0:
+        return batch
+    device = batch.tokens.device
+    shares = [own_tokens(batch.segments, other, size) for other in range(size)]
+    length = -(-max(len(share) for share in shares) // multiple) * multiple
+    own = torch.from_numpy(shares[rank]).to(device)
+    place = torch.full((batch.tokens.numel(),), -1, dtype=torch.int64, device=device)
+    place[own] = torch.arange(len(own), device=device)
+    responses = (place[batch.head_index] >= 0).nonzero()[:, 0]
+
+    def padded(values: Tensor) -> Tensor:
+        return torch.cat((values[own], values.new_zeros(length - len(own))))
+
+    def chosen(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[responses]
+
+    return replace(
+        batch,
+        tokens=padded(batch.tokens),
+        positions=padded(batch.positions),
+        head_index=place[batch.head_index[responses]],
+        targets=batch.targets[responses],
+        cu_seqlens=batch.cu_seqlens[:0],
+        seq_ids=batch.seq_ids[responses],
+        loss_mask=batch.loss_mask[responses],
+        rollout_logprobs=batch.rollout_logprobs[responses],
+        old_logprobs=chosen(batch.old_logprobs),
+        reference_logprobs=chosen(batch.reference_logprobs),
+        responses=responses,
     )
 
 

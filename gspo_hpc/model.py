@@ -25,12 +25,13 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from gspo_hpc.attention import attend
+from gspo_hpc.attention import attend, gathered_places
 from gspo_hpc.config import Config
 from gspo_hpc.model_config import Architecture
 
@@ -69,7 +70,6 @@ class PackedAttention(MegatronModule):
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        assert config.context_parallel_size == 1, "PackedAttention does not split sequences"
         assert config.kv_channels is not None
         self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
 
@@ -81,8 +81,22 @@ class PackedAttention(MegatronModule):
         attention_mask: torch.Tensor,
         **_: Any,
     ) -> torch.Tensor:
-        """query [T, 1, N, D], key and value [T, 1, K, D], attention_mask = segments [S, 5] -> [T, 1, N * D]."""
-        out = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)
+        """query [L, 1, N, D], key and value [L, 1, K, D], attention_mask = segments [S, 5] -> [L, 1, N * D].
+
+        L: tokens of this context-parallel rank. Keys and values of the others are gathered; their gradients go back.
+        """
+        size = self.config.context_parallel_size
+        if size == 1:
+            out = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)
+            return out.reshape(out.shape[0], 1, -1)
+        group = parallel_state.get_context_parallel_group()
+        both = torch.cat((key[:, 0], value[:, 0]), dim=1)
+        whole = gather_from_sequence_parallel_region(both, group=group)
+        whole = whole.index_select(0, gathered_places(attention_mask, size, both.shape[0], both.device))
+        keys, values = whole.chunk(2, dim=1)
+        share = (parallel_state.get_context_parallel_rank(), size)
+        out = attend(query[:, 0], keys, values, attention_mask, self.scale, share)
+        out = out + whole[:1].sum() * 0.0  # a rank without queries takes part in the backward pass of the gather
         return out.reshape(out.shape[0], 1, -1)
 
 

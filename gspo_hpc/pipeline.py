@@ -38,10 +38,13 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 
 from gspo_hpc.algorithms import Objective
-from gspo_hpc.batch import PackedBatch
+from gspo_hpc.batch import PackedBatch, part
 from gspo_hpc.config import Config
 from gspo_hpc.control import mark
 from gspo_hpc.logprobs import token_logprobs
@@ -199,7 +202,7 @@ def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch],
         data_iterator=iter(batches),
         model=[policy.ddp],
         num_microbatches=len(batches),
-        seq_length=int(batches[0].tokens.numel()),
+        seq_length=int(_part(policy, batches[0]).tokens.numel()),
         micro_batch_size=1,
         forward_only=forward_only,
     )
@@ -208,19 +211,36 @@ def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch],
     return results
 
 
+def _part(policy: Policy, batch: PackedBatch) -> PackedBatch:
+    """What this rank computes of a micro-batch."""
+    ranks = policy.ranks
+    return part(batch, ranks.cp_rank, ranks.cp_size, ranks.tp_size if policy.module.config.sequence_parallel else 1)
+
+
+def _over_cp(policy: Policy, values: torch.Tensor) -> torch.Tensor:
+    """Sums over the context-parallel ranks, which hold different tokens of the same samples; the gradient goes back to
+    each of them unchanged."""
+    if policy.ranks.cp_size == 1:
+        return values
+    return reduce_from_tensor_model_parallel_region(values, group=parallel_state.get_context_parallel_group())
+
+
 @torch.no_grad()
 def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperature: float) -> list[torch.Tensor]:
     """Log-probs [R] of every micro-batch's response tokens under the current weights, on every rank of the pipeline."""
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
-        batch = next(iterator)
+        whole = next(iterator)
+        batch = _part(policy, whole)
         hidden = _run_stage(policy, batch)
 
         def collect(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if policy._abandons:
                 return output.new_zeros(()), output
             logprobs, _ = _head(policy, output, batch, temperature)
-            return output.new_zeros(()), logprobs
+            if batch.responses is not None:
+                logprobs = logprobs.new_zeros(whole.targets.numel()).index_copy(0, batch.responses, logprobs)
+            return output.new_zeros(()), _over_cp(policy, logprobs)
 
         return hidden, collect
 
@@ -256,17 +276,20 @@ def train_step(
     per_microbatch = denominator / (policy.ranks.dp_size * len(batches))
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
-        batch = next(iterator)
+        batch = _part(policy, next(iterator))
         hidden = _run_stage(policy, batch)
 
         def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
             if policy._abandons:
                 return output.sum() * 0.0, None
             logprobs, entropy = _head(policy, output, batch, temperature)
-            result = policy_loss(logprobs, batch, objective, denominator=per_microbatch)
+            result = policy_loss(
+                logprobs, batch, objective, denominator=per_microbatch, cp_reduce=lambda x: _over_cp(policy, x)
+            )
             sums = dict(result.sums)
             masked = torch.where(batch.loss_mask, entropy, 0.0)
-            sums["entropy"] = torch.stack((masked.sum(), batch.loss_mask.sum().to(masked.dtype)))
+            entropies = torch.stack((masked.sum(), batch.loss_mask.sum().to(masked.dtype)))
+            sums["entropy"] = _over_cp(policy, entropies.detach())
             # An empty micro-batch still runs backward: its ranks take part in the collectives.
             total = result.loss + output.sum() * 0.0
             sums["loss"] = torch.stack((result.loss.detach() * per_microbatch, result.loss.new_zeros(())))
@@ -311,9 +334,9 @@ def _reduce(policy: Policy, parts: list[Any]) -> tuple[dict[str, tuple[float, fl
         assert set(part_sums) == set(sum_names) and set(part_maxima) == set(max_names), (part_sums, part_maxima)
         sums += torch.stack([part_sums[name].detach().double() for name in sum_names])
         maxima = torch.maximum(maxima, torch.stack([part_maxima[name].detach().double() for name in max_names]))
-    if policy.ranks.dp_size > 1 and policy.ranks.is_last_stage:
-        group = parallel_state.get_data_parallel_group()
-        dist.all_reduce(sums, group=group)
+    if policy.ranks.dp_size * policy.ranks.cp_size > 1 and policy.ranks.is_last_stage:
+        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())  # context-parallel ranks have whole sums
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
     if policy.ranks.pp_size > 1:
         group = parallel_state.get_pipeline_model_parallel_group()

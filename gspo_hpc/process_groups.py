@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
 from gspo_hpc import heap
 from gspo_hpc.config import Config
@@ -37,6 +38,7 @@ class Ranks:
     tp_size: int
     pp_rank: int
     pp_size: int
+    cp_rank: int
     cp_size: int
 
     @property
@@ -69,6 +71,8 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Client | None 
             device_id=None if cpu else device,
         )
     mark("joined")
+    # No dropout, and every weight is loaded: nothing in the model draws numbers, and Megatron need keep no states.
+    initialize_rng_tracker(inference_rng_tracker=True)
     parallel = config.parallel
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
@@ -90,6 +94,7 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Client | None 
         tp_size=parallel_state.get_tensor_model_parallel_world_size(),
         pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
         pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
         cp_size=parallel_state.get_context_parallel_world_size(),
     )
 

@@ -53,7 +53,7 @@ def logprob_pass(policy: Policy, groups: Sequence[Group], size: PassSize, config
         for batch, values in zip(batches, response_logprobs(policy, batches, config.rollout.temperature), strict=True):
             mine.update(split_by_sample(values, batch))
     ranks = policy.ranks
-    first = ranks.tp_rank == 0 and ranks.pp_rank == 0
+    first = ranks.tp_rank == 0 and ranks.pp_rank == 0 and ranks.cp_rank == 0
     payload = _encode(mine) if first else b""
     result: dict[Key, Floats] = {}
     for part in gather_bytes(payload, ranks.device):

@@ -14,10 +14,21 @@ from tests.gloo import cases, ranks
 
 Arrays = dict[str, np.ndarray]
 FAMILIES = ["llama-tied", "llama-untied", "qwen2-tied", "qwen3-untied"]
-LAYOUTS = {
+TP2, PP2, CP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context"))
+SP = {"sequence_parallel": True}
+LAYOUTS = {  # on two ranks
     "dp2": {},
-    "tp2": {"parallel": {"tensor_model_parallel_size": 2}},
-    "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
+    "tp2": {"parallel": TP2},
+    "tp2-sp": {"parallel": TP2 | SP},
+    "pp2": {"parallel": PP2},
+    "cp2": {"parallel": CP2},
+}
+PRODUCTS = {  # on four
+    "tp2-dp2": {"parallel": TP2},
+    "tp2-sp-pp2": {"parallel": TP2 | SP | PP2},
+    "tp2-sp-cp2": {"parallel": TP2 | SP | CP2},
+    "pp2-cp2": {"parallel": PP2 | CP2},
+    "cp4": {"parallel": {"context_parallel_size": 4}},
 }
 
 
@@ -47,7 +58,11 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     for name, work in (("one", one), ("dp2", two)):
         (folder / name).mkdir()
         work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name)})
-    return ranks.run(1, folder, one) | ranks.run(2, folder, two)
+    four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
+    untied = str(models["qwen3-untied"])
+    one["steps-one-untied"] = ("steps", {"model": untied})
+    four["steps-tp2-sp-cp2-untied"] = ("steps", {"model": untied, **PRODUCTS["tp2-sp-cp2"]})
+    return ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(4, folder, four)
 
 
 def huggingface_logprobs(folder: Path) -> Arrays:
@@ -90,9 +105,10 @@ def test_weights_stream_back_bit_for_bit(
         assert np.array_equal(streamed[name], tensor.numpy()), name
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *PRODUCTS, "tp2-sp-cp2-untied"])
 def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> None:
-    one, many = results["steps-one"], results[f"steps-{layout}"]
+    """Losses, entropies, gradient norms and, through them, every weight."""
+    one, many = results["steps-one-untied" if "untied" in layout else "steps-one"], results[f"steps-{layout}"]
     assert one["grad_norm"].min() > 1e-3  # there was something to compare
     for name, expected in one.items():
         np.testing.assert_allclose(many[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)

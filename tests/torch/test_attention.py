@@ -194,7 +194,46 @@ def test_overlapping_or_missing_segments_are_refused() -> None:
     with pytest.raises(AssertionError, match="two segments"):
         attend(q, k, v, torch.tensor([[0, 5, 5, 3, 0], [0, 5, 7, 3, 0]], dtype=torch.int32), 1.0)
     with pytest.raises(AssertionError, match="no segment"):
-        attend(q, k, v, torch.tensor([[0, 5, 5, 4, 0]], dtype=torch.int32), 1.0)
+        attend(q, k, v, torch.tensor([[0, 4, 5, 5, 0]], dtype=torch.int32), 1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    layout=st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(0, 25), min_size=1, max_size=4)), max_size=4),
+    shared=st.booleans(),
+    size=st.integers(2, 4),
+    padding=st.integers(0, 3),
+)
+def test_context_parallel_ranks_together_are_one(layout: Layout, shared: bool, size: int, padding: int) -> None:
+    """Values, and gradients of what all ranks have in common."""
+    segments, tokens = table(layout, shared)
+    q, k, v = leaves = inputs(tokens, 8)
+    expected = dense(*leaves, visible(segments, tokens), 0.3)
+    parts = torch.zeros_like(expected)
+    for rank in range(size):
+        own = torch.from_numpy(attention.own_tokens(segments, rank, size))
+        mine = torch.cat((q[own], torch.full((padding, *q.shape[1:]), torch.nan, dtype=q.dtype)))
+        out = attend(mine, k, v, segments, 0.3, (rank, size))
+        assert out.shape[0] == len(own) + padding and not out[len(own) :].any()
+        parts = parts.index_add(0, own, out[: len(own)])
+    torch.testing.assert_close(parts, expected, rtol=1e-9, atol=1e-11)
+    for ours, theirs in zip(grads(parts, leaves), grads(expected, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_context_parallel_ranks_have_the_same_to_do(size: int) -> None:
+    rng = random.Random(3)
+    layout = [(rng.randint(20, 200), [rng.randint(1, 4000) for _ in range(4)]) for _ in range(4)]
+    segments, tokens = table(layout, True)
+    pairs = torch.zeros(tokens, dtype=torch.int64)  # how many tokens each sees
+    for prompt_start, prompt, start, response, _ in segments.tolist():
+        pairs[prompt_start : prompt_start + prompt] = torch.arange(1, prompt + 1)
+        pairs[start : start + response] = torch.arange(prompt + 1, prompt + response + 1)
+    work = [int(pairs[attention.own_tokens(segments, rank, size)].sum()) for rank in range(size)]
+    count = [len(attention.own_tokens(segments, rank, size)) for rank in range(size)]
+    assert sum(count) == tokens and max(count) <= 1.02 * min(count), count
+    assert max(work) <= 1.02 * min(work), work
 
 
 def test_an_empty_micro_batch_has_a_gradient() -> None:
@@ -208,10 +247,10 @@ def test_long_sequences_alone_have_no_mask_and_shared_ones_a_bounded_one() -> No
     rng = random.Random(0)
     for layout, share in (([(500, [7000])], True), ([(500, [3000, 7000])], False)):
         segments, tokens = table(layout, share)
-        calls, _ = attention._plan(segments.numpy().tobytes(), tokens, torch.device("cpu"))
+        calls, _ = attention._plan(segments.numpy().tobytes(), (0, 1), torch.device("cpu"))
         assert all(call.mask is None for call in calls)
     segments, tokens = table([(2000, [rng.randint(1, 6000) for _ in range(4)])], True)
-    calls, order = attention._plan(segments.numpy().tobytes(), tokens, torch.device("cpu"))
+    calls, order = attention._plan(segments.numpy().tobytes(), (0, 1), torch.device("cpu"))
     assert all(call.mask is None or call.mask.numel() <= attention.MASK_ELEMENTS for call in calls)
     assert len(order) == tokens
 
@@ -220,7 +259,7 @@ def test_padding_is_little_and_calls_are_few() -> None:
     rng = random.Random(1)
     layout = [(60, [rng.randint(10, 24) for _ in range(8)]) for _ in range(16)]
     segments, tokens = table(layout, True)
-    calls, _ = attention._plan(segments.numpy().tobytes(), tokens, torch.device("cpu"))
+    calls, _ = attention._plan(segments.numpy().tobytes(), (0, 1), torch.device("cpu"))
     assert len(calls) <= 4
     assert sum(call.queries.numel() for call in calls) <= 1.3 * tokens
 

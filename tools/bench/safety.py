@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,9 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
         tokens = rng.integers(0, arch.vocab_size, 48).astype(np.int32)
         return Group(slot, Prompt(slot, tokens, "", {}), tuple(completion(i) for i in range(GROUP)))
 
+    def make(staging: Path, step: int) -> None:
+        commit.commit(staging, step)
+
     groups = [group(slot) for slot in range(COMPLETIONS // GROUP)]
     saver = Saver(policy)
     found: dict[str, list[float]] = {f"{what}/{kind}": [] for what in ("blocked", "whole", "step") for kind in "sa"}
@@ -186,7 +190,7 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
         for kind in ("s", "a") if turn % 2 else ("a", "s"):
             staging = commit.begin(work / "checkpoints", turn)
             began = time.perf_counter()
-            saver.save(staging, lambda staging=staging, turn=turn: commit.commit(staging, turn) and None)
+            saver.save(staging, partial(make, staging, turn))
             if kind == "s":
                 saver.wait()
             blocked = time.perf_counter() - began
