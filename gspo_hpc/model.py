@@ -33,7 +33,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from gspo_hpc.attention import attend, gathered_places
 from gspo_hpc.config import Config
-from gspo_hpc.model_config import Architecture
+from gspo_hpc.model_config import Architecture, Rope
+from gspo_hpc.rope import inverse_frequencies
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -103,10 +104,9 @@ class PackedAttention(MegatronModule):
 class PositionedRotary(torch.nn.Module):
     """Rotary angles of the positions set before each forward pass, in Megatron's layout [T, 1, 1, D]."""
 
-    def __init__(self, head_dim: int, theta: float) -> None:
+    def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
         super().__init__()
-        self.head_dim = head_dim
-        self.theta = theta
+        self.inverse = inverse_frequencies(rope, head_dim).to(device)
         self.positions: torch.Tensor | None = None
 
     def get_rotary_seq_len(self, *args: Any, **kwargs: Any) -> int:
@@ -117,9 +117,7 @@ class PositionedRotary(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Angles in fp32: Hugging Face computes them so, whatever the model's dtype."""
         assert self.positions is not None, "set positions before the forward pass"
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.positions.device)
-        inverse = 1.0 / (self.theta ** (exponents / self.head_dim))
-        angles = self.positions.float()[:, None] * inverse[None, :]
+        angles = self.positions.float()[:, None] * self.inverse[None, :]
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
@@ -162,6 +160,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
         attention_softmax_in_fp32=True,
+        softmax_scale=arch.head_dim**-0.5 * arch.rope.magnitude**2,  # of queries and of keys
         variable_seq_lengths=True,  # a micro-batch has as many tokens as its samples have
         moe_token_dispatcher_type="alltoall",  # Megatron refuses the default with variable lengths, experts or not
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
@@ -225,8 +224,7 @@ def build(arch: Architecture, config: Config, device: torch.device) -> PackedGPT
         parallel_output=True,
         share_embeddings_and_output_weights=arch.tie_word_embeddings,
         position_embedding_type="rope",
-        rotary_base=int(arch.rope_theta),
     )
-    model.rotary_pos_emb = PositionedRotary(arch.head_dim, arch.rope_theta)
+    model.rotary_pos_emb = PositionedRotary(arch.rope, arch.head_dim, device)
     _mark_shards(model)
     return model.to(device)

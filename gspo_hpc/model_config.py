@@ -1,18 +1,44 @@
 """What a Hugging Face config.json says about a model: the supported families and the sizes that everything needs.
 
 Floor 1: plain Python. An architecture or a setting that is not supported is refused by name, never ignored.
-Keys are those of Hugging Face's Llama, Qwen2 and Qwen3 configurations (transformers 4 and 5 spell the rotary settings
-differently; both are read).
+Keys are those of Hugging Face's Llama, Mistral, Qwen2 and Qwen3 configurations (transformers 4 and 5 spell the rotary
+settings differently; both are read).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ROPE_KEYS: dict[str, tuple[str, ...]] = {  # by rope_type: what is read
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embeddings. Lengths in tokens; what a kind does not use is ignored by it."""
+
+    theta: float
+    kind: str = "default"  # "default", "linear", "llama3", "yarn"
+    factor: float = 1.0  # by how much the context is longer than in pre-training
+    original_length: int = 0  # the context in pre-training (llama3, yarn)
+    low_frequency_factor: float = 1.0  # llama3: waves longer than original_length / this are stretched by the factor
+    high_frequency_factor: float = 4.0  # llama3: waves shorter than original_length / this stay as they are
+    beta_fast: float = 32.0  # yarn: dimensions that turn more often than this in the original context stay as they are
+    beta_slow: float = 1.0  # yarn: ones that turn less often than this are stretched by the factor
+    truncate: bool = True  # yarn: whether the bounds between those are whole dimensions
+    magnitude: float = 1.0  # yarn: queries and keys are multiplied by this
 
 
 @dataclass(frozen=True)
@@ -29,7 +55,7 @@ class Architecture:
     vocab_size: int
     max_position_embeddings: int
     norm_eps: float
-    rope_theta: float
+    rope: Rope
     tie_word_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
@@ -53,7 +79,7 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
     family = families[0] if families else None
     if family not in SUPPORTED:
         raise ValueError(f"{where}: architecture {family} is not supported; supported: {', '.join(SUPPORTED)}")
-    _refuse(raw, where)
+    _refuse(raw, family, where)
     try:
         heads = int(raw["num_attention_heads"])
         hidden = int(raw["hidden_size"])
@@ -68,7 +94,7 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
             vocab_size=int(raw["vocab_size"]),
             max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rope_theta=_rope_theta(raw, where),
+            rope=_rope(raw, where),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=family == "Qwen2ForCausalLM",
             qk_norm=family == "Qwen3ForCausalLM",
@@ -77,21 +103,58 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
         raise ValueError(f"{where}: {error.args[0]} is missing") from None
 
 
-def _rope_theta(raw: dict[str, Any], where: str) -> float:
-    rope = dict(raw.get("rope_parameters") or {})
-    scaling = raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind != "default":
-        raise ValueError(f"{where}: rope_type {kind} is not supported; supported: default")
-    return float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+def _rope(raw: dict[str, Any], where: str) -> Rope:
+    """From rope_parameters, or rope_scaling and rope_theta of older files."""
+    given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    theta = float(given.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    kinds = {given.pop(key, None) for key in ("rope_type", "type")} - {None}
+    kind = str(kinds.pop()) if kinds else "default"
+    partial = given.pop("partial_rotary_factor", 1.0)
+    if kind not in _ROPE_KEYS:
+        raise ValueError(f"{where}: rope_type {kind} is not supported; supported: {', '.join(_ROPE_KEYS)}")
+    given = {key: value for key, value in given.items() if value is not None}
+    unknown = sorted(given.keys() - set(_ROPE_KEYS[kind]))
+    if unknown or partial != 1.0:
+        name = unknown[0] if unknown else "partial_rotary_factor"
+        raise ValueError(f"{where}: {name} of the rope parameters is not supported with rope_type {kind}")
+    if kind == "default":
+        return Rope(theta)
+    length = given.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
+    factor = float(given["factor"] if "factor" in given else raw.get("max_position_embeddings", 2048) / length)
+    magnitude = given.get("attention_factor")
+    if magnitude is None:
+        yarn = kind == "yarn"
+        magnitude = _yarn_magnitude(factor, given.get("mscale"), given.get("mscale_all_dim")) if yarn else 1.0
+    return Rope(
+        theta,
+        kind,
+        factor,
+        original_length=int(length),
+        low_frequency_factor=float(given.get("low_freq_factor", 1.0)),
+        high_frequency_factor=float(given.get("high_freq_factor", 4.0)),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        truncate=bool(given.get("truncate", True)),
+        magnitude=float(magnitude),
+    )
 
 
-def _refuse(raw: dict[str, Any], where: str) -> None:
+def _yarn_magnitude(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """What the YaRN paper sets `magnitude` to, where a configuration does not give it."""
+
+    def of(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
+
+
+def _refuse(raw: dict[str, Any], family: str, where: str) -> None:
     expected: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
         "attention_bias": (False,),
         "mlp_bias": (False,),
         "use_sliding_window": (False,),
+        **({"sliding_window": ()} if family == "MistralForCausalLM" else {}),  # Qwen's has another switch
         "attention_dropout": (0, 0.0),
         "quantization_config": (),
         "partial_rotary_factor": (1, 1.0),
@@ -102,3 +165,6 @@ def _refuse(raw: dict[str, Any], where: str) -> None:
         if value is not None and value not in allowed:
             shown = " or ".join(map(str, allowed)) or "absent"
             raise ValueError(f"{where}: {key} = {str(value)[:60]} is not supported; it must be {shown}")
+    other = set(raw.get("layer_types") or ()) - {"full_attention"}
+    if other:
+        raise ValueError(f"{where}: layer_types with {other.pop()} are not supported; it must be full_attention")

@@ -23,10 +23,22 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make(folder: Path, family: str, tied: bool) -> Path:
+ROPES: dict[str, dict[str, Any]] = {  # the original contexts are short: sequences here go beyond them
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+}
+
+
+def make(folder: Path, family: str, tied: bool, rope: str = "default") -> Path:
     """A random model of the family: biases and norms too are random."""
-    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+    kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
     settings = SIZES | {"head_dim": 16} if family == "qwen2" else SIZES  # Qwen2 derives it: hidden / heads
+    if family == "mistral":
+        settings = settings | {"sliding_window": None}
+    theta = {"rope_parameters": {"rope_theta": settings["rope_theta"], "rope_type": rope, **ROPES[rope]}}
+    settings = {key: value for key, value in settings.items() if key != "rope_theta"} | theta
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(**settings, tie_word_embeddings=tied)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -42,7 +54,10 @@ def make(folder: Path, family: str, tied: bool) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders by family-tied or family-untied."""
     root = tmp_path_factory.mktemp("models")
-    return {
+    found = {
         f"{family}-{'tied' if tied else 'untied'}": make(root / f"{family}-{tied}", family, tied)
-        for family, tied in (("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False))
+        for family, tied in (("llama", True), ("llama", False), ("mistral", False), ("qwen2", True), ("qwen3", False))
     }
+    for family, rope in (("llama", "linear"), ("llama", "llama3"), ("qwen3", "yarn")):
+        found[f"{family}-{rope}"] = make(root / f"{family}-{rope}", family, True, rope)
+    return found

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.gloo import cases, ranks
 
 Arrays = dict[str, np.ndarray]
-FAMILIES = ["llama-tied", "llama-untied", "qwen2-tied", "qwen3-untied"]
+FAMILIES = ["llama-tied", "llama-untied", "mistral-untied", "qwen2-tied", "qwen3-untied"]
+ROPES = ["llama-linear", "llama-llama3", "qwen3-yarn"]
 TP2, PP2, CP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context"))
 SP = {"sequence_parallel": True}
 LAYOUTS = {  # on two ranks
@@ -37,7 +38,7 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     """Every case below, on one and on two ranks: two starts of processes in all."""
     folder = tmp_path_factory.mktemp("gloo")
     tied = str(models["llama-tied"])
-    one: dict[str, ranks.Case] = {f"logprobs-{f}": ("logprobs", {"model": str(models[f])}) for f in FAMILIES}
+    one: dict[str, ranks.Case] = {f"logprobs-{f}": ("logprobs", {"model": str(models[f])}) for f in [*FAMILIES, *ROPES]}
     one |= {f"exported-one-{f}": ("exported", {"model": str(models[f])}) for f in FAMILIES}
     one["unshared"] = ("logprobs", {"model": tied, "batch": {"share_prompts": False}})
     one["opening"] = ("logprobs", {"model": tied, "batch": {"micro_batch_tokens": 400}})  # all in one micro-batch
@@ -79,7 +80,7 @@ def huggingface_logprobs(folder: Path) -> Arrays:
     return result
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ROPES])
 def test_logprobs_equal_hugging_face(family: str, models: dict[str, Path], results: dict[str, Arrays]) -> None:
     ours, theirs = results[f"logprobs-{family}"], huggingface_logprobs(models[family])
     assert ours.keys() == theirs.keys()

@@ -69,12 +69,16 @@ class Cluster:
         self._start(["slurmctld", "-f", os.environ["SLURM_CONF"]])
 
     def lose(self, node: str) -> None:
-        """kill -9 of a node's slurmd and of all that runs on it."""
+        """kill -9 of a node's slurmd and of all that runs on it, of this Slurm and no other on the machine."""
+        own = str(Path(os.environ["SLURM_CONF"]).parent).encode()
         for path in Path("/proc").iterdir():
             try:
                 words = (path / "cmdline").read_bytes().split(b"\0")
-                variables = (path / "environ").read_bytes().split(b"\0")
+                environment = (path / "environ").read_bytes()
             except OSError:
+                continue
+            variables = environment.split(b"\0")
+            if own not in environment:
                 continue
             daemon = words[0].endswith(b"slurmd") and node.encode() in words
             step = words[0].startswith(b"slurmstepd") and f"SLURMD_NODENAME={node}".encode() in variables
