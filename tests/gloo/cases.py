@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gspo_hpc import algorithms, checkpoint, model_config, update, weights
+from gspo_hpc import algorithms, checkpoint, model_config, pipeline, update, weights
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
 from gspo_hpc.pipeline import Abandoned, Policy, StepResult
@@ -99,18 +99,41 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank:
     if stop_rank >= 0:
         _abandon(made, stop_rank, lambda: update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings))
         _abandon(made, stop_rank, lambda: update.step(made, rollout, objective, settings))
+    gradients = _gradients(made, lambda: update.step(made, rollout, objective, settings)) if nan_rank < 0 else {}
     for _ in range(count):
         if nan_rank == ranks.rank:
             _poison(made)
         result = update.step(made, rollout, objective, settings)
         assert result is not None
         results.append(result)
-    arrays = {name: tensor.numpy() for name, tensor in weights.stream(made.module, made.arch)}
+    arrays = {name: tensor.numpy().copy() for name, tensor in weights.stream(made.module, made.arch)}
+    arrays |= gradients
     arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results])
     arrays["entropy"] = np.array([r.sums["entropy"][0] / r.sums["entropy"][1] for r in results])
     arrays["grad_norm"] = np.array([r.grad_norm for r in results])
     arrays["skipped"] = np.array([r.skipped for r in results])
     return arrays
+
+
+def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
+    """Gradients of all Hugging Face tensors in a step that takes place but for its end: put into the place of the
+    weights, they are gathered like them."""
+    kept = [parameter.detach().clone() for parameter in made.module.parameters()]
+
+    def keep(policy: Policy) -> tuple[float, bool]:
+        for parameter in policy.module.parameters():
+            parameter.data.copy_(parameter.main_grad)
+        return 0.0, True
+
+    original, pipeline._apply = pipeline._apply, keep
+    try:
+        step()
+    finally:
+        pipeline._apply = original
+    found = {f"gradient/{name}": t.numpy().copy() for name, t in weights.stream(made.module, made.arch)}
+    for parameter, values in zip(made.module.parameters(), kept, strict=True):
+        parameter.data.copy_(values)
+    return found
 
 
 def _abandon(made: Policy, rank: int, work: Callable[[], object]) -> None:
