@@ -108,8 +108,30 @@ class _InProcess(TorchDistSaveShardedStrategy):
 def _state(policy: Policy, is_loading: bool) -> dict[str, Any]:
     model = policy.module.sharded_state_dict()
     state: dict[str, Any] = {"model": model, "scheduler": policy.scheduler.state_dict()}
-    state["optimizer"] = policy.optimizer.sharded_state_dict(model, is_loading=is_loading)
+    # A distributed optimizer's state is saved parameter by parameter, too: any other layout can load it.
+    if is_loading and policy.config.optimizer.distributed:
+        for part in policy.optimizer.chained_optimizers:
+            _prepare_torch_adam(part)
+    whole = {"distrib_optim_sharding_type": "fully_reshardable"} if policy.config.optimizer.distributed else None
+    state["optimizer"] = policy.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=whole)
     return state
+
+
+def _prepare_torch_adam(part: Any) -> None:
+    """Let Megatron's distributed optimizer load over torch's Adam, which it runs on where there is neither Transformer
+    Engine nor Apex: it asks for the number of steps of a state that is not there before the first, and for that number
+    among the tensors of each parameter, where it has not put it."""
+    if part.optimizer.state or not isinstance(part.optimizer, torch.optim.Adam | torch.optim.AdamW):
+        return
+    part._init_optimizer_states_with_dummy_values()
+    original = part._set_main_param_and_optimizer_states
+
+    def with_step(parameter: Any, tensors: dict[str, torch.Tensor]) -> None:
+        group, place = part.model_param_group_index_map[parameter]
+        state = part.optimizer.state[part.optimizer.param_groups[group]["params"][place]]
+        original(parameter, {"step": state["step"], **tensors})
+
+    part._set_main_param_and_optimizer_states = with_step
 
 
 def prepare(
@@ -156,6 +178,10 @@ def load(policy: Policy, path: Path) -> None:
     loaded = dist_checkpointing.load(_state(policy, is_loading=True), str(path / "megatron"))
     policy.module.load_state_dict(loaded["model"])
     policy.optimizer.load_state_dict(loaded["optimizer"])
+    for part in policy.optimizer.chained_optimizers:
+        for state in part.optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()  # Megatron may have given all parameters one and the same
     policy.scheduler.load_state_dict(loaded["scheduler"])
     mine = path / f"rng-{policy.ranks.rank}.json"
     if mine.exists():  # another number of ranks than the one that saved has no state of its own

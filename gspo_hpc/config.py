@@ -149,6 +149,7 @@ class Optimizer:
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
     clip_grad: float = 1.0
+    distributed: bool = False  # every data-parallel rank keeps and updates a part of the state, not a copy of all of it
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,11 @@ class Policy:
         settings = self.module.config
         self.ddp = DistributedDataParallel(
             config=settings,
-            ddp_config=DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+            ddp_config=DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=False,
+                use_distributed_optimizer=config.optimizer.distributed,
+            ),
             module=self.module,
         )
         settings.finalize_model_grads_func = finalize_model_grads
@@ -104,6 +108,7 @@ class Policy:
                 adam_beta2=options.adam_beta2,
                 adam_eps=options.adam_eps,
                 clip_grad=options.clip_grad,
+                use_distributed_optimizer=options.distributed,
                 params_dtype=dtype,
                 bf16=dtype == torch.bfloat16,
                 fp16=dtype == torch.float16,

@@ -99,7 +99,9 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank:
     if stop_rank >= 0:
         _abandon(made, stop_rank, lambda: update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings))
         _abandon(made, stop_rank, lambda: update.step(made, rollout, objective, settings))
-    gradients = _gradients(made, lambda: update.step(made, rollout, objective, settings)) if nan_rank < 0 else {}
+    gradients: Arrays = {}
+    if nan_rank < 0 and not settings.optimizer.distributed:  # there no rank has all of a gradient
+        gradients = _gradients(made, lambda: update.step(made, rollout, objective, settings))
     for _ in range(count):
         if nan_rank == ranks.rank:
             _poison(made)

@@ -178,8 +178,8 @@ def hit(scene: Scene, fault: Callable[[Scene], None]) -> Hit:
     fault(scene)
     if fault not in SILENT:
         _until("new ranks", lambda: bool(new := set(run.workers().values())) and not new & ranks)
-    attempt, lines, done = len(run.attempts()), _lines(run), _done(run, len(run.attempts()))
-    _until("work", lambda: _lines(run) > lines or _done(run, attempt) > done)
+    attempt, groups, done = len(run.attempts()), run.groups(), _done(run, len(run.attempts()))
+    _until("work", lambda: run.groups() > groups or _done(run, attempt) > done)
     if fault is out_of_time:
         slurm_commands.run(["scontrol", "update", f"JobId={run.job_id}", "TimeLimit=600"])
     for node in scene.lost:
@@ -238,11 +238,6 @@ def queued_seconds(run: SlurmRun) -> float:
                 datetime.fromisoformat(after["started"]) - datetime.fromisoformat(before["ended"])
             ).total_seconds()
     return total
-
-
-def _lines(run: SlurmRun) -> int:
-    """Finished groups in all journals that are there."""
-    return sum(runs.journal_lines(run.run_dir, int(path.name)) for path in (run.run_dir / "rollouts").iterdir())
 
 
 def _done(run: SlurmRun, attempt: int) -> int:

@@ -161,6 +161,12 @@ class SlurmRun:
         """The newest logged step, -1 for none."""
         return harness.last_step(self.run_dir)
 
+    def groups(self) -> int:
+        """Finished groups in all journals that are there."""
+        rollouts = self.run_dir / "rollouts"
+        folders = list(rollouts.iterdir()) if rollouts.is_dir() else []
+        return sum(harness.journal_lines(self.run_dir, int(path.name)) for path in folders)
+
     def workers(self) -> dict[int, int]:
         """Process ids of the ranks that run now, by rank."""
         found = {}

@@ -65,9 +65,12 @@ def test_preempted_again_and_again(cluster: Cluster, submit: Submit, undisturbed
 @pytest.mark.timeout(600)
 def test_out_of_time(submit: Submit, undisturbed: SlurmRun) -> None:
     """The time limit comes in two of three jobs of the chain: together they make the steps of one."""
-    run = submit("slurm.time_minutes=30", "slurm.signal_seconds=10")
-    for number in (0, 2):
-        run.wait_for(f"rollout {number}", in_rollout(run, number))
+    # Each of the four rollouts takes half as long as the limit lets the run go on.
+    run = submit("slurm.time_minutes=30", "slurm.signal_seconds=10", grader_seconds=1.6)
+    for number in (1, 2):
+        run.wait_for(f"start {number}", lambda number=number: len(run.attempts()) == number and bool(run.workers()))
+        groups = run.groups()
+        run.wait_for("work", lambda groups=groups: run.groups() != groups)
         set_limit(run, f"EndTime={datetime.now() + timedelta(seconds=harness.NOTICE):%Y-%m-%dT%H:%M:%S}")
         started = len(run.attempts())
         run.wait_for("the next start", lambda started=started: len(run.attempts()) > started)

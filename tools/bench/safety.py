@@ -32,9 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from step import COMPLETIONS, GROUP, LEARNING_RATE, MAX_LENGTH, REPO, cpu_model, spread
+from step import BENCH, COMPLETIONS, GROUP, MAX_LENGTH, REPO, WARM_UP, cpu_model, our_config, spread
 
-WARM_UP = 2  # steps that are not measured
 RESULT = "GSPO_HPC_BENCH_RESULT"
 
 
@@ -45,18 +44,9 @@ def say(text: str) -> None:
 
 def settings(args: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
     """The run whose steps are measured."""
-    return {
-        "run": {"name": "bench", "dir": str(run_dir), "max_steps": args.steps + WARM_UP},
-        "cluster": {"platform": "cpu"},
-        "model": {"path": str(args.model), "dtype": "float32"},
-        "batch": {"micro_batch_tokens": 4096, "global_batch_size": COMPLETIONS, "num_generations": GROUP},
-        "data": {"train": str(args.data), "shuffle": False},
-        "rollout": {"max_prompt_length": 128, "max_response_length": MAX_LENGTH},
-        "reward": {"functions": [{"function": f"{REPO / 'tools' / 'bench' / 'graders.py'}:random_reward"}]},
-        "optimizer": {"lr": LEARNING_RATE},
-        "checkpoint": {"interval": 1000},
-        "tracking": {"wandb": "offline"},
-    }
+    random_reward = f"{BENCH / 'graders.py'}:random_reward"
+    config = our_config(args, run_dir, random_reward)
+    return config | {"checkpoint": {"interval": 1000}, "tracking": {"wandb": "offline"}}
 
 
 class Meter:
@@ -153,37 +143,21 @@ def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, 
 
 def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]]:
     """Seconds blocked, of whole saves, and of the step after a save, of both kinds."""
-    import numpy as np
+    from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms, commit, model_config, update, weights
+    from gspo_hpc import algorithms, commit, update
     from gspo_hpc.config_file import from_dict
-    from gspo_hpc.pipeline import Policy
-    from gspo_hpc.process_groups import start, stop
-    from gspo_hpc.records import Completion, Group, Prompt
+    from gspo_hpc.process_groups import stop
     from gspo_hpc.saver import Saver
 
     config = from_dict(settings(args, work / "run"))
-    ranks = start(config)
-    arch = model_config.read(str(args.model))
-    policy = Policy(arch, config, ranks)
-    weights.load(policy.module, arch, str(args.model))
-    policy.make_optimizer()
+    policy = make_policy(args.model, config)
     objective = algorithms.resolve(config.algorithm)
-    rng = np.random.default_rng(0)
-
-    def completion(index: int) -> Completion:
-        tokens = rng.integers(0, arch.vocab_size, MAX_LENGTH).astype(np.int32)
-        values = np.full(MAX_LENGTH, -5.0, np.float32)
-        return Completion(tokens, values, "", "length", index, advantage=float(rng.standard_normal()))
-
-    def group(slot: int) -> Group:
-        tokens = rng.integers(0, arch.vocab_size, 48).astype(np.int32)
-        return Group(slot, Prompt(slot, tokens, "", {}), tuple(completion(i) for i in range(GROUP)))
+    groups = noise(policy, COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
 
     def make(staging: Path, step: int) -> None:
         commit.commit(staging, step)
 
-    groups = [group(slot) for slot in range(COMPLETIONS // GROUP)]
     saver = Saver(policy)
     found: dict[str, list[float]] = {f"{what}/{kind}": [] for what in ("blocked", "whole", "step") for kind in "sa"}
     for turn in range(args.saves + 1):  # the first of each kind is not measured
@@ -223,11 +197,10 @@ def main() -> int:
         if not path.is_file():
             parser.error(f"{path} is not there: bash tools/quickstart.sh makes it")
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     with tempfile.TemporaryDirectory(prefix="gspo_hpc-safety-") as name:
         work = Path(name)
         rows, beside = measure_steps(args, work)
-        os.environ.update(alone, OMP_NUM_THREADS=str(cores))  # before torch is imported
+        os.environ["OMP_NUM_THREADS"] = str(cores)  # before torch is imported
         saves = measure_saves(args, work)
 
     from gspo_hpc.config import Checkpoint

@@ -19,7 +19,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from step import COMPLETIONS, GROUP, MAX_LENGTH, REPO, cpu_model, spread
 
 PROMPTS = (16, 48, 128, 384)
@@ -37,15 +36,14 @@ def main() -> int:
     if not (args.model / "config.json").is_file():
         parser.error(f"no model in {args.model}: {sys.executable} tools/prepare_smollm2.py --out {args.model}")
     cores = len(os.sched_getaffinity(0))
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ.update(alone, OMP_NUM_THREADS=str(cores))  # before torch is imported
+    os.environ["OMP_NUM_THREADS"] = str(cores)  # before torch is imported
     load = os.getloadavg()[0]
 
-    from gspo_hpc import algorithms, model_config, update, weights
+    from trainer import make_policy, noise
+
+    from gspo_hpc import algorithms, update
     from gspo_hpc.config_file import from_dict
-    from gspo_hpc.pipeline import Policy
-    from gspo_hpc.process_groups import start, stop
-    from gspo_hpc.records import Completion, Group, Prompt
+    from gspo_hpc.process_groups import stop
 
     budget = (max(args.prompts) + args.length) * GROUP
     config = from_dict(
@@ -65,25 +63,8 @@ def main() -> int:
         "shared": config,
         "repeated": replace(config, batch=replace(config.batch, share_prompts=False)),
     }
-    ranks = start(config)
-    arch = model_config.read(str(args.model))
-    policy = Policy(arch, config, ranks)
-    weights.load(policy.module, arch, str(args.model))
-    policy.make_optimizer()
+    policy = make_policy(args.model, config)
     objective = algorithms.resolve(config.algorithm)
-    rng = np.random.default_rng(0)
-
-    def groups(prompt_length: int) -> list[Group]:
-        def completion(index: int) -> Completion:
-            tokens = rng.integers(0, arch.vocab_size, args.length).astype(np.int32)
-            values = np.full(args.length, -5.0, np.float32)
-            return Completion(tokens, values, "", "length", index, advantage=float(rng.standard_normal()))
-
-        def group(slot: int) -> Group:
-            tokens = rng.integers(0, arch.vocab_size, prompt_length).astype(np.int32)
-            return Group(slot, Prompt(slot, tokens, "", {}), tuple(completion(i) for i in range(GROUP)))
-
-        return [group(slot) for slot in range(COMPLETIONS // GROUP)]
 
     print(
         f"{args.model.name}, {COMPLETIONS} completions of {args.length} tokens, {GROUP} a prompt, float32; "
@@ -94,7 +75,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|", flush=True)
     try:
         for length in args.prompts:
-            chosen = groups(length)
+            chosen = noise(policy, COMPLETIONS // GROUP, GROUP, length, args.length, seed=length)
             seconds: dict[str, list[float]] = {way: [] for way in ways}
             seen: dict[str, tuple[float, float]] = {}
             for turn in range(args.repeats + 1):

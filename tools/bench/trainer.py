@@ -1,0 +1,46 @@
+"""A trainer without an engine, for benchmarks of what it does: one rank, a model folder, completions made of noise.
+
+What is imported here imports torch; set OMP_NUM_THREADS before.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from gspo_hpc import model_config, weights
+from gspo_hpc.config import Config
+from gspo_hpc.pipeline import Policy
+from gspo_hpc.process_groups import start
+from gspo_hpc.records import Completion, Group, Prompt
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def make_policy(model: Path, config: Config) -> Policy:
+    """The model with its weights and an optimizer, as the only rank."""
+    os.environ.update(ALONE)
+    policy = Policy(model_config.read(str(model)), config, start(config))
+    weights.load(policy.module, policy.arch, str(model))
+    policy.make_optimizer()
+    return policy
+
+
+def noise(policy: Policy, groups: int, completions: int, prompt_length: int, length: int, seed: int) -> list[Group]:
+    """Groups of random tokens with random advantages; all prompts have one length, and so have all completions."""
+    rng = np.random.default_rng(seed)
+
+    def tokens(count: int) -> np.ndarray:
+        return rng.integers(0, policy.arch.vocab_size, count).astype(np.int32)
+
+    def completion(index: int) -> Completion:
+        values = np.full(length, -5.0, np.float32)
+        return Completion(tokens(length), values, "", "length", index, advantage=float(rng.standard_normal()))
+
+    def group(slot: int) -> Group:
+        prompt = Prompt(slot, tokens(prompt_length), "", {})
+        return Group(slot, prompt, tuple(completion(i) for i in range(completions)))
+
+    return [group(slot) for slot in range(groups)]
