@@ -46,11 +46,6 @@ class Copies:
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, tuple[int, ...], str], torch.Tensor] = {}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
-
     def take(self, state: dict[str, list[ShardedBase]]) -> None:
         """Make `state`, Megatron's by key, one that nothing changes any more."""
         on_gpu = False

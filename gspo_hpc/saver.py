@@ -28,7 +28,7 @@ class Saver:
 
     def __init__(self, policy: Policy, *, background: bool = True) -> None:
         self.seconds = 0.0  # that the last whole save took, from the copy to the commit
-        self.copies = checkpoint.Copies()
+        self._copies = checkpoint.Copies()
         self._policy, self._background = policy, background
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=_step_back if background else None)
@@ -45,7 +45,7 @@ class Saver:
         began = time.monotonic()
         first = self._policy.ranks.rank == 0
         try:
-            write = checkpoint.prepare(self._policy, staging, self._group, self.copies, check=not self._checked)
+            write = checkpoint.prepare(self._policy, staging, self._group, self._copies, check=not self._checked)
         except BaseException:
             _remove(staging, first)
             raise
@@ -75,10 +75,6 @@ class Saver:
         if self._under_way is not None:
             self._under_way.result(seconds)
             self._under_way = None
-
-    def close(self) -> None:
-        """End the thread; a save under way is left to itself."""
-        self._thread.shutdown(wait=False)
 
 
 def _step_back() -> None:
