@@ -103,10 +103,10 @@ class _InProcess(TorchDistSaveShardedStrategy):
 def _state(policy: Policy, is_loading: bool) -> dict[str, Any]:
     model = policy.module.sharded_state_dict()
     state: dict[str, Any] = {"model": model, "scheduler": policy.scheduler.state_dict()}
-    # A distributed optimizer's state is saved parameter by parameter, too: any other layout can load it.
     if is_loading and policy.config.optimizer.distributed:
         for part in policy.optimizer.chained_optimizers:
             _prepare_torch_adam(part)
+    # A distributed optimizer's state, too, is saved parameter by parameter, and not in the pieces of this layout.
     whole = {"distrib_optim_sharding_type": "fully_reshardable"} if policy.config.optimizer.distributed else None
     state["optimizer"] = policy.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=whole)
     return state

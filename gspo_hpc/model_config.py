@@ -119,6 +119,8 @@ def _rope(raw: dict[str, Any], where: str) -> Rope:
         raise ValueError(f"{where}: {name} of the rope parameters is not supported with rope_type {kind}")
     if kind == "default":
         return Rope(theta)
+    for key in _ROPE_KEYS[kind] if kind != "yarn" else ():  # yarn's all have a default
+        given[key]  # or KeyError, which names it
     length = given.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
     factor = float(given["factor"] if "factor" in given else raw.get("max_position_embeddings", 2048) / length)
     magnitude = given.get("attention_factor")

@@ -53,6 +53,8 @@ def test_frequencies_are_those_of_transformers(given: dict[str, Any], theta: flo
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type dynamic"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type longrope"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "beta_fast"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": LLAMA3}, "original_max_position_embeddings is missing"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding_window = 4096"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with sliding_attention"),
