@@ -16,6 +16,7 @@ from gspo_hpc import slurm_commands
 from gspo_hpc.slurm_commands import SlurmError
 
 _PATIENCE = 120.0  # seconds until the job must be waiting
+_POLL = 0.5
 
 
 def release(job_id: str, excluded: list[str]) -> bool:
@@ -25,14 +26,17 @@ def release(job_id: str, excluded: list[str]) -> bool:
         job = slurm_commands.job(job_id)
         if job is None or not (job.active or job.state == "NODE_FAIL"):
             return False
-        if job.restarts > before and job.state != "PENDING":
+        if job.restarts > before and job.state in (
+            "CONFIGURING",
+            "RUNNING",
+        ):  # what is requeued may be COMPLETING first
             return False  # it has begun again without this
         if job.state == "PENDING":
             if excluded:
                 slurm_commands.exclude(job_id, excluded)
             slurm_commands.start_soon(job_id)
             return True
-        time.sleep(0.5)
+        time.sleep(_POLL)
     return False
 
 
