@@ -11,8 +11,10 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,10 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 
+from gspo_hpc import direct
+from gspo_hpc.commit import Entry
 from gspo_hpc.durable import plain_disk_full
 from gspo_hpc.pipeline import Policy
 from gspo_hpc.process_groups import Ranks, barrier
@@ -68,6 +73,24 @@ class Copies:
         return target.copy_(source.detach(), non_blocking=True)
 
 
+class _Hashing(FileSystem):
+    """Where torch's writer puts its files: shards are hashed on the way."""
+
+    def __init__(self, staging: Path, written: dict[str, Entry]) -> None:
+        self._staging, self._written = staging, written
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        if mode != "wb" or Path(path).suffix != ".distcp":
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
+        with direct.Writer(Path(path)) as shard:
+            yield shard
+        assert shard.entry is not None
+        self._written[str(Path(path).relative_to(self._staging))] = shard.entry
+
+
 class _InProcess(TorchDistSaveShardedStrategy):
     """Megatron's torch_dist format, written by this process.
 
@@ -75,9 +98,9 @@ class _InProcess(TorchDistSaveShardedStrategy):
     and leaves a manager process behind when the rank is killed. The files are the same.
     """
 
-    def __init__(self, group: dist.ProcessGroup, copies: Copies) -> None:
+    def __init__(self, group: dist.ProcessGroup, copies: Copies, staging: Path, written: dict[str, Entry]) -> None:
         super().__init__("torch_dist", 1)
-        self._group, self._copies = group, copies
+        self._group, self._copies, self._files = group, copies, _Hashing(staging, written)
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
@@ -86,11 +109,13 @@ class _InProcess(TorchDistSaveShardedStrategy):
 
         def write() -> None:
             checksums = torch.serialization.get_crc32_options()
-            torch.serialization.set_crc32_options(False)  # commit.py hashes the files, and syncs them
+            torch.serialization.set_crc32_options(False)  # there is a hash of each file
+            writer = torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False)  # commit.py syncs them
+            writer.fs = self._files
             try:
                 torch_checkpoint.save(
                     state,
-                    storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False),
+                    storage_writer=writer,
                     planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
                     process_group=self._group,
                 )
@@ -131,7 +156,7 @@ def _prepare_torch_adam(part: Any) -> None:
 
 def prepare(
     policy: Policy, staging: Path, group: dist.ProcessGroup, copies: Copies, *, check: bool = True
-) -> Callable[[], None]:
+) -> Callable[[], dict[str, Entry]]:
     """Copy this rank's part of the state, and return what writes it into a staging directory that exists.
 
     All ranks call both. The second may run in a thread, beside training: its collectives are those of `group`, over
@@ -139,6 +164,7 @@ def prepare(
     every piece of every parameter once, which costs a gather and need not be asked twice.
     """
     shards = staging / "megatron"
+    written: dict[str, Entry] = {}
     if policy.ranks.rank == 0:
         shards.mkdir(mode=0o700, exist_ok=True)
     barrier(policy.ranks.device)
@@ -146,7 +172,7 @@ def prepare(
         request = dist_checkpointing.save(
             _state(policy, is_loading=False),
             str(shards),
-            sharded_strategy=_InProcess(group, copies),
+            sharded_strategy=_InProcess(group, copies, staging, written),
             validate_access_integrity=check,
             async_sharded_save=True,
         )
@@ -156,7 +182,7 @@ def prepare(
             save_config(CheckpointingConfig("torch_dist", 1), str(shards))
     write_shards = request.async_fn
 
-    def write() -> None:
+    def write() -> dict[str, Entry]:
         with plain_disk_full(staging):
             try:
                 write_shards()
@@ -164,6 +190,7 @@ def prepare(
                 raise next(
                     (cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), error
                 ) from None
+        return written
 
     return write
 

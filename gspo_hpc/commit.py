@@ -1,9 +1,10 @@
 """Checkpoint directories that are whole or absent.
 
 Floor 1. A checkpoint is written into a staging directory (``.tmp-000010``), by several ranks if need be. One rank then
-commits it: every file hashed and synced, MANIFEST.json with sizes and hashes, COMMITTED with the manifest's own hash,
-and a rename to ``000010``. Killed anywhere before the rename, it never was. A checkpoint that is saved again takes the
-place of the old one, which waits as ``.old-000010`` for the instant between the two renames.
+commits it: every file synced, and hashed unless its writer has done so, MANIFEST.json with sizes and hashes, COMMITTED
+with the manifest's own hash, and a rename to ``000010``. Killed anywhere before the rename, it never was. A checkpoint
+that is saved again takes the place of the old one, which waits as ``.old-000010`` for the instant between the two
+renames.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MANIFEST, COMMITTED = "MANIFEST.json", "COMMITTED"
 _STAGING, _OLD, _DAMAGED = ".tmp-", ".old-", "damaged-"
 _THREADS = 8  # hashing and syncing leave the interpreter lock
 
+Entry = dict[str, Any]  # of a file: {"size": bytes, "sha256": hexadecimal digits}
+
 
 def staging_path(root: Path, step: int) -> Path:
     """Where the checkpoint of `step` is written, the same on every rank."""
@@ -39,10 +42,13 @@ def begin(root: Path, step: int) -> Path:
     return staging
 
 
-def commit(staging: Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
+def commit(
+    staging: Path, step: int, extra: Mapping[str, Any] | None = None, known: Mapping[str, Entry] | None = None
+) -> Path:
     """Make what is in `staging` the checkpoint of `step`; `extra` goes into its manifest. Its final path.
 
-    One rank calls this, after all have written. Raises OSError, with nothing committed, where the disk fails.
+    `known`: what their writers know of some files, by their path below `staging`; these are not read again. One rank
+    calls this, after all have written. Raises OSError, with nothing committed, where the disk fails.
     """
     root, final = staging.parent, staging.parent / f"{step:06d}"
     with plain_disk_full(final):
@@ -50,8 +56,10 @@ def commit(staging: Path, step: int, extra: Mapping[str, Any] | None = None) -> 
         folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
         files = [path for path in paths if path not in set(folders)]
         assert files and not any(path.is_symlink() for path in files), f"{staging}: nothing, or a link, to commit"
+        names, known = [str(path.relative_to(staging)) for path in files], known or {}
+        assert known.keys() <= set(names), f"{sorted(known.keys() - set(names))} were written, and are not there"
         with ThreadPoolExecutor(_THREADS) as pool:
-            entries = dict(zip((str(path.relative_to(staging)) for path in files), pool.map(_seal, files), strict=True))
+            entries = dict(zip(names, pool.map(_seal, files, map(known.get, names)), strict=True))
         for folder in folders:
             folder.chmod(0o700)
             sync_dir(folder)
@@ -84,7 +92,7 @@ def verify(path: Path) -> list[str]:
         return [f"{MANIFEST} is missing"]
     if (path / COMMITTED).read_bytes() != _hash(path / MANIFEST).encode() + b"\n":
         return [f"{MANIFEST} or {COMMITTED} was changed"]
-    files: dict[str, dict[str, Any]] = read_json(path / MANIFEST)["files"]
+    files: dict[str, Entry] = read_json(path / MANIFEST)["files"]
 
     def check(name: str) -> str | None:
         file, entry = path / name, files[name]
@@ -159,13 +167,16 @@ def _steps(root: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _seal(path: Path, known: Entry | None) -> Entry:
     """Size and hash of a file that is on disk, and nobody else's to read."""
     with path.open("rb") as file:
         os.fchmod(file.fileno(), 0o600)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = os.fstat(file.fileno()).st_size
+        if known is not None and known["size"] != size:
+            raise OSError(f"{path} has {size} bytes, {known['size']} were written; does another process write there?")
+        entry = known or {"size": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
         os.fsync(file.fileno())
-        return {"size": file.tell(), "sha256": digest}
+        return entry
 
 
 def _hash(path: Path) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc import commit, journal
+from gspo_hpc.commit import Entry
 from gspo_hpc.config import Config
 from gspo_hpc.console import Console
 from gspo_hpc.cursor import Cursor
@@ -39,7 +40,14 @@ class Silent:
     def note(self, text: str) -> None:
         """Nothing."""
 
-    def committed(self, staging: Path, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
+    def committed(
+        self,
+        staging: Path,
+        known: Mapping[str, Entry],
+        cursor: Cursor,
+        groups: Sequence[Group],
+        record: dict[str, Any] | None,
+    ) -> None:
         """Nothing."""
 
 
@@ -98,12 +106,19 @@ class Files:
         """One line on the console."""
         self.console.note(text)
 
-    def committed(self, staging: Path, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
+    def committed(
+        self,
+        staging: Path,
+        known: Mapping[str, Entry],
+        cursor: Cursor,
+        groups: Sequence[Group],
+        record: dict[str, Any] | None,
+    ) -> None:
         """Add the cursor and the rollout in use, commit, then drop what is no longer needed."""
         write_atomically(staging / CURSOR, json.dumps(cursor.to_dict(), indent=1))
         write_atomically(staging / ROLLOUT, "".join(group.to_json() + "\n" for group in groups))
         write_atomically(staging / RECORD, json.dumps(record))
-        commit.commit(staging, cursor.step, {"layout": self.layout})
+        commit.commit(staging, cursor.step, {"layout": self.layout}, known)
         commit.retain(self.run.checkpoints, self.keep)
         journal.retire(self.run.rollouts, cursor.rollout)
 

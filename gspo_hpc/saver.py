@@ -11,13 +11,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch.distributed as dist
 
 from gspo_hpc import checkpoint
+from gspo_hpc.commit import Entry
 from gspo_hpc.pipeline import Policy
 
 _NICENESS = 10  # about a tenth of the cores that are wanted by both
@@ -35,11 +36,11 @@ class Saver:
         self._under_way: Future[None] | None = None
         self._checked = False
 
-    def save(self, staging: Path, commit: Callable[[], None]) -> None:
+    def save(self, staging: Path, commit: Callable[[Mapping[str, Entry]], None]) -> None:
         """Save the state as it is now into `staging`, once the save before is done; raises what that one failed with.
 
-        `commit` is called on rank 0, in the thread, when all ranks have written. Where anything fails, what was written
-        is removed, and nothing is committed.
+        `commit` is called on rank 0, in the thread, when all ranks have written, with what is in their shards. Where
+        anything fails, what was written is removed, and nothing is committed.
         """
         self.wait()
         began = time.monotonic()
@@ -53,9 +54,9 @@ class Saver:
 
         def work() -> None:
             try:
-                write()
+                entries = self._gather(write())
                 if first:
-                    commit()
+                    commit(entries)
             except BaseException:
                 _remove(staging, first)
                 raise
@@ -64,6 +65,13 @@ class Saver:
         self._under_way = self._thread.submit(work)
         if not self._background:
             self.wait()
+
+    def _gather(self, mine: dict[str, Entry]) -> dict[str, Entry]:
+        """What all ranks have written, on rank 0."""
+        first = self._policy.ranks.rank == 0
+        of_all: list[dict[str, Entry]] | None = [{}] * dist.get_world_size() if first else None
+        dist.gather_object(mine, of_all, group=self._group)
+        return {name: entry for entries in of_all or () for name, entry in entries.items()}
 
     def check(self) -> None:
         """Raise what a save failed with that is over by now."""

@@ -33,8 +33,8 @@ from gspo_hpc.rundir import RunDir
 INIT_SECONDS = 20.0  # what a W&B server that does not answer may cost at the start ...
 FINISH_SECONDS = 30.0  # ... and at the end; what was not sent stays in wandb/ for `wandb sync`
 CLOSE_SECONDS = 60.0  # what all trackers together may cost at the end
-FLUSH_SECONDS = 0.1  # how often wandb's own process writes its history to disk ...
-SETTLE_SECONDS = 0.5  # ... and after how long it surely has
+FLUSH_SECONDS = 0.5  # how often wandb's own process writes its history to disk; 0.1 costs it twice the CPU ...
+SETTLE_SECONDS = 1.0  # ... and after how long it surely has
 QUEUE_LENGTH = 10_000  # records that may wait for a tracker
 SAMPLE_COLUMNS = ("step", "phase", "prompt", "completion", "reward", "answer")
 

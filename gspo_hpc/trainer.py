@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from gspo_hpc import evaluate, journal, sync, update
 from gspo_hpc.algorithms import Objective
+from gspo_hpc.commit import Entry
 from gspo_hpc.config import Config
 from gspo_hpc.control import Client, mark
 from gspo_hpc.cursor import Cursor
@@ -44,7 +45,14 @@ class Outlet(Protocol):
     def note(self, text: str) -> None:
         """One line for the person who watches."""
 
-    def committed(self, staging: Path, cursor: Cursor, groups: Sequence[Group], record: dict[str, Any] | None) -> None:
+    def committed(
+        self,
+        staging: Path,
+        known: Mapping[str, Entry],
+        cursor: Cursor,
+        groups: Sequence[Group],
+        record: dict[str, Any] | None,
+    ) -> None:
         """Make a written checkpoint count, in the thread that saves; `record` is that of its step, not logged yet."""
 
 
@@ -311,7 +319,7 @@ def _save(session: Session, cursor: Cursor, groups: Sequence[Group], record: dic
         _wait_for_save(session)
         staging = session.new_staging(cursor.step)
         in_use = groups if cursor.update else []
-        session.saver.save(staging, lambda: session.outlet.committed(staging, cursor, in_use, record))
+        session.saver.save(staging, lambda known: session.outlet.committed(staging, known, cursor, in_use, record))
 
 
 def _wait_for_save(session: Session) -> None:

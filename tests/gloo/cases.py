@@ -178,7 +178,7 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     saver = Saver(made)
     for _ in range(2):  # the second into the memory that the first has used
         saver.wait()
-        saver.save(_empty(Path(folder), ranks), lambda: None)
+        saver.save(_empty(Path(folder), ranks), lambda known: None)
     advance(made)  # while it is written
     saver.wait()
     barrier(ranks.device)
@@ -205,7 +205,7 @@ def full(model: str, world: int, folder: str) -> Arrays:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        Saver(made, background=False).save(Path(folder), lambda: None)
+        Saver(made, background=False).save(Path(folder), lambda known: None)
         said = ""
     except OSError as error:
         said = str(error)

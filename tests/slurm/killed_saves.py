@@ -18,13 +18,14 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gspo_hpc import checkpoint, commit, config_file, model_config
+from gspo_hpc.direct import BLOCK
 from gspo_hpc.pipeline import Policy
 from gspo_hpc.process_groups import start
 from gspo_hpc.saver import Saver
@@ -69,7 +70,8 @@ class Trap:
             return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
 
         def os_write(descriptor: int, data: Any) -> int:
-            trap.step("write", lambda: write(descriptor, memoryview(data)[: len(data) // 2]))
+            half = len(data) // 2 // BLOCK * BLOCK or len(data) // 2  # of what goes past the page cache, whole blocks
+            trap.step("write", lambda: write(descriptor, memoryview(data)[:half]))
             return write(descriptor, data)
 
         def watched(name: str) -> Callable[..., Any]:
@@ -118,8 +120,8 @@ def save_once(run_dir: Path, root: Path, last: int) -> None:
     trap.set()
     staging = commit.begin(root, step)
 
-    def done() -> None:
-        commit.commit(staging, step, {"digest": saved})
+    def done(known: Mapping[str, commit.Entry]) -> None:
+        commit.commit(staging, step, {"digest": saved}, known)
         commit.retain(root, 1)
 
     saver.save(staging, done)

@@ -25,6 +25,7 @@ from gspo_hpc.commit import (
     staging_path,
     verify,
 )
+from gspo_hpc.direct import Writer
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,10 +33,12 @@ ROOT = Path(__file__).parents[2]
 def save(root: Path, step: int, mark: str = "") -> Path:
     staging = begin(root, step)
     (staging / "megatron").mkdir()
-    (staging / "megatron" / "shard-0").write_bytes(f"{step}{mark}".encode() * 1000)
+    with Writer(staging / "megatron" / "shard-0") as shard:
+        shard.write(f"{step}{mark}".encode() * 1000)
+    assert shard.entry is not None
     (staging / "megatron" / "shard-1").write_bytes(b"")
     (staging / "cursor.json").write_text(f'{{"step": {step}}}')
-    return commit(staging, step, {"mark": mark})
+    return commit(staging, step, {"mark": mark}, {"megatron/shard-0": shard.entry})
 
 
 def content(path: Path) -> str:
@@ -253,8 +256,8 @@ class InOrder:
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def map(self, function: Callable[[Any], Any], items: Any) -> list[Any]:
-        return [function(item) for item in items]
+    def map(self, function: Callable[..., Any], *items: Any) -> list[Any]:
+        return [function(*one) for one in zip(*items, strict=False)]
 
 
 @pytest.mark.parametrize("resaved", [False, True])
@@ -285,3 +288,28 @@ def test_killed_at_every_system_call_the_newest_whole_one_always_loads(tmp_path:
             assert seen[-1] == ("000020", "new") and names(work) == ["000020", "000030"]
     assert seen == sorted(seen, key=lambda s: s[1] == "new")  # once committed, it stays
     assert seen[0] == (("000020" if resaved else "000010"), "old")
+
+
+def test_what_its_writer_knows_of_a_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
+    staging = begin(tmp_path, 1)
+    (staging / "shard").write_bytes(b"abc")
+    (staging / "cursor.json").write_text("{}")
+    read: list[str] = []
+    digest = hashlib.file_digest
+
+    def note(file: Any, name: Any) -> Any:
+        read.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", note)
+    path = commit(staging, 1, known={"shard": known})
+    assert read == ["cursor.json", "MANIFEST.json"] and verify(path) == []
+
+
+def test_a_file_of_another_size_than_was_written_is_not_committed(tmp_path: Path) -> None:
+    staging = begin(tmp_path, 1)
+    (staging / "shard").write_bytes(b"abc")
+    with pytest.raises(OSError, match="shard has 3 bytes, 4 were written"):
+        commit(staging, 1, known={"shard": {"size": 4, "sha256": ""}})
+    assert list_committed(tmp_path) == []

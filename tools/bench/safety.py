@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -155,8 +155,8 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     objective = algorithms.resolve(config.algorithm)
     groups = noise(policy, COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
 
-    def make(staging: Path, step: int) -> None:
-        commit.commit(staging, step)
+    def make(staging: Path, step: int, known: Mapping[str, commit.Entry]) -> None:
+        commit.commit(staging, step, known=known)
 
     saver = Saver(policy)
     found: dict[str, list[float]] = {f"{what}/{kind}": [] for what in ("blocked", "whole", "step") for kind in "sa"}
