@@ -55,6 +55,15 @@ class Parallel:
 
 
 @dataclass(frozen=True)
+class Moe:
+    """Mixtures of experts; without effect on models that have none."""
+
+    router_dtype: Literal["float32", "float64"] | None = "float32"  # of scores and routing; none: the model's
+    aux_loss_coeff: float = 0.0  # weight of the load-balancing loss (Switch Transformer), per micro-batch
+    z_loss_coeff: float = 0.0  # weight of the loss that keeps the router's logits small (ST-MoE)
+
+
+@dataclass(frozen=True)
 class Batch:
     """Batch sizes, in completions (docs: the batch arithmetic; rules in plan.py)."""
 
@@ -251,6 +260,7 @@ class Config:
     cluster: Cluster = field(default_factory=Cluster)
     model: Model = field(default_factory=Model)
     parallel: Parallel = field(default_factory=Parallel)
+    moe: Moe = field(default_factory=Moe)
     batch: Batch = field(default_factory=Batch)
     data: Data = field(default_factory=Data)
     rollout: Rollout = field(default_factory=Rollout)
@@ -272,13 +282,16 @@ class Config:
     def layout(self) -> dict[str, int]:
         """How many ranks there are, and how they share the model. Another one sums in another order."""
         at = self.parallel
-        return {
+        sizes = {
             "ranks": self.world_size,
             "TP": at.tensor_model_parallel_size,
             "PP": at.pipeline_model_parallel_size,
             "CP": at.context_parallel_size,
             "EP": at.expert_model_parallel_size,
         }
+        if at.expert_tensor_parallel_size not in (None, at.tensor_model_parallel_size):
+            sizes["ETP"] = at.expert_tensor_parallel_size
+        return sizes
 
     @property
     def run_dir(self) -> str:

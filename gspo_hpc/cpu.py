@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils._device
+from megatron.core.tensor_parallel import mappings
+from megatron.core.transformer.moe import token_dispatcher
 
 _FACTORIES = (
     "tensor",
@@ -89,6 +92,51 @@ def _nothing() -> Callable[..., None]:
     return lambda *args, **kwargs: None
 
 
+def _gather(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Pieces of different lengths go round padded: gloo gathers equal ones only."""
+
+    def gather(
+        mine: torch.Tensor,
+        group: dist.ProcessGroup,
+        output_split_sizes: list[int] | None = None,
+        *rest: Any,
+        **more: Any,
+    ) -> torch.Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            return original(mine, group, output_split_sizes, *rest, **more)
+        padded = mine.new_zeros(max(output_split_sizes), *mine.shape[1:])
+        padded[: mine.shape[0]] = mine
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        dist.all_gather(parts, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, output_split_sizes, strict=True)])
+
+    return gather
+
+
+def _reduce_scatter(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Pieces of different lengths are summed up whole: gloo scatters equal ones only."""
+
+    def reduce_scatter(
+        whole: torch.Tensor,
+        group: dist.ProcessGroup,
+        input_split_sizes: list[int] | None = None,
+        *rest: Any,
+        **more: Any,
+    ) -> torch.Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            return original(whole, group, input_split_sizes, *rest, **more)
+        total = whole.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total.split(input_split_sizes)[group.rank()].clone()
+
+    return reduce_scatter
+
+
+def _splits(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """What Megatron brings to the CPU before tokens are exchanged: sizes, which collectives want as numbers."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
 def install() -> None:
     """Let Megatron-Core run on the CPU in this process. Calling it again does nothing."""
     global _installed
@@ -117,6 +165,10 @@ def install() -> None:
     torch.utils._device._device_constructors()  # cached now: `with torch.device(...)` must know the originals
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))
+
+    mappings._gather_along_first_dim = _gather(mappings._gather_along_first_dim)
+    mappings._reduce_scatter_along_first_dim = _reduce_scatter(mappings._reduce_scatter_along_first_dim)
+    token_dispatcher.maybe_move_tensor_to_cpu = _splits
 
     tensor: Any = torch.Tensor
     tensor.cuda = lambda self, *args, **kwargs: self

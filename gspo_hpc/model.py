@@ -30,7 +30,9 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from gspo_hpc import moe
 from gspo_hpc.attention import attend, gathered_places
 from gspo_hpc.config import Config
 from gspo_hpc.model_config import Architecture, Rope
@@ -140,6 +142,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
     dtype = DTYPES[config.model.dtype]
     cpu = config.cluster.platform == "cpu"
     return TransformerConfig(
+        **moe.settings(arch, config),
         num_layers=arch.num_layers,
         hidden_size=arch.hidden_size,
         ffn_hidden_size=arch.ffn_hidden_size,
@@ -162,11 +165,11 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         attention_softmax_in_fp32=True,
         softmax_scale=arch.head_dim**-0.5 * arch.rope.magnitude**2,  # of queries and of keys
         variable_seq_lengths=True,  # a micro-batch has as many tokens as its samples have
-        moe_token_dispatcher_type="alltoall",  # Megatron refuses the default with variable lengths, experts or not
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
         context_parallel_size=parallel.context_parallel_size,
         expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
@@ -179,17 +182,26 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
     )
 
 
-def _stage_spec(config: TransformerConfig, qk_norm: bool) -> TransformerBlockSubmodules:
-    layer = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+def _layer_spec(arch: Architecture, has_experts: bool) -> ModuleSpec:
+    layer = get_gpt_layer_local_spec(qk_layernorm=arch.qk_norm, normalization="RMSNorm")
     norm = ModuleSpec(module=RMSNorm)
     layer.submodules.input_layernorm = norm
     layer.submodules.pre_mlp_layernorm = norm
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = PackedAttention
-    if qk_norm:
+    if arch.qk_norm:
         attention.q_layernorm = norm
         attention.k_layernorm = norm
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=norm)
+    if has_experts:
+        layer.submodules.mlp = moe.layer_spec(arch)
+    return layer
+
+
+def _stage_spec(config: TransformerConfig, arch: Architecture) -> TransformerBlockSubmodules:
+    first = get_transformer_layer_offset(config)
+    layers = range(first, first + get_num_layers_to_build(config))
+    specs = [_layer_spec(arch, arch.has_experts(layer)) for layer in layers]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ModuleSpec(module=RMSNorm))
 
 
 def padded_vocab_size(arch: Architecture, tp_size: int) -> int:
@@ -216,7 +228,7 @@ def build(arch: Architecture, config: Config, device: torch.device) -> PackedGPT
     settings = transformer_config(arch, config)
     model = PackedGPTModel(
         config=settings,
-        transformer_layer_spec=_stage_spec(settings, arch.qk_norm),
+        transformer_layer_spec=_stage_spec(settings, arch),
         vocab_size=padded_vocab_size(arch, config.parallel.tensor_model_parallel_size),
         max_sequence_length=arch.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),

@@ -1,8 +1,8 @@
 """What a Hugging Face config.json says about a model: the supported families and the sizes that everything needs.
 
 Floor 1: plain Python. An architecture or a setting that is not supported is refused by name, never ignored.
-Keys are those of Hugging Face's Llama, Mistral, Qwen2 and Qwen3 configurations (transformers 4 and 5 spell the rotary
-settings differently; both are read).
+Keys are those of Hugging Face's Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE configurations
+(transformers 4 and 5 spell the rotary settings and the number of experts differently; both are read).
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {  # by rope_type: what is read
     "default": (),
     "linear": ("factor",),
@@ -42,8 +50,20 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The mixture of experts that stands in the place of the MLP. Sizes in elements."""
+
+    count: int
+    top_k: int  # experts of a token
+    ffn_hidden_size: int  # of one
+    normalize_top_k: bool  # whether a token's weights of its experts add up to one
+    shared_ffn_hidden_size: int = 0  # of the expert that every token has as well, behind a gate; 0: there is none
+    dense_layers: tuple[int, ...] = ()  # that have an MLP all the same
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """Sizes and switches of a dense decoder. Lengths in tokens, sizes in elements."""
+    """Sizes and switches of a decoder. Lengths in tokens, sizes in elements."""
 
     family: str  # one of SUPPORTED
     num_layers: int
@@ -59,6 +79,11 @@ class Architecture:
     tie_word_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
+    experts: Experts | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer, counted from 0 over all stages, has experts instead of an MLP."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
 
 def read(folder: str | Path) -> Architecture:
@@ -96,11 +121,31 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope=_rope(raw, where),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=family == "Qwen2ForCausalLM",
-            qk_norm=family == "Qwen3ForCausalLM",
+            qkv_bias=family in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM") and bool(raw.get("qkv_bias", True)),
+            qk_norm=family in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+            experts=_experts(raw, family),
         )
     except KeyError as error:
         raise ValueError(f"{where}: {error.args[0]} is missing") from None
+
+
+def _experts(raw: dict[str, Any], family: str) -> Experts | None:
+    if family == "MixtralForCausalLM":
+        return Experts(
+            int(raw["num_local_experts"]), int(raw["num_experts_per_tok"]), int(raw["intermediate_size"]), True
+        )
+    if family not in ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
+        return None
+    shared = int(raw["shared_expert_intermediate_size"]) if family == "Qwen2MoeForCausalLM" else 0
+    step, without = int(raw.get("decoder_sparse_step") or 1), set(raw.get("mlp_only_layers") or ())
+    return Experts(
+        count=int(raw["num_experts" if "num_experts" in raw else "num_local_experts"]),
+        top_k=int(raw["num_experts_per_tok"]),
+        ffn_hidden_size=int(raw["moe_intermediate_size"]),
+        normalize_top_k=bool(raw.get("norm_topk_prob", False)),
+        shared_ffn_hidden_size=shared,
+        dense_layers=tuple(i for i in range(int(raw["num_hidden_layers"])) if i in without or (i + 1) % step),
+    )
 
 
 def _rope(raw: dict[str, Any], where: str) -> Rope:
@@ -156,11 +201,14 @@ def _refuse(raw: dict[str, Any], family: str, where: str) -> None:
         "attention_bias": (False,),
         "mlp_bias": (False,),
         "use_sliding_window": (False,),
-        **({"sliding_window": ()} if family == "MistralForCausalLM" else {}),  # Qwen's has another switch
+        **(
+            {"sliding_window": ()} if family in ("MistralForCausalLM", "MixtralForCausalLM") else {}
+        ),  # Qwen's has another switch
         "attention_dropout": (0, 0.0),
         "quantization_config": (),
         "partial_rotary_factor": (1, 1.0),
         "pretraining_tp": (1,),
+        "router_jitter_noise": (0, 0.0),
     }
     for key, allowed in expected.items():
         value = raw.get(key)

@@ -177,13 +177,17 @@ def _run_stage(policy: Policy, batch: PackedBatch) -> torch.Tensor:
 
 
 def _abandons(policy: Policy) -> bool:
-    """Whether this pass is left. Ranks that compute one sample together decide together; the others need not, since
-    they meet only after the last micro-batch."""
+    """Whether this pass is left. Ranks that compute one sample, or with one another's experts, decide together; the
+    others need not, since they meet only after the last micro-batch."""
     if not policy._abandons:
         policy._abandons = policy.stop_requested()
-        if policy.ranks.tp_size * policy.ranks.cp_size > 1:
+        if policy.ranks.ep_size > 1:
+            group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+        else:
+            group = parallel_state.get_tensor_and_context_parallel_group()
+        if group.size() > 1:
             value = torch.tensor([int(policy._abandons)], dtype=torch.int32, device=policy.ranks.device)
-            dist.all_reduce(value, dist.ReduceOp.MAX, group=parallel_state.get_tensor_and_context_parallel_group())
+            dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
             policy._abandons = bool(value.item())
     return policy._abandons
 

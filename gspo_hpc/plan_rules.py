@@ -325,6 +325,10 @@ def _model(book: Book) -> None:
     ):
         text = f"{name} ({value}) of the model must be divisible by {cut} ({parts})"
         book.check(11, value is None or value % parts == 0, text)
+    text = (
+        f"a model with experts needs parallel.sequence_parallel: true where tensor_model_parallel_size ({tp}) is not 1"
+    )
+    book.check(11, not experts or tp == 1 or p.sequence_parallel, text)
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     positions, scaling = size("max_position_embeddings"), raw.get("rope_scaling") or raw.get("rope_parameters")
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"

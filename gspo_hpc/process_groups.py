@@ -40,6 +40,7 @@ class Ranks:
     pp_size: int
     cp_rank: int
     cp_size: int
+    ep_size: int
 
     @property
     def is_last_stage(self) -> bool:
@@ -96,6 +97,7 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Client | None 
         pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
         cp_rank=parallel_state.get_context_parallel_rank(),
         cp_size=parallel_state.get_context_parallel_world_size(),
+        ep_size=parallel_state.get_expert_model_parallel_world_size(),
     )
 
 

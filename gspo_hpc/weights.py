@@ -1,16 +1,20 @@
 """Hugging Face tensors <-> this rank's Megatron shards: load, stream to engines, export.
 
 Floor 3. One table (:func:`stage_table`) says for every Megatron parameter of a stage which Hugging Face tensors make it
-and how it is cut over tensor-parallel ranks. Loading reads only the rows a rank needs; streaming gathers one parameter
-after the other, so the extra memory is one full tensor. Every rank must take part in :func:`stream`.
+and how it is cut over tensor-parallel ranks. Loading reads only the tensors a rank needs. Streaming gathers parameters
+in buckets of bounded size, each with one collective over the stages and one over the ranks of a stage that share them,
+so the extra memory is that of a bucket. Every rank must take part in :func:`stream`.
 
 Layout of Megatron's fused tensors (rows): ``linear_qkv`` holds, for every key/value group, its query heads, its key
-head, its value head; ``linear_fc1`` holds a rank's gate rows, then its up rows.
+head, its value head; ``linear_fc1`` holds a rank's gate rows, then its up rows. Experts are on expert-parallel ranks in
+their order, equally many on each, and cut over expert-tensor-parallel ranks.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,18 +32,23 @@ from gspo_hpc.model import PackedGPTModel, padded_vocab_size
 from gspo_hpc.model_config import Architecture
 
 MAX_SHARD_BYTES = 2 * 1024**3  # of one safetensors file of an export
+BUCKET_BYTES = 64 * 1024**2  # that are gathered at once
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_MIXTRAL = ("w1", "w3", "w2")
 
 
 @dataclass(frozen=True)
 class Entry:
     """One Megatron parameter: its name in the stage, the Hugging Face tensors it holds, and its cut.
 
-    cut: "none" (replicated), "rows" (dim 0), "columns" (dim 1), "vocab" (rows, padded), "qkv", "gate_up".
+    cut: "none" (replicated), "columns" (dim 1), "vocab" (rows, padded), "qkv", "gate_up".
     """
 
     name: str
     hf: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the Hugging Face tensors
     cut: str
+    expert: int | None = None  # of all of its layer, if it is one's: then only some ranks of a stage have it
 
 
 class Folder:
@@ -69,44 +78,86 @@ class Folder:
             return opened.get_tensor(name)
 
 
-def stage_table(arch: Architecture, first_layer: int, num_layers: int, first: bool, last: bool) -> list[Entry]:
-    """All parameters of a pipeline stage that holds layers [first_layer, first_layer + num_layers)."""
-    table = [Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), "vocab")] if first else []
+def stage_table(
+    arch: Architecture, first_layer: int, num_layers: int, first: bool, last: bool, ep_size: int = 1
+) -> list[Entry]:
+    """All parameters of a pipeline stage that holds layers [first_layer, first_layer + num_layers).
+
+    Those of experts have the names that they have on their rank of `ep_size` expert-parallel ones.
+    """
+    hidden, vocab = (arch.hidden_size,), (arch.vocab_size, arch.hidden_size)
+    table = (
+        [Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), (vocab,), "vocab")] if first else []
+    )
     for index in range(num_layers):
-        mine, theirs = f"decoder.layers.{index}", f"model.layers.{first_layer + index}"
-        attention = f"{theirs}.self_attn"
-        table.append(Entry(f"{mine}.input_layernorm.weight", (f"{theirs}.input_layernorm.weight",), "none"))
-        table.append(Entry(f"{mine}.self_attention.linear_qkv.weight", _three(attention, "weight"), "qkv"))
-        if arch.qkv_bias:
-            table.append(Entry(f"{mine}.self_attention.linear_qkv.bias", _three(attention, "bias"), "qkv"))
-        if arch.qk_norm:
-            for q_or_k in "qk":
-                name = f"{mine}.self_attention.{q_or_k}_layernorm.weight"
-                table.append(Entry(name, (f"{attention}.{q_or_k}_norm.weight",), "none"))
-        table.append(Entry(f"{mine}.self_attention.linear_proj.weight", (f"{attention}.o_proj.weight",), "columns"))
-        table.append(Entry(f"{mine}.pre_mlp_layernorm.weight", (f"{theirs}.post_attention_layernorm.weight",), "none"))
-        mlp = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
-        table.append(Entry(f"{mine}.mlp.linear_fc1.weight", mlp, "gate_up"))
-        table.append(Entry(f"{mine}.mlp.linear_fc2.weight", (f"{theirs}.mlp.down_proj.weight",), "columns"))
+        layer = first_layer + index
+        mine, theirs = f"decoder.layers.{index}", f"model.layers.{layer}"
+        table.append(Entry(f"{mine}.input_layernorm.weight", (f"{theirs}.input_layernorm.weight",), (hidden,), "none"))
+        table += _attention(arch, f"{mine}.self_attention", f"{theirs}.self_attn")
+        norm = f"{theirs}.post_attention_layernorm.weight"
+        table.append(Entry(f"{mine}.pre_mlp_layernorm.weight", (norm,), (hidden,), "none"))
+        if arch.has_experts(layer):
+            table += _experts(arch, f"{mine}.mlp", theirs, ep_size)
+        else:
+            table += _mlp(arch, f"{mine}.mlp", f"{theirs}.mlp", _MLP, arch.ffn_hidden_size)
     if last:
-        table.append(Entry("decoder.final_layernorm.weight", ("model.norm.weight",), "none"))
+        table.append(Entry("decoder.final_layernorm.weight", ("model.norm.weight",), (hidden,), "none"))
         if arch.tie_word_embeddings and not first:
-            table.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), "vocab"))
+            table.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), (vocab,), "vocab"))
         if not arch.tie_word_embeddings:
-            table.append(Entry("output_layer.weight", ("lm_head.weight",), "vocab"))
+            table.append(Entry("output_layer.weight", ("lm_head.weight",), (vocab,), "vocab"))
     return table
 
 
-def _three(attention: str, kind: str) -> tuple[str, str, str]:
-    return (f"{attention}.q_proj.{kind}", f"{attention}.k_proj.{kind}", f"{attention}.v_proj.{kind}")
+def _attention(arch: Architecture, mine: str, theirs: str) -> list[Entry]:
+    queries, keys = arch.num_attention_heads * arch.head_dim, arch.num_key_value_heads * arch.head_dim
+
+    def three(kind: str, *tail: int) -> Entry:
+        names = tuple(f"{theirs}.{which}_proj.{kind}" for which in "qkv")
+        return Entry(f"{mine}.linear_qkv.{kind}", names, ((queries, *tail), (keys, *tail), (keys, *tail)), "qkv")
+
+    table = [three("weight", arch.hidden_size)]
+    if arch.qkv_bias:
+        table.append(three("bias"))
+    for q_or_k in "qk" if arch.qk_norm else "":
+        name = f"{theirs}.{q_or_k}_norm.weight"
+        table.append(Entry(f"{mine}.{q_or_k}_layernorm.weight", (name,), ((arch.head_dim,),), "none"))
+    shape = (arch.hidden_size, queries)
+    return [*table, Entry(f"{mine}.linear_proj.weight", (f"{theirs}.o_proj.weight",), (shape,), "columns")]
+
+
+def _mlp(
+    arch: Architecture, mine: str, theirs: str, names: Sequence[str], ffn: int, expert: int | None = None
+) -> list[Entry]:
+    gate, up, down = (f"{theirs}.{name}.weight" for name in names)
+    wide, high = (ffn, arch.hidden_size), (arch.hidden_size, ffn)
+    return [
+        Entry(f"{mine}.linear_fc1.weight", (gate, up), (wide, wide), "gate_up", expert),
+        Entry(f"{mine}.linear_fc2.weight", (down,), (high,), "columns", expert),
+    ]
+
+
+def _experts(arch: Architecture, mine: str, layer: str, ep_size: int) -> list[Entry]:
+    assert arch.experts is not None
+    count, ffn, hidden = arch.experts.count, arch.experts.ffn_hidden_size, arch.hidden_size
+    mixtral = arch.family == "MixtralForCausalLM"
+    theirs, names = (f"{layer}.block_sparse_moe", _MIXTRAL) if mixtral else (f"{layer}.mlp", _MLP)
+    table = [Entry(f"{mine}.router.weight", (f"{theirs}.gate.weight",), ((count, hidden),), "none")]
+    if arch.experts.shared_ffn_hidden_size:
+        shared = arch.experts.shared_ffn_hidden_size
+        gate = (f"{theirs}.shared_expert_gate.weight",)
+        table.append(Entry(f"{mine}.shared_experts.gate_weight", gate, ((1, hidden),), "none"))
+        table += _mlp(arch, f"{mine}.shared_experts", f"{theirs}.shared_expert", _MLP, shared)
+    for expert in range(count):
+        place = f"{mine}.experts.local_experts.{expert % (count // ep_size)}"
+        table += _mlp(arch, place, f"{theirs}.experts.{expert}", names, ffn, expert)
+    return table
 
 
 def to_shard(entry: Entry, tensors: Sequence[torch.Tensor], arch: Architecture, rank: int, size: int) -> torch.Tensor:
     """Rank `rank` of `size`'s shard of one parameter, from its full Hugging Face tensors."""
     if entry.cut == "none":
         return tensors[0]
-    if entry.cut == "rows":
-        return tensors[0].chunk(size, 0)[rank]
     if entry.cut == "columns":
         return tensors[0].chunk(size, 1)[rank]
     if entry.cut == "gate_up":
@@ -125,25 +176,36 @@ def to_shard(entry: Entry, tensors: Sequence[torch.Tensor], arch: Architecture, 
     return torch.cat(split, dim=1).chunk(size, 0)[rank].reshape(-1, *tail)
 
 
-def to_hf(entry: Entry, shards: Sequence[torch.Tensor], arch: Architecture) -> list[tuple[str, torch.Tensor]]:
-    """The full Hugging Face tensors of one parameter, from all ranks' shards: the inverse of :func:`to_shard`."""
+def shard_shape(entry: Entry, arch: Architecture, size: int) -> tuple[int, ...]:
+    """The shape of each of `size` ranks' shards of one parameter."""
+    first, *tail = entry.shapes[0]
+    if entry.cut == "none":
+        return entry.shapes[0]
+    if entry.cut == "columns":
+        return (first, tail[0] // size)
+    if entry.cut == "vocab":
+        return (padded_vocab_size(arch, size) // size, *tail)
+    return (sum(shape[0] for shape in entry.shapes) // size, *tail)
+
+
+def to_hf(entry: Entry, shards: torch.Tensor, arch: Architecture) -> list[tuple[str, torch.Tensor]]:
+    """The full Hugging Face tensors of one parameter, from all ranks' shards [size, *shard]: the inverse of
+    :func:`to_shard`. They may be views of the shards."""
     if entry.cut == "none":
         return [(entry.hf[0], shards[0])]
-    if entry.cut == "rows":
-        return [(entry.hf[0], torch.cat(list(shards)))]
     if entry.cut == "columns":
-        return [(entry.hf[0], torch.cat(list(shards), dim=1))]
+        return [(entry.hf[0], shards.transpose(0, 1).reshape(entry.shapes[0]))]
     if entry.cut == "vocab":
-        return [(entry.hf[0], torch.cat(list(shards))[: arch.vocab_size])]
+        return [(entry.hf[0], shards.flatten(0, 1)[: arch.vocab_size])]
+    tail = shards.shape[2:]
     if entry.cut == "gate_up":
-        halves = [shard.chunk(2, 0) for shard in shards]
-        return [(name, torch.cat([half[i] for half in halves])) for i, name in enumerate(entry.hf)]
-    groups, dim = arch.num_key_value_heads, arch.head_dim
-    full = torch.cat(list(shards))
-    tail = full.shape[1:]
-    queries = arch.num_attention_heads // groups * dim
-    parts = full.reshape(groups, queries + 2 * dim, *tail).split([queries, dim, dim], dim=1)
-    return [(name, part.reshape(-1, *tail)) for name, part in zip(entry.hf, parts, strict=True)]
+        halves = shards.unflatten(1, (2, -1)).unbind(1)
+    else:
+        dim = arch.head_dim
+        queries = arch.num_attention_heads // arch.num_key_value_heads * dim
+        groups = shards.unflatten(1, (-1, queries + 2 * dim))
+        halves = groups.split([queries, dim, dim], dim=2)
+    return [(name, half.reshape(-1, *tail)) for name, half in zip(entry.hf, halves, strict=True)]
 
 
 def _my_table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
@@ -153,6 +215,7 @@ def _my_table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
         len(model.decoder.layers),
         model.pre_process,
         model.post_process,
+        parallel_state.get_expert_model_parallel_world_size(),
     )
 
 
@@ -165,11 +228,20 @@ def load(model: PackedGPTModel, arch: Architecture, folder: str | Path) -> None:
     unknown = sorted(name for name in source.names() - known if not name.endswith("rotary_emb.inv_freq"))
     if unknown:
         raise ValueError(f"model.path {folder}: {len(unknown)} tensors have no place in the model: {unknown[:3]}")
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    size = parallel_state.get_tensor_model_parallel_world_size()
+    dense = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    expert = (
+        parallel_state.get_expert_tensor_parallel_rank(),
+        parallel_state.get_expert_tensor_parallel_world_size(),
+    )
     parameters = dict(model.named_parameters())
     for entry in _my_table(model, arch):
-        shard = to_shard(entry, [source.read(name) for name in entry.hf], arch, rank, size)
+        if not _is_mine(entry, arch):
+            continue
+        tensors = [source.read(name) for name in entry.hf]
+        shard = to_shard(entry, tensors, arch, *(dense if entry.expert is None else expert))
         parameter = parameters.pop(entry.name)
         if parameter.shape != shard.shape:
             raise ValueError(
@@ -180,72 +252,128 @@ def load(model: PackedGPTModel, arch: Architecture, folder: str | Path) -> None:
     assert not parameters, f"parameters without a rule: {sorted(parameters)}"
 
 
+def _is_mine(entry: Entry, arch: Architecture) -> bool:
+    """Whether this rank has its part of the parameter, which is one of its stage."""
+    if entry.expert is None:
+        return True
+    assert arch.experts is not None
+    per_rank = arch.experts.count // parallel_state.get_expert_model_parallel_world_size()
+    return entry.expert // per_rank == parallel_state.get_expert_model_parallel_rank()
+
+
 @torch.no_grad()
-def stream(model: PackedGPTModel, arch: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
+def stream(
+    model: PackedGPTModel, arch: Architecture, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every Hugging Face tensor, full, in a fixed order, on every rank. All ranks must iterate to the end.
 
-    Tensors may alias the model's parameters: use or copy them before the next optimizer step.
+    A tensor may be a view of a parameter, or of memory that the ones after it are gathered into: use or copy it before
+    the next is asked for. Beside what is yielded, this holds two buckets: a rank's own part of what it gathers, and the
+    parts of all; `bucket_bytes` is what the second may have, but for a parameter that is larger by itself.
     """
-    tp_size = parallel_state.get_tensor_model_parallel_world_size()
-    pp_size = parallel_state.get_pipeline_model_parallel_world_size()
-    if pp_size == 1:
-        parameters = dict(model.named_parameters())
-        for entry in _my_table(model, arch):
-            yield from to_hf(entry, _gather(parameters[entry.name].detach(), entry, tp_size), arch)
-        return
     parameters = dict(model.named_parameters())
-    group = parallel_state.get_pipeline_model_parallel_group()
+    first = next(iter(parameters.values()))
+    buffers = _Buffers(first.dtype, first.device)
+    stages = _stages(model, arch)
     my_stage = parallel_state.get_pipeline_model_parallel_rank()
-    ranks = dist.get_process_group_ranks(group)
-    device = next(model.parameters()).device
-    dtype = next(model.parameters()).dtype
-    layers = torch.zeros(pp_size, 2, dtype=torch.int64, device=device)
-    layers[my_stage] = torch.tensor([get_transformer_layer_offset(model.config), len(model.decoder.layers)])
-    dist.all_reduce(layers, group=group)
+    over_stages = parallel_state.get_pipeline_model_parallel_group()
     seen: set[str] = set()  # a tied head of the last stage repeats the embedding
-    for stage in range(pp_size):
-        first_layer, count = (int(value) for value in layers[stage].tolist())
-        for entry in stage_table(arch, first_layer, count, stage == 0, stage == pp_size - 1):
-            if entry.hf[0] in seen:
+    for stage, table in enumerate(stages):
+        source = dist.get_process_group_ranks(over_stages)[stage]
+        for bucket in _buckets(
+            [entry for entry in table if entry.hf[0] not in seen], arch, first.itemsize, bucket_bytes
+        ):
+            shape, size = bucket.shapes, bucket.group.size()
+            if size == 1 and len(stages) == 1:
+                for entry in bucket.entries:
+                    yield from to_hf(entry, parameters[entry.name].detach()[None], arch)
                 continue
-            seen.update(entry.hf)
+            lengths = [math.prod(one) for one in shape]
+            mine = buffers.mine(sum(lengths))
             if stage == my_stage:
-                tensors = to_hf(entry, _gather(parameters[entry.name].detach(), entry, tp_size), arch)
-            else:
-                tensors = [
-                    (name, torch.empty(shape, dtype=dtype, device=device)) for name, shape in hf_shapes(entry, arch)
-                ]
-            for name, tensor in tensors:
-                tensor = tensor.contiguous()
-                dist.broadcast(tensor, ranks[stage], group=group)
-                yield name, tensor
+                own = (entry for entry in bucket.entries if _is_mine(entry, arch))
+                for entry, part in zip(own, mine.split(lengths), strict=True):
+                    part.view_as(parameters[entry.name]).copy_(parameters[entry.name])
+            if len(stages) > 1:
+                dist.broadcast(mine, source, group=over_stages)
+            whole = mine[None]
+            if size > 1:
+                whole = buffers.whole(size * sum(lengths))
+                dist.all_gather_into_tensor(whole, mine, group=bucket.group)
+                whole = whole.view(size, -1)
+            for position, part in enumerate(whole.split(lengths, dim=1)):
+                shards = part.unflatten(1, shape[position])
+                for number, entry in enumerate(bucket.entries[position :: len(shape)]):  # one of each EP rank, or all
+                    yield from to_hf(entry, shards[number * bucket.tp : (number + 1) * bucket.tp], arch)
+        seen |= {name for entry in table for name in entry.hf}
 
 
-def _gather(shard: torch.Tensor, entry: Entry, tp_size: int) -> list[torch.Tensor]:
-    if tp_size == 1 or entry.cut == "none":
-        return [shard]
-    group = parallel_state.get_tensor_model_parallel_group()
-    shards = [torch.empty_like(shard) for _ in range(tp_size)]
-    dist.all_gather(shards, shard.contiguous(), group=group)
-    return shards
+@dataclass(frozen=True)
+class _Bucket:
+    """Parameters that are gathered together: entries of rank 0 of `group`, with their shapes, then of the next that has
+    others, and so on."""
+
+    entries: list[Entry]
+    shapes: list[tuple[int, ...]]  # of the shards of each rank, whose number is also that of its entries
+    group: dist.ProcessGroup
+    tp: int  # ranks that have parts of one and the same parameter
 
 
-def hf_shapes(entry: Entry, arch: Architecture) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the Hugging Face tensors of one entry."""
-    hidden, ffn, dim = arch.hidden_size, arch.ffn_hidden_size, arch.head_dim
-    heads, groups = arch.num_attention_heads, arch.num_key_value_heads
-    if entry.cut == "vocab":
-        return [(entry.hf[0], (arch.vocab_size, hidden))]
-    if entry.cut == "gate_up":
-        return [(name, (ffn, hidden)) for name in entry.hf]
-    if entry.cut == "qkv":
-        tail = (hidden,) if entry.name.endswith("weight") else ()
-        rows = (heads * dim, groups * dim, groups * dim)
-        return [(name, (count, *tail)) for name, count in zip(entry.hf, rows, strict=True)]
-    if entry.cut == "columns":
-        inner = ffn if "mlp" in entry.name else heads * dim
-        return [(entry.hf[0], (hidden, inner))]
-    return [(entry.hf[0], (dim,) if "_layernorm" in entry.name and "self_attention" in entry.name else (hidden,))]
+def _buckets(table: Sequence[Entry], arch: Architecture, itemsize: int, limit: int) -> Iterator[_Bucket]:
+    """A stage's parameters, in order: experts apart from the others, since other ranks share them."""
+    ep_size = parallel_state.get_expert_model_parallel_world_size()
+    kinds = {
+        False: (parallel_state.get_tensor_model_parallel_group(), 1),
+        True: (parallel_state.get_expert_tensor_and_model_parallel_group(), ep_size),
+    }
+    for is_expert, run in itertools.groupby(table, lambda entry: entry.expert is not None):
+        group, owners = kinds[is_expert]
+        tp, entries = group.size() // owners, list(run)
+        each = len(entries) // owners  # entries of one rank: those of the next follow
+        shapes = [shard_shape(entry, arch, tp) for entry in entries[:each]]
+        begin = used = 0
+        for end, shape in enumerate([*shapes, None]):
+            needed = 0 if shape is None else math.prod(shape) * itemsize * group.size()
+            if begin < end and (shape is None or used + needed > limit):
+                chosen = [one for owner in range(owners) for one in entries[owner * each + begin : owner * each + end]]
+                yield _Bucket(chosen, shapes[begin:end], group, tp)
+                begin, used = end, 0
+            used += needed
+
+
+class _Buffers:
+    """Memory that buckets are gathered into, kept from one to the next."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._mine = self._whole = torch.empty(0, dtype=dtype, device=device)
+
+    def mine(self, count: int) -> torch.Tensor:
+        """For this rank's part."""
+        if self._mine.numel() < count:
+            self._mine = self._mine.new_empty(count)
+        return self._mine[:count]
+
+    def whole(self, count: int) -> torch.Tensor:
+        """For the parts of all ranks."""
+        if self._whole.numel() < count:
+            self._whole = self._whole.new_empty(count)
+        return self._whole[:count]
+
+
+def _stages(model: PackedGPTModel, arch: Architecture) -> list[list[Entry]]:
+    """The tables of all pipeline stages, on every rank."""
+    size = parallel_state.get_pipeline_model_parallel_world_size()
+    if size == 1:
+        return [_my_table(model, arch)]
+    layers = torch.zeros(size, 2, dtype=torch.int64, device=next(model.parameters()).device)
+    mine = (get_transformer_layer_offset(model.config), len(model.decoder.layers))
+    layers[parallel_state.get_pipeline_model_parallel_rank()] = torch.tensor(mine)
+    dist.all_reduce(layers, group=parallel_state.get_pipeline_model_parallel_group())
+    ep_size = parallel_state.get_expert_model_parallel_world_size()
+    return [
+        stage_table(arch, first, count, stage == 0, stage == size - 1, ep_size)
+        for stage, (first, count) in enumerate(layers.tolist())
+    ]
 
 
 def export(model: PackedGPTModel, arch: Architecture, source: str | Path, out: Path) -> None:

@@ -187,7 +187,7 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     fresh.make_optimizer()
     checkpoint.load(fresh, Path(folder))
     advance(fresh)
-    return straight | {f"resumed/{name}": t.numpy() for name, t in weights.stream(fresh.module, fresh.arch)}
+    return straight | {f"resumed/{name}": t.clone().numpy() for name, t in weights.stream(fresh.module, fresh.arch)}
 
 
 def _empty(folder: Path, ranks: Ranks) -> Path:

@@ -31,12 +31,35 @@ ROPES: dict[str, dict[str, Any]] = {  # the original contexts are short: sequenc
 }
 
 
+KINDS = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "mixtral": "Mixtral",
+    "qwen2moe": "Qwen2Moe",
+    "qwen3moe": "Qwen3Moe",
+}
+OWN: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "qwen2": {"head_dim": 16},  # derived from others there: hidden / heads
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen2moe": {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": [1],
+    },
+    "qwen3moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+}
+
+
 def make(folder: Path, family: str, tied: bool, rope: str = "default") -> Path:
     """A random model of the family: biases and norms too are random."""
-    kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
-    settings = SIZES | {"head_dim": 16} if family == "qwen2" else SIZES  # Qwen2 derives it: hidden / heads
-    if family == "mistral":
-        settings = settings | {"sliding_window": None}
+    kind = KINDS[family]
+    settings = SIZES | OWN.get(family, {})
     theta = {"rope_parameters": {"rope_theta": settings["rope_theta"], "rope_type": rope, **ROPES[rope]}}
     settings = {key: value for key, value in settings.items() if key != "rope_theta"} | theta
     torch.manual_seed(7)
@@ -56,7 +79,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     found = {
         f"{family}-{'tied' if tied else 'untied'}": make(root / f"{family}-{tied}", family, tied)
-        for family, tied in (("llama", True), ("llama", False), ("mistral", False), ("qwen2", True), ("qwen3", False))
+        for family, tied in (
+            *(("llama", True), ("llama", False), ("mistral", False), ("qwen2", True), ("qwen3", False)),
+            *(("mixtral", False), ("qwen2moe", True), ("qwen3moe", False)),
+        )
     }
     for family, rope in (("llama", "linear"), ("llama", "llama3"), ("qwen3", "yarn")):
         found[f"{family}-{rope}"] = make(root / f"{family}-{rope}", family, True, rope)

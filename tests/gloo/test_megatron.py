@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from safetensors.torch import load_file
 from tests.gloo import cases, ranks
 
 Arrays = dict[str, np.ndarray]
-FAMILIES = ["llama-tied", "llama-untied", "mistral-untied", "qwen2-tied", "qwen3-untied"]
+EXPERTS = ["mixtral-untied", "qwen2moe-tied", "qwen3moe-untied"]
+DENSE = ["llama-tied", "llama-untied", "mistral-untied", "qwen2-tied", "qwen3-untied"]
+FAMILIES = [*DENSE, *EXPERTS]
 ROPES = ["llama-linear", "llama-llama3", "qwen3-yarn"]
 TP2, PP2, CP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context"))
 SP = {"sequence_parallel": True}
@@ -33,6 +37,17 @@ PRODUCTS = {  # on four
     "tp2-sp-cp2": {"parallel": TP2 | SP | CP2},
     "pp2-cp2": {"parallel": PP2 | CP2},
     "cp4": {"parallel": {"context_parallel_size": 4}},
+}
+EP2 = {"expert_model_parallel_size": 2}
+EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what they share
+    "ep2": (2, {"parallel": EP2}),
+    "etp2": (2, {"parallel": TP2 | SP}),  # as many as split the rest, where nothing else is said
+    "tp2-ep2-etp1": (2, {"parallel": TP2 | SP | EP2 | {"expert_tensor_parallel_size": 1}}),
+    "cp2-ep2": (2, {"parallel": CP2 | EP2}),
+    "ep2-distributed": (2, {"parallel": EP2, **DISTRIBUTED}),
+    "tp2-ep2-etp2": (4, {"parallel": TP2 | SP | EP2}),
+    "pp2-ep2": (4, {"parallel": PP2 | EP2}),
+    "ep2-twice": (4, {"parallel": EP2}),
 }
 
 
@@ -57,7 +72,7 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})
     two |= {f"stopped-{name}": ("steps", {"model": tied, "stop_rank": 1, **LAYOUTS[name]}) for name in LAYOUTS}
     for name in ("tp2", "pp2"):
-        two |= {f"exported-{name}-{f}": ("exported", {"model": str(models[f]), **LAYOUTS[name]}) for f in FAMILIES}
+        two |= {f"exported-{name}-{f}": ("exported", {"model": str(models[f]), **LAYOUTS[name]}) for f in DENSE}
     two["nan"] = ("steps", {"model": str(models["llama-untied"]), "count": 1, "nan_rank": 1})
     for name, work in (("one", one), ("dp2", two), ("dp2-distributed", two)):
         (folder / name).mkdir()
@@ -67,6 +82,13 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     untied = str(models["qwen3-untied"])
     one["steps-one-untied"] = ("steps", {"model": untied})
     four["steps-tp2-sp-cp2-untied"] = ("steps", {"model": untied, **PRODUCTS["tp2-sp-cp2"]})
+    one |= {f"steps-one-{f}": ("steps", {"model": str(models[f])}) for f in EXPERTS}
+    for name, (world, sections) in EXPERT_LAYOUTS.items():
+        work = {2: two, 4: four}[world]
+        for family in EXPERTS if name in ("ep2", "tp2-ep2-etp2") else EXPERTS[-1:]:
+            model = str(models[family])
+            work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
+            work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
     return ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(4, folder, four)
 
 
@@ -98,10 +120,13 @@ def test_unshared_prompts_give_the_same_logprobs(results: dict[str, Arrays], sha
         np.testing.assert_allclose(shared, results["unshared"][key], atol=2e-5)
 
 
-@pytest.mark.parametrize("layout", ["one", "tp2", "pp2"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    [*itertools.product(("one", "tp2", "pp2"), DENSE), *itertools.product(("one", "ep2", "tp2-ep2-etp2"), EXPERTS)]
+    + [(name, EXPERTS[-1]) for name in EXPERT_LAYOUTS if name not in ("ep2", "tp2-ep2-etp2")],
+)
 def test_weights_stream_back_bit_for_bit(
-    family: str, layout: str, models: dict[str, Path], results: dict[str, Arrays]
+    layout: str, family: str, models: dict[str, Path], results: dict[str, Arrays]
 ) -> None:
     stored = load_file(models[family] / "model.safetensors")
     streamed = results[f"exported-{layout}-{family}"]
@@ -110,13 +135,11 @@ def test_weights_stream_back_bit_for_bit(
         assert np.array_equal(streamed[name], tensor.numpy()), name
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, *PRODUCTS, "tp2-sp-cp2-untied"])
-def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> None:
+def assert_equal_steps(one: Arrays, many: Arrays, *, with_gradients: bool) -> None:
     """Losses, entropies, gradient norms, every weight, and every gradient of the first step: norm of the difference
     over norm of the value."""
-    one, many = results["steps-one-untied" if "untied" in layout else "steps-one"], results[f"steps-{layout}"]
     assert one["grad_norm"].min() > 1e-3  # there was something to compare
-    assert any(name.startswith("gradient/") for name in many) == ("distributed" not in layout)
+    assert any(name.startswith("gradient/") for name in many) == with_gradients
     assert {name for name in one if not name.startswith("gradient/")} <= many.keys() <= one.keys()
     for name in many:
         expected = one[name]
@@ -125,6 +148,22 @@ def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> 
             continue
         scale = np.linalg.norm(expected) if name != "loss" else 1.0  # of the losses each sums up to nearly nothing
         assert np.linalg.norm(many[name] - expected) <= 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, *PRODUCTS, "tp2-sp-cp2-untied"])
+def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> None:
+    one = results["steps-one-untied" if "untied" in layout else "steps-one"]
+    assert_equal_steps(one, results[f"steps-{layout}"], with_gradients="distributed" not in layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    [*itertools.product(("ep2", "tp2-ep2-etp2"), EXPERTS)]
+    + [(name, EXPERTS[-1]) for name in EXPERT_LAYOUTS if name not in ("ep2", "tp2-ep2-etp2")],
+)
+def test_three_steps_with_experts_equal_one_rank(layout: str, family: str, results: dict[str, Arrays]) -> None:
+    one, many = results[f"steps-one-{family}"], results[f"steps-{layout}-{family}"]
+    assert_equal_steps(one, many, with_gradients="distributed" not in layout)
 
 
 @pytest.mark.parametrize("layout", ["one", *LAYOUTS])

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -168,12 +167,13 @@ class Hit:
     name: str
     step: int
     seconds: float
+    queued: float  # of these, between the requeue and the start: Slurm's hold, a job of higher priority, free nodes
 
 
 def hit(scene: Scene, fault: Callable[[Scene], None]) -> Hit:
     """Let the fault happen, and wait until groups or steps come in again that were not there before."""
     run = scene.run
-    ranks, step = set(run.workers().values()), run.last_step()
+    ranks, step, starts = set(run.workers().values()), run.last_step(), times_in_queue(run)
     began = time.monotonic()
     fault(scene)
     if fault not in SILENT:
@@ -185,20 +185,22 @@ def hit(scene: Scene, fault: Callable[[Scene], None]) -> Hit:
     for node in scene.lost:
         scene.cluster.revive(node)
     scene.lost.clear()
-    return Hit(str(fault.__doc__), step, time.monotonic() - began)
+    queued = times_in_queue(run)
+    return Hit(str(fault.__doc__), step, time.monotonic() - began, queued[1] if queued[0] > starts[0] else 0.0)
 
 
 def disturb(scene: Scene, faults: int, steps: int) -> list[Hit]:
     """All faults, spread over the run: each kind once, then at random."""
     order = [*FAULTS, *scene.chance.choices(FAULTS, k=max(0, faults - len(FAULTS)))][:faults]
     scene.chance.shuffle(order)
-    hits = []
+    hits: list[Hit] = []
     for number, fault in enumerate(order):
         due = round((number + scene.chance.uniform(0.2, 0.8)) * (steps - UPDATES) / faults)
         _until(f"step {due}", lambda due=due: scene.run.last_step() >= due, patience=3600.0)
         time.sleep(scene.chance.uniform(0.0, 10.0))
+        say(f"{number + 1} of {faults}: {fault.__doc__}, after step {scene.run.last_step()}")
         hits.append(hit(scene, fault))
-        say(f"{number + 1} of {faults}: {hits[-1].name}, after step {hits[-1].step}: {hits[-1].seconds:.0f} s")
+        say(f"at work again after {hits[-1].seconds:.0f} s, {hits[-1].queued:.0f} of them in the queue")
     return hits
 
 
@@ -228,16 +230,12 @@ def rollout_seconds(run: SlurmRun, hits: list[Hit]) -> list[float]:
     return [at[step + UPDATES] - at[step] for step in starts if step // UPDATES not in touched]
 
 
-def queued_seconds(run: SlurmRun) -> float:
-    """Between the end of a job's attempt and the start of the next job of the chain."""
-    total = 0.0
-    attempts = run.attempts()
-    for before, after in pairwise(attempts):
-        if before["reason"] in ("preempted", "stopped", "time limit") and before["ended"]:
-            total += (
-                datetime.fromisoformat(after["started"]) - datetime.fromisoformat(before["ended"])
-            ).total_seconds()
-    return total
+def times_in_queue(run: SlurmRun) -> tuple[int, float]:
+    """How often the job was requeued, and how many seconds it waited in the queue the last time."""
+    text = slurm_commands.run(["scontrol", "show", "job", "--oneliner", run.job_id])
+    found = dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
+    times = [datetime.fromisoformat(found[key]) for key in ("SubmitTime", "StartTime")]  # a requeue submits it anew
+    return int(found["Restarts"]), (times[1] - times[0]).total_seconds()
 
 
 def _done(run: SlurmRun, attempt: int) -> int:
@@ -325,14 +323,15 @@ def report(args: argparse.Namespace, run: SlurmRun, hits: list[Hit], wall: float
     """The tables."""
     whole = rollout_seconds(run, hits)
     productive = statistics.mean(whole) * args.steps / UPDATES
-    queued = queued_seconds(run)
+    queued = sum(one.queued for one in hits)
     ends = Counter(record["reason"] for record in run.attempts())
     print(f"{len(hits)} faults over {args.steps} steps in {args.steps // UPDATES} rollouts, seed {args.seed}; ", end="")
     print(f"attempts ended: {', '.join(f'{count} {reason}' for reason, count in ends.most_common())}.\n")
-    print("| fault | times | s until at work again |\n|---|---|---|")
+    print("| fault | times | s until at work again | of these in the queue |\n|---|---|---|---|")
     for name in sorted({one.name for one in hits}):
-        seconds = [one.seconds for one in hits if one.name == name]
-        print(f"| {name} | {len(seconds)} | {', '.join(f'{value:.0f}' for value in seconds)} |")
+        times = [(one.seconds, one.queued) for one in hits if one.name == name]
+        columns = (", ".join(f"{value:.0f}" for value in values) for values in zip(*times, strict=True))
+        print(f"| {name} | {len(times)} | {' | '.join(columns)} |")
     print("\n| wall, s | in the queue, s | productive, s | productive / wall | productive / wall without the queue |")
     print("|---|---|---|---|---|")
     shares = f"{100 * productive / wall:.1f}% | **{100 * productive / (wall - queued):.1f}%**"

@@ -70,21 +70,23 @@ class Cluster:
 
     def lose(self, node: str) -> None:
         """kill -9 of a node's slurmd and of all that runs on it, of this Slurm and no other on the machine."""
-        own = str(Path(os.environ["SLURM_CONF"]).parent).encode()
+        folder = str(Path(os.environ["SLURM_CONF"]).parent).encode()
+        daemons, steps, work = set(), set(), set()
         for path in Path("/proc").iterdir():
-            try:
+            with contextlib.suppress(OSError):
                 words = (path / "cmdline").read_bytes().split(b"\0")
                 environment = (path / "environ").read_bytes()
-            except OSError:
-                continue
-            variables = environment.split(b"\0")
-            if own not in environment:
-                continue
-            daemon = words[0].endswith(b"slurmd") and node.encode() in words
-            step = words[0].startswith(b"slurmstepd") and f"SLURMD_NODENAME={node}".encode() in variables
-            if daemon or step or f"SLURMD_NODENAME={node}".encode() in variables:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(path.name), signal.SIGKILL)
+                if folder not in environment:
+                    continue
+                if words[0].endswith(b"slurmd") and node.encode() in words:
+                    daemons.add(int(path.name))
+                elif f"SLURMD_NODENAME={node}".encode() in environment.split(b"\0"):
+                    work.add(int(path.name))
+                    steps |= {pid for pid in _ancestors(path) if _name(pid).startswith("slurmstepd")}
+        assert daemons, f"{node} has no slurmd"
+        for pid in (*daemons, *steps, *work):  # nobody is left that could tell the controller of what follows
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def revive(self, node: str) -> None:
         """Its slurmd again."""
@@ -93,6 +95,19 @@ class Cluster:
     def _start(self, command: list[str]) -> None:
         mark = {"GSPO_HPC_SLURM_DIR": str(Path(os.environ["SLURM_CONF"]).parent)}  # by which `down` knows its own
         subprocess.run(command, env=os.environ | mark, check=True)
+
+
+def _ancestors(path: Path) -> list[int]:
+    """Of the process with this folder in /proc, but for the first of all."""
+    found: list[int] = []
+    while (parent := int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])) > 1:
+        found.append(parent)
+        path = Path(f"/proc/{parent}")
+    return found
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 @dataclass
