@@ -52,6 +52,18 @@ class Parallel:
     expert_model_parallel_size: int = 1
     expert_tensor_parallel_size: int | None = None  # default: tensor_model_parallel_size
     sequence_parallel: bool = False
+    overlap_grad_reduce: bool = False  # gradients are summed over data-parallel ranks while others are computed
+    overlap_param_gather: bool = False  # with optimizer.distributed: weights are gathered while the first are used
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is computed again instead of being kept for the backward pass, under Megatron's names."""
+
+    recompute_granularity: Literal["selective", "full"] | None = None  # parts of a layer, or whole layers
+    recompute_modules: tuple[str, ...] = ("core_attn",)  # selective: core_attn, mlp, moe, shared_experts, layernorm ...
+    recompute_method: Literal["uniform", "block"] = "uniform"  # full: all layers by groups, or the first of each stage
+    recompute_num_layers: int = 1  # full: layers of a group, or how many
 
 
 @dataclass(frozen=True)
@@ -158,6 +170,7 @@ class Optimizer:
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
     clip_grad: float = 1.0
+    grad_reduce_in_fp32: bool = True  # gradients are kept and summed in fp32, whatever the model's dtype
     distributed: bool = False  # every data-parallel rank keeps and updates a part of the state, not a copy of all of it
 
 
@@ -260,6 +273,7 @@ class Config:
     cluster: Cluster = field(default_factory=Cluster)
     model: Model = field(default_factory=Model)
     parallel: Parallel = field(default_factory=Parallel)
+    memory: Memory = field(default_factory=Memory)
     moe: Moe = field(default_factory=Moe)
     batch: Batch = field(default_factory=Batch)
     data: Data = field(default_factory=Data)

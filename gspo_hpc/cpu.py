@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.utils._device
-from megatron.core.tensor_parallel import mappings
+from megatron.core.tensor_parallel import mappings, random
 from megatron.core.transformer.moe import token_dispatcher
 
 _FACTORIES = (
@@ -166,6 +166,7 @@ def install() -> None:
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))
 
+    random._get_cuda_rng_state = random._set_cuda_rng_state = _nothing()  # asked for where layers are computed again
     mappings._gather_along_first_dim = _gather(mappings._gather_along_first_dim)
     mappings._reduce_scatter_along_first_dim = _reduce_scatter(mappings._reduce_scatter_along_first_dim)
     token_dispatcher.maybe_move_tensor_to_cpu = _splits

@@ -34,7 +34,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from gspo_hpc import moe
 from gspo_hpc.attention import attend, gathered_places
-from gspo_hpc.config import Config
+from gspo_hpc.config import Config, Memory
 from gspo_hpc.model_config import Architecture, Rope
 from gspo_hpc.rope import inverse_frequencies
 
@@ -171,6 +171,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         expert_model_parallel_size=parallel.expert_model_parallel_size,
         expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
+        **_recompute(config.memory),
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
         gradient_accumulation_fusion=False,
@@ -180,6 +181,15 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         apply_rope_fusion=False,
         persist_layer_norm=False,
     )
+
+
+def _recompute(memory: Memory) -> dict[str, Any]:
+    if memory.recompute_granularity == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": list(memory.recompute_modules)}
+    if memory.recompute_granularity == "full":
+        method, layers = memory.recompute_method, memory.recompute_num_layers
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
+    return {}
 
 
 def _layer_spec(arch: Architecture, has_experts: bool) -> ModuleSpec:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
@@ -34,7 +36,7 @@ class CountingRouter(TopKRouter):
     def routing(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """logits [tokens, 1, experts] -> weights and choices, both [tokens, experts]."""
         probs, chosen = super().routing(logits, *args, **kwargs)
-        if self.training:
+        if self.training and torch.is_grad_enabled():  # once, where the layer is computed again for its gradient
             self.tokens += chosen.sum(0)
         return probs, chosen
 
@@ -72,13 +74,42 @@ def layer_spec(arch: Architecture) -> ModuleSpec:
     return spec
 
 
-def counts(model: torch.nn.Module) -> torch.Tensor | None:
-    """Tokens that each expert was given since the last call, [layers of this stage with experts, experts] int64; None
-    where there are none."""
+def balance(model: torch.nn.Module) -> dict[str, float]:
+    """How tokens were spread over experts since the last call, over all ranks and layers; nothing without experts.
+
+    Tokens per expert (of one layer): mean, least, most. Imbalance: the most of a layer over its mean, on average over
+    layers and of the worst one. Idle: experts that no token went to. Collective.
+    """
     routers = [module for module in model.modules() if isinstance(module, CountingRouter)]
-    if not routers:
-        return None
-    found = torch.stack([router.tokens for router in routers])
-    for router in routers:
+    config = getattr(model, "config")  # noqa: B009 (torch types modules' attributes as tensors)
+    if config.num_moe_experts is None:
+        return {}
+    device = torch.cuda.current_device()
+    counts = torch.zeros(len(routers), config.num_moe_experts, dtype=torch.int64, device=device)
+    for row, router in zip(counts, routers, strict=True):
+        row.copy_(router.tokens)
         router.tokens.zero_()
-    return found
+    dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True))
+    of_stages = torch.zeros(config.num_layers, config.num_moe_experts, dtype=torch.int64, device=device)
+    for row, router in zip(counts, routers, strict=True):
+        of_stages[router.layer_number - 1] = row
+    dist.all_reduce(of_stages, group=parallel_state.get_pipeline_model_parallel_group())
+    tokens = of_stages[of_stages.sum(1) > 0].double()
+    if not len(tokens):
+        return {}
+    imbalance = tokens.amax(1) / tokens.mean(1)
+    return {
+        "experts/tokens_mean": float(tokens.mean()),
+        "experts/tokens_min": float(tokens.min()),
+        "experts/tokens_max": float(tokens.max()),
+        "experts/imbalance": float(imbalance.mean()),
+        "experts/imbalance_max": float(imbalance.max()),
+        "experts/idle": float((tokens == 0).sum()),
+    }
+
+
+def forget(model: torch.nn.Module) -> None:
+    """Count from zero: what was counted so far belongs to a step that was left."""
+    for module in model.modules():
+        if isinstance(module, CountingRouter):
+            module.tokens.zero_()

@@ -43,6 +43,7 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
 )
 
+from gspo_hpc import moe
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.batch import PackedBatch, part
 from gspo_hpc.config import Config
@@ -64,6 +65,7 @@ class StepResult:
 
     sums: dict[str, tuple[float, float]]  # name -> (sum, count)
     maxima: dict[str, float]
+    experts: dict[str, float]  # how tokens were spread over them; empty without
     grad_norm: float
     skipped: bool  # the gradient was not finite; nothing was changed
     learning_rate: float
@@ -81,8 +83,9 @@ class Policy:
         self.ddp = DistributedDataParallel(
             config=settings,
             ddp_config=DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=False,
+                grad_reduce_in_fp32=config.optimizer.grad_reduce_in_fp32,
+                overlap_grad_reduce=config.parallel.overlap_grad_reduce,
+                overlap_param_gather=config.parallel.overlap_param_gather,
                 use_distributed_optimizer=config.optimizer.distributed,
             ),
             module=self.module,
@@ -112,6 +115,7 @@ class Policy:
                 params_dtype=dtype,
                 bf16=dtype == torch.bfloat16,
                 fp16=dtype == torch.float16,
+                overlap_param_gather=self.config.parallel.overlap_param_gather,
             ),
             [self.ddp],
             use_gloo_process_groups=False,
@@ -282,6 +286,7 @@ def train_step(
     """
     policy.ddp.zero_grad_buffer()
     policy.optimizer.zero_grad()
+    moe.forget(policy.module)
     per_microbatch = denominator / (policy.ranks.dp_size * len(batches))
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
@@ -314,7 +319,7 @@ def train_step(
     sums, maxima = _reduce(policy, parts)
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
-    return StepResult(sums, maxima, grad_norm, skipped, rate)
+    return StepResult(sums, maxima, moe.balance(policy.module), grad_norm, skipped, rate)
 
 
 @torch.no_grad()

@@ -63,5 +63,6 @@ def step_record(
         record
         | means
         | result.maxima
+        | result.experts
         | {"grad_norm": result.grad_norm, "lr": result.learning_rate, "skipped": int(result.skipped), "empty": 0}
     )
