@@ -126,7 +126,7 @@ class _InProcess(TorchDistSaveShardedStrategy):
 
 
 def _state(policy: Policy, is_loading: bool) -> dict[str, Any]:
-    model = policy.module.sharded_state_dict()
+    model = _model_state(policy)
     state: dict[str, Any] = {"model": model, "scheduler": policy.scheduler.state_dict()}
     if is_loading and policy.config.optimizer.distributed:
         for part in policy.optimizer.chained_optimizers:
@@ -163,6 +163,7 @@ def prepare(
     gloo and all ranks; once it is back on rank 0, all ranks have written. `check`: whether all ranks together hold
     every piece of every parameter once, which costs a gather and need not be asked twice.
     """
+    policy.settle()
     shards = staging / "megatron"
     written: dict[str, Entry] = {}
     if policy.ranks.rank == 0:
@@ -198,7 +199,7 @@ def prepare(
 def load(policy: Policy, path: Path) -> None:
     """Bring model, optimizer, schedule and this rank's generators to what `path` holds."""
     loaded = dist_checkpointing.load(_state(policy, is_loading=True), str(path / "megatron"))
-    policy.module.load_state_dict(loaded["model"])
+    _load_model(policy, loaded["model"])
     policy.optimizer.load_state_dict(loaded["optimizer"])
     for part in policy.optimizer.chained_optimizers:
         for state in part.optimizer.state.values():
@@ -212,8 +213,17 @@ def load(policy: Policy, path: Path) -> None:
 
 def load_weights(policy: Policy, path: Path) -> None:
     """Only the model, for export and evaluation."""
-    loaded = dist_checkpointing.load({"model": policy.module.sharded_state_dict()}, str(path / "megatron"))
-    policy.module.load_state_dict(loaded["model"])
+    loaded = dist_checkpointing.load({"model": _model_state(policy)}, str(path / "megatron"))
+    _load_model(policy, loaded["model"])
+
+
+def _model_state(policy: Policy) -> dict[str, Any]:
+    return {str(number): chunk.sharded_state_dict() for number, chunk in enumerate(policy.chunks)}
+
+
+def _load_model(policy: Policy, state: dict[str, Any]) -> None:
+    for number, chunk in enumerate(policy.chunks):
+        chunk.load_state_dict(state[str(number)])
 
 
 def _rng_state(ranks: Ranks) -> dict[str, Any]:

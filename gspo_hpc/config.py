@@ -48,6 +48,7 @@ class Parallel:
 
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
+    virtual_pipeline_model_parallel_size: int | None = None  # parts of the model on each pipeline rank (interleaved)
     context_parallel_size: int = 1
     expert_model_parallel_size: int = 1
     expert_tensor_parallel_size: int | None = None  # default: tensor_model_parallel_size
@@ -303,6 +304,8 @@ class Config:
             "CP": at.context_parallel_size,
             "EP": at.expert_model_parallel_size,
         }
+        if at.virtual_pipeline_model_parallel_size is not None:
+            sizes["VPP"] = at.virtual_pipeline_model_parallel_size
         if at.expert_tensor_parallel_size not in (None, at.tensor_model_parallel_size):
             sizes["ETP"] = at.expert_tensor_parallel_size
         return sizes

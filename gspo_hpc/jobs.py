@@ -82,7 +82,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
         needed = plan.passes_needed(config)
         if whole is None or needed.reference:
             _say(ranks, console, f"loading {config.model.path}")
-            weights.load(policy.module, arch, str(config.model.path))
+            weights.load(policy.chunks, arch, str(config.model.path))
         if needed.reference:
             reference = update.Reference(policy)
         policy.make_optimizer()
@@ -149,7 +149,7 @@ def export(run_dir: Path, step: int | None, out: Path) -> None:
     ranks = start(config)
     try:
         policy = _policy_of(run, config, ranks, step)
-        weights.export(policy.module, policy.arch, str(config.model.path), out)
+        weights.export(policy.chunks, policy.arch, str(config.model.path), out)
         print(f"wrote {out}", flush=True)
     finally:
         stop()
@@ -178,7 +178,7 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
             policy = _policy_of(run, config, ranks, step)
         else:
             policy = Policy(arch, config, ranks)
-            weights.load(policy.module, arch, str(config.model.path))
+            weights.load(policy.chunks, arch, str(config.model.path))
         _, eval_prompts = _prompts(config, _tokenizer(config))
         probe = sync.probe_sequences(eval_prompts, config.rollout.probe_tokens)
         station = _station(config, ranks, policy, probe, lambda: False, None)

@@ -167,6 +167,10 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         variable_seq_lengths=True,  # a micro-batch has as many tokens as its samples have
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline_model_parallel_size,
+        # Of two stages each is before and behind the other: exchanges in batches would mix up the two directions.
+        overlap_p2p_comm=parallel.virtual_pipeline_model_parallel_size is not None,
+        batch_p2p_comm=parallel.virtual_pipeline_model_parallel_size is None,
         context_parallel_size=parallel.context_parallel_size,
         expert_model_parallel_size=parallel.expert_model_parallel_size,
         expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
@@ -207,9 +211,9 @@ def _layer_spec(arch: Architecture, has_experts: bool) -> ModuleSpec:
     return layer
 
 
-def _stage_spec(config: TransformerConfig, arch: Architecture) -> TransformerBlockSubmodules:
-    first = get_transformer_layer_offset(config)
-    layers = range(first, first + get_num_layers_to_build(config))
+def _spec(config: TransformerConfig, arch: Architecture, number: int | None) -> TransformerBlockSubmodules:
+    first = get_transformer_layer_offset(config, number)
+    layers = range(first, first + get_num_layers_to_build(config, number))
     specs = [_layer_spec(arch, arch.has_experts(layer)) for layer in layers]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ModuleSpec(module=RMSNorm))
 
@@ -233,19 +237,28 @@ def _mark_shards(model: PackedGPTModel) -> None:
                 set_tensor_model_parallel_attributes(weight, True, dim, 1)
 
 
-def build(arch: Architecture, config: Config, device: torch.device) -> PackedGPTModel:
-    """This rank's stage of the model, without weights yet: load them with ``gspo_hpc.weights``."""
+def build(arch: Architecture, config: Config, device: torch.device) -> list[PackedGPTModel]:
+    """This rank's chunks of the model, without weights yet: load them with ``gspo_hpc.weights``.
+
+    One, or several with a virtual pipeline, which goes through the first chunk of all stages, then through the second.
+    """
     settings = transformer_config(arch, config)
+    size = settings.virtual_pipeline_model_parallel_size
+    return [_chunk(arch, settings, None if size is None else number, device) for number in range(size or 1)]
+
+
+def _chunk(arch: Architecture, settings: TransformerConfig, number: int | None, device: torch.device) -> PackedGPTModel:
     model = PackedGPTModel(
         config=settings,
-        transformer_layer_spec=_stage_spec(settings, arch),
-        vocab_size=padded_vocab_size(arch, config.parallel.tensor_model_parallel_size),
+        transformer_layer_spec=_spec(settings, arch, number),
+        vocab_size=padded_vocab_size(arch, settings.tensor_model_parallel_size),
         max_sequence_length=arch.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number),
         parallel_output=True,
         share_embeddings_and_output_weights=arch.tie_word_embeddings,
         position_embedding_type="rope",
+        vp_stage=number,
     )
     model.rotary_pos_emb = PositionedRotary(arch.rope, arch.head_dim, device)
     _mark_shards(model)

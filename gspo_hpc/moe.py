@@ -7,6 +7,7 @@ from each rank. The router counts what it does, for the metrics; no token is eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,14 +75,14 @@ def layer_spec(arch: Architecture) -> ModuleSpec:
     return spec
 
 
-def balance(model: torch.nn.Module) -> dict[str, float]:
+def balance(chunks: Sequence[torch.nn.Module]) -> dict[str, float]:
     """How tokens were spread over experts since the last call, over all ranks and layers; nothing without experts.
 
     Tokens per expert (of one layer): mean, least, most. Imbalance: the most of a layer over its mean, on average over
     layers and of the worst one. Idle: experts that no token went to. Collective.
     """
-    routers = [module for module in model.modules() if isinstance(module, CountingRouter)]
-    config = getattr(model, "config")  # noqa: B009 (torch types modules' attributes as tensors)
+    routers = _routers(chunks)
+    config = getattr(chunks[0], "config")  # noqa: B009 (torch types modules' attributes as tensors)
     if config.num_moe_experts is None:
         return {}
     device = torch.cuda.current_device()
@@ -108,8 +109,11 @@ def balance(model: torch.nn.Module) -> dict[str, float]:
     }
 
 
-def forget(model: torch.nn.Module) -> None:
+def forget(chunks: Sequence[torch.nn.Module]) -> None:
     """Count from zero: what was counted so far belongs to a step that was left."""
-    for module in model.modules():
-        if isinstance(module, CountingRouter):
-            module.tokens.zero_()
+    for router in _routers(chunks):
+        router.tokens.zero_()
+
+
+def _routers(chunks: Sequence[torch.nn.Module]) -> list[CountingRouter]:
+    return [module for chunk in chunks for module in chunk.modules() if isinstance(module, CountingRouter)]

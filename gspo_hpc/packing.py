@@ -50,13 +50,14 @@ def pack(
     micro_batch_size: int | None,
     micro_batch_tokens: int | None,
     share_prompts: bool,
+    multiple: int = 1,
 ) -> list[list[MicroBatch]]:
     """Deal every sample to exactly one micro-batch: result[dp_rank][micro_batch] is a list of samples.
 
     Give either `micro_batch_size` (completions) or `micro_batch_tokens` (a budget of computed tokens that no
-    micro-batch exceeds). All ranks get the same number of micro-batches, none when there are no samples; one is empty
-    only if there are fewer samples than micro-batches. The order of the input does not matter. Raises ValueError for a
-    sample that is over the budget by itself.
+    micro-batch exceeds). All ranks get the same number of micro-batches, a multiple of `multiple`, none when there are
+    no samples; one is empty only if there are fewer samples than micro-batches. The order of the input does not matter.
+    Raises ValueError for a sample that is over the budget by itself.
     """
     assert (micro_batch_size is None) != (micro_batch_tokens is None), "one of micro_batch_size and micro_batch_tokens"
     assert dp_size >= 1
@@ -66,21 +67,23 @@ def pack(
     if not ordered:
         return [[] for _ in range(dp_size)]
     if micro_batch_size is not None:
-        return _by_count(ordered, dp_size, micro_batch_size, share_prompts)
+        return _by_count(ordered, dp_size, micro_batch_size, share_prompts, multiple)
     assert micro_batch_tokens is not None
     _check_budget(ordered, micro_batch_tokens)
     ranks = _deal(ordered, dp_size, micro_batch_tokens, share_prompts)
     packed = [_fill(_units(rank, micro_batch_tokens, share_prompts), micro_batch_tokens) for rank in ranks]
-    _equalise(packed, share_prompts)
+    _equalise(packed, share_prompts, multiple)
     for rank in packed:  # the heaviest first: what does not fit into memory fails at once
         rank.sort(key=lambda batch: (-token_count(batch, share_prompts), batch))
     return packed
 
 
-def _by_count(ordered: list[Sample], dp_size: int, size: int, share_prompts: bool) -> list[list[MicroBatch]]:
+def _by_count(
+    ordered: list[Sample], dp_size: int, size: int, share_prompts: bool, multiple: int
+) -> list[list[MicroBatch]]:
     """Consecutive chunks of at most `size` completions, as even as they come; exactly `size` where that divides."""
     assert size >= 1
-    per_rank = -(-len(ordered) // (size * dp_size))
+    per_rank = -(-len(ordered) // (size * dp_size * multiple)) * multiple
     chunks = per_rank * dp_size
     each, extra = divmod(len(ordered), chunks)
     cuts = [each * i + min(i, extra) for i in range(chunks + 1)]
@@ -194,9 +197,10 @@ def _move_part(ranks: list[list[Sample]]) -> bool:
     return True
 
 
-def _equalise(packed: list[list[MicroBatch]], share_prompts: bool) -> None:
-    """Give every rank as many micro-batches as the one with the most, by splitting the costliest that can be split."""
-    count = max(len(rank) for rank in packed)
+def _equalise(packed: list[list[MicroBatch]], share_prompts: bool, multiple: int) -> None:
+    """Give every rank as many micro-batches as the one with the most, or some more for a multiple, by splitting the
+    costliest that can be split."""
+    count = -(-max(len(rank) for rank in packed) // multiple) * multiple
     for rank in packed:
         while len(rank) < count:
             divisible = [batch for batch in rank if len(batch) > 1]

@@ -43,7 +43,7 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
 )
 
-from gspo_hpc import moe
+from gspo_hpc import moe, weights
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.batch import PackedBatch, part
 from gspo_hpc.config import Config
@@ -78,24 +78,43 @@ class Policy:
         self.arch = arch
         self.config = config
         self.ranks = ranks
-        self.module: PackedGPTModel = build(arch, config, ranks.device)
-        settings = self.module.config
-        self.ddp = DistributedDataParallel(
-            config=settings,
-            ddp_config=DistributedDataParallelConfig(
-                grad_reduce_in_fp32=config.optimizer.grad_reduce_in_fp32,
-                overlap_grad_reduce=config.parallel.overlap_grad_reduce,
-                overlap_param_gather=config.parallel.overlap_param_gather,
-                use_distributed_optimizer=config.optimizer.distributed,
-            ),
-            module=self.module,
+        self.chunks = build(arch, config, ranks.device)  # one, or several with a virtual pipeline
+        settings = self.chunks[0].config
+        reduction = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=config.optimizer.grad_reduce_in_fp32,
+            overlap_grad_reduce=config.parallel.overlap_grad_reduce,
+            overlap_param_gather=config.parallel.overlap_param_gather,
+            use_distributed_optimizer=config.optimizer.distributed,
         )
+        self.wrapped = [
+            DistributedDataParallel(config=settings, ddp_config=reduction, module=chunk, disable_bucketing=number > 0)
+            for number, chunk in enumerate(self.chunks)
+        ]
         settings.finalize_model_grads_func = finalize_model_grads
+        if reduction.overlap_grad_reduce:  # not before the last micro-batch
+            functions = [wrapped.no_sync for wrapped in self.wrapped]
+            settings.no_sync_func = functions if len(functions) > 1 else functions[0]
         self.passes: Counter[str] = Counter()  # over the weights, by kind: "update", "logprobs"
         self.stop_requested: Callable[[], bool] = lambda: False  # asked before every micro-batch
         self._abandons = False
         self.optimizer: Any = None
         self.scheduler: Any = None
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """All of this rank."""
+        for chunk in self.chunks:
+            yield from chunk.parameters()
+
+    def settle(self) -> None:
+        """Have whole weights on this rank, where they are else gathered as the next update needs them. Collective."""
+        if self.config.parallel.overlap_param_gather:
+            for wrapped in self.wrapped:
+                wrapped.start_param_sync(force_sync=True)
+
+    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights, as :func:`gspo_hpc.weights.stream` gives them."""
+        self.settle()
+        yield from weights.stream(self.chunks, self.arch)
 
     def make_optimizer(self) -> None:
         """Adam and its schedule; call it once the weights are loaded (16-bit models copy them into fp32 masters)."""
@@ -117,7 +136,7 @@ class Policy:
                 fp16=dtype == torch.float16,
                 overlap_param_gather=self.config.parallel.overlap_param_gather,
             ),
-            [self.ddp],
+            self.wrapped,
             use_gloo_process_groups=False,
         )
         if self.ranks.device.type == "cpu":  # Megatron falls back to torch's Adam there, which has a fused kernel
@@ -145,7 +164,7 @@ class Policy:
 
 def _head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[Any, Any]:
     """Log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H]."""
-    module = policy.module
+    module = policy.chunks[-1]
     if module.config.sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
     selected = hidden[:, 0].index_select(0, batch.head_index)
@@ -163,7 +182,7 @@ def _head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature:
     )
 
 
-def _run_stage(policy: Policy, batch: PackedBatch) -> torch.Tensor:
+def _run_stage(policy: Policy, batch: PackedBatch, wrapped: DistributedDataParallel) -> torch.Tensor:
     """Hidden states [T, 1, H] of this stage (its part of T with sequence parallelism); zeros once a stop was asked for.
 
     A pass is left by going through the rest of Megatron's schedule without computing anything: what the stages send
@@ -171,9 +190,9 @@ def _run_stage(policy: Policy, batch: PackedBatch) -> torch.Tensor:
     """
     mark("update")
     if _abandons(policy):
-        return _stand_in(policy, batch)
-    policy.module.rotary_pos_emb.positions = batch.positions
-    return policy.ddp(
+        return _stand_in(policy, batch, wrapped.module)
+    wrapped.module.rotary_pos_emb.positions = batch.positions
+    return wrapped(
         input_ids=batch.tokens[None, :],
         position_ids=batch.positions[None, :],
         attention_mask=batch.segments,
@@ -196,11 +215,11 @@ def _abandons(policy: Policy) -> bool:
     return policy._abandons
 
 
-def _stand_in(policy: Policy, batch: PackedBatch) -> torch.Tensor:
-    received = policy.module.decoder.input_tensor
+def _stand_in(policy: Policy, batch: PackedBatch, chunk: PackedGPTModel) -> torch.Tensor:
+    received = chunk.decoder.input_tensor
     if received is not None:
         return received * 0.0
-    settings = policy.module.config
+    settings = chunk.config
     length = batch.tokens.numel() // (policy.ranks.tp_size if settings.sequence_parallel else 1)
     shape = (length, 1, settings.hidden_size)
     return torch.zeros(shape, dtype=settings.params_dtype, device=batch.tokens.device, requires_grad=True)
@@ -212,8 +231,8 @@ def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch],
     policy._abandons = False
     results: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(batches),
-        model=[policy.ddp],
+        data_iterator=[iter(batches) for _ in policy.chunks] if len(policy.chunks) > 1 else iter(batches),
+        model=policy.wrapped,
         num_microbatches=len(batches),
         seq_length=int(_part(policy, batches[0]).tokens.numel()),
         micro_batch_size=1,
@@ -227,7 +246,7 @@ def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch],
 def _part(policy: Policy, batch: PackedBatch) -> PackedBatch:
     """What this rank computes of a micro-batch."""
     ranks = policy.ranks
-    return part(batch, ranks.cp_rank, ranks.cp_size, ranks.tp_size if policy.module.config.sequence_parallel else 1)
+    return part(batch, ranks.cp_rank, ranks.cp_size, ranks.tp_size if policy.config.parallel.sequence_parallel else 1)
 
 
 def _over_cp(policy: Policy, values: torch.Tensor) -> torch.Tensor:
@@ -245,7 +264,7 @@ def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperatur
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
         whole = next(iterator)
         batch = _part(policy, whole)
-        hidden = _run_stage(policy, batch)
+        hidden = _run_stage(policy, batch, model)
 
         def collect(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if policy._abandons:
@@ -257,11 +276,14 @@ def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperatur
 
         return hidden, collect
 
-    policy.ddp.eval()
+    policy.settle()
+    for wrapped in policy.wrapped:
+        wrapped.eval()
     try:
         results = _schedule(policy, forward_step, batches, forward_only=True)
     finally:
-        policy.ddp.train()
+        for wrapped in policy.wrapped:
+            wrapped.train()
     if policy.ranks.pp_size > 1:
         if not policy.ranks.is_last_stage:
             results = [torch.empty(b.targets.numel(), dtype=torch.float32, device=b.tokens.device) for b in batches]
@@ -284,14 +306,15 @@ def train_step(
 
     `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count.
     """
-    policy.ddp.zero_grad_buffer()
+    for wrapped in policy.wrapped:
+        wrapped.zero_grad_buffer()
     policy.optimizer.zero_grad()
-    moe.forget(policy.module)
+    moe.forget(policy.chunks)
     per_microbatch = denominator / (policy.ranks.dp_size * len(batches))
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
         batch = _part(policy, next(iterator))
-        hidden = _run_stage(policy, batch)
+        hidden = _run_stage(policy, batch, model)
 
         def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
             if policy._abandons:
@@ -319,7 +342,7 @@ def train_step(
     sums, maxima = _reduce(policy, parts)
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
-    return StepResult(sums, maxima, moe.balance(policy.module), grad_norm, skipped, rate)
+    return StepResult(sums, maxima, moe.balance(policy.chunks), grad_norm, skipped, rate)
 
 
 @torch.no_grad()

@@ -140,6 +140,9 @@ def _grid(book: Book) -> None:
     if tp > book.config.cluster.gpus_per_node:
         book.warnings.append(f"tensor_model_parallel_size ({tp}) reaches across nodes: keep it inside one")
     book.check(11, not p.sequence_parallel or tp > 1, "sequence_parallel needs tensor_model_parallel_size above 1")
+    vpp = p.virtual_pipeline_model_parallel_size
+    text = f"virtual_pipeline_model_parallel_size ({vpp}) needs pipeline_model_parallel_size ({pp}) above 1"
+    book.check(11, vpp is None or (vpp > 0 and pp > 1), text)
     if (world := book.world) is None:
         return
     book.quantities["world_size"] = world
@@ -318,7 +321,12 @@ def _model(book: Book) -> None:
         ("num_attention_heads", heads, "tensor_model_parallel_size", tp),
         ("num_key_value_heads", groups, "tensor_model_parallel_size", tp),
         ("intermediate_size", size("intermediate_size"), "tensor_model_parallel_size", tp),
-        ("num_hidden_layers", size("num_hidden_layers"), "pipeline_model_parallel_size", pp),
+        (
+            "num_hidden_layers",
+            size("num_hidden_layers"),
+            "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size",
+            pp * (p.virtual_pipeline_model_parallel_size or 1),
+        ),
         ("num_experts", experts or 1, "expert_model_parallel_size", ep),
         ("num_attention_heads", heads, "rollout.tensor_parallel_size", engine_tp),
         ("num_key_value_heads", groups, "rollout.tensor_parallel_size", engine_tp),

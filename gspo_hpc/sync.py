@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gspo_hpc import weights
 from gspo_hpc.batch import build
 from gspo_hpc.config import Config
 from gspo_hpc.engine import Engine, EngineDied
@@ -72,7 +71,7 @@ def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tu
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         nonlocal last
-        for name, tensor, so_far in fingerprint(weights.stream(policy.module, policy.arch)):
+        for name, tensor, so_far in fingerprint(policy.stream()):
             last = so_far
             yield name, tensor
 

@@ -113,6 +113,7 @@ def _pack(
         micro_batch_size=size.micro_batch_size,
         micro_batch_tokens=size.micro_batch_tokens,
         share_prompts=config.batch.share_prompts,
+        multiple=policy.ranks.pp_size if len(policy.chunks) > 1 else 1,  # Megatron's interleaved schedule wants it so
     )
     by_slot = {group.slot: group for group in groups}
     return [
@@ -156,11 +157,12 @@ class Reference:
     """The model as it was at the start, kept in host memory and swapped in for its pass."""
 
     def __init__(self, policy: Policy) -> None:
-        self._weights = [p.detach().cpu().clone() for p in policy.module.parameters()]
+        self._weights = [p.detach().cpu().clone() for p in policy.parameters()]
 
     def logprobs(self, policy: Policy, groups: Sequence[Group], size: PassSize, config: Config) -> dict[Key, Floats]:
         """Log-probs of all completions under the reference's weights. Collective."""
-        parameters = list(policy.module.parameters())
+        policy.settle()
+        parameters = list(policy.parameters())
         with torch.no_grad():
             current = [p.detach().cpu().clone() for p in parameters]
             try:

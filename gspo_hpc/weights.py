@@ -208,10 +208,10 @@ def to_hf(entry: Entry, shards: torch.Tensor, arch: Architecture) -> list[tuple[
     return [(name, half.reshape(-1, *tail)) for name, half in zip(entry.hf, halves, strict=True)]
 
 
-def _my_table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
+def _table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
     return stage_table(
         arch,
-        get_transformer_layer_offset(model.config),
+        get_transformer_layer_offset(model.config, model.vp_stage),
         len(model.decoder.layers),
         model.pre_process,
         model.post_process,
@@ -220,7 +220,7 @@ def _my_table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
 
 
 @torch.no_grad()
-def load(model: PackedGPTModel, arch: Architecture, folder: str | Path) -> None:
+def load(chunks: Sequence[PackedGPTModel], arch: Architecture, folder: str | Path) -> None:
     """Fill this rank's shards from a Hugging Face folder. Missing, unknown or misshapen tensors are a ValueError."""
     source = Folder(folder)
     every = stage_table(arch, 0, arch.num_layers, True, True)
@@ -236,20 +236,21 @@ def load(model: PackedGPTModel, arch: Architecture, folder: str | Path) -> None:
         parallel_state.get_expert_tensor_parallel_rank(),
         parallel_state.get_expert_tensor_parallel_world_size(),
     )
-    parameters = dict(model.named_parameters())
-    for entry in _my_table(model, arch):
+    every_parameter = [dict(chunk.named_parameters()) for chunk in chunks]
+    here = [(entry, number) for number, chunk in enumerate(chunks) for entry in _table(chunk, arch)]
+    for entry, number in here:
         if not _is_mine(entry, arch):
             continue
         tensors = [source.read(name) for name in entry.hf]
         shard = to_shard(entry, tensors, arch, *(dense if entry.expert is None else expert))
-        parameter = parameters.pop(entry.name)
+        parameter = every_parameter[number].pop(entry.name)
         if parameter.shape != shard.shape:
             raise ValueError(
                 f"model.path {folder}: {entry.hf[0]} gives {tuple(shard.shape)}, config.json says "
                 f"{tuple(parameter.shape)}"
             )
         parameter.copy_(shard)
-    assert not parameters, f"parameters without a rule: {sorted(parameters)}"
+    assert not any(every_parameter), f"parameters without a rule: {every_parameter}"
 
 
 def _is_mine(entry: Entry, arch: Architecture) -> bool:
@@ -263,7 +264,7 @@ def _is_mine(entry: Entry, arch: Architecture) -> bool:
 
 @torch.no_grad()
 def stream(
-    model: PackedGPTModel, arch: Architecture, bucket_bytes: int = BUCKET_BYTES
+    chunks: Sequence[PackedGPTModel], arch: Architecture, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every Hugging Face tensor, full, in a fixed order, on every rank. All ranks must iterate to the end.
 
@@ -271,20 +272,20 @@ def stream(
     the next is asked for. Beside what is yielded, this holds two buckets: a rank's own part of what it gathers, and the
     parts of all; `bucket_bytes` is what the second may have, but for a parameter that is larger by itself.
     """
-    parameters = dict(model.named_parameters())
-    first = next(iter(parameters.values()))
+    first = next(iter(chunks[0].parameters()))
     buffers = _Buffers(first.dtype, first.device)
-    stages = _stages(model, arch)
+    stages = _stages(chunks, arch)
     my_stage = parallel_state.get_pipeline_model_parallel_rank()
     over_stages = parallel_state.get_pipeline_model_parallel_group()
     seen: set[str] = set()  # a tied head of the last stage repeats the embedding
-    for stage, table in enumerate(stages):
+    for stage, number, table in stages:
         source = dist.get_process_group_ranks(over_stages)[stage]
+        parameters = dict(chunks[number].named_parameters())
         for bucket in _buckets(
             [entry for entry in table if entry.hf[0] not in seen], arch, first.itemsize, bucket_bytes
         ):
             shape, size = bucket.shapes, bucket.group.size()
-            if size == 1 and len(stages) == 1:
+            if size == 1 and over_stages.size() == 1:
                 for entry in bucket.entries:
                     yield from to_hf(entry, parameters[entry.name].detach()[None], arch)
                 continue
@@ -294,7 +295,7 @@ def stream(
                 own = (entry for entry in bucket.entries if _is_mine(entry, arch))
                 for entry, part in zip(own, mine.split(lengths), strict=True):
                     part.view_as(parameters[entry.name]).copy_(parameters[entry.name])
-            if len(stages) > 1:
+            if over_stages.size() > 1:
                 dist.broadcast(mine, source, group=over_stages)
             whole = mine[None]
             if size > 1:
@@ -360,23 +361,26 @@ class _Buffers:
         return self._whole[:count]
 
 
-def _stages(model: PackedGPTModel, arch: Architecture) -> list[list[Entry]]:
-    """The tables of all pipeline stages, on every rank."""
-    size = parallel_state.get_pipeline_model_parallel_world_size()
-    if size == 1:
-        return [_my_table(model, arch)]
-    layers = torch.zeros(size, 2, dtype=torch.int64, device=next(model.parameters()).device)
-    mine = (get_transformer_layer_offset(model.config), len(model.decoder.layers))
-    layers[parallel_state.get_pipeline_model_parallel_rank()] = torch.tensor(mine)
-    dist.all_reduce(layers, group=parallel_state.get_pipeline_model_parallel_group())
+def _stages(chunks: Sequence[PackedGPTModel], arch: Architecture) -> list[tuple[int, int, list[Entry]]]:
+    """(pipeline rank, number of its chunk, what is in it) of the whole model, in order, on every rank."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    layers = torch.zeros(len(chunks), group.size(), 2, dtype=torch.int64, device=next(chunks[0].parameters()).device)
+    for number, chunk in enumerate(chunks):
+        mine = (get_transformer_layer_offset(chunk.config, chunk.vp_stage), len(chunk.decoder.layers))
+        layers[number, group.rank()] = torch.tensor(mine)
+    dist.all_reduce(layers, group=group)
     ep_size = parallel_state.get_expert_model_parallel_world_size()
-    return [
-        stage_table(arch, first, count, stage == 0, stage == size - 1, ep_size)
-        for stage, (first, count) in enumerate(layers.tolist())
-    ]
+    places = [(rank, number) for number in range(len(chunks)) for rank in range(group.size())]
+    stages = []
+    for place in places:
+        rank, number = place
+        first, count = layers[number, rank].tolist()
+        table = stage_table(arch, first, count, place == places[0], place == places[-1], ep_size)
+        stages.append((rank, number, table))
+    return stages
 
 
-def export(model: PackedGPTModel, arch: Architecture, source: str | Path, out: Path) -> None:
+def export(chunks: Sequence[PackedGPTModel], arch: Architecture, source: str | Path, out: Path) -> None:
     """Write the weights with the configuration and tokenizer of `source` as a Hugging Face folder. One rank only.
 
     The folder appears whole or not at all; one that exists and is not empty is refused.
@@ -387,7 +391,7 @@ def export(model: PackedGPTModel, arch: Architecture, source: str | Path, out: P
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         staging = Path(name) / out.name
         staging.mkdir()
-        dtype = _write_shards(stream(model, arch), staging)
+        dtype = _write_shards(stream(chunks, arch), staging)
         for path in sorted(Path(source).iterdir()):
             if path.is_file() and not path.name.startswith("model") and path.suffix not in (".safetensors", ".bin"):
                 shutil.copyfile(path, staging / path.name)

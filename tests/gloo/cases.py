@@ -71,7 +71,7 @@ def policy(settings: Config) -> tuple[Policy, Ranks]:
     ranks = start(settings)
     arch = model_config.read(str(settings.model.path))
     made = Policy(arch, settings, ranks)
-    weights.load(made.module, arch, str(settings.model.path))
+    weights.load(made.chunks, arch, str(settings.model.path))
     made.make_optimizer()
     return made, ranks
 
@@ -108,7 +108,7 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank:
         result = update.step(made, rollout, objective, settings)
         assert result is not None
         results.append(result)
-    arrays = {name: tensor.numpy().copy() for name, tensor in weights.stream(made.module, made.arch)}
+    arrays = {name: tensor.numpy().copy() for name, tensor in made.stream()}
     arrays |= gradients
     arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results])
     arrays["entropy"] = np.array([r.sums["entropy"][0] / r.sums["entropy"][1] for r in results])
@@ -120,10 +120,10 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank:
 def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
     """Gradients of all Hugging Face tensors in a step that takes place but for its end: put into the place of the
     weights, they are gathered like them."""
-    kept = [parameter.detach().clone() for parameter in made.module.parameters()]
+    kept = [parameter.detach().clone() for parameter in made.parameters()]
 
     def keep(policy: Policy) -> tuple[float, bool]:
-        for parameter in policy.module.parameters():
+        for parameter in policy.parameters():
             parameter.data.copy_(parameter.main_grad)
         return 0.0, True
 
@@ -132,8 +132,8 @@ def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
         step()
     finally:
         pipeline._apply = original
-    found = {f"gradient/{name}": t.numpy().copy() for name, t in weights.stream(made.module, made.arch)}
-    for parameter, values in zip(made.module.parameters(), kept, strict=True):
+    found = {f"gradient/{name}": t.numpy().copy() for name, t in made.stream()}
+    for parameter, values in zip(made.parameters(), kept, strict=True):
         parameter.data.copy_(values)
     return found
 
@@ -159,7 +159,7 @@ def _abandon(made: Policy, rank: int, work: Callable[[], object]) -> None:
 
 def _poison(made: Policy) -> None:
     """One NaN in the gradient of the final norm of this rank, in the next backward pass."""
-    parameter = made.module.decoder.final_layernorm.weight
+    parameter = made.chunks[-1].decoder.final_layernorm.weight
     handle = parameter.register_hook(lambda grad: (handle.remove(), torch.full_like(grad, float("nan")))[1])
 
 
@@ -182,12 +182,12 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     advance(made)  # while it is written
     saver.wait()
     barrier(ranks.device)
-    straight = {f"straight/{name}": t.clone().numpy() for name, t in weights.stream(made.module, made.arch)}
+    straight = {f"straight/{name}": t.clone().numpy() for name, t in made.stream()}
     fresh = Policy(made.arch, settings, ranks)
     fresh.make_optimizer()
     checkpoint.load(fresh, Path(folder))
     advance(fresh)
-    return straight | {f"resumed/{name}": t.clone().numpy() for name, t in weights.stream(fresh.module, fresh.arch)}
+    return straight | {f"resumed/{name}": t.clone().numpy() for name, t in fresh.stream()}
 
 
 def _empty(folder: Path, ranks: Ranks) -> Path:
@@ -217,7 +217,7 @@ def full(model: str, world: int, folder: str) -> Arrays:
 def exported(model: str, world: int, **sections: Any) -> Arrays:
     """Every Hugging Face tensor after a load: equal to the file bit for bit."""
     made, _ = policy(config(model, world, **sections))
-    return {name: tensor.numpy().copy() for name, tensor in weights.stream(made.module, made.arch)}
+    return {name: tensor.numpy().copy() for name, tensor in made.stream()}
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ FAMILIES = [*DENSE, *EXPERTS]
 ROPES = ["llama-linear", "llama-llama3", "qwen3-yarn"]
 TP2, PP2, CP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context"))
 SP = {"sequence_parallel": True}
+VPP2 = {"virtual_pipeline_model_parallel_size": 2}
 DISTRIBUTED = {"optimizer": {"distributed": True}}
 LAYOUTS = {  # on two ranks
     "dp2": {},
@@ -29,6 +30,13 @@ LAYOUTS = {  # on two ranks
     "pp2": {"parallel": PP2},
     "cp2": {"parallel": CP2},
     "dp2-distributed": DISTRIBUTED,
+    "pp2-vpp2": {"parallel": PP2 | VPP2},
+    "dp2-overlapped": {"parallel": {"overlap_grad_reduce": True}},
+    "dp2-distributed-overlapped": {
+        "parallel": {"overlap_grad_reduce": True, "overlap_param_gather": True},
+        **DISTRIBUTED,
+    },
+    "tp2-sp-recomputed": {"parallel": TP2 | SP, "memory": {"recompute_granularity": "full"}},
 }
 PRODUCTS = {  # on four
     "tp2-dp2": {"parallel": TP2},
@@ -36,6 +44,7 @@ PRODUCTS = {  # on four
     "tp2-sp-pp2": {"parallel": TP2 | SP | PP2},
     "tp2-sp-cp2": {"parallel": TP2 | SP | CP2},
     "pp2-cp2": {"parallel": PP2 | CP2},
+    "tp2-sp-pp2-vpp2": {"parallel": TP2 | SP | PP2 | VPP2},
     "cp4": {"parallel": {"context_parallel_size": 4}},
 }
 EP2 = {"expert_model_parallel_size": 2}
@@ -44,6 +53,7 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what the
     "etp2": (2, {"parallel": TP2 | SP}),  # as many as split the rest, where nothing else is said
     "tp2-ep2-etp1": (2, {"parallel": TP2 | SP | EP2 | {"expert_tensor_parallel_size": 1}}),
     "cp2-ep2": (2, {"parallel": CP2 | EP2}),
+    "etp2-recomputed": (2, {"parallel": TP2 | SP, "memory": {"recompute_granularity": "full"}}),
     "ep2-distributed": (2, {"parallel": EP2, **DISTRIBUTED}),
     "tp2-ep2-etp2": (4, {"parallel": TP2 | SP | EP2}),
     "pp2-ep2": (4, {"parallel": PP2 | EP2}),
@@ -68,10 +78,12 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
         f"steps-{name}": ("steps", {"model": tied, **sections}) for name, sections in LAYOUTS.items()
     }
     (folder / "full").mkdir()
+    attention_again = {"memory": {"recompute_granularity": "selective"}}
+    one["steps-attention-recomputed"] = ("steps", {"model": tied, **attention_again})
     one["full"] = ("full", {"model": tied, "folder": str(folder / "full")})
     one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})
     two |= {f"stopped-{name}": ("steps", {"model": tied, "stop_rank": 1, **LAYOUTS[name]}) for name in LAYOUTS}
-    for name in ("tp2", "pp2"):
+    for name in ("tp2", "pp2", "pp2-vpp2"):
         two |= {f"exported-{name}-{f}": ("exported", {"model": str(models[f]), **LAYOUTS[name]}) for f in DENSE}
     two["nan"] = ("steps", {"model": str(models["llama-untied"]), "count": 1, "nan_rank": 1})
     for name, work in (("one", one), ("dp2", two), ("dp2-distributed", two)):
@@ -122,7 +134,10 @@ def test_unshared_prompts_give_the_same_logprobs(results: dict[str, Arrays], sha
 
 @pytest.mark.parametrize(
     ("layout", "family"),
-    [*itertools.product(("one", "tp2", "pp2"), DENSE), *itertools.product(("one", "ep2", "tp2-ep2-etp2"), EXPERTS)]
+    [
+        *itertools.product(("one", "tp2", "pp2", "pp2-vpp2"), DENSE),
+        *itertools.product(("one", "ep2", "tp2-ep2-etp2"), EXPERTS),
+    ]
     + [(name, EXPERTS[-1]) for name in EXPERT_LAYOUTS if name not in ("ep2", "tp2-ep2-etp2")],
 )
 def test_weights_stream_back_bit_for_bit(
@@ -150,7 +165,7 @@ def assert_equal_steps(one: Arrays, many: Arrays, *, with_gradients: bool) -> No
         assert np.linalg.norm(many[name] - expected) <= 1e-5 * scale, name
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, *PRODUCTS, "tp2-sp-cp2-untied"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, *PRODUCTS, "tp2-sp-cp2-untied", "attention-recomputed"])
 def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> None:
     one = results["steps-one-untied" if "untied" in layout else "steps-one"]
     assert_equal_steps(one, results[f"steps-{layout}"], with_gradients="distributed" not in layout)

@@ -93,7 +93,7 @@ class Trap:
 def digest(policy: Policy) -> str:
     """Of all weights."""
     total = hashlib.sha256()
-    for name, tensor in sorted(policy.module.state_dict().items()):
+    for name, tensor in sorted(policy.chunks[0].state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             total.update(name.encode() + tensor.detach().numpy().tobytes())
     return total.hexdigest()
@@ -112,7 +112,7 @@ def save_once(run_dir: Path, root: Path, last: int) -> None:
     expected = commit.read_extra(newest).get("digest")  # the run's own has none
     assert expected in (None, digest(policy)), "not what was saved"
     with torch.no_grad():
-        for parameter in policy.module.parameters():
+        for parameter in policy.parameters():
             parameter += 1e-3
     saved, step = digest(policy), int(newest.name) + 1
     saver = Saver(policy)

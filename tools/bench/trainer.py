@@ -23,7 +23,7 @@ def make_policy(model: Path, config: Config) -> Policy:
     """The model with its weights and an optimizer, as the only rank."""
     os.environ.update(ALONE)
     policy = Policy(model_config.read(str(model)), config, start(config))
-    weights.load(policy.module, policy.arch, str(model))
+    weights.load(policy.chunks, policy.arch, str(model))
     policy.make_optimizer()
     return policy
 

@@ -17,7 +17,7 @@ def poison(pipeline: ModuleType) -> None:
         nonlocal calls
         calls += 1
         if calls == 3:
-            parameter = policy.module.decoder.final_layernorm.weight
+            parameter = policy.chunks[-1].decoder.final_layernorm.weight
             handle = parameter.register_hook(lambda gradient: (handle.remove(), gradient * float("nan"))[1])
         return original(policy, *arguments, **named)
 
