@@ -327,6 +327,12 @@ def _model(book: Book) -> None:
             "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size",
             pp * (p.virtual_pipeline_model_parallel_size or 1),
         ),
+        (
+            "moe_intermediate_size",
+            size("moe_intermediate_size") if experts else None,
+            "expert_tensor_parallel_size",
+            p.expert_tensor_parallel_size or tp,
+        ),
         ("num_experts", experts or 1, "expert_model_parallel_size", ep),
         ("num_attention_heads", heads, "rollout.tensor_parallel_size", engine_tp),
         ("num_key_value_heads", groups, "rollout.tensor_parallel_size", engine_tp),

@@ -48,29 +48,31 @@ def check(samples: list[Sample], packed: list[list[list[Sample]]], dp_size: int)
     assert all(batch == sorted(batch) for batch in batches)  # the completions of a group are adjacent
 
 
-@given(sample_lists(), st.integers(1, 5), st.integers(0, 300), st.booleans())
+@given(sample_lists(), st.integers(1, 5), st.integers(0, 300), st.booleans(), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
-def test_token_budget(samples: list[Sample], dp_size: int, extra: int, share: bool) -> None:
+def test_token_budget(samples: list[Sample], dp_size: int, extra: int, share: bool, multiple: int) -> None:
     budget = max((s.prompt_len + s.response_len - 1 for s in samples), default=1) + extra
-    packed = pack(samples, dp_size=dp_size, micro_batch_size=None, micro_batch_tokens=budget, share_prompts=share)
+    how = {"micro_batch_size": None, "micro_batch_tokens": budget, "share_prompts": share, "multiple": multiple}
+    packed = pack(samples, dp_size=dp_size, **how)
     check(samples, packed, dp_size)
+    assert len(packed[0]) % multiple == 0
     for rank in packed:
         for batch in rank:
             assert computed_tokens(batch, share) == token_count(batch, share) <= budget
-    again = sorted(samples)
-    assert packed == pack(again, dp_size=dp_size, micro_batch_size=None, micro_batch_tokens=budget, share_prompts=share)
+    assert packed == pack(sorted(samples), dp_size=dp_size, **how)
 
 
-@given(sample_lists(), st.integers(1, 5), st.integers(1, 9), st.booleans())
+@given(sample_lists(), st.integers(1, 5), st.integers(1, 9), st.booleans(), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_fixed_size(samples: list[Sample], dp_size: int, size: int, share: bool) -> None:
-    packed = pack(samples, dp_size=dp_size, micro_batch_size=size, micro_batch_tokens=None, share_prompts=share)
+def test_fixed_size(samples: list[Sample], dp_size: int, size: int, share: bool, multiple: int) -> None:
+    how = {"micro_batch_size": size, "micro_batch_tokens": None, "share_prompts": share, "multiple": multiple}
+    packed = pack(samples, dp_size=dp_size, **how)
     check(samples, packed, dp_size)
     sizes = [len(batch) for rank in packed for batch in rank]
-    assert len(packed[0]) == -(-len(samples) // (size * dp_size))
+    assert len(packed[0]) == -(-len(samples) // (size * dp_size * multiple)) * multiple
     assert max(sizes, default=0) <= size
     assert max(sizes, default=0) - min(sizes, default=0) <= 1
-    if len(samples) % (size * dp_size) == 0:
+    if len(samples) % (size * dp_size * multiple) == 0:
         assert set(sizes) <= {size}
 
 

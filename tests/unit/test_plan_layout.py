@@ -173,6 +173,23 @@ def test_heads_layers_and_experts_divide(tmp_path: Path) -> None:
     assert with_model(tmp_path, {"expert_model_parallel_size": 4}) == {11}  # no experts at all
     assert with_model(tmp_path, {"expert_model_parallel_size": 4}, num_experts=8) == set()
     assert with_model(tmp_path, {"expert_model_parallel_size": 4}, num_local_experts=6) == {11}
+    etp = {"expert_tensor_parallel_size": 4}
+    assert with_model(tmp_path, etp, num_experts=8, moe_intermediate_size=64) == set()
+    assert with_model(tmp_path, etp, num_experts=8, moe_intermediate_size=66) == {11}
+
+
+def test_experts_on_tensor_parallel_ranks_need_sequence_parallelism(tmp_path: Path) -> None:
+    tp = {"tensor_model_parallel_size": 2}
+    assert with_model(tmp_path, tp) == set()
+    assert with_model(tmp_path, tp, num_experts=8) == {11}
+    assert with_model(tmp_path, tp | {"sequence_parallel": True}, num_experts=8) == set()
+
+
+def test_a_virtual_pipeline_needs_stages_and_layers(tmp_path: Path) -> None:
+    pp = {"pipeline_model_parallel_size": 3}
+    assert with_model(tmp_path, {"virtual_pipeline_model_parallel_size": 2}) == {11}
+    assert with_model(tmp_path, pp | {"virtual_pipeline_model_parallel_size": 2}) == set()
+    assert with_model(tmp_path, pp | {"virtual_pipeline_model_parallel_size": 4}) == {11}
     assert with_model(tmp_path, {}, {"tensor_parallel_size": 4}) == set()
     assert with_model(tmp_path, {}, {"tensor_parallel_size": 8}) == {11}
     nested = {"text_config": MODEL | {"num_hidden_layers": 5}}
