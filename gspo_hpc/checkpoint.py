@@ -35,7 +35,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from gspo_hpc import direct
+from gspo_hpc import direct, optimizer_state
 from gspo_hpc.commit import Entry
 from gspo_hpc.durable import plain_disk_full
 from gspo_hpc.pipeline import Policy
@@ -125,33 +125,10 @@ class _InProcess(TorchDistSaveShardedStrategy):
         return AsyncRequest(write, (), [])
 
 
-def _state(policy: Policy, is_loading: bool) -> dict[str, Any]:
+def _state(policy: Policy) -> dict[str, Any]:
     model = _model_state(policy)
-    state: dict[str, Any] = {"model": model, "scheduler": policy.scheduler.state_dict()}
-    if is_loading and policy.config.optimizer.distributed:
-        for part in policy.optimizer.chained_optimizers:
-            _prepare_torch_adam(part)
-    # A distributed optimizer's state, too, is saved parameter by parameter, and not in the pieces of this layout.
-    whole = {"distrib_optim_sharding_type": "fully_reshardable"} if policy.config.optimizer.distributed else None
-    state["optimizer"] = policy.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=whole)
-    return state
-
-
-def _prepare_torch_adam(part: Any) -> None:
-    """Let Megatron's distributed optimizer load over torch's Adam, which it runs on where there is neither Transformer
-    Engine nor Apex: it asks for the number of steps of a state that is not there before the first, and for that number
-    among the tensors of each parameter, where it has not put it."""
-    if part.optimizer.state or not isinstance(part.optimizer, torch.optim.Adam | torch.optim.AdamW):
-        return
-    part._init_optimizer_states_with_dummy_values()
-    original = part._set_main_param_and_optimizer_states
-
-    def with_step(parameter: Any, tensors: dict[str, torch.Tensor]) -> None:
-        group, place = part.model_param_group_index_map[parameter]
-        state = part.optimizer.state[part.optimizer.param_groups[group]["params"][place]]
-        original(parameter, {"step": state["step"], **tensors})
-
-    part._set_main_param_and_optimizer_states = with_step
+    optimizer = optimizer_state.sharded(policy.optimizer, model)
+    return {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict()}
 
 
 def prepare(
@@ -171,7 +148,7 @@ def prepare(
     barrier(policy.ranks.device)
     with plain_disk_full(staging):
         request = dist_checkpointing.save(
-            _state(policy, is_loading=False),
+            _state(policy),
             str(shards),
             sharded_strategy=_InProcess(group, copies, staging, written),
             validate_access_integrity=check,
@@ -198,13 +175,9 @@ def prepare(
 
 def load(policy: Policy, path: Path) -> None:
     """Bring model, optimizer, schedule and this rank's generators to what `path` holds."""
-    loaded = dist_checkpointing.load(_state(policy, is_loading=True), str(path / "megatron"))
+    loaded = dist_checkpointing.load(_state(policy), str(path / "megatron"))
     _load_model(policy, loaded["model"])
-    policy.optimizer.load_state_dict(loaded["optimizer"])
-    for part in policy.optimizer.chained_optimizers:
-        for state in part.optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].clone()  # Megatron may have given all parameters one and the same
+    optimizer_state.load(policy.optimizer, _model_state(policy), loaded["optimizer"])
     policy.scheduler.load_state_dict(loaded["scheduler"])
     mine = path / f"rng-{policy.ranks.rank}.json"
     if mine.exists():  # another number of ranks than the one that saved has no state of its own

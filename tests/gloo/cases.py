@@ -190,6 +190,38 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     return straight | {f"resumed/{name}": t.clone().numpy() for name, t in fresh.stream()}
 
 
+def saved(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """Weights after two steps, where they are saved, and after two more."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    _two_steps(made, settings)
+    Saver(made, background=False).save(_empty(Path(folder), ranks), lambda known: None)
+    barrier(ranks.device)
+    return _before_and_after(made, settings)
+
+
+def loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """The same from what another case has saved, by ranks of another layout."""
+    settings = config(model, world, **sections)
+    ranks = start(settings)
+    made = Policy(model_config.read(model), settings, ranks)
+    made.make_optimizer()
+    checkpoint.load(made, Path(folder))
+    return _before_and_after(made, settings)
+
+
+def _two_steps(made: Policy, settings: Config) -> None:
+    objective = algorithms.resolve(settings.algorithm)
+    for _ in range(2):
+        assert update.step(made, groups(), objective, settings) is not None
+
+
+def _before_and_after(made: Policy, settings: Config) -> Arrays:
+    before = {f"saved/{name}": t.clone().numpy() for name, t in made.stream()}
+    _two_steps(made, settings)
+    return before | {f"after/{name}": t.clone().numpy() for name, t in made.stream()}
+
+
 def _empty(folder: Path, ranks: Ranks) -> Path:
     """The folder without what is in it, once all ranks have come this far."""
     if ranks.rank == 0:
@@ -222,7 +254,9 @@ def exported(model: str, world: int, **sections: Any) -> Arrays:
 
 def main() -> None:
     """All cases of one file of work on this rank, in turn; rank 0 writes one .npz a case."""
-    functions: dict[str, Callable[..., Arrays]] = {f.__name__: f for f in (logprobs, steps, roundtrip, full, exported)}
+    functions: dict[str, Callable[..., Arrays]] = {
+        f.__name__: f for f in (logprobs, steps, roundtrip, saved, loaded, full, exported)
+    }
     for out, case, arguments in json.loads(Path(sys.argv[1]).read_text()):
         arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **arguments)
         drop_layout()

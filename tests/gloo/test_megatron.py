@@ -61,6 +61,16 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what the
 }
 
 
+MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between one rank and these
+    ("dp2-distributed", "llama-tied", 2, LAYOUTS["dp2-distributed"]),
+    ("pp2-vpp2", "llama-tied", 2, LAYOUTS["pp2-vpp2"]),
+    ("tp2-dp2-distributed", "llama-tied", 4, PRODUCTS["tp2-dp2-distributed"]),
+    ("tp2-sp-pp2-vpp2", "qwen3-untied", 4, PRODUCTS["tp2-sp-pp2-vpp2"]),
+    ("tp2-sp-cp2", "llama-tied", 4, PRODUCTS["tp2-sp-cp2"]),
+    *((name, EXPERTS[-1], *EXPERT_LAYOUTS[name]) for name in ("ep2-distributed", "etp2", "tp2-ep2-etp2", "pp2-ep2")),
+]
+
+
 @pytest.fixture(scope="module")
 def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arrays]:
     """Every case below, on one and on two ranks: two starts of processes in all."""
@@ -91,6 +101,7 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
         sections = LAYOUTS.get(name, {})
         work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name), **sections})
     four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
+    back: dict[str, ranks.Case] = {}
     untied = str(models["qwen3-untied"])
     one["steps-one-untied"] = ("steps", {"model": untied})
     four["steps-tp2-sp-cp2-untied"] = ("steps", {"model": untied, **PRODUCTS["tp2-sp-cp2"]})
@@ -101,7 +112,17 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
             model = str(models[family])
             work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
             work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
-    return ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(4, folder, four)
+    for name, model, world, sections in MOVES:
+        folder_of = {"model": str(models[model]), "folder": str(folder / f"saved-{name}-{model}")}
+        from_one = {**folder_of, "folder": str(folder / f"saved-one-{model}")}
+        one[f"saved-one-{model}"] = ("saved", from_one)
+        work = {2: two, 4: four}[world]
+        work[f"from-one-{name}-{model}"] = ("loaded", {**from_one, **sections})
+        work[f"saved-{name}-{model}"] = ("saved", {**folder_of, **sections})
+        back[f"to-one-{name}-{model}"] = ("loaded", folder_of)
+    return (
+        ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(4, folder, four) | ranks.run(1, folder, back)
+    )
 
 
 def huggingface_logprobs(folder: Path) -> Arrays:
@@ -212,3 +233,17 @@ def test_checkpoint_goes_on_bit_for_bit(layout: str, results: dict[str, Arrays])
     assert names
     for name in names:
         assert np.array_equal(arrays[f"straight/{name}"], arrays[f"resumed/{name}"]), name
+
+
+@pytest.mark.parametrize(("name", "model"), [move[:2] for move in MOVES])
+def test_a_checkpoint_moves_between_layouts(name: str, model: str, results: dict[str, Arrays]) -> None:
+    """The weights bit for bit; the optimizer so that the steps after it are those of the layout that saved."""
+    for there, here in (("saved-one", f"from-one-{name}"), (f"saved-{name}", f"to-one-{name}")):
+        before, after = results[f"{there}-{model}"], results[f"{here}-{model}"]
+        assert before.keys() == after.keys()
+        for key, expected in before.items():
+            if key.startswith("saved/"):
+                assert np.array_equal(after[key], expected), key
+            else:
+                moved = np.linalg.norm(expected - before[key.replace("after/", "saved/")])
+                assert np.linalg.norm(after[key] - expected) <= 1e-3 * moved, key
