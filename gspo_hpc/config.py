@@ -171,6 +171,8 @@ class Optimizer:
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
     clip_grad: float = 1.0
+    initial_loss_scale: float = 65536.0  # float16 only: halved where a gradient overflows, which skips the step ...
+    loss_scale_window: int = 1000  # ... and doubled after as many steps without
     grad_reduce_in_fp32: bool = True  # gradients are kept and summed in fp32, whatever the model's dtype
     distributed: bool = False  # every data-parallel rank keeps and updates a part of the state, not a copy of all of it
 

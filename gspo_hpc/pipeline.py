@@ -68,6 +68,7 @@ class StepResult:
     experts: dict[str, float]  # how tokens were spread over them; empty without
     grad_norm: float
     skipped: bool  # the gradient was not finite; nothing was changed
+    overflowed: bool  # it was, and in float16 the loss will be scaled less from now on: nothing to worry about
     learning_rate: float
 
 
@@ -134,11 +135,14 @@ class Policy:
                 params_dtype=dtype,
                 bf16=dtype == torch.bfloat16,
                 fp16=dtype == torch.float16,
+                initial_loss_scale=options.initial_loss_scale,
+                loss_scale_window=options.loss_scale_window,
                 overlap_param_gather=self.config.parallel.overlap_param_gather,
             ),
             self.wrapped,
             use_gloo_process_groups=False,
         )
+        self.chunks[0].config.grad_scale_func = self.optimizer.scale_loss  # one config of all chunks
         if self.ranks.device.type == "cpu":  # Megatron falls back to torch's Adam there, which has a fused kernel
             for chained in self.optimizer.chained_optimizers:
                 for group in chained.optimizer.param_groups:
@@ -335,14 +339,16 @@ def train_step(
         return hidden, loss
 
     parts = _schedule(policy, forward_step, batches, forward_only=False)
+    scale = float(policy.optimizer.get_loss_scale())
     grad_norm, skipped = _apply(policy)
+    overflowed = skipped and policy.config.model.dtype == "float16" and scale > 1.0
     rate = float(policy.optimizer.param_groups[0]["lr"])
     if not skipped:
         policy.scheduler.step(1)
     sums, maxima = _reduce(policy, parts)
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
-    return StepResult(sums, maxima, moe.balance(policy.chunks), grad_norm, skipped, rate)
+    return StepResult(sums, maxima, moe.balance(policy.chunks), grad_norm, skipped, overflowed, rate)
 
 
 @torch.no_grad()

@@ -296,7 +296,7 @@ def _advance(
     session: Session, cursor: Cursor, after: Position, result: StepResult | None, batch: Sequence[Group]
 ) -> Cursor:
     tokens = sum(len(completion.tokens) for group in batch for completion in group.completions)
-    skipped = result is not None and result.skipped
+    skipped = result is not None and result.skipped and not result.overflowed
     return cursor.stepped(
         session.updates_per_rollout, epoch=after.epoch, offset=after.offset, skipped=skipped, tokens=tokens
     )

@@ -26,11 +26,11 @@ from gspo_hpc.saver import Saver
 Arrays = dict[str, np.ndarray]
 
 
-def config(model: str, world: int, **sections: Any) -> Config:
-    """A float32 CPU configuration of `world` ranks for the model folder."""
+def config(model: str, world: int, model_dtype: str = "float32", **sections: Any) -> Config:
+    """A CPU configuration of `world` ranks for the model folder."""
     base: dict[str, Any] = {
         "cluster": {"platform": "cpu", "gpus_per_node": world},
-        "model": {"path": model, "dtype": "float32"},
+        "model": {"path": model, "dtype": model_dtype},
         "batch": {"global_batch_size": 12, "num_generations": 4, "micro_batch_tokens": 96},
         "run": {"max_steps": 100},
         "optimizer": {"lr": 1e-4, "adam_eps": 1e-4},
@@ -96,6 +96,7 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank:
     values = update.logprob_pass(made, rollout, pass_sizes(settings)["old_logprobs"], settings)
     rollout = update.with_old_logprobs(rollout, values)
     results: list[StepResult] = []
+    scales: list[float] = []
     if stop_rank >= 0:
         _abandon(made, stop_rank, lambda: update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings))
         _abandon(made, stop_rank, lambda: update.step(made, rollout, objective, settings))
@@ -108,11 +109,14 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank:
         result = update.step(made, rollout, objective, settings)
         assert result is not None
         results.append(result)
-    arrays = {name: tensor.numpy().copy() for name, tensor in made.stream()}
+        scales.append(float(made.optimizer.get_loss_scale()))
+    arrays = {name: tensor.float().numpy().copy() for name, tensor in made.stream()}
     arrays |= gradients
     arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results])
     arrays["entropy"] = np.array([r.sums["entropy"][0] / r.sums["entropy"][1] for r in results])
     arrays["grad_norm"] = np.array([r.grad_norm for r in results])
+    arrays["overflowed"] = np.array([r.overflowed for r in results])
+    arrays["loss_scale"] = np.array(scales)
     arrays["skipped"] = np.array([r.skipped for r in results])
     return arrays
 
@@ -132,7 +136,7 @@ def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
         step()
     finally:
         pipeline._apply = original
-    found = {f"gradient/{name}": t.numpy().copy() for name, t in made.stream()}
+    found = {f"gradient/{name}": t.float().numpy().copy() for name, t in made.stream()}
     for parameter, values in zip(made.parameters(), kept, strict=True):
         parameter.data.copy_(values)
     return found
@@ -182,12 +186,12 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     advance(made)  # while it is written
     saver.wait()
     barrier(ranks.device)
-    straight = {f"straight/{name}": t.clone().numpy() for name, t in made.stream()}
+    straight = {f"straight/{name}": t.float().clone().numpy() for name, t in made.stream()}
     fresh = Policy(made.arch, settings, ranks)
     fresh.make_optimizer()
     checkpoint.load(fresh, Path(folder))
     advance(fresh)
-    return straight | {f"resumed/{name}": t.clone().numpy() for name, t in fresh.stream()}
+    return straight | {f"resumed/{name}": t.float().clone().numpy() for name, t in fresh.stream()}
 
 
 def saved(model: str, world: int, folder: str, **sections: Any) -> Arrays:

@@ -61,6 +61,13 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what the
 }
 
 
+HALF = {"model_dtype": "float16", "optimizer": {"initial_loss_scale": 1024.0, "loss_scale_window": 2}}
+SAVED: dict[str, dict[str, Any]] = {  # and loaded again by the same layout
+    "dp2-distributed": DISTRIBUTED,
+    "dp2-bfloat16": {"model_dtype": "bfloat16"},
+    "dp2-distributed-bfloat16": {"model_dtype": "bfloat16", **DISTRIBUTED},
+    "tp2-float16": {"parallel": TP2, **HALF},
+}
 MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between one rank and these
     ("dp2-distributed", "llama-tied", 2, LAYOUTS["dp2-distributed"]),
     ("pp2-vpp2", "llama-tied", 2, LAYOUTS["pp2-vpp2"]),
@@ -96,9 +103,16 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     for name in ("tp2", "pp2", "pp2-vpp2"):
         two |= {f"exported-{name}-{f}": ("exported", {"model": str(models[f]), **LAYOUTS[name]}) for f in DENSE}
     two["nan"] = ("steps", {"model": str(models["llama-untied"]), "count": 1, "nan_rank": 1})
-    for name, work in (("one", one), ("dp2", two), ("dp2-distributed", two)):
+    for dtype, scale in (("bfloat16", 1.0), ("float16", 2.0**14), ("float16", 2.0**60)):
+        sections = {"model_dtype": dtype, "optimizer": {"initial_loss_scale": scale}}
+        one[f"steps-{dtype}-{scale:.0e}"] = ("steps", {"model": tied, **sections})
+    one["steps-bfloat16-gradients"] = (
+        "steps",
+        {"model": tied, "model_dtype": "bfloat16", "optimizer": {"grad_reduce_in_fp32": False}},
+    )
+    for name, work in (("one", one), ("dp2", two), *((name, two) for name in SAVED)):
         (folder / name).mkdir()
-        sections = LAYOUTS.get(name, {})
+        sections = LAYOUTS.get(name, {}) | SAVED.get(name, {})
         work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name), **sections})
     four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
     back: dict[str, ranks.Case] = {}
@@ -179,7 +193,7 @@ def assert_equal_steps(one: Arrays, many: Arrays, *, with_gradients: bool) -> No
     assert {name for name in one if not name.startswith("gradient/")} <= many.keys() <= one.keys()
     for name in many:
         expected = one[name]
-        if name == "skipped":
+        if name in ("skipped", "overflowed"):
             assert not expected.any() and not many[name].any()
             continue
         scale = np.linalg.norm(expected) if name != "loss" else 1.0  # of the losses each sums up to nearly nothing
@@ -226,7 +240,7 @@ def test_a_save_onto_a_full_disk_says_so(results: dict[str, Arrays]) -> None:
     assert "the disk is full or over its quota; free some space" in str(results["full"]["said"][0])
 
 
-@pytest.mark.parametrize("layout", ["one", "dp2", "dp2-distributed"])
+@pytest.mark.parametrize("layout", ["one", "dp2", *SAVED])
 def test_checkpoint_goes_on_bit_for_bit(layout: str, results: dict[str, Arrays]) -> None:
     arrays = results[f"roundtrip-{layout}"]
     names = [name.removeprefix("straight/") for name in arrays if name.startswith("straight/")]
@@ -247,3 +261,22 @@ def test_a_checkpoint_moves_between_layouts(name: str, model: str, results: dict
             else:
                 moved = np.linalg.norm(expected - before[key.replace("after/", "saved/")])
                 assert np.linalg.norm(after[key] - expected) <= 1e-3 * moved, key
+
+
+@pytest.mark.parametrize("case", ["bfloat16-1e+00", "bfloat16-gradients", "float16-2e+04"])
+def test_sixteen_bits_learn_as_thirty_two(case: str, results: dict[str, Arrays]) -> None:
+    """The first gradient, and where three steps go: the masters are fp32, so small steps are not lost."""
+    one, half = results["steps-one"], results[f"steps-{case}"]
+    assert not half["skipped"].any()
+    np.testing.assert_allclose(half["grad_norm"][0], one["grad_norm"][0], rtol=0.1)
+    names = [name for name in one if name.startswith("gradient/")]
+    ours, theirs = (np.concatenate([results[name].ravel() for name in names]) for results in (half, one))
+    scale = np.linalg.norm(ours) * np.linalg.norm(theirs)  # of the gradient as it was scaled
+    assert float(ours @ theirs) / scale > 0.98
+
+
+def test_an_overflow_in_float16_lowers_the_scale_and_is_no_failure(results: dict[str, Arrays]) -> None:
+    far = results["steps-float16-1e+18"]
+    assert far["skipped"].all() and far["overflowed"].all()
+    assert not results["steps-float16-2e+04"]["overflowed"].any()
+    assert far["loss_scale"].tolist() == [2.0**60, 2.0**59, 2.0**58]  # Megatron waits for a second one, once
