@@ -46,6 +46,7 @@ from megatron.core.tensor_parallel.mappings import (
 from gspo_hpc import moe, weights
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.batch import PackedBatch, part
+from gspo_hpc.batch import build as pack
 from gspo_hpc.config import Config
 from gspo_hpc.control import mark
 from gspo_hpc.logprobs import token_logprobs
@@ -281,6 +282,7 @@ def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperatur
         return hidden, collect
 
     policy.settle()
+    wanted, batches = len(batches), _filled(policy, batches)
     for wrapped in policy.wrapped:
         wrapped.eval()
     try:
@@ -296,7 +298,13 @@ def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperatur
         for result in results:
             if result.numel():
                 dist.broadcast(result, source, group=group)
-    return results
+    return results[:wanted]
+
+
+def _filled(policy: Policy, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+    """As many as the schedule of a virtual pipeline wants: empty ones behind the others."""
+    missing = -len(batches) % (policy.ranks.pp_size if len(policy.chunks) > 1 else 1)
+    return [*batches, *(pack({}, [], share_prompts=False).to(policy.ranks.device) for _ in range(missing))]
 
 
 def train_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gspo_hpc import algorithms, checkpoint, model_config, pipeline, update, weights
+from gspo_hpc import algorithms, checkpoint, model_config, pipeline, sync, update, weights
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
+from gspo_hpc.engine import Engine, EngineSettings
 from gspo_hpc.pipeline import Abandoned, Policy, StepResult
 from gspo_hpc.plan import pass_sizes
 from gspo_hpc.process_groups import Ranks, barrier, drop_layout, start, stop
@@ -214,6 +216,37 @@ def loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     return _before_and_after(made, settings)
 
 
+def probed(model: str, world: int, **sections: Any) -> Arrays:
+    """What the probe says of weights that two steps have changed and that were then sent into an engine of rank 0."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    _two_steps(made, settings)
+    _probes.append(model)
+    with torch.no_grad():
+        for parameter in made.parameters():  # so that no two layouts have the same: all make the same steps
+            parameter *= 1.0 + 0.02 * len(_probes)
+    engine = _engine(model) if ranks.rank == 0 else None
+    probe = np.random.default_rng(1).integers(0, 90, (4, 12)).tolist()
+    with contextlib.suppress(sync.ProbeMismatch):  # of the weights that the engine has so far
+        sync._check(made, engine, probe, None)
+        raise AssertionError("the engine has these weights before it was given them")
+    synced, death = sync.synchronize(made, engine, probe)
+    assert death is None
+    return {"gap": np.array([synced.gap_max, synced.gap_mean])}
+
+
+_engines: dict[str, Engine] = {}
+_probes: list[str] = []
+
+
+def _engine(model: str) -> Engine:
+    """One of this model, kept for the cases to come."""
+    if model not in _engines:
+        _engines[model] = Engine(EngineSettings(model_path=model, max_model_len=64, kv_cache_gb=0.1, threads=1))
+        _engines[model].start()
+    return _engines[model]
+
+
 def _two_steps(made: Policy, settings: Config) -> None:
     objective = algorithms.resolve(settings.algorithm)
     for _ in range(2):
@@ -259,13 +292,15 @@ def exported(model: str, world: int, **sections: Any) -> Arrays:
 def main() -> None:
     """All cases of one file of work on this rank, in turn; rank 0 writes one .npz a case."""
     functions: dict[str, Callable[..., Arrays]] = {
-        f.__name__: f for f in (logprobs, steps, roundtrip, saved, loaded, full, exported)
+        f.__name__: f for f in (logprobs, steps, roundtrip, saved, loaded, probed, full, exported)
     }
     for out, case, arguments in json.loads(Path(sys.argv[1]).read_text()):
         arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **arguments)
         drop_layout()
         if os.environ["RANK"] == "0":
             np.savez(out, **arrays)
+    for engine in _engines.values():
+        engine.close()
     stop()
 
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers
 
+from tools.make_random_model import make_tokenizer
+
 SIZES: dict[str, Any] = {
-    "vocab_size": 97,
+    "vocab_size": 101,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
@@ -70,6 +72,7 @@ def make(folder: Path, family: str, tied: bool, rope: str = "default") -> Path:
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(folder)
+    make_tokenizer(SIZES["vocab_size"]).save_pretrained(folder)
     return folder
 
 

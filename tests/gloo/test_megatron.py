@@ -78,6 +78,14 @@ MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between
 ]
 
 
+PROBED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {  # an engine of each model, shared by its layouts
+    2: {name: ("qwen3-untied", LAYOUTS[name]) for name in LAYOUTS}
+    | {name: (EXPERTS[-1], sections) for name, (world, sections) in EXPERT_LAYOUTS.items() if world == 2},
+    4: {name: ("qwen3-untied", PRODUCTS[name]) for name in PRODUCTS}
+    | {name: (EXPERTS[-1], sections) for name, (world, sections) in EXPERT_LAYOUTS.items() if world == 4},
+}
+
+
 @pytest.fixture(scope="module")
 def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arrays]:
     """Every case below, on one and on two ranks: two starts of processes in all."""
@@ -126,6 +134,9 @@ def results(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
             model = str(models[family])
             work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
             work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
+    for world, work in ((2, two), (4, four)):
+        for name, (model, sections) in PROBED[world].items():
+            work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})
     for name, model, world, sections in MOVES:
         folder_of = {"model": str(models[model]), "folder": str(folder / f"saved-{name}-{model}")}
         from_one = {**folder_of, "folder": str(folder / f"saved-one-{model}")}
@@ -280,3 +291,10 @@ def test_an_overflow_in_float16_lowers_the_scale_and_is_no_failure(results: dict
     assert far["skipped"].all() and far["overflowed"].all()
     assert not results["steps-float16-2e+04"]["overflowed"].any()
     assert far["loss_scale"].tolist() == [2.0**60, 2.0**59, 2.0**58]  # Megatron waits for a second one, once
+
+
+@pytest.mark.parametrize("layout", [*PROBED[2], *PROBED[4]])
+def test_an_engine_agrees_with_every_layout(layout: str, results: dict[str, Arrays]) -> None:
+    """On log-probs, after a sync; before it the same probe said no (the case says so)."""
+    gap_max, gap_mean = results[f"probed-{layout}"]["gap"]
+    assert 0 < gap_mean <= gap_max < 1e-3
