@@ -31,7 +31,7 @@ from gspo_hpc import (
 from gspo_hpc import (
     evaluate as evaluation,
 )
-from gspo_hpc.config import Config
+from gspo_hpc.config import Config, Parallel
 from gspo_hpc.console import Console
 from gspo_hpc.control import Client, mark
 from gspo_hpc.engine import Engine, EngineDied, EngineSettings
@@ -51,9 +51,8 @@ _OTHER_LAYOUT = "weights, optimizer and prompts are the same, but sums round in 
 ONE_RANK = (
     "cluster.nodes=1",
     "cluster.gpus_per_node=1",
-    "parallel.tensor_model_parallel_size=1",
-    "parallel.pipeline_model_parallel_size=1",
-    "parallel.context_parallel_size=1",
+    *(f"parallel.{one.name}={json.dumps(one.default)}" for one in dataclasses.fields(Parallel)),
+    "optimizer.distributed=false",
     "rollout.tensor_parallel_size=1",
     "rollout.engines_per_node=1",
 )

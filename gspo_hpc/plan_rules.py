@@ -143,6 +143,8 @@ def _grid(book: Book) -> None:
     vpp = p.virtual_pipeline_model_parallel_size
     text = f"virtual_pipeline_model_parallel_size ({vpp}) needs pipeline_model_parallel_size ({pp}) above 1"
     book.check(11, vpp is None or (vpp > 0 and pp > 1), text)
+    text = "overlap_param_gather needs optimizer.distributed: true and overlap_grad_reduce: true"
+    book.check(11, not p.overlap_param_gather or (book.config.optimizer.distributed and p.overlap_grad_reduce), text)
     half = book.config.model.dtype == "float16"
     text = "model.dtype: float16 scales the loss of experts on ranks of their own by themselves: use bfloat16"
     book.check(11, not half or ep == 1, text)

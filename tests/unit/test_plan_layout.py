@@ -185,6 +185,15 @@ def test_experts_on_tensor_parallel_ranks_need_sequence_parallelism(tmp_path: Pa
     assert with_model(tmp_path, tp | {"sequence_parallel": True}, num_experts=8) == set()
 
 
+def test_what_overlapping_and_float16_need() -> None:
+    gather = {"parallel": {"overlap_param_gather": True, "overlap_grad_reduce": True}}
+    assert rules(from_dict(gather)) == {11}
+    assert rules(from_dict(gather | {"optimizer": {"distributed": True}})) == set()
+    half = {"cluster": {"gpus_per_node": 2}, "model": {"dtype": "float16"}}
+    assert rules(from_dict(half)) == set()
+    assert rules(from_dict(half | {"parallel": {"expert_model_parallel_size": 2}})) == {11}
+
+
 def test_a_virtual_pipeline_needs_stages_and_layers(tmp_path: Path) -> None:
     pp = {"pipeline_model_parallel_size": 3}
     assert with_model(tmp_path, {"virtual_pipeline_model_parallel_size": 2}) == {11}
