@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.utils._device
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel import mappings, random
 from megatron.core.transformer.moe import token_dispatcher
 
@@ -32,6 +33,7 @@ _FACTORIES = (
     "as_tensor",
 )
 _installed = False
+share_groups = True  # set it before Megatron's groups are made: not where collectives of some run beside others
 
 
 class _Stream:
@@ -132,6 +134,24 @@ def _reduce_scatter(original: Callable[..., torch.Tensor]) -> Callable[..., torc
     return reduce_scatter
 
 
+def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
+    """One group for all that Megatron wants of the same ranks, and it wants about fifty: each has a thread of gloo's,
+    which looks for messages a hundred times a second. Where this process uses them one after the other, one will do.
+    """
+    made: dict[tuple[int, ...], Any] = {}
+
+    def create(ranks: list[int], **options: Any) -> Any:
+        if not share_groups:
+            return original(ranks, **options)
+        if parallel_state._global_process_group_list is None:  # the first of a new layout, on every rank
+            made.clear()
+        if tuple(ranks) not in made:
+            made[tuple(ranks)] = original(ranks, **options)
+        return made[tuple(ranks)]
+
+    return create
+
+
 def _splits(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     """What Megatron brings to the CPU before tokens are exchanged: sizes, which collectives want as numbers."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
@@ -167,6 +187,7 @@ def install() -> None:
         setattr(torch, name, _factory(getattr(torch, name)))
 
     random._get_cuda_rng_state = random._set_cuda_rng_state = _nothing()  # asked for where layers are computed again
+    parallel_state.create_group = _shared(parallel_state.create_group)
     mappings._gather_along_first_dim = _gather(mappings._gather_along_first_dim)
     mappings._reduce_scatter_along_first_dim = _reduce_scatter(mappings._reduce_scatter_along_first_dim)
     token_dispatcher.maybe_move_tensor_to_cpu = _splits

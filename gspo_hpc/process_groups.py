@@ -7,6 +7,7 @@ local launcher, srun, a test) sets them. Objects travel as bytes, never as pickl
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import socket
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Client | None 
         from gspo_hpc import cpu as cpu_platform
 
         cpu_platform.install()
+        cpu_platform.share_groups = not config.parallel.overlap_grad_reduce
         heap.keep_freed_memory()
         device = torch.device("cpu")
     else:
@@ -121,8 +123,12 @@ def _meeting(control: Client | None) -> dict[str, Any]:
 
 
 def drop_layout() -> None:
-    """Give up Megatron's groups; another :func:`start` may build others in the same job."""
+    """Give up all groups but the default one; another :func:`start` may build others in the same job."""
     parallel_state.destroy_model_parallel()
+    for group in list(dist.distributed_c10d._world.pg_map):  # Megatron only forgets them: their threads would go on
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    gc.collect()
 
 
 def stop() -> None:
