@@ -80,6 +80,29 @@ def mend_older_worker() -> None:
     CPUWorker.start_weight_update, CPUWorker.finish_weight_update = start_weight_update, finish_weight_update
 
 
+def pack_new_experts() -> None:
+    """Bring experts into the order in which the CPU's kernel reads them each time they are loaded.
+
+    vLLM does so the first time only, and would read new weights in the wrong order. Call it before the model is made.
+    """
+    if not current_platform.is_cpu():
+        return
+    with contextlib.suppress(ImportError, AttributeError):  # another version, which packs elsewhere
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+        setup = UnquantizedFusedMoEMethod._setup_kernel
+        if setup.__module__ == __name__:
+            return  # mended before
+
+        def _setup_kernel(self: Any, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            again = self.moe_kernel is not None
+            setup(self, layer, *args, **kwargs)
+            if again:
+                self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+        UnquantizedFusedMoEMethod._setup_kernel = _setup_kernel
+
+
 def repack_heads(model: torch.nn.Module) -> None:
     """Pack the output layer again: tied to the embedding it gets no tensor of its own, but on the CPU has a copy."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead

@@ -42,6 +42,7 @@ def register() -> None:
         if MARK in os.environ:
             leftovers.claim(os.environ[MARK])
         vllm_cpu.use_own_kernels()
+        vllm_cpu.pack_new_experts()
     registry = WeightTransferEngineFactory._registry
     if BACKEND not in registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryReceiver)
