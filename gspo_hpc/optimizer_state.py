@@ -9,6 +9,7 @@ Rates and decay are not saved with it: they come from the configuration and its 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,10 +78,13 @@ def _load_distributed(part: Any, entries: dict[int, dict[str, torch.Tensor]]) ->
 
 
 def _kept(part: Any, entries: dict[str, ShardedBase]) -> dict[str, ShardedBase]:
-    """Without the master of a weight that is its own."""
-    own = all(group["params"][0].dtype == torch.float32 for group in part.optimizer.param_groups if group["params"])
-    same = own and not part.config.bf16 and not part.config.fp16
-    return {key: entry for key, entry in entries.items() if key in MOMENTS or (key == _MASTER and not same)}
+    """Under the names that other optimizers give them, and without the master of a weight that is its own."""
+    found = {key: entries[key] for key in MOMENTS}
+    if part.config.bf16 or part.config.fp16:
+        master = entries["param"]
+        key = master.key.replace("optimizer.state.param.", f"optimizer.state.{_MASTER}.", 1)
+        found[_MASTER] = replace(master, key=key)
+    return found
 
 
 def _weights(part: Any, model: State) -> Iterator[ShardedBase]:
