@@ -37,6 +37,7 @@ from gspo_hpc.attention import attend, gathered_places
 from gspo_hpc.config import Config, Memory
 from gspo_hpc.model_config import Architecture, Rope
 from gspo_hpc.rope import inverse_frequencies
+from gspo_hpc.weight_table import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -216,11 +217,6 @@ def _spec(config: TransformerConfig, arch: Architecture, number: int | None) -> 
     layers = range(first, first + get_num_layers_to_build(config, number))
     specs = [_layer_spec(arch, arch.has_experts(layer)) for layer in layers]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ModuleSpec(module=RMSNorm))
-
-
-def padded_vocab_size(arch: Architecture, tp_size: int) -> int:
-    """The vocabulary rounded up so that every TP rank holds the same number of rows."""
-    return -(-arch.vocab_size // tp_size) * tp_size
 
 
 def _mark_shards(model: PackedGPTModel) -> None:

@@ -1,13 +1,8 @@
 """Hugging Face tensors <-> this rank's Megatron shards: load, stream to engines, export.
 
-Floor 3. One table (:func:`stage_table`) says for every Megatron parameter of a stage which Hugging Face tensors make it
-and how it is cut over tensor-parallel ranks. Loading reads only the tensors a rank needs. Streaming gathers parameters
-in buckets of bounded size, each with one collective over the stages and one over the ranks of a stage that share them,
-so the extra memory is that of a bucket. Every rank must take part in :func:`stream`.
-
-Layout of Megatron's fused tensors (rows): ``linear_qkv`` holds, for every key/value group, its query heads, its key
-head, its value head; ``linear_fc1`` holds a rank's gate rows, then its up rows. Experts are on expert-parallel ranks in
-their order, equally many on each, and cut over expert-tensor-parallel ranks.
+Floor 3. ``gspo_hpc.weight_table`` says what belongs where. Loading reads only the tensors a rank needs. Streaming
+gathers parameters in buckets of bounded size, each with one collective over the stages and one over the ranks of a
+stage that share them, so the extra memory is that of a bucket. Every rank must take part in :func:`stream`.
 """
 
 from __future__ import annotations
@@ -28,27 +23,12 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gspo_hpc.model import PackedGPTModel, padded_vocab_size
+from gspo_hpc.model import PackedGPTModel
 from gspo_hpc.model_config import Architecture
+from gspo_hpc.weight_table import Entry, shard_shape, stage_table, to_hf, to_shard
 
 MAX_SHARD_BYTES = 2 * 1024**3  # of one safetensors file of an export
 BUCKET_BYTES = 64 * 1024**2  # that are gathered at once
-_MLP = ("gate_proj", "up_proj", "down_proj")
-_MIXTRAL = ("w1", "w3", "w2")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One Megatron parameter: its name in the stage, the Hugging Face tensors it holds, and its cut.
-
-    cut: "none" (replicated), "columns" (dim 1), "vocab" (rows, padded), "qkv", "gate_up".
-    """
-
-    name: str
-    hf: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]  # of the Hugging Face tensors
-    cut: str
-    expert: int | None = None  # of all of its layer, if it is one's: then only some ranks of a stage have it
 
 
 class Folder:
@@ -76,136 +56,6 @@ class Folder:
             raise ValueError(f"model.path {self.path}: tensor {name} is missing")
         with safe_open(self.path / self._files[name], framework="pt") as opened:
             return opened.get_tensor(name)
-
-
-def stage_table(
-    arch: Architecture, first_layer: int, num_layers: int, first: bool, last: bool, ep_size: int = 1
-) -> list[Entry]:
-    """All parameters of a pipeline stage that holds layers [first_layer, first_layer + num_layers).
-
-    Those of experts have the names that they have on their rank of `ep_size` expert-parallel ones.
-    """
-    hidden, vocab = (arch.hidden_size,), (arch.vocab_size, arch.hidden_size)
-    table = (
-        [Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), (vocab,), "vocab")] if first else []
-    )
-    for index in range(num_layers):
-        layer = first_layer + index
-        mine, theirs = f"decoder.layers.{index}", f"model.layers.{layer}"
-        table.append(Entry(f"{mine}.input_layernorm.weight", (f"{theirs}.input_layernorm.weight",), (hidden,), "none"))
-        table += _attention(arch, f"{mine}.self_attention", f"{theirs}.self_attn")
-        norm = f"{theirs}.post_attention_layernorm.weight"
-        table.append(Entry(f"{mine}.pre_mlp_layernorm.weight", (norm,), (hidden,), "none"))
-        if arch.has_experts(layer):
-            table += _experts(arch, f"{mine}.mlp", theirs, ep_size)
-        else:
-            table += _mlp(arch, f"{mine}.mlp", f"{theirs}.mlp", _MLP, arch.ffn_hidden_size)
-    if last:
-        table.append(Entry("decoder.final_layernorm.weight", ("model.norm.weight",), (hidden,), "none"))
-        if arch.tie_word_embeddings and not first:
-            table.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), (vocab,), "vocab"))
-        if not arch.tie_word_embeddings:
-            table.append(Entry("output_layer.weight", ("lm_head.weight",), (vocab,), "vocab"))
-    return table
-
-
-def _attention(arch: Architecture, mine: str, theirs: str) -> list[Entry]:
-    queries, keys = arch.num_attention_heads * arch.head_dim, arch.num_key_value_heads * arch.head_dim
-
-    def three(kind: str, *tail: int) -> Entry:
-        names = tuple(f"{theirs}.{which}_proj.{kind}" for which in "qkv")
-        return Entry(f"{mine}.linear_qkv.{kind}", names, ((queries, *tail), (keys, *tail), (keys, *tail)), "qkv")
-
-    table = [three("weight", arch.hidden_size)]
-    if arch.qkv_bias:
-        table.append(three("bias"))
-    for q_or_k in "qk" if arch.qk_norm else "":
-        name = f"{theirs}.{q_or_k}_norm.weight"
-        table.append(Entry(f"{mine}.{q_or_k}_layernorm.weight", (name,), ((arch.head_dim,),), "none"))
-    shape = (arch.hidden_size, queries)
-    return [*table, Entry(f"{mine}.linear_proj.weight", (f"{theirs}.o_proj.weight",), (shape,), "columns")]
-
-
-def _mlp(
-    arch: Architecture, mine: str, theirs: str, names: Sequence[str], ffn: int, expert: int | None = None
-) -> list[Entry]:
-    gate, up, down = (f"{theirs}.{name}.weight" for name in names)
-    wide, high = (ffn, arch.hidden_size), (arch.hidden_size, ffn)
-    return [
-        Entry(f"{mine}.linear_fc1.weight", (gate, up), (wide, wide), "gate_up", expert),
-        Entry(f"{mine}.linear_fc2.weight", (down,), (high,), "columns", expert),
-    ]
-
-
-def _experts(arch: Architecture, mine: str, layer: str, ep_size: int) -> list[Entry]:
-    assert arch.experts is not None
-    count, ffn, hidden = arch.experts.count, arch.experts.ffn_hidden_size, arch.hidden_size
-    mixtral = arch.family == "MixtralForCausalLM"
-    theirs, names = (f"{layer}.block_sparse_moe", _MIXTRAL) if mixtral else (f"{layer}.mlp", _MLP)
-    table = [Entry(f"{mine}.router.weight", (f"{theirs}.gate.weight",), ((count, hidden),), "none")]
-    if arch.experts.shared_ffn_hidden_size:
-        shared = arch.experts.shared_ffn_hidden_size
-        gate = (f"{theirs}.shared_expert_gate.weight",)
-        table.append(Entry(f"{mine}.shared_experts.gate_weight", gate, ((1, hidden),), "none"))
-        table += _mlp(arch, f"{mine}.shared_experts", f"{theirs}.shared_expert", _MLP, shared)
-    for expert in range(count):
-        place = f"{mine}.experts.local_experts.{expert % (count // ep_size)}"
-        table += _mlp(arch, place, f"{theirs}.experts.{expert}", names, ffn, expert)
-    return table
-
-
-def to_shard(entry: Entry, tensors: Sequence[torch.Tensor], arch: Architecture, rank: int, size: int) -> torch.Tensor:
-    """Rank `rank` of `size`'s shard of one parameter, from its full Hugging Face tensors."""
-    if entry.cut == "none":
-        return tensors[0]
-    if entry.cut == "columns":
-        return tensors[0].chunk(size, 1)[rank]
-    if entry.cut == "gate_up":
-        return torch.cat([tensor.chunk(size, 0)[rank] for tensor in tensors])
-    if entry.cut == "vocab":
-        rows = padded_vocab_size(arch, size) // size
-        part = tensors[0][rank * rows : (rank + 1) * rows]
-        if part.shape[0] < rows:  # the last rank's padding rows
-            part = torch.cat([part, part.new_zeros(rows - part.shape[0], *part.shape[1:])])
-        return part
-    assert entry.cut == "qkv", entry
-    groups, dim = arch.num_key_value_heads, arch.head_dim
-    tail = tensors[0].shape[1:]
-    split = [tensor.reshape(groups, -1, *tail) for tensor in tensors]  # per group: queries, key, value rows
-    assert split[1].shape[1] == split[2].shape[1] == dim
-    return torch.cat(split, dim=1).chunk(size, 0)[rank].reshape(-1, *tail)
-
-
-def shard_shape(entry: Entry, arch: Architecture, size: int) -> tuple[int, ...]:
-    """The shape of each of `size` ranks' shards of one parameter."""
-    first, *tail = entry.shapes[0]
-    if entry.cut == "none":
-        return entry.shapes[0]
-    if entry.cut == "columns":
-        return (first, tail[0] // size)
-    if entry.cut == "vocab":
-        return (padded_vocab_size(arch, size) // size, *tail)
-    return (sum(shape[0] for shape in entry.shapes) // size, *tail)
-
-
-def to_hf(entry: Entry, shards: torch.Tensor, arch: Architecture) -> list[tuple[str, torch.Tensor]]:
-    """The full Hugging Face tensors of one parameter, from all ranks' shards [size, *shard]: the inverse of
-    :func:`to_shard`. They may be views of the shards."""
-    if entry.cut == "none":
-        return [(entry.hf[0], shards[0])]
-    if entry.cut == "columns":
-        return [(entry.hf[0], shards.transpose(0, 1).reshape(entry.shapes[0]))]
-    if entry.cut == "vocab":
-        return [(entry.hf[0], shards.flatten(0, 1)[: arch.vocab_size])]
-    tail = shards.shape[2:]
-    if entry.cut == "gate_up":
-        halves = shards.unflatten(1, (2, -1)).unbind(1)
-    else:
-        dim = arch.head_dim
-        queries = arch.num_attention_heads // arch.num_key_value_heads * dim
-        groups = shards.unflatten(1, (-1, queries + 2 * dim))
-        halves = groups.split([queries, dim, dim], dim=2)
-    return [(name, half.reshape(-1, *tail)) for name, half in zip(entry.hf, halves, strict=True)]
 
 
 def _table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
@@ -281,15 +131,14 @@ def stream(
     for stage, number, table in stages:
         source = dist.get_process_group_ranks(over_stages)[stage]
         parameters = dict(chunks[number].named_parameters())
-        for bucket in _buckets(
-            [entry for entry in table if entry.hf[0] not in seen], arch, first.itemsize, bucket_bytes
-        ):
-            shape, size = bucket.shapes, bucket.group.size()
+        wanted = [entry for entry in table if entry.hf[0] not in seen]
+        for bucket in _buckets(wanted, arch, first.itemsize, bucket_bytes):
+            shapes, size = bucket.shapes, bucket.group.size()
             if size == 1 and over_stages.size() == 1:
                 for entry in bucket.entries:
                     yield from to_hf(entry, parameters[entry.name].detach()[None], arch)
                 continue
-            lengths = [math.prod(one) for one in shape]
+            lengths = [math.prod(shape) for shape in shapes]
             mine = buffers.mine(sum(lengths))
             if stage == my_stage:
                 own = (entry for entry in bucket.entries if _is_mine(entry, arch))
@@ -303,9 +152,9 @@ def stream(
                 dist.all_gather_into_tensor(whole, mine, group=bucket.group)
                 whole = whole.view(size, -1)
             for position, part in enumerate(whole.split(lengths, dim=1)):
-                shards = part.unflatten(1, shape[position])
-                for number, entry in enumerate(bucket.entries[position :: len(shape)]):  # one of each EP rank, or all
-                    yield from to_hf(entry, shards[number * bucket.tp : (number + 1) * bucket.tp], arch)
+                shards = part.unflatten(1, shapes[position])
+                for owner, entry in enumerate(bucket.entries[position :: len(shapes)]):
+                    yield from to_hf(entry, shards[owner * bucket.tp : (owner + 1) * bucket.tp], arch)
         seen |= {name for entry in table for name in entry.hf}
 
 
