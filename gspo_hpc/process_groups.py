@@ -134,7 +134,7 @@ def drop_layout() -> None:
 def stop() -> None:
     """Leave the job."""
     if dist.is_initialized():
-        drop_layout()
+        parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
 
