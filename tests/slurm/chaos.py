@@ -6,7 +6,7 @@ Starts a Slurm of its own and two runs of the small model on it: one undisturbed
 fault and at a moment drawn at random, once it is at work again after the one before. Exits with 1 unless metrics,
 samples, final weights and optimizer state of the two are equal bit for bit and nothing is left of any process.
 
-Productive time is what the steps take where no fault hits: the mean time of an undisturbed rollout with its updates,
+Productive time is what the steps take where no fault hits: the median time of an undisturbed rollout with its updates,
 times their number. Its ratio to the wall time is given twice: as it is, and without the time that the job waited in
 Slurm's queue. Graders sleep, so that a rollout lasts about as long as one that has something to compute.
 """
@@ -14,6 +14,7 @@ Slurm's queue. Graders sleep, so that a rollout lasts about as long as one that 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -23,11 +24,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -36,6 +38,7 @@ from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import Cluster, SlurmRun
 
+RESULT = "result.json"
 UPDATES = 2  # of a rollout, by harness.OVERRIDES
 LAYOUT = ("cluster.nodes=1", "cluster.gpus_per_node=2", "rollout.engines_per_node=1")
 _PATIENCE = 300.0  # seconds in which a run that was hit must be at work again
@@ -189,9 +192,9 @@ def hit(scene: Scene, fault: Callable[[Scene], None]) -> Hit:
     return Hit(str(fault.__doc__), step, time.monotonic() - began, queued[1] if queued[0] > starts[0] else 0.0)
 
 
-def disturb(scene: Scene, faults: int, steps: int) -> list[Hit]:
+def disturb(scene: Scene, kinds: Sequence[Callable[[Scene], None]], faults: int, steps: int) -> list[Hit]:
     """All faults, spread over the run: each kind once, then at random."""
-    order = [*FAULTS, *scene.chance.choices(FAULTS, k=max(0, faults - len(FAULTS)))][:faults]
+    order = [*kinds, *scene.chance.choices(kinds, k=max(0, faults - len(kinds)))][:faults]
     scene.chance.shuffle(order)
     hits: list[Hit] = []
     for number, fault in enumerate(order):
@@ -282,36 +285,31 @@ def main() -> int:
     """Run, compare, and print Markdown."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m tests.slurm.chaos", description=__doc__, formatter_class=raw)
+    kinds = [fault.__name__ for fault in FAULTS]
     parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="(default: all)")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--grader-seconds", type=float, default=0.9)
+    parser.add_argument("--grader-seconds", type=float, default=1.1)
     parser.add_argument("--seed", type=int, default=0, help="of faults and moments (default: %(default)s)")
     parser.add_argument("--model", type=Path, default=harness.PROJECT / ".cache" / "tiny", help="make_tiny_model.py's")
+    parser.add_argument("--work", type=Path, help="a new folder for both runs; one with both is reported once more")
     args = parser.parse_args()
     if not (args.model / "model").is_dir():
         parser.error(f"no model in {args.model}: {sys.executable} tools/make_tiny_model.py --out {args.model}")
-    with tempfile.TemporaryDirectory(prefix="chaos-") as name, own_cluster(Path(name)) as cluster:
-        work = Path(name)
-        config = tiny_config(args.model, work)
-        own = (*LAYOUT, f"run.max_steps={args.steps}", "slurm.time_minutes=600", "checkpoint.interval=1")
-        undisturbed = SlurmRun(config, work / "undisturbed", own).submit()
-        undisturbed.wait_until_ended(timeout=3600.0)
-        say("the undisturbed run is done")
-        run = SlurmRun(config, work / "run", own, args.grader_seconds).submit()
-        began = time.monotonic()
-        try:
-            hits = disturb(Scene(cluster, run, random.Random(args.seed)), args.faults, args.steps)
-            run.wait_until_ended(timeout=3600.0)
-        except BaseException:
-            say(run.log())
-            raise
-        finally:
-            subprocess.run(["scancel", run.job_id], capture_output=True, check=False)
-        wall = time.monotonic() - began
-        wrong = differences(run, undisturbed, args.steps)
-        report(args, run, hits, wall)
-        for text in wrong:
-            say(f"not equal: {text}")
+    work = (args.work or Path(tempfile.mkdtemp(prefix="chaos-"))).absolute()
+    say(f"everything is kept in {work}")
+    if not (work / RESULT).exists():
+        work.mkdir(parents=True, exist_ok=True)
+        with own_cluster(work) as cluster:
+            result = both_runs(args, work, cluster)
+        (work / RESULT).write_text(json.dumps(result))
+    result = json.loads((work / RESULT).read_text())
+    config = work / "tiny_cpu.yaml"
+    run, undisturbed = SlurmRun(config, work / "run"), SlurmRun(config, work / "undisturbed")
+    wrong = differences(run, undisturbed, result["steps"])
+    for text in wrong:
+        say(f"not equal: {text}")
+    report(run, [Hit(**one) for one in result["hits"]], result)
     print(
         "\nEqual to the undisturbed run: "
         + ("**no**" if wrong else "metrics, samples, final weights and optimizer state, bit for bit.")
@@ -319,13 +317,36 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def report(args: argparse.Namespace, run: SlurmRun, hits: list[Hit], wall: float) -> None:
+def both_runs(args: argparse.Namespace, work: Path, cluster: Cluster) -> dict[str, Any]:
+    """The undisturbed one, then the other; what the report needs beside what they leave."""
+    config = tiny_config(args.model, work)
+    own = (*LAYOUT, f"run.max_steps={args.steps}", "slurm.time_minutes=600", "checkpoint.interval=1")
+    undisturbed = SlurmRun(config, work / "undisturbed", own).submit()
+    undisturbed.wait_until_ended(timeout=3600.0)
+    say("the undisturbed run is done")
+    run = SlurmRun(config, work / "run", own, args.grader_seconds).submit()
+    began = time.monotonic()
+    kinds = [fault for fault in FAULTS if fault.__name__ in args.kinds]
+    try:
+        hits = disturb(Scene(cluster, run, random.Random(args.seed)), kinds, args.faults, args.steps)
+        run.wait_until_ended(timeout=3600.0)
+    except BaseException:
+        say(run.log())
+        raise
+    finally:
+        subprocess.run(["scancel", run.job_id], capture_output=True, check=False)
+    wall = time.monotonic() - began
+    return {"hits": [asdict(one) for one in hits], "wall": wall, "steps": args.steps, "seed": args.seed}
+
+
+def report(run: SlurmRun, hits: list[Hit], result: dict[str, Any]) -> None:
     """The tables."""
+    wall, steps = result["wall"], result["steps"]
     whole = rollout_seconds(run, hits)
-    productive = statistics.mean(whole) * args.steps / UPDATES
+    productive = statistics.median(whole) * steps / UPDATES
     queued = sum(one.queued for one in hits)
-    ends = Counter(record["reason"] for record in run.attempts())
-    print(f"{len(hits)} faults over {args.steps} steps in {args.steps // UPDATES} rollouts, seed {args.seed}; ", end="")
+    ends = Counter(record.get("reason") or "lost with its node" for record in run.attempts())
+    print(f"{len(hits)} faults over {steps} steps in {steps // UPDATES} rollouts, seed {result['seed']}; ", end="")
     print(f"attempts ended: {', '.join(f'{count} {reason}' for reason, count in ends.most_common())}.\n")
     print("| fault | times | s until at work again | of these in the queue |\n|---|---|---|---|")
     for name in sorted({one.name for one in hits}):
