@@ -77,11 +77,11 @@ def _blame(ranks: Mapping[int, RankState], code: int, log: Path) -> str:
     """The rank that ended first, unless its error is only about another one having gone."""
     gone = [state for state in ranks.values() if state.lost or state.outcome == "failed"]
     said = _said(log)
-    if not gone:  # it ended before it could say a word
-        ended = [found.groups() for line in said if (found := _TASK.search(line)) is not None]
-        ended.sort(key=lambda item: item[2] == "Terminated")  # by srun, since another one had ended
-        if ended:
-            return "rank {1} on {0} was killed or ended before it was up ({2})".format(*ended[0])
+    ended = [found.groups() for line in said if (found := _TASK.search(line)) is not None]
+    ended.sort(key=lambda item: item[2] == "Terminated")  # by srun, since another one had ended
+    if ended and int(re.split("[,-]", ended[0][1])[0]) not in ranks and not any(s.outcome == "failed" for s in gone):
+        return "rank {1} on {0} was killed or ended before it was up ({2})".format(*ended[0])  # and said no word
+    if not gone:
         return said[-1] if said else f"srun ended with exit code {code}"
 
     def order(state: RankState) -> tuple[bool, float]:

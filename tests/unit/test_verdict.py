@@ -78,6 +78,18 @@ def test_without_any_rank_srun_is_quoted(tmp_path: Path) -> None:
     assert judged(code=5).detail == "srun ended with exit code 5"
 
 
+def test_the_first_to_go_is_named_also_where_it_never_came_up(tmp_path: Path) -> None:
+    log = tmp_path / "srun.log"
+    log.write_text("srun: error: n1: task 0: Killed\nsrun: error: n2: task 1: Killed\n")
+    up = rank(1, None, lost=True)
+    assert judged(up, code=137, log=log).detail == "rank 0 on n1 was killed or ended before it was up (Killed)"
+    log.write_text("srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Killed\n")
+    assert judged(up, code=137, log=log).detail.startswith("rank 1 on n2 was killed (Killed)")
+    failed = rank(1, "failed", "ZeroDivisionError: x")
+    log.write_text("srun: error: n1: task 0: Killed\n")
+    assert judged(failed, code=1, log=log).detail == "rank 1 on n2: ZeroDivisionError: x"
+
+
 def test_what_the_watcher_saw_goes_before_what_followed() -> None:
     verdict = judged(rank(0, None, lost=True), problem="rank 1 on n2 hangs in 'update' for 900 s")
     assert verdict.detail == "rank 1 on n2 hangs in 'update' for 900 s"
