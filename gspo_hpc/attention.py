@@ -89,6 +89,14 @@ def num_tokens(segments: Tensor) -> int:
     )
 
 
+def seen_keys(segments: Tensor) -> int:
+    """Keys that the queries of a micro-batch see, all together; 0 for an empty one."""
+    if not len(segments):
+        return 0
+    found = lanes(segments.tolist(), num_tokens(segments))
+    return sum(lane.length * lane.seen + lane.length * (lane.length + 1) // 2 for lane in found)
+
+
 def own_tokens(segments: Tensor, rank: int, size: int) -> np.ndarray:
     """The tokens [L] of one context-parallel rank, in their order in the micro-batch. All ranks' together are all.
 
@@ -96,7 +104,7 @@ def own_tokens(segments: Tensor, rank: int, size: int) -> np.ndarray:
     from its end: late tokens see more than early ones, and so all ranks have about the same to do. Which rank has which
     changes from lane to lane, so that lanes shorter than that do not all go to the same.
     """
-    found = _share(lanes(segments.tolist(), num_tokens(segments)), rank, size)
+    found = lanes_of(segments, (rank, size))
     parts = [np.arange(lane.start, lane.start + lane.length) for lane in found]
     return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
@@ -134,6 +142,11 @@ def _share(found: list[Lane], rank: int, size: int) -> list[Lane]:
                 before = ((lane.start, begin),) if begin else ()
                 pieces.append(Lane(lane.start + begin, end - begin, (*lane.prefix, *before)))
     return pieces
+
+
+def lanes_of(segments: Tensor, share: tuple[int, int]) -> list[Lane]:
+    """The lanes of a context-parallel rank, which cover its tokens."""
+    return _share(lanes(segments.tolist(), num_tokens(segments)), *share)
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gspo_hpc.attention import own_tokens
 from gspo_hpc.packing import Sample
-from gspo_hpc.records import Completion, Floats, Group
+from gspo_hpc.records import Completion, Experts, Floats, Group
 
 OPENING = 16  # tokens: a shorter opening saves less than its attention mask costs
 
@@ -56,6 +56,8 @@ class PackedBatch:
     old_logprobs: Tensor | None  # [R] fp32, of the policy that sampled; None: of the policy that is being updated
     reference_logprobs: Tensor | None  # [R] fp32
     keys: tuple[tuple[int, int], ...]  # S times (slot, index of the completion)
+    # [T, layers, experts of a token] int16: the experts that tokens went to before, -1 where that is not known
+    experts: Tensor | None = None
     # [R] int64: which response tokens of the whole micro-batch these are; None: all of them
     responses: Tensor | None = None
 
@@ -89,10 +91,13 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
     heads: list[np.ndarray] = []
     segments: list[tuple[int, int, int, int, int]] = []
     completions: list[Completion] = []
+    experts: list[tuple[Experts | None, int]] = []  # of so many tokens
     keys: list[tuple[int, int]] = []
     opening = _opening([groups_by_slot[run[0].group].prompt.tokens for run in runs]) if share_prompts else 0
     if opening:
-        tokens.append(groups_by_slot[runs[0][0].group].prompt.tokens[:opening])
+        first = groups_by_slot[runs[0][0].group]
+        tokens.append(first.prompt.tokens[:opening])
+        experts.append((_rows(first.prompt_experts, 0, opening), opening))
         positions.append(np.arange(opening))
     end = opening
     for run in runs:
@@ -100,6 +105,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
         prompt_start, prompt_len = end, len(group.prompt.tokens)
         tokens.append(group.prompt.tokens[opening:])
         positions.append(np.arange(opening, prompt_len))
+        experts.append((_rows(group.prompt_experts, opening, prompt_len), prompt_len - opening))
         end += prompt_len - opening
         last = end - 1  # of the prompt: it predicts the first token of every completion
         for sample in run:
@@ -112,6 +118,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
             heads.append(np.concatenate(([last], np.arange(end, end + length - 1))))
             segments.append((prompt_start, prompt_len - opening, end, length - 1, opening))
             completions.append(completion)
+            experts.append((completion.experts, length - 1))
             keys.append((group.slot, sample.index))
             end += length - 1
 
@@ -131,6 +138,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
         old_logprobs=_all_or_none([c.old_logprobs for c in completions], lengths),
         reference_logprobs=_all_or_none([c.reference_logprobs for c in completions], lengths),
         keys=tuple(keys),
+        experts=_joined_experts(experts),
     )
 
 
@@ -151,8 +159,8 @@ def part(batch: PackedBatch, rank: int, size: int, multiple: int = 1) -> PackedB
     place[own] = torch.arange(len(own), device=device)
     responses = (place[batch.head_index] >= 0).nonzero()[:, 0]
 
-    def padded(values: Tensor) -> Tensor:
-        return torch.cat((values[own], values.new_zeros(length - len(own))))
+    def padded(values: Tensor, filling: int = 0) -> Tensor:
+        return torch.cat((values[own], values.new_full((length - len(own), *values.shape[1:]), filling)))
 
     def chosen(values: Tensor | None) -> Tensor | None:
         return None if values is None else values[responses]
@@ -170,6 +178,7 @@ def part(batch: PackedBatch, rank: int, size: int, multiple: int = 1) -> PackedB
         old_logprobs=chosen(batch.old_logprobs),
         reference_logprobs=chosen(batch.reference_logprobs),
         responses=responses,
+        experts=None if batch.experts is None else padded(batch.experts, -1),
     )
 
 
@@ -179,6 +188,34 @@ def split_by_sample(values: Tensor, batch: PackedBatch) -> dict[tuple[int, int],
     array = values.detach().float().cpu().numpy()
     ends = batch.cu_seqlens.tolist()
     return {key: array[a:b].copy() for key, a, b in zip(batch.keys, ends[:-1], ends[1:], strict=True)}
+
+
+def split_experts(chosen: Tensor, batch: PackedBatch) -> dict[tuple[int, int], Experts]:
+    """The experts [T, layers, experts of a token] of every token, by (slot, index) of the completion.
+
+    Those of a prompt are at (slot, -1), once, and those of a completion have a row for each of its tokens but the last.
+    """
+    array: Experts = chosen.cpu().numpy().astype(np.uint8 if int(chosen.max()) < 256 else np.uint16)
+    result: dict[tuple[int, int], Experts] = {}
+    for (slot, index), segment in zip(batch.keys, batch.segments.tolist(), strict=True):
+        front, prompt, start, length, opening = segment
+        if (slot, -1) not in result:
+            result[slot, -1] = np.concatenate((array[:opening], array[front : front + prompt]))
+        result[slot, index] = array[start : start + length].copy()
+    return result
+
+
+def _rows(experts: Experts | None, begin: int, end: int) -> Experts | None:
+    return None if experts is None else experts[begin:end]
+
+
+def _joined_experts(parts: Sequence[tuple[Experts | None, int]]) -> Tensor | None:
+    """[T, layers, experts of a token] int16 from parts of so many tokens; None where none is known."""
+    known = next((part for part, _ in parts if part is not None), None)
+    if known is None:
+        return None
+    unknown = [np.full((length, *known.shape[1:]), -1) if part is None else part for part, length in parts]
+    return _tensor(unknown, np.int16)
 
 
 def _opening(prompts: Sequence[np.ndarray]) -> int:
@@ -193,7 +230,7 @@ def _opening(prompts: Sequence[np.ndarray]) -> int:
 
 
 def _tensor(parts: Sequence[np.ndarray], dtype: type) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype))
+    return torch.from_numpy(np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype))
 
 
 def _all_or_none(parts: Sequence[Floats | None], lengths: np.ndarray) -> Tensor | None:

@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from gspo_hpc import direct, optimizer_state
 from gspo_hpc.commit import Entry
 from gspo_hpc.durable import plain_disk_full
-from gspo_hpc.pipeline import Policy
+from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import Ranks, barrier
 
 
@@ -91,20 +91,29 @@ class _Hashing(FileSystem):
         self._written[str(Path(path).relative_to(self._staging))] = shard.entry
 
 
-class _InProcess(TorchDistSaveShardedStrategy):
+class InProcess(TorchDistSaveShardedStrategy):
     """Megatron's torch_dist format, written by this process.
 
     Megatron's own strategy forks writers from a process that by then has the threads of gloo, vLLM's client and W&B,
     and leaves a manager process behind when the rank is killed. The files are the same.
     """
 
-    def __init__(self, group: dist.ProcessGroup, copies: Copies, staging: Path, written: dict[str, Entry]) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        copies: Copies | None,  # that are written instead of what is saved, which may then change
+        staging: Path,
+        written: dict[str, Entry],
+        planner: MCoreSavePlanner | None = None,
+    ) -> None:
         super().__init__("torch_dist", 1)
         self._group, self._copies, self._files = group, copies, _Hashing(staging, written)
+        self._planner = planner or MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        self._copies.take(renamed)
+        if self._copies is not None:
+            self._copies.take(renamed)
         state = mcore_to_pyt_state_dict(renamed, False)
 
         def write() -> None:
@@ -116,7 +125,7 @@ class _InProcess(TorchDistSaveShardedStrategy):
                 torch_checkpoint.save(
                     state,
                     storage_writer=writer,
-                    planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+                    planner=self._planner,
                     process_group=self._group,
                 )
             finally:
@@ -140,6 +149,7 @@ def prepare(
     gloo and all ranks; once it is back on rank 0, all ranks have written. `check`: whether all ranks together hold
     every piece of every parameter once, which costs a gather and need not be asked twice.
     """
+    policy.fetch()
     policy.settle()
     shards = staging / "megatron"
     written: dict[str, Entry] = {}
@@ -150,7 +160,7 @@ def prepare(
         request = dist_checkpointing.save(
             _state(policy),
             str(shards),
-            sharded_strategy=_InProcess(group, copies, staging, written),
+            sharded_strategy=InProcess(group, copies, staging, written),
             validate_access_integrity=check,
             async_sharded_save=True,
         )

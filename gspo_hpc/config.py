@@ -40,6 +40,10 @@ class Model:
 
     path: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    # What layers are made of. torch: needs nothing else; auto: Transformer Engine where it is installed and GPUs are
+    layers: Literal["auto", "torch", "transformer_engine"] = "auto"
+    fp8: Literal["e4m3", "hybrid"] | None = None  # products in 8 bit, by Transformer Engine; e5m2 for gradients: hybrid
+    fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "delayed"  # how values are scaled for it
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Memory:
     recompute_modules: tuple[str, ...] = ("core_attn",)  # selective: core_attn, mlp, moe, shared_experts, layernorm ...
     recompute_method: Literal["uniform", "block"] = "uniform"  # full: all layers by groups, or the first of each stage
     recompute_num_layers: int = 1  # full: layers of a group, or how many
+    offload_trainer: bool | None = None  # to host memory while engines generate; default: on GPUs that both share
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,9 @@ class Moe:
     router_dtype: Literal["float32", "float64"] | None = "float32"  # of scores and routing; none: the model's
     aux_loss_coeff: float = 0.0  # weight of the load-balancing loss (Switch Transformer), per micro-batch
     z_loss_coeff: float = 0.0  # weight of the loss that keeps the router's logits small (ST-MoE)
+    # Tokens go to the experts that they had before: in the engine, or in the pass for old log-probs. auto: the engine's
+    # where vLLM tells them, which its CPU build does not.
+    router_replay: Literal["off", "auto", "rollout", "old_logprobs"] = "off"
 
 
 @dataclass(frozen=True)
@@ -195,6 +203,8 @@ class Tracking:
     wandb_entity: str | None = None
     tensorboard: bool = False
     samples: int = 4  # completions kept per logged rollout, for the report
+    profile_steps: tuple[int, ...] = ()  # optimizer steps that are traced by torch's profiler, with a table by phase
+    debug: bool = False  # torch.distributed, NCCL, Megatron and vLLM tell what they do, in the ranks' logs
 
 
 @dataclass(frozen=True)

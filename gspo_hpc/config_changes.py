@@ -22,6 +22,8 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "cluster.gpus_per_node",
         "cluster.threads_per_rank",
         "parallel.*",
+        "memory.*",
+        "optimizer.distributed",
         "rollout.tensor_parallel_size",
         "batch.micro_batch_size",
         "batch.micro_batch_tokens",

@@ -292,8 +292,8 @@ def _read_value(given: Any, hint: Any, key: str, place: Callable[[str], str], pr
             raise _Wrong(f"must be a list; found {_say(given)}")
         items = []
         for number, item in enumerate(given):
-            if args[0] is str:
-                items.append(_in_range(_read_scalar(item, str), str, f"{key}[{number}]"))
+            if args[0] in (str, int):
+                items.append(_in_range(_read_scalar(item, args[0]), args[0], f"{key}[{number}]"))
                 continue
             if not isinstance(item, Mapping):
                 raise _Wrong(f"[{number}] must be a mapping of keys; found {_say(item)}")

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch
 
 from gspo_hpc import engine_process, weight_transfer
 from gspo_hpc.engine_settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
-from gspo_hpc.records import Completion, Floats, Group, Prompt
+from gspo_hpc.records import Completion, Experts, Floats, Group, Prompt
 
 __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
 
@@ -46,6 +46,7 @@ class _Pending:
     seeds: tuple[int, ...]
     sampling: Sampling
     done: dict[int, Completion] = field(default_factory=dict)  # by sample
+    prompt_experts: Experts | None = None
 
 
 class Engine:
@@ -198,12 +199,18 @@ class Engine:
                 continue  # of a group that was aborted
             slot, sample = self._requests.pop(output.request_id)
             pending = self._groups[slot]
-            pending.done[sample] = completion = self._completion(output.outputs[0], pending.seeds[sample])
+            completion = self._completion(output.outputs[0], pending.seeds[sample])
+            if self.settings.tell_experts:
+                experts = told_experts(output.outputs[0], len(pending.prompt.tokens))
+                completion = replace(completion, experts=experts[1])
+                if sample == 0:
+                    pending.prompt_experts = experts[0]
+            pending.done[sample] = completion
             self.tokens_generated += len(completion.tokens)
             if len(pending.done) == len(pending.seeds):
                 del self._groups[slot]
                 completions = tuple(pending.done[i] for i in range(len(pending.seeds)))
-                finished.append(Group(slot, pending.prompt, completions))
+                finished.append(Group(slot, pending.prompt, completions, pending.prompt_experts))
         return finished
 
     def abort(self) -> None:
@@ -375,6 +382,19 @@ class Engine:
         from vllm import LLM
 
         return LLM(**arguments)
+
+
+def told_experts(output: Any, prompt_len: int) -> tuple[Experts, Experts]:
+    """The experts of the prompt's tokens [prompt_len, layers, top_k] and of the completion's but the last, from vLLM's
+    CompletionOutput: it tells them of every token that was computed."""
+    rows = output.routed_experts
+    wanted = prompt_len + len(output.token_ids) - 1
+    if rows is None or len(rows) != wanted:
+        told = "no experts" if rows is None else f"the experts of {len(rows)} tokens"
+        raise RuntimeError(
+            f"vLLM told {told} where it computed {wanted}: moe.router_replay=old_logprobs does not need them"
+        )
+    return rows[:prompt_len], rows[prompt_len:]
 
 
 def _one_line(error: BaseException) -> str:

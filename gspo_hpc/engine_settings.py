@@ -76,6 +76,7 @@ class EngineSettings:
     timeout: float = 300.0  # seconds without a token, or for a bucket of weights, before the engine counts as hung
     bucket_bytes: int = 64 << 20  # of weights that travel at once
     log_path: Path | None = None  # output of the engine's processes; default: this process's own
+    tell_experts: bool = False  # to which experts tokens went, for the trainer to repeat it; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
 
 
@@ -111,6 +112,8 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
             values["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
     else:
         values["enable_sleep_mode"] = True
+    if settings.tell_experts:
+        values["enable_return_routed_experts"] = True
     return values | settings.engine_args
 
 

@@ -20,6 +20,7 @@ from gspo_hpc import (
     checkpoint,
     commit,
     config_file,
+    convert,
     model_config,
     plan,
     prompts,
@@ -31,12 +32,15 @@ from gspo_hpc import (
 from gspo_hpc import (
     evaluate as evaluation,
 )
+from gspo_hpc.accelerator import Accelerator
+from gspo_hpc.collective_time import CollectiveTime
 from gspo_hpc.config import Config, Parallel
 from gspo_hpc.console import Console
 from gspo_hpc.control import Client, mark
 from gspo_hpc.engine import Engine, EngineDied, EngineSettings
+from gspo_hpc.meter import Meter
 from gspo_hpc.outlet import Files, Silent, read_start
-from gspo_hpc.pipeline import Policy
+from gspo_hpc.policy import Policy
 from gspo_hpc.preemption import StopFlag, signals_default_in_children
 from gspo_hpc.process_groups import Ranks, barrier, broadcast_bytes, start, stop, store
 from gspo_hpc.records import Prompt
@@ -58,10 +62,14 @@ ONE_RANK = (
 )
 
 
+_ON_ANY_MACHINE = ("cluster.platform=cpu", "model.layers=torch", "model.fp8=null")
+
+
 def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, control: Client | None) -> str:
     """Train from where the run directory stands; "done" or "stopped". Rank 0 talks to the person at `terminal`, every
     rank through `control` to whoever watches it."""
     config = config_file.load(attempt.config)
+    collectives = CollectiveTime(config.cluster.platform)  # before there are any
     ranks = start(config, control=control)
     _threads(config)
     console = Console(terminal, config.run.max_steps or 0)
@@ -131,6 +139,8 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
             attempt=attempt.number,
             reference=reference,
             control=control,
+            meter=Meter(collectives, Accelerator(ranks.device), ranks.device),
+            traces=attempt.traces,
         )
         mark("ready")
         reason = trainer.train(session, begin)
@@ -144,11 +154,11 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
 def export(run_dir: Path, step: int | None, out: Path) -> None:
     """Write a checkpoint of a run as a Hugging Face folder."""
     run = RunDir(run_dir)
-    config = config_file.load(_newest_config(run), ONE_RANK)
-    ranks = start(config)
+    config = config_file.load(_newest_config(run), (*ONE_RANK, *_ON_ANY_MACHINE))
+    start(config)
     try:
-        policy = _policy_of(run, config, ranks, step)
-        weights.export(policy.chunks, policy.arch, str(config.model.path), out)
+        arch = model_config.read(str(config.model.path))
+        convert.to_hugging_face(_whole_checkpoint(run, step) / "megatron", arch, config, out)
         print(f"wrote {out}", flush=True)
     finally:
         stop()
@@ -174,7 +184,8 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
     try:
         arch = model_config.read(str(config.model.path))
         if run is not None:
-            policy = _policy_of(run, config, ranks, step)
+            policy = Policy(arch, config, ranks)
+            checkpoint.load_weights(policy, _whole_checkpoint(run, step))
         else:
             policy = Policy(arch, config, ranks)
             weights.load(policy.chunks, arch, str(config.model.path))
@@ -205,22 +216,20 @@ def _newest_config(run: RunDir) -> Path:
     return run.attempt(attempts[-1]["attempt"]).config if attempts else run.config
 
 
-def _policy_of(run: RunDir, config: Config, ranks: Ranks, step: int | None) -> Policy:
+def _whole_checkpoint(run: RunDir, step: int | None) -> Path:
+    """That of a step, or the newest whole one."""
     if step is None:
         whole, remarks = commit.newest_whole(run.checkpoints)
         for remark in remarks:
             print(remark, flush=True)
         if whole is None:
             raise ValueError(f"{run.path} has no whole checkpoint")
-    else:
-        whole = run.checkpoints / f"{step:06d}"
-        problems = commit.verify(whole)
-        if problems:
-            steps = [path.name for path in commit.list_committed(run.checkpoints)]
-            raise ValueError(f"checkpoint of step {step}: {problems[0]}; there are: {', '.join(steps) or 'none'}")
-    policy = Policy(model_config.read(str(config.model.path)), config, ranks)
-    checkpoint.load_weights(policy, whole)
-    return policy
+        return whole
+    path = run.checkpoints / f"{step:06d}"
+    if problems := commit.verify(path):
+        steps = [path.name for path in commit.list_committed(run.checkpoints)]
+        raise ValueError(f"checkpoint of step {step}: {problems[0]}; there are: {', '.join(steps) or 'none'}")
+    return path
 
 
 def _threads(config: Config) -> None:
@@ -293,7 +302,7 @@ def _station(
     if leads:
         if console is not None:
             _say(ranks, console, "starting the vLLM engine")
-        engine = Engine(_engine_settings(config, per_node))
+        engine = Engine(_engine_settings(config, per_node, policy.arch.experts is not None))
         with signals_default_in_children():
             engine.start()
             pool = RewardPool(config.reward)
@@ -315,7 +324,7 @@ def _station(
     )
 
 
-def _engine_settings(config: Config, per_node: int) -> EngineSettings:
+def _engine_settings(config: Config, per_node: int, experts: bool) -> EngineSettings:
     rollout = config.rollout
     cores = len(os.sched_getaffinity(0))
     return EngineSettings(
@@ -328,6 +337,7 @@ def _engine_settings(config: Config, per_node: int) -> EngineSettings:
         threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
         seed=config.run.seed,
         timeout=config.faults.engine_timeout,
+        tell_experts=experts and plan.router_replay(config) == "rollout",
         engine_args=dict(rollout.engine),
     )
 

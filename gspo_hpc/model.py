@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
@@ -25,83 +24,18 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from gspo_hpc import moe
-from gspo_hpc.attention import attend, gathered_places
 from gspo_hpc.config import Config, Memory
+from gspo_hpc.layers import final_norm, layer_spec, uses_transformer_engine
 from gspo_hpc.model_config import Architecture, Rope
 from gspo_hpc.rope import inverse_frequencies
 from gspo_hpc.weight_table import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm over the last dimension, statistics in fp32.
-
-    The weight carries Megatron's `sequence_parallel` mark, which makes Megatron sum its gradient over the TP group;
-    Megatron's own wrapper of torch's norm refuses sequence parallelism.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (an attribute torch lacks)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., hidden_size] to the same shape."""
-        return torch.nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-
-
-class PackedAttention(MegatronModule):
-    """Core attention on packed samples: torch's SDPA within the segments of the table."""
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        **_: Any,
-    ) -> None:
-        super().__init__(config=config)
-        assert config.kv_channels is not None
-        self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
-
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor,
-        **_: Any,
-    ) -> torch.Tensor:
-        """query [L, 1, N, D], key and value [L, 1, K, D], attention_mask = segments [S, 5] -> [L, 1, N * D].
-
-        L: tokens of this context-parallel rank. Keys and values of the others are gathered; their gradients go back.
-        """
-        size = self.config.context_parallel_size
-        if size == 1:
-            out = attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)
-            return out.reshape(out.shape[0], 1, -1)
-        group = parallel_state.get_context_parallel_group()
-        both = torch.cat((key[:, 0], value[:, 0]), dim=1)
-        whole = gather_from_sequence_parallel_region(both, group=group)
-        whole = whole.index_select(0, gathered_places(attention_mask, size, both.shape[0], both.device))
-        keys, values = whole.chunk(2, dim=1)
-        share = (parallel_state.get_context_parallel_rank(), size)
-        out = attend(query[:, 0], keys, values, attention_mask, self.scale, share)
-        out = out + whole[:1].sum() * 0.0  # a rank without queries takes part in the backward pass of the gather
-        return out.reshape(out.shape[0], 1, -1)
 
 
 class PositionedRotary(torch.nn.Module):
@@ -127,6 +61,8 @@ class PositionedRotary(torch.nn.Module):
 class PackedGPTModel(GPTModel):
     """GPTModel whose last stage returns hidden states [T, 1, H] after the final norm."""
 
+    fused = False  # made of Transformer Engine's layers, whose parameters have other names
+
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return hidden_states
 
@@ -143,7 +79,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
     dtype = DTYPES[config.model.dtype]
     cpu = config.cluster.platform == "cpu"
     return TransformerConfig(
-        **moe.settings(arch, config),
+        **moe.settings(arch, config, uses_transformer_engine(config)),
         num_layers=arch.num_layers,
         hidden_size=arch.hidden_size,
         ffn_hidden_size=arch.ffn_hidden_size,
@@ -177,6 +113,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         **_recompute(config.memory),
+        **({"fp8": config.model.fp8, "fp8_recipe": config.model.fp8_recipe} if config.model.fp8 else {}),
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
         gradient_accumulation_fusion=False,
@@ -197,26 +134,11 @@ def _recompute(memory: Memory) -> dict[str, Any]:
     return {}
 
 
-def _layer_spec(arch: Architecture, has_experts: bool) -> ModuleSpec:
-    layer = get_gpt_layer_local_spec(qk_layernorm=arch.qk_norm, normalization="RMSNorm")
-    norm = ModuleSpec(module=RMSNorm)
-    layer.submodules.input_layernorm = norm
-    layer.submodules.pre_mlp_layernorm = norm
-    attention = layer.submodules.self_attention.submodules
-    attention.core_attention = PackedAttention
-    if arch.qk_norm:
-        attention.q_layernorm = norm
-        attention.k_layernorm = norm
-    if has_experts:
-        layer.submodules.mlp = moe.layer_spec(arch)
-    return layer
-
-
-def _spec(config: TransformerConfig, arch: Architecture, number: int | None) -> TransformerBlockSubmodules:
+def _spec(config: TransformerConfig, arch: Architecture, number: int | None, fused: bool) -> TransformerBlockSubmodules:
     first = get_transformer_layer_offset(config, number)
     layers = range(first, first + get_num_layers_to_build(config, number))
-    specs = [_layer_spec(arch, arch.has_experts(layer)) for layer in layers]
-    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ModuleSpec(module=RMSNorm))
+    specs = [layer_spec(arch, arch.has_experts(layer), fused) for layer in layers]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(fused))
 
 
 def _mark_shards(model: PackedGPTModel) -> None:
@@ -240,13 +162,16 @@ def build(arch: Architecture, config: Config, device: torch.device) -> list[Pack
     """
     settings = transformer_config(arch, config)
     size = settings.virtual_pipeline_model_parallel_size
-    return [_chunk(arch, settings, None if size is None else number, device) for number in range(size or 1)]
+    fused = uses_transformer_engine(config)
+    return [_chunk(arch, settings, None if size is None else number, device, fused) for number in range(size or 1)]
 
 
-def _chunk(arch: Architecture, settings: TransformerConfig, number: int | None, device: torch.device) -> PackedGPTModel:
+def _chunk(
+    arch: Architecture, settings: TransformerConfig, number: int | None, device: torch.device, fused: bool
+) -> PackedGPTModel:
     model = PackedGPTModel(
         config=settings,
-        transformer_layer_spec=_spec(settings, arch, number),
+        transformer_layer_spec=_spec(settings, arch, number, fused),
         vocab_size=padded_vocab_size(arch, settings.tensor_model_parallel_size),
         max_sequence_length=arch.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number),
@@ -257,5 +182,6 @@ def _chunk(arch: Architecture, settings: TransformerConfig, number: int | None, 
         vp_stage=number,
     )
     model.rotary_pos_emb = PositionedRotary(arch.rope, arch.head_dim, device)
+    model.fused = fused
     _mark_shards(model)
     return model.to(device)

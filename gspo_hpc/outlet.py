@@ -40,6 +40,9 @@ class Silent:
     def note(self, text: str) -> None:
         """Nothing."""
 
+    def profile(self, step: int, table: str, traces: Path) -> None:
+        """Nothing."""
+
     def committed(
         self,
         staging: Path,
@@ -105,6 +108,12 @@ class Files:
     def note(self, text: str) -> None:
         """One line on the console."""
         self.console.note(text)
+
+    def profile(self, step: int, table: str, traces: Path) -> None:
+        """The table beside the traces, and on the console."""
+        write_atomically(traces / f"step-{step:06d}.txt", table + "\n")
+        for line in (*table.splitlines(), f"traces for ui.perfetto.dev: {traces}"):
+            self.console.note(line)
 
     def committed(
         self,

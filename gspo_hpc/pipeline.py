@@ -21,39 +21,32 @@ which does not depend on how samples are dealt to ranks and micro-batches. ``tes
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
 
-from gspo_hpc import moe, weights
+from gspo_hpc import flops
 from gspo_hpc.algorithms import Objective
+from gspo_hpc.attention import seen_keys
 from gspo_hpc.batch import PackedBatch, part
 from gspo_hpc.batch import build as pack
-from gspo_hpc.config import Config
 from gspo_hpc.control import mark
 from gspo_hpc.logprobs import token_logprobs
 from gspo_hpc.loss import MAX_NAMES, SUM_NAMES, policy_loss
-from gspo_hpc.model import DTYPES, PackedGPTModel, build
-from gspo_hpc.model_config import Architecture
-from gspo_hpc.process_groups import Ranks, any_rank
+from gspo_hpc.model import PackedGPTModel
+from gspo_hpc.policy import Policy
+from gspo_hpc.process_groups import any_rank
 
 
 class Abandoned(Exception):
@@ -71,100 +64,6 @@ class StepResult:
     skipped: bool  # the gradient was not finite; nothing was changed
     overflowed: bool  # it was, and in float16 the loss will be scaled less from now on: nothing to worry about
     learning_rate: float
-
-
-class Policy:
-    """The model that is trained, with its gradients, optimizer and schedule."""
-
-    def __init__(self, arch: Architecture, config: Config, ranks: Ranks) -> None:
-        self.arch = arch
-        self.config = config
-        self.ranks = ranks
-        self.chunks = build(arch, config, ranks.device)  # one, or several with a virtual pipeline
-        settings = self.chunks[0].config
-        reduction = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=config.optimizer.grad_reduce_in_fp32,
-            overlap_grad_reduce=config.parallel.overlap_grad_reduce,
-            overlap_param_gather=config.parallel.overlap_param_gather,
-            use_distributed_optimizer=config.optimizer.distributed,
-        )
-        self.wrapped = [
-            DistributedDataParallel(config=settings, ddp_config=reduction, module=chunk, disable_bucketing=number > 0)
-            for number, chunk in enumerate(self.chunks)
-        ]
-        settings.finalize_model_grads_func = finalize_model_grads
-        if reduction.overlap_grad_reduce:  # not before the last micro-batch
-            functions = [wrapped.no_sync for wrapped in self.wrapped]
-            settings.no_sync_func = functions if len(functions) > 1 else functions[0]
-        self.passes: Counter[str] = Counter()  # over the weights, by kind: "update", "logprobs"
-        self.stop_requested: Callable[[], bool] = lambda: False  # asked before every micro-batch
-        self._abandons = False
-        self.optimizer: Any = None
-        self.scheduler: Any = None
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """All of this rank."""
-        for chunk in self.chunks:
-            yield from chunk.parameters()
-
-    def settle(self) -> None:
-        """Have whole weights on this rank, where they are else gathered as the next update needs them. Collective."""
-        if self.config.parallel.overlap_param_gather:
-            for wrapped in self.wrapped:
-                wrapped.start_param_sync(force_sync=True)
-
-    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights, as :func:`gspo_hpc.weights.stream` gives them."""
-        self.settle()
-        yield from weights.stream(self.chunks, self.arch)
-
-    def make_optimizer(self) -> None:
-        """Adam and its schedule; call it once the weights are loaded (16-bit models copy them into fp32 masters)."""
-        options = self.config.optimizer
-        dtype = DTYPES[self.config.model.dtype]
-        self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=options.lr,
-                min_lr=options.min_lr,
-                weight_decay=options.weight_decay,
-                adam_beta1=options.adam_beta1,
-                adam_beta2=options.adam_beta2,
-                adam_eps=options.adam_eps,
-                clip_grad=options.clip_grad,
-                use_distributed_optimizer=options.distributed,
-                params_dtype=dtype,
-                bf16=dtype == torch.bfloat16,
-                fp16=dtype == torch.float16,
-                initial_loss_scale=options.initial_loss_scale,
-                loss_scale_window=options.loss_scale_window,
-                overlap_param_gather=self.config.parallel.overlap_param_gather,
-            ),
-            self.wrapped,
-            use_gloo_process_groups=False,
-        )
-        self.chunks[0].config.grad_scale_func = self.optimizer.scale_loss  # one config of all chunks
-        if self.ranks.device.type == "cpu":  # Megatron falls back to torch's Adam there, which has a fused kernel
-            for chained in self.optimizer.chained_optimizers:
-                for group in chained.optimizer.param_groups:
-                    group["fused"] = True
-        total = self.config.run.max_steps or 1
-        self.scheduler = OptimizerParamScheduler(
-            self.optimizer,
-            init_lr=0.0,
-            max_lr=options.lr,
-            min_lr=options.lr if options.lr_decay_style == "constant" else options.min_lr,
-            lr_warmup_steps=options.lr_warmup_steps,
-            lr_decay_steps=max(total, options.lr_warmup_steps + 1),
-            lr_decay_style=options.lr_decay_style,
-            start_wd=options.weight_decay,
-            end_wd=options.weight_decay,
-            wd_incr_steps=total,
-            wd_incr_style="constant",
-            use_checkpoint_opt_param_scheduler=False,
-            override_opt_param_scheduler=True,  # what may change between attempts is decided by config_file
-        )
-        self.scheduler.step(0)
 
 
 def _head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[Any, Any]:
@@ -197,27 +96,30 @@ def _run_stage(policy: Policy, batch: PackedBatch, wrapped: DistributedDataParal
     if _abandons(policy):
         return _stand_in(policy, batch, wrapped.module)
     wrapped.module.rotary_pos_emb.positions = batch.positions
-    return wrapped(
+    policy.routing.give(wrapped.module, batch, policy.token_share, policy.sample_share)
+    hidden = wrapped(
         input_ids=batch.tokens[None, :],
         position_ids=batch.positions[None, :],
         attention_mask=batch.segments,
     )
+    policy.routing.taken(wrapped.module)
+    return hidden
 
 
 def _abandons(policy: Policy) -> bool:
     """Whether this pass is left. Ranks that compute one sample, or with one another's experts, decide together; the
     others need not, since they meet only after the last micro-batch."""
-    if not policy._abandons:
-        policy._abandons = policy.stop_requested()
+    if not policy.abandons:
+        policy.abandons = policy.stop_requested()
         if policy.ranks.ep_size > 1:
             group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         else:
             group = parallel_state.get_tensor_and_context_parallel_group()
         if group.size() > 1:
-            value = torch.tensor([int(policy._abandons)], dtype=torch.int32, device=policy.ranks.device)
+            value = torch.tensor([int(policy.abandons)], dtype=torch.int32, device=policy.ranks.device)
             dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
-            policy._abandons = bool(value.item())
-    return policy._abandons
+            policy.abandons = bool(value.item())
+    return policy.abandons
 
 
 def _stand_in(policy: Policy, batch: PackedBatch, chunk: PackedGPTModel) -> torch.Tensor:
@@ -232,8 +134,11 @@ def _stand_in(policy: Policy, batch: PackedBatch, chunk: PackedGPTModel) -> torc
 
 def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch], forward_only: bool) -> list[Any]:
     """What Megatron's schedule returns. Raises Abandoned, on all ranks, if one of them left the pass."""
-    policy.passes["logprobs" if forward_only else "update"] += 1
-    policy._abandons = False
+    kind = "logprobs" if forward_only else "update"
+    policy.passes[kind] += 1
+    policy.flops[kind] += _flops(policy, batches) * (flops.FORWARD if forward_only else flops.FORWARD_AND_BACKWARD)
+    policy.abandons = False
+    policy.routing.begin(training=not forward_only)
     results: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=[iter(batches) for _ in policy.chunks] if len(policy.chunks) > 1 else iter(batches),
@@ -243,15 +148,26 @@ def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch],
         micro_batch_size=1,
         forward_only=forward_only,
     )
-    if any_rank(policy._abandons, policy.ranks.device):
+    if any_rank(policy.abandons, policy.ranks.device):
         raise Abandoned
     return results
 
 
+def _flops(policy: Policy, batches: Sequence[PackedBatch]) -> int:
+    """Operations of this rank's part of a forward pass, if the ranks that share it do equally much."""
+    ranks = policy.ranks
+    whole = (
+        flops.forward(policy.arch, batch.tokens.numel(), seen_keys(batch.segments), batch.targets.numel())
+        for batch in batches
+        if batch.keys
+    )
+    return sum(whole) // (ranks.tp_size * ranks.pp_size * ranks.cp_size)
+
+
 def _part(policy: Policy, batch: PackedBatch) -> PackedBatch:
     """What this rank computes of a micro-batch."""
-    ranks = policy.ranks
-    return part(batch, ranks.cp_rank, ranks.cp_size, ranks.tp_size if policy.config.parallel.sequence_parallel else 1)
+    # Products in FP8 want dimensions of whole tiles.
+    return part(batch, *policy.sample_share, policy.token_share[1] * (16 if policy.config.model.fp8 else 1))
 
 
 def _over_cp(policy: Policy, values: torch.Tensor) -> torch.Tensor:
@@ -272,7 +188,7 @@ def response_logprobs(policy: Policy, batches: Sequence[PackedBatch], temperatur
         hidden = _run_stage(policy, batch, model)
 
         def collect(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            if policy._abandons:
+            if policy.abandons:
                 return output.new_zeros(()), output
             logprobs, _ = _head(policy, output, batch, temperature)
             if batch.responses is not None:
@@ -318,10 +234,10 @@ def train_step(
 
     `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count.
     """
+    policy.fetch()
     for wrapped in policy.wrapped:
         wrapped.zero_grad_buffer()
     policy.optimizer.zero_grad()
-    moe.forget(policy.chunks)
     per_microbatch = denominator / (policy.ranks.dp_size * len(batches))
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
@@ -329,7 +245,7 @@ def train_step(
         hidden = _run_stage(policy, batch, model)
 
         def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
-            if policy._abandons:
+            if policy.abandons:
                 return output.sum() * 0.0, None
             logprobs, entropy = _head(policy, output, batch, temperature)
             result = policy_loss(
@@ -356,7 +272,12 @@ def train_step(
     sums, maxima = _reduce(policy, parts)
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
-    return StepResult(sums, maxima, moe.balance(policy.chunks), grad_norm, skipped, overflowed, rate)
+    return StepResult(sums, maxima, _balance(policy), grad_norm, skipped, overflowed, rate)
+
+
+def _balance(policy: Policy) -> dict[str, float]:
+    experts = policy.arch.experts
+    return {} if experts is None else policy.routing.balance(experts.count)
 
 
 @torch.no_grad()

@@ -8,13 +8,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from gspo_hpc import algorithms
 from gspo_hpc.config import Config
 from gspo_hpc.plan_rules import Book, Broken, Number, apply_rules, show
 
-__all__ = ["Broken", "PassSize", "Passes", "Plan", "PlanError", "make_plan", "max_steps", "pass_sizes", "passes_needed"]
+__all__ = [
+    "Broken",
+    "PassSize",
+    "Passes",
+    "Plan",
+    "PlanError",
+    "make_plan",
+    "max_steps",
+    "offload_trainer",
+    "pass_sizes",
+    "passes_needed",
+    "router_replay",
+]
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,22 @@ def passes_needed(config: Config) -> Passes:
     """The log-prob passes of a step: old log-probs only when the policy moves within a rollout, a reference only when
     the KL term has a weight."""
     return Passes(algorithms.updates_per_rollout(config.batch) > 1, config.algorithm.kl_beta > 0)
+
+
+def offload_trainer(config: Config) -> bool:
+    """Whether what a rank trains with goes to host memory while engines generate."""
+    wanted = config.memory.offload_trainer
+    if wanted is None:
+        return config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
+    return wanted
+
+
+def router_replay(config: Config) -> Literal["off", "rollout", "old_logprobs"]:
+    """Whose choice of experts the updates repeat; "off": nobody's."""
+    wanted = config.moe.router_replay
+    if wanted == "auto":
+        return "rollout" if config.cluster.platform == "cuda" else "old_logprobs"
+    return wanted
 
 
 def pass_sizes(config: Config) -> dict[str, PassSize]:

@@ -148,6 +148,13 @@ def _grid(book: Book) -> None:
     half = book.config.model.dtype == "float16"
     text = "model.dtype: float16 scales the loss of experts on ranks of their own by themselves: use bfloat16"
     book.check(11, not half or ep == 1, text)
+    model, cuda = book.config.model, book.config.cluster.platform == "cuda"
+    text = "model.layers: transformer_engine needs GPUs (cluster.platform: cuda); model.layers=torch runs everywhere"
+    book.check(11, cuda or model.layers != "transformer_engine", text)
+    text = (
+        f"model.fp8: {model.fp8} needs GPUs, model.dtype bfloat16 and the layers of Transformer Engine (model.layers)"
+    )
+    book.check(11, not model.fp8 or (cuda and model.layers != "torch" and model.dtype == "bfloat16"), text)
     if (world := book.world) is None:
         return
     book.quantities["world_size"] = world
@@ -348,6 +355,9 @@ def _model(book: Book) -> None:
         f"a model with experts needs parallel.sequence_parallel: true where tensor_model_parallel_size ({tp}) is not 1"
     )
     book.check(11, not experts or tp == 1 or p.sequence_parallel, text)
+    text = "moe.router_replay: rollout needs GPUs: vLLM's CPU build does not tell which experts it chose; old_logprobs "
+    text += "repeats the trainer's own choices"
+    book.check(11, not experts or config.cluster.platform == "cuda" or config.moe.router_replay != "rollout", text)
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     positions, scaling = size("max_position_embeddings"), raw.get("rope_scaling") or raw.get("rope_parameters")
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"

@@ -64,6 +64,8 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Client | None 
         heap.keep_freed_memory()
         device = torch.device("cpu")
     else:
+        for name, value in cuda_environment(config).items():
+            os.environ.setdefault(name, value)  # before CUDA reads it
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
     if not dist.is_initialized():
@@ -102,6 +104,18 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Client | None 
         cp_size=parallel_state.get_context_parallel_world_size(),
         ep_size=parallel_state.get_expert_model_parallel_world_size(),
     )
+
+
+def cuda_environment(config: Config) -> dict[str, str]:
+    """What CUDA and NCCL are told for this layout; what the user has set goes before it."""
+    parallel = config.parallel
+    splits_layers = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
+    return {
+        # With one queue, collectives between the products of a layer begin before the products that they run beside.
+        **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if splits_layers else {}),
+        # Memory that engines put to sleep must not be held by NCCL; vLLM tells its own processes the same.
+        "NCCL_CUMEM_ENABLE": "0",
+    }
 
 
 def _meeting(control: Client | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Experts = npt.NDArray[np.unsignedinteger[Any]]  # 8 or 16 bit [tokens, layers, experts of a token]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Completion:
     advantage: float = 0.0
     old_logprobs: Floats | None = None  # [response_len], of the trainer's policy that sampled it
     reference_logprobs: Floats | None = None  # [response_len], of the reference model
+    experts: Experts | None = None  # that its tokens went to, all but the last, which no model computes
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,7 @@ class Group:
     slot: int
     prompt: Prompt
     completions: tuple[Completion, ...]
+    prompt_experts: Experts | None = None  # that the prompt's tokens went to
 
     def to_json(self) -> str:
         """One line, without a line break."""
@@ -65,6 +68,7 @@ class Group:
                     "text": self.prompt.text,
                     "fields": self.prompt.fields,
                 },
+                "prompt_experts": _encode_experts(self.prompt_experts),
                 "completions": [
                     {
                         "tokens": _encode(c.tokens),
@@ -79,6 +83,7 @@ class Group:
                         "advantage": c.advantage,
                         "old_logprobs": None if c.old_logprobs is None else _encode(c.old_logprobs),
                         "reference_logprobs": None if c.reference_logprobs is None else _encode(c.reference_logprobs),
+                        "experts": _encode_experts(c.experts),
                     }
                     for c in self.completions
                 ],
@@ -108,9 +113,11 @@ class Group:
                     advantage=float(c["advantage"]),
                     old_logprobs=None if c["old_logprobs"] is None else _floats(c["old_logprobs"]),
                     reference_logprobs=None if c["reference_logprobs"] is None else _floats(c["reference_logprobs"]),
+                    experts=_experts(c.get("experts")),
                 )
                 for c in raw["completions"]
             ),
+            prompt_experts=_experts(raw.get("prompt_experts")),
         )
 
     def with_completions(self, completions: tuple[Completion, ...]) -> Group:
@@ -128,3 +135,14 @@ def _ints(text: str) -> Ints:
 
 def _floats(text: str) -> Floats:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4").astype(np.float32)
+
+
+def _encode_experts(array: Experts | None) -> dict[str, Any] | None:
+    return None if array is None else {"bytes": array.itemsize, "shape": list(array.shape), "data": _encode(array)}
+
+
+def _experts(raw: dict[str, Any] | None) -> Experts | None:
+    if raw is None:
+        return None
+    found = np.frombuffer(base64.b64decode(raw["data"], validate=True), dtype=f"<u{int(raw['bytes'])}")
+    return found.astype(np.uint8 if found.itemsize == 1 else np.uint16).reshape(raw["shape"])

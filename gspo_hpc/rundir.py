@@ -165,6 +165,11 @@ class Attempt:
         """Where a rank that is ended for hanging, or crashes, writes what its threads were at."""
         return self.path / f"rank-{rank}.stacks"
 
+    @property
+    def traces(self) -> Path:
+        """Where torch's profiler writes what the ranks did in a step."""
+        return self.path / "traces"
+
     def finish(self, reason: str, exit_code: int, detail: str = "", reached: tuple[int, int] | None = None) -> None:
         """Why it ended: "done", "stopped", "refused" or "failed"; under Slurm also "preempted", "time limit" or
         "cancelled". `reached`: the last logged step, and finished groups of the rollout in work."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from gspo_hpc import checkpoint
 from gspo_hpc.commit import Entry
-from gspo_hpc.pipeline import Policy
+from gspo_hpc.policy import Policy
 
 _NICENESS = 10  # about a tenth of the cores that are wanted by both
 

@@ -19,7 +19,9 @@ from gspo_hpc.batch import build
 from gspo_hpc.config import Config
 from gspo_hpc.engine import Engine, EngineDied
 from gspo_hpc.packing import Sample
-from gspo_hpc.pipeline import Policy, response_logprobs
+from gspo_hpc.pipeline import response_logprobs
+from gspo_hpc.plan import offload_trainer
+from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import broadcast_bytes
 from gspo_hpc.records import Completion, Group, Prompt
 
@@ -51,13 +53,15 @@ def synchronize(
 ) -> tuple[Synced, EngineDied | None]:
     """Wake `engine`, fill it with the current weights and check it on the probe; with None, only take part. Collective.
 
+    Where the trainer is offloaded, it is when this is over: the engines have the memory.
+
     An engine that dies on the way is returned as its death, to be revived and filled again; nobody else is kept from
     going on. Raises ProbeMismatch, on every rank.
     """
     death: EngineDied | None = None
     if engine is not None:
         try:
-            engine.wake_up()
+            engine.wake_up(["weights"])
         except EngineDied as error:
             death = error
     fingerprint, death = _push(policy, engine if death is None else None, death)
@@ -126,13 +130,16 @@ def _check(
     policy: Policy, engine: Engine | None, sequences: Sequence[Sequence[int]], death: EngineDied | None
 ) -> tuple[float, float, EngineDied | None]:
     """Largest and mean |difference| of the probe's log-probs over all engines."""
+    ours = trainer_logprobs(policy, sequences)
+    if offload_trainer(policy.config):
+        policy.lend()
     theirs: list[np.ndarray] = []
     if engine is not None:
         try:
+            engine.wake_up()  # the rest, for which there is room now
             theirs = engine.prompt_logprobs([list(tokens) for tokens in sequences])
         except EngineDied as error:
             death = error
-    ours = trainer_logprobs(policy, sequences)
     gap_max = gap_mean = 0.0
     if theirs:
         gaps = np.concatenate([np.abs(a - b) for a, b in zip(ours, theirs, strict=True)])

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gspo_hpc import evaluate, journal, sync, update
+from gspo_hpc import evaluate, journal, profiling, sync, update
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.commit import Entry
 from gspo_hpc.config import Config
 from gspo_hpc.control import Client, mark
 from gspo_hpc.cursor import Cursor
 from gspo_hpc.engine import EngineDied, Sampling
-from gspo_hpc.pipeline import Abandoned, Policy, StepResult
-from gspo_hpc.plan import Passes, pass_sizes
+from gspo_hpc.meter import Meter
+from gspo_hpc.pipeline import Abandoned, StepResult
+from gspo_hpc.plan import Passes, offload_trainer
+from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.prompts import Position, PromptStream
 from gspo_hpc.records import Group, Prompt
@@ -44,6 +46,9 @@ class Outlet(Protocol):
 
     def note(self, text: str) -> None:
         """One line for the person who watches."""
+
+    def profile(self, step: int, table: str, traces: Path) -> None:
+        """Where the time of a step went; the traces of all ranks are in a folder."""
 
     def committed(
         self,
@@ -85,23 +90,28 @@ class Session:
     attempt: int
     reference: update.Reference | None
     control: Client | None  # to whoever watches this rank
+    meter: Meter
+    traces: Path  # where those of tracking.profile_steps go
     weights_version: int = 0
     synced: sync.Synced | None = None
     synced_version: int = -1
     deaths_told: int = 0
     rollout_seconds: float | None = None  # of what came before the first update; None where an earlier attempt did it
-    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of the current step, by phase."""
+        return self.meter.seconds
 
     @contextlib.contextmanager
     def clock(self, phase: str) -> Iterator[None]:
         """Add the seconds of this block to the phase of the current step."""
         mark(phase)
-        began = time.monotonic()
         try:
-            yield
+            with self.meter.phase(phase):
+                yield
         finally:
             mark(phase)
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
 @dataclass(frozen=True)
@@ -126,26 +136,26 @@ def train(session: Session, start: Start) -> str:
         elif cursor.step == 0 and not start.evaluated and config.eval.before and session.eval_prompts:
             session.outlet.step({"step": 0, "attempt": session.attempt} | _evaluate(session, 0, "before"))
         while cursor.step < config.run.max_steps:
-            session.seconds.clear()
-            session.policy.passes.clear()
-            began = time.monotonic()
+            began = _begin_step(session, cursor.step + 1)
             after = Position(cursor.epoch, cursor.offset)
-            if cursor.update == 0:
-                groups, after = _rollout(session, cursor)  # generate, reward, advantage
-                groups = _logprobs(session, groups)  # only the passes that are needed
-                session.rollout_seconds = time.monotonic() - began
-            batch = update.minibatch(groups, config, cursor.update)
-            with session.clock("update"):
-                result = update.step(session.policy, batch, session.objective, config)
+            with _traced(session, cursor.step + 1):
+                if cursor.update == 0:
+                    groups, after = _rollout(session, cursor)  # generate, reward, advantage
+                    groups = _logprobs(session, groups)  # only the passes that are needed
+                    session.rollout_seconds = time.monotonic() - began
+                batch = update.minibatch(groups, config, cursor.update)
+                with session.clock("update"):
+                    result = update.step(session.policy, batch, session.objective, config)
             session.weights_version += int(result is not None and not result.skipped)
             before, cursor = cursor, _advance(session, cursor, after, result, batch)
             unlogged = step_record(before, cursor, batch, result, session.seconds, time.monotonic() - began)
-            unlogged |= _speed(session, before, unlogged) | _state(session, before)
+            unlogged |= _speed(session, before, unlogged) | _state(session, before) | _measured(session)
             if cursor.step % config.checkpoint.interval == 0 or cursor.step == config.run.max_steps:
                 _save(session, cursor, groups, unlogged)
                 saved = cursor.step
             _finish(session, cursor, unlogged)  # evaluate where due, log
             unlogged = None
+            _tell_profile(session, cursor.step)
             session.saver.check()
             if any_rank(session.station.stop_requested(), session.policy.ranks.device):
                 raise Interrupted
@@ -161,6 +171,33 @@ def train(session: Session, start: Start) -> str:
         raise
     _wait_for_save(session)
     return "done"
+
+
+def _begin_step(session: Session, step: int) -> float:
+    """Nothing of the step is measured yet; the time."""
+    session.meter.begin(watch_memory=step in session.config.tracking.profile_steps)
+    session.policy.passes.clear()
+    session.policy.flops.clear()
+    return time.monotonic()
+
+
+def _traced(session: Session, step: int) -> contextlib.AbstractContextManager[None]:
+    """Under torch's profiler, if this is one of the steps to be."""
+    if step not in session.config.tracking.profile_steps:
+        return contextlib.nullcontext()
+    return profiling.traced(profiling.trace_path(session.traces, step, session.policy.ranks.rank))
+
+
+def _measured(session: Session) -> dict[str, float]:
+    """How much of the step's passes is communication, and how well the devices were used. Collective."""
+    return session.meter.measured(session.policy.flops["update"]).metrics()
+
+
+def _tell_profile(session: Session, step: int) -> None:
+    """The table of a step that was traced, with what came after its update. Collective."""
+    if step in session.config.tracking.profile_steps:
+        measured = session.meter.measured(session.policy.flops["update"])
+        session.outlet.profile(step, measured.table(step), session.traces)
 
 
 def _rollout(session: Session, cursor: Cursor) -> tuple[list[Group], Position]:
@@ -206,18 +243,15 @@ def _journalled(session: Session, folder: Path, fingerprint: str) -> dict[int, G
 
 def _logprobs(session: Session, groups: list[Group]) -> list[Group]:
     config, policy = session.config, session.policy
-    sizes = pass_sizes(config)
     if session.passes.old_logprobs:
         # The first update of a rollout is made by the policy that sampled it: its ratio is 1 without a pass.
         first = update.minibatch(groups, config, 0) if config.batch.num_iterations == 1 else []
         rest = groups[len(first) :]
         with session.clock("old_logprobs"):
-            values = update.logprob_pass(policy, rest, sizes["old_logprobs"], config)
-            groups = update.with_old_logprobs(groups, values)
+            groups = update.with_old_logprobs(policy, groups, rest, config)
     if session.reference is not None:
         with session.clock("reference"):
-            values = session.reference.logprobs(policy, groups, sizes["reference"], config)
-            groups = update.with_reference_logprobs(groups, values)
+            groups = session.reference.with_logprobs(policy, groups, config)
     return groups
 
 
@@ -225,6 +259,8 @@ def _sync(session: Session) -> sync.Synced:
     """Give the engines the current weights, unless they have them, and check that they do."""
     engine, ranks = session.station.engine, session.policy.ranks
     if session.synced is not None and session.synced_version == session.weights_version:
+        if offload_trainer(session.config):
+            session.policy.lend()
         if engine is not None:
             with contextlib.suppress(EngineDied):  # the first step of generation finds it dead, and mends it
                 engine.wake_up()

@@ -5,22 +5,26 @@ Floor 4. Every rank holds all groups and decides alike; only the micro-batches i
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from gspo_hpc.advantages import group_advantages
 from gspo_hpc.algorithms import Objective
-from gspo_hpc.batch import PackedBatch, build, split_by_sample
+from gspo_hpc.batch import PackedBatch, build, split_by_sample, split_experts
 from gspo_hpc.config import Config
 from gspo_hpc.packing import Sample, pack
-from gspo_hpc.pipeline import Policy, StepResult, response_logprobs, train_step
-from gspo_hpc.plan import PassSize, pass_sizes
+from gspo_hpc.pipeline import StepResult, response_logprobs, train_step
+from gspo_hpc.plan import PassSize, pass_sizes, router_replay
+from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import gather_bytes
-from gspo_hpc.records import Completion, Floats, Group
+from gspo_hpc.records import Completion, Experts, Floats, Group
 
 Key = tuple[int, int]  # slot and index of a completion
 
@@ -45,30 +49,63 @@ def minibatch(groups: Sequence[Group], config: Config, update: int) -> list[Grou
     return list(groups[index * count : (index + 1) * count])
 
 
-def logprob_pass(policy: Policy, groups: Sequence[Group], size: PassSize, config: Config) -> dict[Key, Floats]:
-    """Log-probs of all completions under the current weights, on every rank. Collective."""
-    mine: dict[Key, Floats] = {}
-    batches = _pack(policy, groups, _samples(groups), size, config)
+@dataclass(frozen=True)
+class Passed:
+    """What a pass without gradient told, on every rank."""
+
+    logprobs: dict[Key, Floats]
+    experts: dict[Key, Experts]  # those of a prompt at (slot, -1); empty where they were not recorded
+
+
+def logprob_pass(
+    policy: Policy,
+    groups: Sequence[Group],
+    size: PassSize,
+    config: Config,
+    *,
+    replay: bool = True,
+    record: bool = False,
+) -> Passed:
+    """Log-probs of all completions under the current weights. Collective.
+
+    `replay`: tokens go to the experts that they had before, where that is known. `record`: tell which they went to.
+    """
+    logprobs: dict[Key, Floats] = {}
+    experts: dict[Key, Experts] = {}
+    batches = _pack(policy, groups, _samples(groups), size, config, replay=replay)
     if batches:
-        for batch, values in zip(batches, response_logprobs(policy, batches, config.rollout.temperature), strict=True):
-            mine.update(split_by_sample(values, batch))
+        with policy.routing.recording() if record else contextlib.nullcontext():
+            results = response_logprobs(policy, batches, config.rollout.temperature)
+        for batch, values in zip(batches, results, strict=True):
+            logprobs.update(split_by_sample(values, batch))
+        if record:
+            recorded = policy.routing.recorded(batches, policy.token_share, policy.sample_share)
+            for batch, chosen in zip(batches, recorded, strict=True):
+                experts = split_experts(chosen, batch) | experts
     ranks = policy.ranks
     first = ranks.tp_rank == 0 and ranks.pp_rank == 0 and ranks.cp_rank == 0
-    payload = _encode(mine) if first else b""
-    result: dict[Key, Floats] = {}
-    for part in gather_bytes(payload, ranks.device):
-        result.update(_decode(part))
-    return result
+
+    def gathered(mine: Mapping[Key, Any]) -> dict[Key, Any]:
+        result: dict[Key, Any] = {}
+        for part in gather_bytes(_encode(mine) if first else b"", ranks.device):
+            result = _decode(part) | result
+        return result
+
+    return Passed(gathered(logprobs), gathered(experts) if record else {})
 
 
-def with_old_logprobs(groups: Sequence[Group], values: dict[Key, Floats]) -> list[Group]:
-    """The groups with the old log-probs that the pass gave; completions it did not cover keep theirs."""
-    return _with(groups, values, lambda c, v: replace(c, old_logprobs=v))
+def with_old_logprobs(policy: Policy, groups: Sequence[Group], moved: Sequence[Group], config: Config) -> list[Group]:
+    """The groups with the old log-probs of those of them for which the policy will have `moved`. Collective.
 
-
-def with_reference_logprobs(groups: Sequence[Group], values: dict[Key, Floats]) -> list[Group]:
-    """The groups with the reference model's log-probs."""
-    return _with(groups, values, lambda c, v: replace(c, reference_logprobs=v))
+    And with the experts that their tokens went to, where the updates are to repeat these.
+    """
+    record = router_replay(config) == "old_logprobs" and policy.arch.experts is not None
+    passed = logprob_pass(policy, moved, pass_sizes(config)["old_logprobs"], config, record=record)
+    found = _with(groups, passed.logprobs, lambda c, v: replace(c, old_logprobs=v))
+    if not record:
+        return found
+    found = _with(found, passed.experts, lambda c, v: replace(c, experts=v))
+    return [replace(g, prompt_experts=passed.experts.get((g.slot, -1), g.prompt_experts)) for g in found]
 
 
 def step(policy: Policy, groups: Sequence[Group], objective: Objective, config: Config) -> StepResult | None:
@@ -103,7 +140,13 @@ def _completion(groups: Sequence[Group], sample: Sample) -> Completion:
 
 
 def _pack(
-    policy: Policy, groups: Sequence[Group], samples: Sequence[Sample], size: PassSize, config: Config
+    policy: Policy,
+    groups: Sequence[Group],
+    samples: Sequence[Sample],
+    size: PassSize,
+    config: Config,
+    *,
+    replay: bool = True,
 ) -> list[PackedBatch]:
     if not samples:
         return []
@@ -116,13 +159,13 @@ def _pack(
         multiple=policy.ranks.pp_size if len(policy.chunks) > 1 else 1,  # Megatron's interleaved schedule wants it so
     )
     by_slot = {group.slot: group for group in groups}
-    return [
-        build(by_slot, chosen, share_prompts=config.batch.share_prompts).to(policy.ranks.device)
-        for chosen in dealt[policy.ranks.dp_rank]
+    batches = [
+        build(by_slot, chosen, share_prompts=config.batch.share_prompts) for chosen in dealt[policy.ranks.dp_rank]
     ]
+    return [(one if replay else replace(one, experts=None)).to(policy.ranks.device) for one in batches]
 
 
-def _with(groups: Sequence[Group], values: dict[Key, Floats], change: object) -> list[Group]:
+def _with(groups: Sequence[Group], values: Mapping[Key, Any], change: object) -> list[Group]:
     assert callable(change)
     return [
         group.with_completions(
@@ -135,21 +178,22 @@ def _with(groups: Sequence[Group], values: dict[Key, Floats], change: object) ->
     ]
 
 
-def _encode(values: dict[Key, Floats]) -> bytes:
-    header = json.dumps([[slot, index, len(array)] for (slot, index), array in values.items()]).encode()
-    body = b"".join(array.astype("<f4").tobytes() for array in values.values())
-    return len(header).to_bytes(8, "little") + header + body
+def _encode(values: Mapping[Key, np.ndarray]) -> bytes:
+    little = {key: array.astype(array.dtype.newbyteorder("<")) for key, array in values.items()}
+    header = json.dumps([[*key, array.dtype.str, array.shape] for key, array in little.items()]).encode()
+    return len(header).to_bytes(8, "little") + header + b"".join(array.tobytes() for array in little.values())
 
 
-def _decode(payload: bytes) -> dict[Key, Floats]:
+def _decode(payload: bytes) -> dict[Key, np.ndarray]:
     if not payload:
         return {}
     size = int.from_bytes(payload[:8], "little")
-    result: dict[Key, Floats] = {}
+    result: dict[Key, np.ndarray] = {}
     position = 8 + size
-    for slot, index, length in json.loads(payload[8 : 8 + size]):
-        result[slot, index] = np.frombuffer(payload, "<f4", length, position).astype(np.float32)
-        position += 4 * length
+    for slot, index, kind, shape in json.loads(payload[8 : 8 + size]):
+        array = np.frombuffer(payload, kind, math.prod(shape), position).reshape(shape)
+        result[slot, index] = array.astype(array.dtype.newbyteorder("="))
+        position += array.nbytes
     return result
 
 
@@ -159,17 +203,19 @@ class Reference:
     def __init__(self, policy: Policy) -> None:
         self._weights = [p.detach().cpu().clone() for p in policy.parameters()]
 
-    def logprobs(self, policy: Policy, groups: Sequence[Group], size: PassSize, config: Config) -> dict[Key, Floats]:
-        """Log-probs of all completions under the reference's weights. Collective."""
+    def with_logprobs(self, policy: Policy, groups: Sequence[Group], config: Config) -> list[Group]:
+        """The groups with the log-probs of all completions under the reference's weights, which choose experts
+        themselves. Collective."""
         policy.settle()
         parameters = list(policy.parameters())
         with torch.no_grad():
             current = [p.detach().cpu().clone() for p in parameters]
             try:
                 _copy(parameters, self._weights)
-                return logprob_pass(policy, groups, size, config)
+                passed = logprob_pass(policy, groups, pass_sizes(config)["reference"], config, replay=False)
             finally:
                 _copy(parameters, current)
+        return _with(groups, passed.logprobs, lambda c, v: replace(c, reference_logprobs=v))
 
 
 def _copy(parameters: Sequence[torch.nn.Parameter], values: Sequence[torch.Tensor]) -> None:

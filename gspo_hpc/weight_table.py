@@ -8,7 +8,7 @@ ranks in their order, equally many on each, and cut over expert-tensor-parallel 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,11 +38,18 @@ def padded_vocab_size(arch: Architecture, tp_size: int) -> int:
 
 
 def stage_table(
-    arch: Architecture, first_layer: int, num_layers: int, first: bool, last: bool, ep_size: int = 1
+    arch: Architecture,
+    first_layer: int,
+    num_layers: int,
+    first: bool,
+    last: bool,
+    ep_size: int = 1,
+    fused: bool = False,
 ) -> list[Entry]:
     """All parameters of a pipeline stage that holds layers [first_layer, first_layer + num_layers).
 
-    Those of experts have the names that they have on their rank of `ep_size` expert-parallel ones.
+    Those of experts have the names that they have on their rank of `ep_size` expert-parallel ones. `fused`: names are
+    those of Transformer Engine's layers.
     """
     hidden, vocab = (arch.hidden_size,), (arch.vocab_size, arch.hidden_size)
     table = (
@@ -65,7 +72,25 @@ def stage_table(
             table.append(Entry("output_layer.weight", ("model.embed_tokens.weight",), (vocab,), "vocab"))
         if not arch.tie_word_embeddings:
             table.append(Entry("output_layer.weight", ("lm_head.weight",), (vocab,), "vocab"))
+    if fused:
+        dense = {f"decoder.layers.{i}" for i in range(num_layers) if not arch.has_experts(first_layer + i)}
+        table = [replace(entry, name=_fused_name(entry.name, dense)) for entry in table]
     return table
+
+
+def _fused_name(name: str, dense: set[str]) -> str:
+    """The name of the parameter where norms are joined with the product behind them, and experts with one another."""
+    layer, _, rest = name.partition(".input_layernorm.")
+    if rest:
+        return f"{layer}.self_attention.linear_qkv.layer_norm_{rest}"
+    layer, _, rest = name.partition(".pre_mlp_layernorm.")
+    if rest and layer in dense:
+        return f"{layer}.mlp.linear_fc1.layer_norm_{rest}"
+    layer, _, rest = name.partition(".local_experts.")
+    if rest:
+        number, product, kind = rest.split(".")
+        return f"{layer}.{product}.{kind}{number}"
+    return name
 
 
 def _attention(arch: Architecture, mine: str, theirs: str) -> list[Entry]:
@@ -145,6 +170,14 @@ def shard_shape(entry: Entry, arch: Architecture, size: int) -> tuple[int, ...]:
     if entry.cut == "vocab":
         return (padded_vocab_size(arch, size) // size, *tail)
     return (sum(shape[0] for shape in entry.shapes) // size, *tail)
+
+
+def row_pieces(entry: Entry, shard: torch.Tensor) -> list[tuple[str, tuple[int, ...], torch.Tensor]]:
+    """(name, full shape, piece of the shard) of each Hugging Face tensor that is the pieces of all ranks, one below the
+    other, and then maybe padding; none where the cut is another one."""
+    if entry.cut not in ("gate_up", "vocab"):
+        return []
+    return list(zip(entry.hf, entry.shapes, shard.chunk(len(entry.hf)), strict=True))
 
 
 def to_hf(entry: Entry, shards: torch.Tensor, arch: Architecture) -> list[tuple[str, torch.Tensor]]:

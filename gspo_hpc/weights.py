@@ -1,4 +1,4 @@
-"""Hugging Face tensors <-> this rank's Megatron shards: load, stream to engines, export.
+"""Hugging Face tensors <-> this rank's Megatron shards: load, stream to engines.
 
 Floor 3. ``gspo_hpc.weight_table`` says what belongs where. Loading reads only the tensors a rank needs. Streaming
 gathers parameters in buckets of bounded size, each with one collective over the stages and one over the ranks of a
@@ -8,10 +8,7 @@ stage that share them, so the extra memory is that of a bucket. Every rank must 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,42 +17,14 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from safetensors import safe_open
-from safetensors.torch import save_file
 
+from gspo_hpc.hf_folder import Folder
 from gspo_hpc.model import PackedGPTModel
 from gspo_hpc.model_config import Architecture
-from gspo_hpc.weight_table import Entry, shard_shape, stage_table, to_hf, to_shard
+from gspo_hpc.weight_table import Entry, row_pieces, shard_shape, stage_table, to_hf, to_shard
 
-MAX_SHARD_BYTES = 2 * 1024**3  # of one safetensors file of an export
-BUCKET_BYTES = 64 * 1024**2  # that are gathered at once
-
-
-class Folder:
-    """The safetensors files of a Hugging Face folder as one mapping from name to lazily read tensor."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        index = self.path / "model.safetensors.index.json"
-        if index.exists():
-            files: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        elif (self.path / "model.safetensors").exists():
-            with safe_open(self.path / "model.safetensors", framework="pt") as opened:
-                files = dict.fromkeys(opened.keys(), "model.safetensors")
-        else:
-            raise ValueError(f"model.path {path} has no model.safetensors and no model.safetensors.index.json")
-        self._files = files
-
-    def names(self) -> set[str]:
-        """Names of all tensors."""
-        return set(self._files)
-
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor, as stored. ValueError names a missing one."""
-        if name not in self._files:
-            raise ValueError(f"model.path {self.path}: tensor {name} is missing")
-        with safe_open(self.path / self._files[name], framework="pt") as opened:
-            return opened.get_tensor(name)
+# Bytes that are gathered at once: more of them would fall out of a CPU's caches, fewer leave a GPU's links idle.
+BUCKET_BYTES = {"cpu": 8 * 1024**2, "cuda": 64 * 1024**2}
 
 
 def _table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
@@ -66,6 +35,7 @@ def _table(model: PackedGPTModel, arch: Architecture) -> list[Entry]:
         model.pre_process,
         model.post_process,
         parallel_state.get_expert_model_parallel_world_size(),
+        model.fused,
     )
 
 
@@ -114,16 +84,18 @@ def _is_mine(entry: Entry, arch: Architecture) -> bool:
 
 @torch.no_grad()
 def stream(
-    chunks: Sequence[PackedGPTModel], arch: Architecture, bucket_bytes: int = BUCKET_BYTES
+    chunks: Sequence[PackedGPTModel], arch: Architecture, bucket_bytes: int | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every Hugging Face tensor, full, in a fixed order, on every rank. All ranks must iterate to the end.
 
     A tensor may be a view of a parameter, or of memory that the ones after it are gathered into: use or copy it before
     the next is asked for. Beside what is yielded, this holds two buckets: a rank's own part of what it gathers, and the
-    parts of all; `bucket_bytes` is what the second may have, but for a parameter that is larger by itself.
+    parts of all; `bucket_bytes` (default: BUCKET_BYTES of the device) is what the second may have, but for a parameter
+    that is larger by itself. Gloo takes as much again in each of the threads that gather.
     """
     first = next(iter(chunks[0].parameters()))
-    buffers = _Buffers(first.dtype, first.device)
+    bucket_bytes = bucket_bytes or BUCKET_BYTES[first.device.type]
+    buffers = _Buffers(first.dtype, first.device, bucket_bytes // first.itemsize)
     stages = _stages(chunks, arch)
     my_stage = parallel_state.get_pipeline_model_parallel_rank()
     over_stages = parallel_state.get_pipeline_model_parallel_group()
@@ -139,14 +111,23 @@ def stream(
                     yield from to_hf(entry, parameters[entry.name].detach()[None], arch)
                 continue
             lengths = [math.prod(shape) for shape in shapes]
-            mine = buffers.mine(sum(lengths))
-            if stage == my_stage:
-                own = (entry for entry in bucket.entries if _is_mine(entry, arch))
-                for entry, part in zip(own, mine.split(lengths), strict=True):
+            own = [entry for entry in bucket.entries if stage == my_stage and _is_mine(entry, arch)]
+            if len(own) == 1:  # as it is
+                mine = parameters[own[0].name].detach().view(-1)
+            else:
+                mine = buffers.mine(sum(lengths), size)
+                for entry, part in zip(own, mine.split(lengths), strict=False):
                     part.view_as(parameters[entry.name]).copy_(parameters[entry.name])
             if over_stages.size() > 1:
                 dist.broadcast(mine, source, group=over_stages)
             whole = mine[None]
+            rows = row_pieces(bucket.entries[0], mine.view(shapes[0])) if size > 1 and len(bucket.entries) == 1 else ()
+            for name, shape, piece in rows:  # gathered by itself, it is whole where it comes to lie
+                gathered = buffers.whole(size * piece.numel())
+                dist.all_gather_into_tensor(gathered, piece.view(-1), group=bucket.group)
+                yield name, gathered.view(-1, *shape[1:])[: shape[0]]
+            if rows:
+                continue
             if size > 1:
                 whole = buffers.whole(size * sum(lengths))
                 dist.all_gather_into_tensor(whole, mine, group=bucket.group)
@@ -194,19 +175,20 @@ def _buckets(table: Sequence[Entry], arch: Architecture, itemsize: int, limit: i
 class _Buffers:
     """Memory that buckets are gathered into, kept from one to the next."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, usual: int) -> None:
+        self._usual = usual  # elements: taken at once, for one place after the other would leave the first ones empty
         self._mine = self._whole = torch.empty(0, dtype=dtype, device=device)
 
-    def mine(self, count: int) -> torch.Tensor:
-        """For this rank's part."""
+    def mine(self, count: int, share: int) -> torch.Tensor:
+        """For this rank's part, of `share` ones."""
         if self._mine.numel() < count:
-            self._mine = self._mine.new_empty(count)
+            self._mine = self._mine.new_empty(max(count, self._usual // share))
         return self._mine[:count]
 
     def whole(self, count: int) -> torch.Tensor:
         """For the parts of all ranks."""
         if self._whole.numel() < count:
-            self._whole = self._whole.new_empty(count)
+            self._whole = self._whole.new_empty(max(count, self._usual))
         return self._whole[:count]
 
 
@@ -224,65 +206,6 @@ def _stages(chunks: Sequence[PackedGPTModel], arch: Architecture) -> list[tuple[
     for place in places:
         rank, number = place
         first, count = layers[number, rank].tolist()
-        table = stage_table(arch, first, count, place == places[0], place == places[-1], ep_size)
+        table = stage_table(arch, first, count, place == places[0], place == places[-1], ep_size, chunks[0].fused)
         stages.append((rank, number, table))
     return stages
-
-
-def export(chunks: Sequence[PackedGPTModel], arch: Architecture, source: str | Path, out: Path) -> None:
-    """Write the weights with the configuration and tokenizer of `source` as a Hugging Face folder. One rank only.
-
-    The folder appears whole or not at all; one that exists and is not empty is refused.
-    """
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} exists and is not empty: give another folder, or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
-        staging = Path(name) / out.name
-        staging.mkdir()
-        dtype = _write_shards(stream(chunks, arch), staging)
-        for path in sorted(Path(source).iterdir()):
-            if path.is_file() and not path.name.startswith("model") and path.suffix not in (".safetensors", ".bin"):
-                shutil.copyfile(path, staging / path.name)
-        settings = json.loads((staging / "config.json").read_text("utf-8"))
-        settings.pop("torch_dtype", None)
-        (staging / "config.json").write_text(json.dumps(settings | {"dtype": dtype}, indent=2) + "\n", "utf-8")
-        if out.exists():
-            out.rmdir()
-        staging.rename(out)
-
-
-def _write_shards(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> str:
-    """Safetensors files of bounded size, with an index where there is more than one. The dtype's name."""
-    shards: list[list[str]] = []
-    pending: dict[str, torch.Tensor] = {}
-    size = total = 0
-    dtype = ""
-
-    def flush() -> None:
-        save_file(pending, folder / f"part-{len(shards):05d}", metadata={"format": "pt"})
-        shards.append(list(pending))
-        pending.clear()
-
-    for name, tensor in tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        if pending and size + nbytes > MAX_SHARD_BYTES:
-            flush()
-            size = 0
-        pending[name] = tensor.detach().cpu().contiguous().clone()
-        size += nbytes
-        total += nbytes
-        dtype = str(tensor.dtype).removeprefix("torch.")
-    flush()
-    if len(shards) == 1:
-        (folder / "part-00000").rename(folder / "model.safetensors")
-        return dtype
-    index: dict[str, str] = {}
-    for number, names in enumerate(shards):
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        (folder / f"part-{number:05d}").rename(folder / file)
-        index |= dict.fromkeys(names, file)
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1) + "\n", "utf-8"
-    )
-    return dtype

@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(run_dir: Path, flag: StopFlag) -> int:
+    from gspo_hpc import config_file, debugging
     from gspo_hpc.rundir import RunDir
 
     for name, slurms in _RANK_FROM_SLURM.items():
@@ -92,6 +93,8 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     mark = os.environ[orphans.MARK]
     leftovers.claim(mark)
     try:
+        if config_file.load(attempt.config).tracking.debug:
+            debugging.switch_on(os.environ)
         from gspo_hpc import jobs  # only now: what libraries say on import belongs into the log
 
         with leftovers.temporary_folder(mark):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling
+from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling, told_experts
 from gspo_hpc.records import Group, Prompt
 
 EOS = 2
@@ -190,6 +191,17 @@ def test_new_weights_count_and_old_ones_come_back_exactly(
     assert bits(generate(engine, [0, 1])) == {slot: bits(baseline)[slot] for slot in (0, 1)}
 
 
+def test_experts_are_those_of_the_tokens_that_were_computed() -> None:
+    """vLLM's CPU build tells none, so its answer is made by hand here: a row for all tokens but the last one."""
+    rows = np.arange(6 * 2 * 2, dtype=np.uint8).reshape(6, 2, 2)
+    answer = SimpleNamespace(token_ids=[7, 8, 9], routed_experts=rows)
+    prompt, completion = told_experts(answer, 4)
+    assert np.array_equal(prompt, rows[:4]) and np.array_equal(completion, rows[4:])
+    for told, text in ((None, "no experts"), (rows[:5], "the experts of 5 tokens")):
+        with pytest.raises(RuntimeError, match=f"{text} where it computed 6: moe.router_replay=old_logprobs"):
+            told_experts(SimpleNamespace(token_ids=[7, 8, 9], routed_experts=told), 4)
+
+
 def test_the_engine_lives_apart_from_its_owner(engine: Engine, settings: EngineSettings) -> None:
     (pid,) = engine.pids()
     assert os.getpgid(pid) == pid != os.getpgrp()
@@ -287,7 +299,8 @@ def test_wrong_settings_are_told_in_one_line(settings: EngineSettings, arguments
 OWNER = """
 import os, signal, sys
 from pathlib import Path
-from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling
+from types import SimpleNamespace
+from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling, told_experts
 from gspo_hpc.records import Prompt
 import numpy as np
 

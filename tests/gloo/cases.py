@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
 import shutil
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from gspo_hpc import algorithms, checkpoint, model_config, pipeline, sync, update, weights
+from gspo_hpc import algorithms, checkpoint, convert, model_config, pipeline, sync, update, weights
+from gspo_hpc.accelerator import Accelerator
+from gspo_hpc.collective_time import CollectiveTime
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
 from gspo_hpc.engine import Engine, EngineSettings
-from gspo_hpc.pipeline import Abandoned, Policy, StepResult
+from gspo_hpc.meter import Meter
+from gspo_hpc.pipeline import Abandoned, StepResult
 from gspo_hpc.plan import pass_sizes
+from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import Ranks, barrier, drop_layout, start, stop
 from gspo_hpc.records import Completion, Group, Prompt
 from gspo_hpc.saver import Saver
@@ -82,21 +90,63 @@ def logprobs(model: str, world: int, **sections: Any) -> Arrays:
     """Log-probs of all completions, in slot and index order."""
     settings = config(model, world, **sections)
     made, _ = policy(settings)
-    values = update.logprob_pass(made, groups(), pass_sizes(settings)["update"], settings)
-    return {f"{slot}-{index}": array for (slot, index), array in values.items()}
+    passed = update.logprob_pass(made, groups(), pass_sizes(settings)["update"], settings)
+    return {f"{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
 
 
-def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank: int = -1, **sections: Any) -> Arrays:
+def given_experts(rollout: list[Group], model: str) -> list[Group]:
+    """The groups with experts for every token that no router would choose so."""
+    arch = model_config.read(model)
+    assert arch.experts is not None
+    rng = np.random.default_rng(5)
+
+    def draw(tokens: int) -> np.ndarray:
+        ranked = rng.random((tokens, arch.num_layers, arch.experts.count)).argsort(-1)
+        return ranked[..., : arch.experts.top_k].astype(np.uint8)
+
+    return [
+        replace(
+            group,
+            prompt_experts=draw(len(group.prompt.tokens)),
+            completions=tuple(replace(c, experts=draw(len(c.tokens) - 1)) for c in group.completions),
+        )
+        for group in rollout
+    ]
+
+
+def routed(model: str, world: int, **sections: Any) -> Arrays:
+    """Log-probs with experts that are given and with the router's own, and which those are."""
+    settings = config(model, world, **sections)
+    made, _ = policy(settings)
+    size, rollout = pass_sizes(settings)["update"], groups()
+    given = update.logprob_pass(made, given_experts(rollout, model), size, settings)
+    own = update.logprob_pass(made, rollout, size, settings, record=True)
+    again = update.logprob_pass(made, given_experts(rollout, model), size, settings, replay=False)
+    arrays = {f"given/{slot}-{index}": array for (slot, index), array in given.logprobs.items()}
+    arrays |= {f"own/{slot}-{index}": array for (slot, index), array in own.logprobs.items()}
+    arrays |= {f"refused/{slot}-{index}": array for (slot, index), array in again.logprobs.items()}
+    return arrays | {f"experts/{slot}-{index}": array for (slot, index), array in own.experts.items()}
+
+
+def steps(
+    model: str,
+    world: int,
+    count: int = 3,
+    nan_rank: int = -1,
+    stop_rank: int = -1,
+    given: bool = False,
+    **sections: Any,
+) -> Arrays:
     """Losses, gradient norms and all weights after `count` optimizer steps on one rollout.
 
     `stop_rank`: a rank that is asked to stop in a log-prob pass and in a step before those, after a micro-batch.
+    `given`: tokens go to experts that are given.
     """
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
     objective = algorithms.resolve(settings.algorithm)
-    rollout = groups()
-    values = update.logprob_pass(made, rollout, pass_sizes(settings)["old_logprobs"], settings)
-    rollout = update.with_old_logprobs(rollout, values)
+    rollout = given_experts(groups(), model) if given else groups()
+    rollout = update.with_old_logprobs(made, rollout, rollout, settings)
     results: list[StepResult] = []
     scales: list[float] = []
     if stop_rank >= 0:
@@ -120,6 +170,7 @@ def steps(model: str, world: int, count: int = 3, nan_rank: int = -1, stop_rank:
     arrays["overflowed"] = np.array([r.overflowed for r in results])
     arrays["loss_scale"] = np.array(scales)
     arrays["skipped"] = np.array([r.skipped for r in results])
+    arrays |= {name: np.array([r.experts[name] for r in results]) for name in results[0].experts}
     return arrays
 
 
@@ -268,6 +319,112 @@ def _empty(folder: Path, ranks: Ranks) -> Path:
     return folder
 
 
+def lent(model: str, world: int, **sections: Any) -> Arrays:
+    """Weights after two steps between which the memory is lent again and again, and what that has freed."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    objective = algorithms.resolve(settings.algorithm)
+    rollout = update.with_old_logprobs(made, groups(), groups(), settings)
+    size = pass_sizes(settings)["update"]
+    freed = []
+    for _ in range(2):
+        freed.append(made.lend())
+        empty = sum(p.untyped_storage().nbytes() for p in made.parameters())
+        assert empty == 0, empty
+        update.logprob_pass(made, rollout, size, settings)  # with the weights alone
+        assert made.lent[1].asleep and not made.lent[0].asleep
+        freed.append(made.lend())
+        assert update.step(made, rollout, objective, settings) is not None
+        freed.append(made.lend())
+        made.lend()  # what is lent can be lent again
+    held = sum(p.nbytes for p in made.parameters())
+    return {name: tensor.float().numpy().copy() for name, tensor in made.stream()} | {
+        "freed": np.array(freed),
+        "held": np.array([held]),
+    }
+
+
+def streamed(model: str, world: int, **sections: Any) -> Arrays:
+    """How much memory it takes to look at all weights in turn, in bytes, on the rank that it takes most."""
+    made, ranks = policy(config(model, world, **sections))
+    device = Accelerator(ranks.device)
+    grown = []
+    for _ in range(2):  # the first time, connections take some
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed before is not there to be used again
+        barrier(ranks.device)
+        device.reset_peak()
+        before = device.peak_memory()
+        total = sum(tensor.nbytes for _, tensor in made.stream())
+        grown.append(device.peak_memory() - before)
+    value = torch.tensor(grown[1:])
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return {"grown": value.numpy(), "total": np.array([total])}
+
+
+LENGTHS = (1024, 2048, 4096)  # tokens
+
+
+def long(model: str, world: int, **sections: Any) -> Arrays:
+    """How much memory the log-prob pass and the update take for samples of LENGTHS tokens, in bytes."""
+    settings = config(model, world, batch={"micro_batch_tokens": 8192}, **sections)
+    made, ranks = policy(settings)
+    objective, device = algorithms.resolve(settings.algorithm), Accelerator(ranks.device)
+    size = pass_sizes(settings)["update"]
+    grown: dict[str, list[int]] = {"logprobs": [], "update": []}
+    for length in (LENGTHS[0], *LENGTHS):  # the first time, memory is found that the others use again
+        (group,) = groups(count=1, samples=2)
+        one, other = group.completions
+        tokens = np.random.default_rng(length).integers(0, 90, length).astype(np.int32)
+        one = replace(one, tokens=tokens, logprobs=np.full(length, -4.0, np.float32), advantage=1.0)
+        rollout = [group.with_completions((one, replace(other, advantage=-1.0)))]
+        for name, work in (
+            ("logprobs", lambda rollout=rollout: update.logprob_pass(made, rollout, size, settings)),
+            ("update", lambda rollout=rollout: update.step(made, rollout, objective, settings)),
+        ):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+            device.reset_peak()
+            before = device.peak_memory()
+            work()
+            grown[name].append(device.peak_memory() - before)
+    return {name: np.array(values[1:]) for name, values in grown.items()}
+
+
+def converted(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """How much memory it takes to make a checkpoint of a model, and a Hugging Face folder of that, in bytes."""
+    settings = config(model, world, **sections)
+    ranks = start(settings)
+    arch, device = model_config.read(model), Accelerator(ranks.device)
+    shards = Path(folder) / "checkpoint" / "megatron"
+    shards.mkdir(parents=True)
+    grown = []
+    for work in (
+        lambda: convert.from_hugging_face(arch, settings, shards),
+        lambda: convert.to_hugging_face(shards, arch, settings, Path(folder) / "again"),
+    ):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        device.reset_peak()
+        before = device.peak_memory()
+        work()
+        grown.append(device.peak_memory() - before)
+    return {"grown": np.array(grown), "dtype": np.array([convert.dtype_of(shards)])}
+
+
+def to_folder(model: str, world: int, folder: str, out: str) -> Arrays:
+    """What ranks of any layout have saved as a Hugging Face folder; and what is said of another model's checkpoint."""
+    settings = config(model, world)
+    start(settings)
+    arch = model_config.read(model)
+    shards = Path(folder) / "megatron"
+    convert.to_hugging_face(shards, arch, settings, Path(out))
+    said = []
+    for other in (replace(arch, qk_norm=not arch.qk_norm), replace(arch, num_layers=arch.num_layers * 2)):
+        with contextlib.suppress(ValueError):
+            convert.to_hugging_face(shards, other, settings, Path(f"{out}-other"))
+            said.append("it did not refuse")
+    assert not Path(f"{out}-other").exists()
+    return {"said": np.array(said)}
+
+
 def full(model: str, world: int, folder: str) -> Arrays:
     """Whether a save that finds no room says so in one line: files may have no more than a page here."""
     made, _ = policy(config(model, world))
@@ -286,13 +443,58 @@ def full(model: str, world: int, folder: str) -> Arrays:
 def exported(model: str, world: int, **sections: Any) -> Arrays:
     """Every Hugging Face tensor after a load: equal to the file bit for bit."""
     made, _ = policy(config(model, world, **sections))
-    return {name: tensor.numpy().copy() for name, tensor in made.stream()}
+    found = {name: tensor.numpy().copy() for name, tensor in made.stream()}
+    for limit in (1, 20_000):  # bytes: every parameter by itself, and some together
+        again = {name: tensor.numpy().copy() for name, tensor in weights.stream(made.chunks, made.arch, limit)}
+        assert again.keys() == found.keys() and all(np.array_equal(again[name], found[name]) for name in found), limit
+    return found
+
+
+def metered(model: str, world: int) -> Arrays:
+    """What the meter says of a step before which rank 1 sleeps within the phase: rank 0 waits for it."""
+    settings = config(model, world)
+    made, ranks = policy(settings)
+    meter = Meter(CollectiveTime("cpu"), Accelerator(ranks.device), ranks.device)
+    meter.begin(watch_memory=True)
+    rollout, objective = groups(), algorithms.resolve(settings.algorithm)
+    made.flops.clear()
+    barrier(ranks.device)
+    with meter.phase("update"):
+        if ranks.rank == 1:
+            time.sleep(1.0)
+        assert update.step(made, rollout, objective, settings) is not None
+    measured = meter.measured(made.flops["update"])
+    share = measured.shares["update"]
+    assert measured.table(3).splitlines()[1].split()[0] == "update"
+    return {
+        "phases": np.array(list(measured.shares)),
+        "share": np.array([share.seconds, share.computing, share.communicating, share.waiting, share.peak_memory]),
+        "metrics": np.array(sorted(measured.metrics())),
+        "flops": np.array([made.flops["update"], measured.flops_per_second * share.seconds]),
+    }
 
 
 def main() -> None:
     """All cases of one file of work on this rank, in turn; rank 0 writes one .npz a case."""
     functions: dict[str, Callable[..., Arrays]] = {
-        f.__name__: f for f in (logprobs, steps, roundtrip, saved, loaded, probed, full, exported)
+        f.__name__: f
+        for f in (
+            logprobs,
+            routed,
+            steps,
+            roundtrip,
+            saved,
+            loaded,
+            probed,
+            full,
+            exported,
+            metered,
+            lent,
+            streamed,
+            long,
+            converted,
+            to_folder,
+        )
     }
     for out, case, arguments in json.loads(Path(sys.argv[1]).read_text()):
         arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **arguments)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from tests.gloo.layouts import Arrays, run_all
 from tools.make_random_model import make_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -58,10 +59,13 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def make(folder: Path, family: str, tied: bool, rope: str = "default") -> Path:
+LARGE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16}  # 160 MB, in equal layers
+
+
+def make(folder: Path, family: str, tied: bool, rope: str = "default", **sizes: int) -> Path:
     """A random model of the family: biases and norms too are random."""
     kind = KINDS[family]
-    settings = SIZES | OWN.get(family, {})
+    settings = SIZES | OWN.get(family, {}) | sizes
     theta = {"rope_parameters": {"rope_theta": settings["rope_theta"], "rope_type": rope, **ROPES[rope]}}
     settings = {key: value for key, value in settings.items() if key != "rope_theta"} | theta
     torch.manual_seed(7)
@@ -72,7 +76,7 @@ def make(folder: Path, family: str, tied: bool, rope: str = "default") -> Path:
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(folder)
-    make_tokenizer(SIZES["vocab_size"]).save_pretrained(folder)
+    make_tokenizer(settings["vocab_size"]).save_pretrained(folder)
     return folder
 
 
@@ -89,4 +93,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for family, rope in (("llama", "linear"), ("llama", "llama3"), ("qwen3", "yarn")):
         found[f"{family}-{rope}"] = make(root / f"{family}-{rope}", family, True, rope)
+    found["llama-wide"] = make(root / "wide", "llama", True, vocab_size=16384)
+    found["llama-large"] = make(root / "large", "llama", False, **LARGE)
     return found
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the cases put what they write."""
+    return tmp_path_factory.mktemp("gloo")
+
+
+@pytest.fixture(scope="session")
+def results(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
+    """The arrays of every case of this folder."""
+    return run_all(models, folder)

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from gspo_hpc import leftovers
 
 # What may differ between equal runs: time, and what is made again after a death, a sync's probe included.
-TIMING = ("seconds", "tokens_per_s", "time", "attempt", "engine_restarts", "passes")
+TIMING = ("seconds", "tokens_per_s", "tflops", "communication", "time", "attempt", "engine_restarts", "passes")
 
 STEPS = 8
 OVERRIDES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -18,6 +19,13 @@ from tests.run import harness
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     """`gspo-hpc` with these arguments."""
     line = [sys.executable, "-m", "gspo_hpc.cli", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)
+
+
+def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`tools/convert_checkpoint.py` with these arguments."""
+    tool = Path(__file__).parents[2] / "tools" / "convert_checkpoint.py"
+    line = [sys.executable, str(tool), *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)
 
 
@@ -48,12 +56,74 @@ def test_export_answers_as_the_run_did(uninterrupted: Path, tmp_path: Path) -> N
         assert tokenizer.decode(answer, skip_special_tokens=True) == row["completion"]
 
 
+def test_the_converter_writes_what_export_writes(uninterrupted: Path, tmp_path: Path) -> None:
+    exported = harness.export(uninterrupted, tmp_path / "exported")
+    checkpoint = uninterrupted / "checkpoints" / f"{harness.STEPS:06d}"
+    done = convert(
+        "to-hf", "--checkpoint", checkpoint, "--model", tmp_path / "exported", "--out", tmp_path / "converted"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "exported/model.safetensors").read_bytes() == (
+        tmp_path / "converted/model.safetensors"
+    ).read_bytes()
+    assert exported
+
+
+def test_the_converter_refuses_in_a_line(uninterrupted: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    for arguments, said in (
+        (("to-hf", "--checkpoint", tmp_path, "--model", model, "--out", tmp_path / "a"), "COMMITTED is missing"),
+        (("from-hf", "--model", model, "--out", tmp_path), "exists: give another folder"),
+        (("from-hf", "--model", model, "--out", tmp_path / "b"), "has no config.json"),
+    ):
+        done = convert(*arguments)
+        assert done.returncode == 2 and done.stdout == ""
+        assert said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_engine_and_trainer_agreed_after_every_sync(uninterrupted: Path) -> None:
     records = [record for record in harness.metrics(uninterrupted) if record.get("update") == 0]
     assert len(records) == harness.STEPS // 2
     assert all(0.0 < record["probe_gap_max"] <= 1e-3 for record in records)
     assert all(record["probe_gap_mean"] <= 1e-4 for record in records)
     assert all(np.isfinite(record["gap_max"]) for record in records if not record["empty"])
+
+
+def test_a_step_that_was_traced(uninterrupted: Path) -> None:
+    """A trace of each rank, which has the phases in it, and a table of them."""
+    folder = uninterrupted / "attempts" / "0001" / "traces"
+    ranks = (0, 1)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *(f"step-000003-rank-{rank}.json.gz" for rank in ranks),
+        "step-000003.txt",
+    ]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for rank in ranks:
+        path = folder / f"step-000003-rank-{rank}.json.gz"
+        assert path.stat().st_mode & 0o777 == 0o600
+        names = {event.get("name") for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+        assert {"sync", "generate", "old_logprobs", "update", "aten::mm"} <= names
+    table = (folder / "step-000003.txt").read_text().splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["sync", "generate", "old_logprobs", "update", "save"]
+    assert table[0].split() == ["step", "3", "seconds", "computing", "communicating", "waiting", "peak", "GiB"]
+    for line in table[1:]:
+        seconds, computing, communicating, waiting, peak = map(float, line.split()[1:])
+        assert computing + communicating + waiting <= seconds + 0.01 and peak > 0.1
+
+
+def test_every_step_tells_communication_from_computation(uninterrupted: Path) -> None:
+    records = [record for record in harness.metrics(uninterrupted) if record["step"] and not record["empty"]]
+    assert records
+    for record in records:
+        assert record["communication_over_computation"] > 0.0 and record["update_tflops"] > 0.0
+        assert 0.0 < record["seconds/communication"] < record["seconds"] and record["seconds/waiting"] >= 0.0
+
+
+def test_the_debug_switch_reaches_every_rank(uninterrupted: Path) -> None:
+    for rank in (0, 1):
+        log = (uninterrupted / "attempts" / "0001" / f"rank-{rank}.log").read_text(errors="replace")
+        assert "debug level is set to DETAIL" in log
 
 
 def test_report_is_one_page(uninterrupted: Path, tmp_path: Path) -> None:

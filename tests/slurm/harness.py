@@ -67,6 +67,10 @@ class Cluster:
     def start_controller(self) -> None:
         """It comes back, and knows what it knew."""
         self._start(["slurmctld", "-f", os.environ["SLURM_CONF"]])
+        deadline = time.monotonic() + 30.0
+        while b"UP" not in subprocess.run(["scontrol", "ping"], capture_output=True, check=False).stdout:
+            assert time.monotonic() < deadline, "slurmctld does not answer"
+            time.sleep(0.1)
 
     def lose(self, node: str) -> None:
         """kill -9 of a node's slurmd and of all that runs on it, of this Slurm and no other on the machine."""

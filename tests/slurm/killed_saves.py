@@ -26,7 +26,7 @@ import torch
 
 from gspo_hpc import checkpoint, commit, config_file, model_config
 from gspo_hpc.direct import BLOCK
-from gspo_hpc.pipeline import Policy
+from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import start
 from gspo_hpc.saver import Saver
 

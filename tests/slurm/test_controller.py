@@ -21,7 +21,7 @@ def test_the_controller_is_restarted(cluster: Cluster, submit: Submit, undisturb
     cluster.stop_controller()
     later = threading.Timer(15.0, cluster.start_controller)  # longer than sbatch waits
     later.start()
-    run = submit()
+    run = submit(grader_seconds=0.5)  # a rollout must last longer than the controller is away
     later.join()
     comment = json.loads((run.run_dir / "jobs" / "0001" / "job.json").read_text())["comment"]
     assert [job_id for job_id, theirs in slurm_commands.own_jobs() if theirs == comment] == [run.job_id]

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc import batch as batch_module
-from gspo_hpc.batch import OPENING, build, split_by_sample
+from gspo_hpc.attention import seen_keys
+from gspo_hpc.batch import OPENING, build, split_by_sample, split_experts
 from gspo_hpc.packing import Sample
 from gspo_hpc.records import Completion, Group, Prompt
 
@@ -32,11 +33,14 @@ def group(
             advantage=float(rng.standard_normal()),
             old_logprobs=rng.standard_normal(n).astype(np.float32),
             reference_logprobs=rng.standard_normal(n).astype(np.float32),
+            experts=rng.integers(0, 300, (n - 1, 3, 2)).astype(np.uint16),
         )
         for i, n in enumerate(lengths)
     )
     prompt = np.concatenate((np.arange(opening), rng.integers(1 << 20, 1 << 30, prompt_len))).astype(np.int32)
-    return Group(slot, Prompt(0, prompt, "", {}), completions)
+    experts = rng.integers(0, 300, (opening + prompt_len, 3, 2)).astype(np.uint16)
+    experts[:opening] = np.arange(opening)[:, None, None]  # alike, too
+    return Group(slot, Prompt(0, prompt, "", {}), completions, experts)
 
 
 @st.composite
@@ -79,6 +83,9 @@ def test_every_token_is_where_it_belongs(made: tuple[dict[int, Group], list[Samp
         assert batch.positions[start : start + fed].tolist() == list(
             range(len(prompt), len(prompt) + len(response) - 1)
         )
+        assert batch.experts is not None and groups[slot].prompt_experts is not None
+        assert np.array_equal(batch.experts[place].numpy(), groups[slot].prompt_experts)
+        assert np.array_equal(batch.experts[start : start + fed].numpy(), completion.experts)
         a, b = batch.cu_seqlens[s : s + 2].tolist()
         assert batch.targets[a:b].tolist() == response
         # Each response token is predicted from the token before it, at the position before it.
@@ -98,12 +105,37 @@ def test_every_token_is_where_it_belongs(made: tuple[dict[int, Group], list[Samp
         starts.setdefault(slot, set()).add(prompt_start)
         covered |= set(range(prompt_start, prompt_start + prompt_len)) | set(range(start, start + fed))
     assert covered == set(range(len(batch.tokens)))  # no padding
+    assert seen_keys(batch.segments) == int((batch.positions + 1).sum())  # every token sees what is before it
     slots = [slot for slot, _ in batch.keys]
     if share:
         assert all(len(found) == 1 for found in starts.values())
         assert sum(a != b for a, b in zip(slots, slots[1:], strict=False)) == len(starts) - 1  # adjacent rows
     else:
         assert sum(map(len, starts.values())) == len(samples)
+
+
+@given(batches(), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_experts_go_back_to_their_completions(made: tuple[dict[int, Group], list[Sample]], share: bool) -> None:
+    groups, samples = made
+    batch = build(groups, samples, share)
+    assert batch.experts is not None
+    found = split_experts(batch.experts.int(), batch)
+    assert found.keys() == {key for s in samples for key in ((s.group, s.index), (s.group, -1))}
+    for (slot, index), array in found.items():
+        expected = groups[slot].prompt_experts if index < 0 else groups[slot].completions[index].experts
+        assert expected is not None and array.shape == expected.shape and np.array_equal(array, expected)
+
+
+def test_tokens_whose_experts_are_not_known() -> None:
+    made = group(0, 4, [4, 3], 0)
+    without = dataclasses.replace(made.completions[1], experts=None)
+    samples = [Sample(0, 0, 4, 4), Sample(0, 1, 4, 3)]
+    batch = build({0: made.with_completions((made.completions[0], without))}, samples, True)
+    assert batch.experts is not None
+    assert (batch.experts[:7] >= 0).all() and (batch.experts[7:] == -1).all()
+    nobody = dataclasses.replace(made, prompt_experts=None).with_completions((without, without))
+    assert build({0: nobody}, [Sample(0, 0, 4, 3)], True).experts is None
 
 
 def test_the_picture_in_the_legend() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.model_config import SUPPORTED, Architecture, Experts, Rope
-from gspo_hpc.weight_table import shard_shape, stage_table, to_hf, to_shard
+from gspo_hpc.weight_table import row_pieces, shard_shape, stage_table, to_hf, to_shard
 
 
 @st.composite
@@ -52,6 +54,11 @@ def test_there_and_back(data: st.DataObject, ranks: int) -> None:
         assert found.keys() == set(entry.hf)
         for name, tensor in zip(entry.hf, tensors, strict=True):
             assert torch.equal(found[name], tensor), name
+        pieces = [row_pieces(entry, shard) for shard in shards]
+        for row in zip(*pieces, strict=True):
+            (name,), (shape,) = {name for name, _, _ in row}, {shape for _, shape, _ in row}
+            assert torch.equal(torch.cat([piece for _, _, piece in row])[: shape[0]], tensors[entry.hf.index(name)])
+        assert len(pieces[0]) in (0, len(entry.hf))
         names += entry.hf
     assert len(names) == len(set(names))
 
@@ -67,3 +74,27 @@ def test_stages_hold_the_whole_model_between_them(data: st.DataObject, cut: int)
     whole = [name for entry in stage_table(arch, 0, arch.num_layers, True, True) for name in entry.hf]
     parts = [name for entry in (*first, *last) for name in entry.hf]
     assert sorted(parts) == sorted([*whole, *(["model.embed_tokens.weight"] if arch.tie_word_embeddings else [])])
+
+
+@given(st.data(), st.sampled_from([1, 2, 4]))
+@settings(max_examples=30, deadline=None)
+def test_names_in_fused_layers(data: st.DataObject, ep_size: int) -> None:
+    """The same parameters in the same order, under the names of Transformer Engine's modules in Megatron-Core."""
+    arch = data.draw(architectures(1))
+    plain = stage_table(arch, 0, arch.num_layers, True, True, ep_size)
+    fused = stage_table(arch, 0, arch.num_layers, True, True, ep_size, fused=True)
+    assert [replace(entry, name="") for entry in fused] == [replace(entry, name="") for entry in plain]
+    per_rank = arch.experts.count // ep_size if arch.experts else 0
+    for entry, before in zip(fused, plain, strict=True):
+        layer = f"decoder.layers.{before.name.split('.')[2]}" if "layers" in before.name else ""
+        if before.name.endswith("input_layernorm.weight"):
+            assert entry.name == f"{layer}.self_attention.linear_qkv.layer_norm_weight"
+        elif before.name.endswith("pre_mlp_layernorm.weight"):
+            experts = arch.has_experts(int(before.name.split(".")[2]))
+            kept = f"{layer}.pre_mlp_layernorm.weight"
+            assert entry.name == (kept if experts else f"{layer}.mlp.linear_fc1.layer_norm_weight")
+        elif entry.expert is not None:
+            product = before.name.split(".")[-2]
+            assert entry.name == f"{layer}.mlp.experts.{product}.weight{entry.expert % per_rank}"
+        else:
+            assert entry.name == before.name

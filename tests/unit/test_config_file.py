@@ -247,6 +247,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(st.dictionaries(words, words, max_size=3))
             elif base == tuple[str, ...]:
                 value = draw(st.lists(st.from_regex("[a-z]{1,5}", fullmatch=True), max_size=3))
+            elif base == tuple[int, ...]:
+                value = draw(st.lists(st.integers(1, 10**9), max_size=3))
             elif typing.get_origin(base) is dict:
                 value = draw(st.dictionaries(words, plain, max_size=3))
             elif typing.get_origin(base) is tuple:
@@ -298,6 +300,14 @@ def test_difference_names_key_old_and_new() -> None:
     one = from_dict({"reward": {"functions": [{"function": "a"}]}})
     (row,) = difference(Config(), one)
     assert row[0] == "reward.functions" and row[2][0]["function"] == "a"
+
+
+def test_lists_of_numbers() -> None:
+    assert load(None, ["tracking.profile_steps=[3, 10]"]).tracking.profile_steps == (3, 10)
+    with pytest.raises(ConfigError, match=r"profile_steps must be a whole number; found 'x'"):
+        load(None, ["tracking.profile_steps=[x]"])
+    with pytest.raises(ConfigError, match="profile_steps must be 1 or more; found 0"):
+        load(None, ["tracking.profile_steps=[0]"])
 
 
 def test_what_may_change_between_attempts() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,10 @@ def make_group(slot: int, text: str = "1 + 1", seed: int = 3) -> Group:
     tokens = np.array([slot, 2**31 - 1, -1], dtype=np.int32)
     logprobs = np.array([-0.1, np.nan, -np.inf], dtype=np.float32)
     completion = Completion(tokens, logprobs, f"line\nbreak {text}", "stop", seed, reward=0.1, old_logprobs=logprobs)
-    return Group(slot, Prompt(slot, tokens, text, {"answer": "ä\u2028"}), (completion,))
+    few = np.arange(12, dtype=np.uint8).reshape(2, 3, 2)
+    many = np.array([[[256, 65535]]], dtype=np.uint16)
+    prompt = Prompt(slot, tokens, text, {"answer": "ä\u2028"})
+    return Group(slot, prompt, (replace(completion, experts=few), completion), many)
 
 
 def lines(groups: dict[int, Group]) -> dict[int, str]:
@@ -45,6 +49,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, dict
     groups = [make_group(slot) for slot in range(3)]
     path = write(folder, 0, groups)
     return path, path.read_bytes(), {group.slot: group.to_json() for group in groups}
+
+
+def test_experts_keep_their_shape_and_width(written: tuple[Path, bytes, dict[int, str]]) -> None:
+    group = read_journals(written[0].parent, PRINT)[0]
+    expected = make_group(0)
+    for array, wanted in (
+        (group.prompt_experts, expected.prompt_experts),
+        (group.completions[0].experts, expected.completions[0].experts),
+    ):
+        assert array is not None and wanted is not None
+        assert array.dtype == wanted.dtype and array.shape == wanted.shape and np.array_equal(array, wanted)
+    assert group.completions[1].experts is None
 
 
 def test_all_writers_come_back_bit_for_bit(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
-from gspo_hpc.plan import make_plan
+from gspo_hpc.plan import make_plan, router_replay
 
 
 def sizes(mbs: int, gbs: int, spg: int, group: int) -> dict[str, int]:
@@ -185,6 +185,29 @@ def test_experts_on_tensor_parallel_ranks_need_sequence_parallelism(tmp_path: Pa
     assert with_model(tmp_path, tp | {"sequence_parallel": True}, num_experts=8) == set()
 
 
+@pytest.mark.parametrize(
+    ("asked", "platform", "whose"),
+    [
+        ("off", "cuda", "off"),
+        ("auto", "cuda", "rollout"),
+        ("auto", "cpu", "old_logprobs"),
+        ("rollout", "cuda", "rollout"),
+        ("old_logprobs", "cuda", "old_logprobs"),
+    ],
+)
+def test_whose_experts_are_repeated(asked: str, platform: str, whose: str) -> None:
+    assert router_replay(from_dict({"moe": {"router_replay": asked}, "cluster": {"platform": platform}})) == whose
+
+
+def test_the_engine_on_the_cpu_does_not_tell_its_experts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | {"num_experts": 8}))
+    on_cpu = {"cluster": {"platform": "cpu"}, "model": {"path": str(tmp_path)}, "moe": {"router_replay": "rollout"}}
+    assert "moe.router_replay" in make_plan(from_dict(on_cpu)).broken[0].message
+    assert rules(from_dict(on_cpu | {"moe": {"router_replay": "auto"}})) == set()
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    assert rules(from_dict(on_cpu)) == set()  # without experts it has no effect
+
+
 def test_what_overlapping_and_float16_need() -> None:
     gather = {"parallel": {"overlap_param_gather": True, "overlap_grad_reduce": True}}
     assert rules(from_dict(gather)) == {11}
@@ -192,6 +215,17 @@ def test_what_overlapping_and_float16_need() -> None:
     half = {"cluster": {"gpus_per_node": 2}, "model": {"dtype": "float16"}}
     assert rules(from_dict(half)) == set()
     assert rules(from_dict(half | {"parallel": {"expert_model_parallel_size": 2}})) == {11}
+
+
+def test_what_transformer_engine_and_fp8_need() -> None:
+    cpu = {"cluster": {"platform": "cpu"}}
+    assert rules(from_dict({"model": {"layers": "transformer_engine"}})) == set()
+    assert rules(from_dict(cpu | {"model": {"layers": "transformer_engine"}})) == {11}
+    assert rules(from_dict({"model": {"fp8": "hybrid"}})) == set()
+    assert rules(from_dict(cpu | {"model": {"fp8": "hybrid"}})) == {11}
+    assert rules(from_dict({"model": {"fp8": "e4m3", "layers": "torch"}})) == {11}
+    assert rules(from_dict({"model": {"fp8": "e4m3", "dtype": "float16"}})) == {11}
+    assert "model.fp8: e4m3 needs GPUs" in messages(from_dict({"model": {"fp8": "e4m3", "dtype": "float32"}}))
 
 
 def test_a_virtual_pipeline_needs_stages_and_layers(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gspo_hpc import model_config, weights
 from gspo_hpc.config import Config
-from gspo_hpc.pipeline import Policy
+from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import start
 from gspo_hpc.records import Completion, Group, Prompt
 

@@ -1,0 +1,180 @@
+"""What is tried in which layout, and the cases that make it so: they run together, on ranks that are started once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.gloo import ranks
+
+Arrays = dict[str, np.ndarray]
+EXPERTS = ["mixtral-untied", "qwen2moe-tied", "qwen3moe-untied"]
+DENSE = ["llama-tied", "llama-untied", "mistral-untied", "qwen2-tied", "qwen3-untied"]
+FAMILIES = [*DENSE, *EXPERTS]
+ROPES = ["llama-linear", "llama-llama3", "qwen3-yarn"]
+TP2, PP2, CP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context"))
+SP = {"sequence_parallel": True}
+VPP2 = {"virtual_pipeline_model_parallel_size": 2}
+DISTRIBUTED = {"optimizer": {"distributed": True}}
+LAYOUTS = {  # on two ranks
+    "dp2": {},
+    "tp2": {"parallel": TP2},
+    "tp2-sp": {"parallel": TP2 | SP},
+    "pp2": {"parallel": PP2},
+    "cp2": {"parallel": CP2},
+    "dp2-distributed": DISTRIBUTED,
+    "pp2-vpp2": {"parallel": PP2 | VPP2},
+    "dp2-overlapped": {"parallel": {"overlap_grad_reduce": True}},
+    "dp2-distributed-overlapped": {
+        "parallel": {"overlap_grad_reduce": True, "overlap_param_gather": True},
+        **DISTRIBUTED,
+    },
+    "tp2-sp-recomputed": {"parallel": TP2 | SP, "memory": {"recompute_granularity": "full"}},
+}
+PRODUCTS = {  # on four
+    "tp2-dp2": {"parallel": TP2},
+    "tp2-dp2-distributed": {"parallel": TP2, **DISTRIBUTED},
+    "tp2-sp-pp2": {"parallel": TP2 | SP | PP2},
+    "tp2-sp-cp2": {"parallel": TP2 | SP | CP2},
+    "pp2-cp2": {"parallel": PP2 | CP2},
+    "tp2-sp-pp2-vpp2": {"parallel": TP2 | SP | PP2 | VPP2},
+    "cp4": {"parallel": {"context_parallel_size": 4}},
+}
+EP2 = {"expert_model_parallel_size": 2}
+EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what they share
+    "ep2": (2, {"parallel": EP2}),
+    "etp2": (2, {"parallel": TP2 | SP}),  # as many as split the rest, where nothing else is said
+    "tp2-ep2-etp1": (2, {"parallel": TP2 | SP | EP2 | {"expert_tensor_parallel_size": 1}}),
+    "cp2-ep2": (2, {"parallel": CP2 | EP2}),
+    "etp2-recomputed": (2, {"parallel": TP2 | SP, "memory": {"recompute_granularity": "full"}}),
+    "ep2-distributed": (2, {"parallel": EP2, **DISTRIBUTED}),
+    "tp2-ep2-etp2": (4, {"parallel": TP2 | SP | EP2}),
+    "pp2-ep2": (4, {"parallel": PP2 | EP2}),
+    "ep2-twice": (4, {"parallel": EP2}),
+}
+
+
+HALF = {"model_dtype": "float16", "optimizer": {"initial_loss_scale": 1024.0, "loss_scale_window": 2}}
+SAVED: dict[str, dict[str, Any]] = {  # and loaded again by the same layout
+    "dp2-distributed": DISTRIBUTED,
+    "dp2-bfloat16": {"model_dtype": "bfloat16"},
+    "dp2-distributed-bfloat16": {"model_dtype": "bfloat16", **DISTRIBUTED},
+    "tp2-float16": {"parallel": TP2, **HALF},
+}
+MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between one rank and these
+    ("dp2-distributed", "llama-tied", 2, LAYOUTS["dp2-distributed"]),
+    ("pp2-vpp2", "llama-tied", 2, LAYOUTS["pp2-vpp2"]),
+    ("tp2-dp2-distributed", "llama-tied", 4, PRODUCTS["tp2-dp2-distributed"]),
+    ("tp2-sp-pp2-vpp2", "qwen3-untied", 4, PRODUCTS["tp2-sp-pp2-vpp2"]),
+    ("tp2-sp-cp2", "llama-tied", 4, PRODUCTS["tp2-sp-cp2"]),
+    *((name, EXPERTS[-1], *EXPERT_LAYOUTS[name]) for name in ("ep2-distributed", "etp2", "tp2-ep2-etp2", "pp2-ep2")),
+]
+
+
+ROUTED = ["ep2", "cp2-ep2", "etp2-recomputed", "tp2-ep2-etp2", "pp2-ep2"]  # with choices that are given
+
+LENT: dict[str, dict[str, Any]] = {  # whose memory engines have for a while
+    "one": {},
+    "one-bfloat16": {"model_dtype": "bfloat16"},
+    "dp2-distributed-bfloat16": {"model_dtype": "bfloat16", **DISTRIBUTED},
+    "dp2-distributed-overlapped": LAYOUTS["dp2-distributed-overlapped"],
+    "tp2-sp": LAYOUTS["tp2-sp"],
+}
+PROBED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {  # an engine of each model, shared by its layouts
+    2: {name: ("qwen3-untied", LAYOUTS[name]) for name in LAYOUTS}
+    | {name: (EXPERTS[-1], sections) for name, (world, sections) in EXPERT_LAYOUTS.items() if world == 2},
+    4: {name: ("qwen3-untied", PRODUCTS[name]) for name in PRODUCTS}
+    | {name: (EXPERTS[-1], sections) for name, (world, sections) in EXPERT_LAYOUTS.items() if world == 4},
+}
+
+
+def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
+    """The arrays of every case, by its name: on one, two and four ranks, and on one again."""
+    tied = str(models["llama-tied"])
+    one: dict[str, ranks.Case] = {f"logprobs-{f}": ("logprobs", {"model": str(models[f])}) for f in [*FAMILIES, *ROPES]}
+    one |= {f"exported-one-{f}": ("exported", {"model": str(models[f])}) for f in FAMILIES}
+    one["unshared"] = ("logprobs", {"model": tied, "batch": {"share_prompts": False}})
+    one["opening"] = ("logprobs", {"model": tied, "batch": {"micro_batch_tokens": 400}})  # all in one micro-batch
+    one["steps-one"] = ("steps", {"model": tied})
+    single = {"micro_batch_tokens": None, "micro_batch_size": 1}
+    one["steps-single"] = ("steps", {"model": tied, "batch": single})
+    one["steps-opening"] = ("steps", {"model": tied, "batch": {"micro_batch_tokens": 400}})
+    two: dict[str, ranks.Case] = {
+        f"steps-{name}": ("steps", {"model": tied, **sections}) for name, sections in LAYOUTS.items()
+    }
+    (folder / "full").mkdir()
+    attention_again = {"memory": {"recompute_granularity": "selective"}}
+    one["steps-attention-recomputed"] = ("steps", {"model": tied, **attention_again})
+    one["full"] = ("full", {"model": tied, "folder": str(folder / "full")})
+    for name in ("tp2", "pp2"):
+        two[f"streamed-{name}"] = ("streamed", {"model": str(models["llama-large"]), **LAYOUTS[name]})
+    wide = {"model": str(models["llama-wide"])}
+    one["long"] = ("long", wide)
+    one["long-recomputed"] = ("long", wide | {"memory": {"recompute_granularity": "full"}})
+    for name, sections in LENT.items():
+        work = one if name.startswith("one") else two
+        work[f"lent-{name}"] = ("lent", {"model": tied, **sections})
+        work[f"kept-{name}"] = ("steps", {"model": tied, "count": 2, **sections})
+    two["metered"] = ("metered", {"model": tied})
+    one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})
+    two |= {f"stopped-{name}": ("steps", {"model": tied, "stop_rank": 1, **LAYOUTS[name]}) for name in LAYOUTS}
+    for name in ("tp2", "pp2", "pp2-vpp2"):
+        two |= {f"exported-{name}-{f}": ("exported", {"model": str(models[f]), **LAYOUTS[name]}) for f in DENSE}
+    two["nan"] = ("steps", {"model": str(models["llama-untied"]), "count": 1, "nan_rank": 1})
+    for dtype, scale in (("bfloat16", 1.0), ("float16", 2.0**14), ("float16", 2.0**60)):
+        sections = {"model_dtype": dtype, "optimizer": {"initial_loss_scale": scale}}
+        one[f"steps-{dtype}-{scale:.0e}"] = ("steps", {"model": tied, **sections})
+    one["steps-bfloat16-gradients"] = (
+        "steps",
+        {"model": tied, "model_dtype": "bfloat16", "optimizer": {"grad_reduce_in_fp32": False}},
+    )
+    for name, work in (("one", one), ("dp2", two), *((name, two) for name in SAVED)):
+        (folder / name).mkdir()
+        sections = LAYOUTS.get(name, {}) | SAVED.get(name, {})
+        work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name), **sections})
+    four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
+    (folder / "converted").mkdir()
+    large = {"model": str(models["llama-large"]), "folder": str(folder / "converted")}
+    back: dict[str, ranks.Case] = {"converted": ("converted", large)}  # first, where little has taken memory yet
+    untied = str(models["qwen3-untied"])
+    one["steps-one-untied"] = ("steps", {"model": untied})
+    four["steps-tp2-sp-cp2-untied"] = ("steps", {"model": untied, **PRODUCTS["tp2-sp-cp2"]})
+    one |= {f"steps-one-{f}": ("steps", {"model": str(models[f])}) for f in EXPERTS}
+    for name, (world, sections) in EXPERT_LAYOUTS.items():
+        work = {2: two, 4: four}[world]
+        for family in EXPERTS if name in ("ep2", "tp2-ep2-etp2") else EXPERTS[-1:]:
+            model = str(models[family])
+            work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
+            work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
+    separate = {"batch": {"share_prompts": False}}
+    worlds = {1: one, 2: two, 4: four}
+    for name in ("one", *ROUTED):
+        world, sections = EXPERT_LAYOUTS.get(name, (1, {}))
+        for family in EXPERTS if name == "one" else EXPERTS[-1:]:
+            worlds[world][f"routed-{name}-{family}"] = ("routed", {"model": str(models[family]), **sections})
+        model = str(models[EXPERTS[-1]])
+        worlds[world][f"given-{name}-{EXPERTS[-1]}"] = ("steps", {"model": model, "given": True, **sections})
+    one["counted"] = ("steps", {"model": model, **separate})
+    for name in ("ep2", "etp2"):
+        two[f"counted-{name}"] = ("steps", {"model": model, "count": 1, **separate, **EXPERT_LAYOUTS[name][1]})
+    fast = {"optimizer": {"lr": 0.02}}
+    one[f"moved-{EXPERTS[-1]}"] = ("steps", {"model": model, **fast})
+    repeat = {"moe": {"router_replay": "old_logprobs"}}
+    one[f"repeated-{EXPERTS[-1]}"] = ("steps", {"model": model, **fast, **repeat})
+    for world, work in ((2, two), (4, four)):
+        for name, (model, sections) in PROBED[world].items():
+            work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})
+    for name, model, world, sections in MOVES:
+        folder_of = {"model": str(models[model]), "folder": str(folder / f"saved-{name}-{model}")}
+        from_one = {**folder_of, "folder": str(folder / f"saved-one-{model}")}
+        one[f"saved-one-{model}"] = ("saved", from_one)
+        work = {2: two, 4: four}[world]
+        work[f"from-one-{name}-{model}"] = ("loaded", {**from_one, **sections})
+        work[f"saved-{name}-{model}"] = ("saved", {**folder_of, **sections})
+        back[f"to-one-{name}-{model}"] = ("loaded", folder_of)
+        back[f"folder-{name}-{model}"] = ("to_folder", {**folder_of, "out": str(folder / f"folder-{name}-{model}")})
+    return (
+        ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(4, folder, four) | ranks.run(1, folder, back)
+    )

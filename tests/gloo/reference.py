@@ -1,0 +1,78 @@
+"""What results are held against: transformers, one sample at a time, and other results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.overrides import TorchFunctionMode
+
+from tests.gloo import cases
+from tests.gloo.layouts import Arrays
+
+
+class _Routers(TorchFunctionMode):
+    """Within it torch.topk, which transformers' routers call once a layer and nothing else does, gives every token but
+    the last of the sequence the experts of `given` [tokens - 1, layers, top_k], and notes what it would have chosen."""
+
+    def __init__(self, given: np.ndarray | None, layers: list[int]) -> None:
+        super().__init__()
+        self.given, self.layers = given, iter(layers)
+        self.own: dict[int, np.ndarray] = {}  # by layer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.topk:
+            return result
+        layer = next(self.layers)
+        self.own[layer] = result[1][:-1].numpy()
+        if self.given is None:
+            return result
+        chosen = torch.cat((torch.from_numpy(self.given[:, layer].astype(np.int64)), result[1][-1:]))
+        return args[0].gather(1, chosen), chosen
+
+
+def huggingface_logprobs(folder: Path, given: bool = False) -> Arrays:
+    """Each completion on its own, unpacked, through transformers; with experts also those of each token, in order.
+
+    `given`: tokens go to the experts of `cases.given_experts`.
+    """
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    layers = [i for i, layer in enumerate(model.model.layers) if hasattr(layer.mlp, "experts")]
+    result = {}
+    for group in cases.given_experts(cases.groups(), str(folder)) if given else cases.groups():
+        for index, completion in enumerate(group.completions):
+            tokens = torch.tensor(np.concatenate([group.prompt.tokens, completion.tokens]), dtype=torch.int64)
+            experts = np.concatenate((group.prompt_experts, completion.experts)) if given else None
+            with torch.no_grad(), _Routers(experts, layers) if layers else contextlib.nullcontext() as routers:
+                logits = model(tokens[None]).logits[0]
+            logprobs = torch.log_softmax(logits[:-1].float(), -1).gather(1, tokens[1:, None])[:, 0]
+            result[f"{group.slot}-{index}"] = logprobs[len(group.prompt.tokens) - 1 :].numpy()
+            for layer, own in routers.own.items() if layers else ():
+                result[f"experts/{group.slot}-{index}-{layer}"] = np.sort(own, -1)
+    return result
+
+
+def assert_equal_steps(one: Arrays, many: Arrays, *, with_gradients: bool) -> None:
+    """Losses, entropies, gradient norms, every weight, and every gradient of the first step: norm of the difference
+    over norm of the value."""
+    assert one["grad_norm"].min() > 1e-3  # there was something to compare
+    assert any(name.startswith("gradient/") for name in many) == with_gradients
+    assert {name for name in one if not name.startswith("gradient/")} <= many.keys() <= one.keys()
+    for name in _compared(many):
+        expected = one[name]
+        if name in ("skipped", "overflowed"):
+            assert not expected.any() and not many[name].any()
+            continue
+        scale = np.linalg.norm(expected) if name != "loss" else 1.0  # of the losses each sums up to nearly nothing
+        assert np.linalg.norm(many[name] - expected) <= 1e-5 * scale, name
+
+
+def _compared(arrays: Arrays) -> Iterator[str]:
+    """All but the counts of tokens: a prompt is computed once for each micro-batch, which layouts fill differently."""
+    return (name for name in arrays if not name.startswith("experts/"))

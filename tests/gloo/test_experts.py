@@ -1,0 +1,107 @@
+"""Mixtures of experts on gloo ranks: layouts, choices that are given, and how tokens were spread."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gloo import cases
+from tests.gloo.layouts import EXPERT_LAYOUTS, EXPERTS, ROUTED, Arrays
+from tests.gloo.reference import assert_equal_steps, huggingface_logprobs
+
+
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    [*itertools.product(("ep2", "tp2-ep2-etp2"), EXPERTS)]
+    + [(name, EXPERTS[-1]) for name in EXPERT_LAYOUTS if name not in ("ep2", "tp2-ep2-etp2")],
+)
+def test_three_steps_with_experts_equal_one_rank(layout: str, family: str, results: dict[str, Arrays]) -> None:
+    one, many = results[f"steps-one-{family}"], results[f"steps-{layout}-{family}"]
+    assert_equal_steps(one, many, with_gradients="distributed" not in layout)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_tokens_go_to_the_experts_that_are_given(
+    family: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
+    """Log-probs are then those of transformers with these experts, and those of its own choice where none are given."""
+    ours = results[f"routed-one-{family}"]
+    for kind, given in (("given", True), ("own", False), ("refused", False)):
+        theirs = huggingface_logprobs(models[family], given)
+        keys = [key for key in theirs if not key.startswith("experts/")]
+        assert max(float(np.abs(ours[f"{kind}/{key}"] - theirs[key]).max()) for key in keys) < 1e-4
+    assert max(float(np.abs(ours[f"given/{key}"] - ours[f"own/{key}"]).max()) for key in keys) > 1e-2
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_recorded_experts_are_those_of_hugging_face(
+    family: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
+    ours, theirs = results[f"routed-one-{family}"], huggingface_logprobs(models[family])
+    names = [name for name in theirs if name.startswith("experts/")]
+    assert names
+    for name in names:
+        slot, index, layer = name.removeprefix("experts/").split("-")
+        both = (ours[f"experts/{slot}--1"], ours[f"experts/{slot}-{index}"])
+        assert np.array_equal(np.sort(np.concatenate(both)[:, int(layer)], -1), theirs[name]), name
+
+
+@pytest.mark.parametrize("layout", ROUTED)
+def test_choices_are_given_and_recorded_in_every_layout(layout: str, results: dict[str, Arrays]) -> None:
+    one, many = results[f"routed-one-{EXPERTS[-1]}"], results[f"routed-{layout}-{EXPERTS[-1]}"]
+    assert one.keys() == many.keys()
+    for name in one:
+        if name.startswith("experts/"):
+            assert np.array_equal(np.sort(one[name], -1), np.sort(many[name], -1)), name
+        else:
+            np.testing.assert_allclose(many[name], one[name], atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", ROUTED)
+def test_three_steps_with_given_experts_equal_one_rank(layout: str, results: dict[str, Arrays]) -> None:
+    """Also where layers are computed again: each micro-batch must find its own choices then."""
+    one, many = results[f"given-one-{EXPERTS[-1]}"], results[f"given-{layout}-{EXPERTS[-1]}"]
+    assert_equal_steps(one, many, with_gradients="distributed" not in layout)
+    assert one["experts/replay_changed"].min() > 0.5  # hardly anything goes where its router would have sent it
+
+
+def test_updates_repeat_the_choices_of_the_old_policy(results: dict[str, Arrays]) -> None:
+    """Nothing changes while the weights do not; afterwards tokens go where they went, and routers would have moved."""
+    own, repeated = results[f"moved-{EXPERTS[-1]}"], results[f"repeated-{EXPERTS[-1]}"]
+    assert "experts/replay_changed" not in own
+    changed = repeated["experts/replay_changed"]
+    assert changed[0] == 0.0 and changed[1:].min() > 0.05
+    np.testing.assert_allclose(repeated["grad_norm"][0], own["grad_norm"][0], rtol=1e-5)
+    for name in ("tokens_min", "tokens_max", "imbalance"):
+        assert len(set(repeated[f"experts/{name}"])) == 1
+    assert len(set(own["experts/tokens_max"])) > 1 or len(set(own["experts/imbalance"])) > 1
+
+
+def test_tokens_are_counted_where_they_went(results: dict[str, Arrays]) -> None:
+    """The metrics of a step on samples that share nothing, against the experts that were recorded."""
+    steps, recorded = results["counted"], results[f"routed-one-{EXPERTS[-1]}"]
+    counts: dict[int, np.ndarray] = {}
+    for group in cases.groups():
+        for index, completion in enumerate(group.completions):
+            if completion.advantage != 0.0:  # the others are not computed
+                rows = np.concatenate((recorded[f"experts/{group.slot}--1"], recorded[f"experts/{group.slot}-{index}"]))
+                for layer in range(rows.shape[1]):
+                    found = np.bincount(rows[:, layer].ravel(), minlength=8)
+                    counts[layer] = counts.get(layer, 0) + found
+    tokens = np.array([counts[layer] for layer in sorted(counts)], dtype=np.float64)
+    imbalance = tokens.max(1) / tokens.mean(1)
+    expected = {
+        "tokens_mean": tokens.mean(),
+        "tokens_min": tokens.min(),
+        "tokens_max": tokens.max(),
+        "imbalance": imbalance.mean(),
+        "imbalance_max": imbalance.max(),
+        "idle": (tokens == 0).sum(),
+    }
+    for ranks in ("counted", "counted-ep2", "counted-etp2"):  # padding of sequence parallelism does not count
+        found = {name: float(results[ranks][f"experts/{name}"][0]) for name in expected}
+        assert found == pytest.approx(expected), ranks
+    assert steps["experts/tokens_max"][0] > steps["experts/tokens_min"][0]
