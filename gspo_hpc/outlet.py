@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ class Silent:
         """Nothing."""
 
 
+_FAILURES = 3  # different ones on the console in a rollout
+
+
 class Files:
     """Rank 0: metrics.jsonl, samples.jsonl, console, trackers, commits."""
 
@@ -90,7 +94,8 @@ class Files:
         self.console.step(record)
 
     def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
-        """The first few greedy completions of an evaluation, or one completion each of a rollout's first groups."""
+        """The first few greedy completions of an evaluation, or one completion each of a rollout's first groups; why
+        graders failed, if any did."""
         rows = [
             {
                 "step": step,
@@ -98,12 +103,16 @@ class Files:
                 "prompt": group.prompt.text,
                 "completion": group.completions[0].text,
                 "reward": group.completions[0].reward,
+                "failure": group.completions[0].failure,
                 "answer": group.prompt.fields,
             }
             for group in groups[: self.kept_samples]
         ]
         self.run.append_samples(rows)
         self.tracker.log_samples(rows)
+        failures = Counter(c.failure for group in groups for c in group.completions if c.failure is not None)
+        for failure, count in failures.most_common(_FAILURES):
+            self.console.note(f"grading failed for {count} completion{'s' if count != 1 else ''}: {failure}")
 
     def note(self, text: str) -> None:
         """One line on the console."""

@@ -36,7 +36,7 @@ CLOSE_SECONDS = 60.0  # what all trackers together may cost at the end
 FLUSH_SECONDS = 0.5  # how often wandb's own process writes its history to disk; 0.1 costs it twice the CPU ...
 SETTLE_SECONDS = 1.0  # ... and after how long it surely has
 QUEUE_LENGTH = 10_000  # records that may wait for a tracker
-SAMPLE_COLUMNS = ("step", "phase", "prompt", "completion", "reward", "answer")
+SAMPLE_COLUMNS = ("step", "phase", "prompt", "completion", "reward", "failure", "answer")
 
 Samples = Sequence[Mapping[str, Any]]
 

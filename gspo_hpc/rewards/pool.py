@@ -39,7 +39,7 @@ from gspo_hpc.rewards.functions import Grader
 LOAD_SECONDS = 60.0  # a new process, and the imports of a grader's file
 CLOSE_SECONDS = 10.0
 ORPHAN_SECONDS = 2.0  # after its time limit, a grader whose pool did not end it is ended by the kernel
-RETRIES = 3  # of a call that came to no end through no known fault of its own
+RETRIES = 3  # of a call whose process was ended: by a signal from outside, perhaps, as when Slurm ends a step
 LARGEST = 1e30  # rewards beyond are a mistake; within, no mean or variance overflows
 TEXT = 300  # characters kept of what a grader says
 
@@ -165,17 +165,19 @@ class RewardPool:
     def _take(self, call: _Call, future: Future[Any]) -> RewardResult | None:
         """Note the outcome of one call; the result of its completion if that was the last."""
         error = future.exception()
-        if isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGTERM:
-            return self._again(call)  # from outside: this pool sends it only after it has noted the outcome
+        if isinstance(error, ProcessExpired) and (error.exitcode or 0) < 0 and error.exitcode != -signal.SIGALRM:
+            # Whoever ends a job sends its signals to every process of it, and this trainer may outlive its graders for
+            # long enough to note a failure that never was. What a grader does to itself it does again.
+            return self._again(call, self._cause(error))
         self._live.discard(call)
         value, failure = future.result() if error is None else (None, self._cause(error))
         return self._note(call, value, failure)
 
-    def _again(self, call: _Call) -> RewardResult | None:
+    def _again(self, call: _Call, cause: str = "ended its process without an answer") -> RewardResult | None:
         """Make a call anew that came to no end; after the last try it has failed."""
         self._live.discard(call)
         if call.tries == RETRIES:
-            return self._note(call, None, f"its process ended without an answer {RETRIES + 1} times")
+            return self._note(call, None, f"{cause}, {RETRIES + 1} times")
         self._queue(_Call(call.key, call.term, call.tries + 1))
         self._hand_out()
         return None

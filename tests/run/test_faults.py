@@ -113,6 +113,9 @@ def test_bad_graders_cost_their_samples_and_only_needed_passes_are_made(tiny_con
         assert record["passes/update"] == 1 and record["passes/logprobs"] == 1
         assert record["seconds/old_logprobs"] == record["seconds/reference"] == 0.0
         assert record["ratio_deviation_max"] == 0.0 and 0.0 < record["reward"] < 1.0
+    said = log.read_text()
+    for why in ("raised RuntimeError: cannot read this", "returned nan", "returned str, not a number"):
+        assert re.search(rf"grading failed for \d+ completions: {grader}:moody: {why}", said), said[-3000:]
 
 
 def test_old_logprobs_only_for_later_updates(uninterrupted: Path) -> None:

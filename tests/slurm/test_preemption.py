@@ -20,6 +20,8 @@ def assert_equal(run: SlurmRun, undisturbed: SlurmRun) -> None:
     """EQ: metrics, samples, final weights; every step once; one W&B run; nothing left behind."""
     steps = [record["step"] for record in runs.metrics(run.run_dir)]
     assert steps == list(range(harness.STEPS + 1))
+    failures = [line for line in run.log(0).splitlines() if "grading failed" in line]
+    assert not failures, "graders that were ended with a job have not failed"
     assert runs.comparable(run.run_dir) == runs.comparable(undisturbed.run_dir)
     assert runs.samples(run.run_dir) == runs.samples(undisturbed.run_dir)
     assert harness.final_state(run) == harness.final_state(undisturbed)

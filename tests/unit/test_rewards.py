@@ -403,12 +403,16 @@ def test_idle_workers_that_are_killed_lose_nothing(graders: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "starts"), [(signal.SIGTERM, 2), (signal.SIGUSR1, 1), (signal.SIGUSR2, 1), (signal.SIGINT, 1)]
+    ("number", "starts"),
+    [
+        *((number, 2) for number in (signal.SIGTERM, signal.SIGABRT, signal.SIGKILL)),
+        *((number, 1) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)),
+    ],
 )
 def test_signals_that_are_meant_for_the_trainer_cost_no_sample(
     graders: str, tmp_path: Path, number: int, starts: int
 ) -> None:
-    """Slurm signals every process of a step: a grader lives through the warnings, and is run again after a TERM."""
+    """Slurm signals every process of a step: a grader lives through the warnings, and is run again if ended."""
     seen = tmp_path / "pids"
     with RewardPool(reward(f"{graders}:pid_after", workers=1, timeout=20.0)) as pool:
         pool.submit(0, "", 0, "", {"file": str(seen), "seconds": 0.6})
@@ -489,7 +493,7 @@ def test_graders_that_cannot_be_started_again_fail_every_sample_but_never_the_ru
         os.kill(workers_of(pool)[0], signal.SIGKILL)
         pool.submit(0, "a", 1, "", {"answer": "a"})
         result = drain(pool)[0]
-        assert "ended without an answer 4 times" in str(result.failure)
+        assert "ended its process without an answer, 4 times" in str(result.failure)
         assert pool.failures == {"exact_match": 1, name: 1}
 
 
