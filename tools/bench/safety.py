@@ -4,10 +4,12 @@
 
 Two measurements of SmolLM2-135M-Instruct on one training rank, one engine and all cores, 64 completions a step:
 
-- Steps: one run that a watching process listens to, as under Slurm. Every other step is bare: nothing is journalled,
-  logged, tracked or told to the watcher. Step seconds vary more than safety costs, so beside the medians of both kinds
-  stands what the calls themselves took: wall seconds where the loop waits for them, CPU seconds where threads and
-  processes of their own do the work.
+- Steps: one run that a watching process listens to, as under Slurm. In half of the steps nothing is journalled,
+  logged, tracked or told to the watcher, and W&B's process is stopped. All steps do the same work: the same prompts and
+  seeds, and a learning rate too small to move a weight, so that the tokens are the same. Steps of both kinds are
+  neighbours, in the order safe, bare, bare, safe, and what is given is the difference of neighbours, with the interval
+  that resampling the pairs gives. Beside it stands what the calls themselves took: wall seconds where the loop waits
+  for them, CPU seconds where processes of their own do the work.
 - Saves: checkpoints of the same state in turns, waited for and in the background, with one optimizer step after each.
   "Blocked" is what the loop waits for. The step that runs while a checkpoint is written shares the cores with it; what
   it takes longer than the step after a finished save is part of the price.
@@ -20,14 +22,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import signal
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +45,27 @@ def say(text: str) -> None:
     print(f"safety.py: {text}", file=sys.stderr, flush=True)
 
 
-def settings(args: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
-    """The run whose steps are measured."""
-    random_reward = f"{BENCH / 'graders.py'}:random_reward"
-    config = our_config(args, run_dir, random_reward)
-    return config | {"checkpoint": {"interval": 1000}, "tracking": {"wandb": "offline"}}
+def settings(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """The run whose steps are measured: a rollout takes all its prompts."""
+    rows = args.data.read_text("utf-8").splitlines(keepends=True)[: COMPLETIONS // GROUP]
+    (work / "data.jsonl").write_text("".join(rows), "utf-8")
+    config = our_config(args, work / "run", f"{BENCH / 'graders.py'}:text_reward")
+    config["data"]["train"] = str(work / "data.jsonl")
+    return config | {
+        "optimizer": {"lr": 1e-30},
+        "checkpoint": {"interval": 10**6},
+        "tracking": {"wandb": "offline"},
+    }
 
 
 class Meter:
-    """Turns safety off in every other step, and adds up what it takes in the others."""
+    """Turns safety off in half of the steps, and adds up what it takes in the others."""
 
     def __init__(self) -> None:
         self.on = True
         self.inside = 0.0  # wall seconds of the calls that the loop waits for
         self.rows: list[dict[str, float | bool]] = []
-        self._last = time.perf_counter()
+        self._last, self._cpu = time.perf_counter(), _beside()
 
     def around(self, owner: Any, name: str, *, counted: bool = True) -> None:
         """Measure the method; leave it out where safety is off."""
@@ -71,30 +80,39 @@ class Meter:
 
         setattr(owner, name, method)
 
-    def step(self) -> None:
-        """A step is over; the next is of the other kind."""
-        now = time.perf_counter()
-        row = {"on": self.on, "seconds": now - self._last, "inside": self.inside, "beside": _beside()}
-        self.rows.append(row)
-        self._last, self.inside, self.on = now, 0.0, not self.on
+    def step(self, tracker: Any) -> None:
+        """A step is over; the next two are of the other kind, of which this one may have been the first."""
+        while self.on and not tracker._queue.empty():  # what it leaves to do is not the next one's
+            time.sleep(0.001)
+        now, cpu = time.perf_counter(), _beside()
+        self.rows.append({"on": self.on, "seconds": now - self._last, "inside": self.inside, "beside": cpu - self._cpu})
         Path(os.environ[RESULT]).write_text(json.dumps(self.rows))
+        self.on = (len(self.rows) - WARM_UP) % 4 in (0, 3)
+        for process in _of_wandb():
+            process.send_signal(signal.SIGCONT if self.on else signal.SIGSTOP)
+        self.inside, self._cpu, self._last = 0.0, _beside(), time.perf_counter()
+
+
+def _of_wandb() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if "wandb" in child.name()]
 
 
 def _beside() -> float:
-    """CPU seconds until now of what runs beside the loop: the thread that beats, the tracker's, W&B's process."""
+    """CPU seconds until now of what runs beside the loop: the thread that beats, the tracker's, W&B's processes."""
     me = psutil.Process()
     own = {thread.native_id for thread in threading.enumerate() if thread.name in ("control", "tracking")}
     threads = sum(thread.user_time + thread.system_time for thread in me.threads() if thread.id in own)
-    children = [child.cpu_times() for child in me.children(recursive=True) if "wandb" in child.name()]
-    return threads + sum(times.user + times.system for times in children)
+    return threads + sum(times.user + times.system for times in (child.cpu_times() for child in _of_wandb()))
 
 
 def rank(argv: list[str]) -> int:
     """One rank, as gspo_hpc.worker, with the meter in it."""
-    from gspo_hpc import control, journal, orphans, outlet, trainer, worker
+    from gspo_hpc import control, journal, orphans, outlet, rollout, trainer, worker
 
     os.dup2(2, 1)  # the console is progress
     os.environ["GSPO_HPC_RUN_ID"] = os.environ[orphans.MARK].partition(":")[0]  # as a job of Slurm has it
+    seed = rollout.sample_seed
+    rollout.sample_seed = lambda run, _, *rest: seed(run, 0, *rest)  # every rollout samples the same
     meter = Meter()
     meter.around(journal.Journal, "append")
     meter.around(outlet.Files, "samples")
@@ -102,12 +120,28 @@ def rank(argv: list[str]) -> int:
     meter.around(control.Client, "_send", counted=False)  # by a thread of its own, once a second
     finish: Callable[..., None] = trainer._finish
 
-    def finished(*arguments: Any) -> None:
-        finish(*arguments)
-        meter.step()
+    def finished(session: Any, *arguments: Any) -> None:
+        finish(session, *arguments)
+        meter.step(session.outlet.tracker)
 
     trainer._finish = finished  # type: ignore[assignment]
     return worker.main(argv)
+
+
+def differences(rows: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
+    """How much longer a step takes with safety, as a share of the bare one beside it: the Hodges-Lehmann estimate, and
+    the ends of its 95 % interval by the bootstrap (percentiles of 2,000 resamples of the pairs)."""
+    pairs = []
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        safe, bare = (first, second) if first["on"] else (second, first)
+        pairs.append(safe["seconds"] / bare["seconds"] - 1.0)
+
+    def middle(values: Sequence[float]) -> float:
+        return statistics.median((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+
+    source = random.Random(0)
+    found = sorted(middle(source.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return middle(pairs), found[49], found[1949]
 
 
 def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], float]:
@@ -127,7 +161,7 @@ def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, 
     os.environ.update(server.environment() | {RESULT: str(work / "steps.json")})
     before = time.process_time()
     try:
-        code = launch.train(from_dict(settings(args, work / "run")), worker=[sys.executable, __file__, "--rank"])
+        code = launch.train(from_dict(settings(args, work)), worker=[sys.executable, __file__, "--rank"])
     finally:
         over.set()
         watcher.join()
@@ -136,9 +170,11 @@ def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, 
         raise RuntimeError(f"the run ended with {code}; its log is in {work}")
     rows: list[dict[str, Any]] = json.loads((work / "steps.json").read_text())
     watching = (time.process_time() - before) / len(rows)  # this process, which has launched the rank as well
-    # What a step logs is worked off in the next one, which is bare.
-    after = [row["beside"] - earlier["beside"] for earlier, row in pairwise(rows[WARM_UP - 1 :]) if not row["on"]]
-    return rows[WARM_UP:], watching + statistics.mean(after)
+    records = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+    if len({record["sampled_crc32"] for record in records if record["step"]}) != 1:
+        raise RuntimeError("the steps have not done the same work: their tokens differ")
+    rows = rows[WARM_UP:]
+    return rows, watching + statistics.mean(row["beside"] for row in rows if row["on"])
 
 
 def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]]:
@@ -150,7 +186,7 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     from gspo_hpc.process_groups import stop
     from gspo_hpc.saver import Saver
 
-    config = from_dict(settings(args, work / "run"))
+    config = from_dict(settings(args, work))
     policy = make_policy(args.model, config)
     objective = algorithms.resolve(config.algorithm)
     groups = noise(policy, COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
@@ -190,12 +226,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct")
     parser.add_argument("--data", type=Path, default=REPO / ".cache" / "sum20" / "train.jsonl")
-    parser.add_argument("--steps", type=int, default=16, help="measured, of both kinds together (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=64, help="measured, of both kinds together; a multiple of 4")
     parser.add_argument("--saves", type=int, default=5, help="measured of each kind (default: %(default)s)")
     args = parser.parse_args()
     for path in (args.model / "config.json", args.data):
         if not path.is_file():
             parser.error(f"{path} is not there: bash tools/quickstart.sh makes it")
+    if args.steps % 4 or args.steps < 8:
+        parser.error(f"--steps is {args.steps}: a multiple of 4, from 8 on")
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="gspo_hpc-safety-") as name:
         work = Path(name)
@@ -210,11 +248,12 @@ def main() -> int:
     safe, bare = ([row["seconds"] for row in rows if row["on"] is on] for on in (True, False))
     inside = [row["inside"] for row in rows if row["on"]]
     step = statistics.median(bare)
-    share = (statistics.median(inside) + beside / cores) / step
-    print("| steps | of each kind | s bare | s with safety | of which the loop waits for it | beside it, CPU s |")
+    shares = differences(rows)
+    print("| steps | s bare | s with safety | longer, pair by pair | of which the loop waits for | beside it, CPU s |")
     print("|---|---|---|---|---|---|")
-    cells = [len(rows), len(safe), spread(bare, 2), spread(safe, 2), spread(inside, 4), f"{beside:.4f}"]
-    print(f"| {' | '.join(map(str, cells))} |\n")
+    longer_by = f"{100 * shares[0]:.2f}% (95% interval {100 * shares[1]:.2f}% to {100 * shares[2]:.2f}%)"
+    cells = [len(rows), spread(bare, 2), spread(safe, 2), longer_by, f"{statistics.median(inside):.4f} s"]
+    print(f"| {' | '.join(map(str, (*cells, f'{beside:.4f}')))} |\n")
     blocked = statistics.median(saves["blocked/a"]) / statistics.median(saves["blocked/s"])
     longer = statistics.median(saves["step/a"]) - statistics.median(saves["step/s"])
     head = ("checkpoint", "s waited for", "s blocked in the background", "blocked / waited for", "s until committed")
@@ -225,7 +264,8 @@ def main() -> int:
     interval = Checkpoint().interval
     save = (statistics.median(saves["blocked/a"]) + max(0.0, longer)) / interval / step
     print(f"| heartbeats, journal, tracking | a save in {interval} steps | together |\n|---|---|---|")
-    print(f"| {100 * share:.2f}% | {100 * save:.2f}% | **{100 * (share + save):.2f}% of a step** |")
+    total = f"**{100 * (shares[0] + save):.2f}% of a step** (at most {100 * (shares[2] + save):.2f}%)"
+    print(f"| {100 * shares[0]:.2f}% | {100 * save:.2f}% | {total} |")
     return 0
 
 
