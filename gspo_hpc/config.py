@@ -42,6 +42,8 @@ class Model:
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     # What layers are made of. torch: needs nothing else; auto: Transformer Engine where it is installed and GPUs are
     layers: Literal["auto", "torch", "transformer_engine"] = "auto"
+    # Who makes it. own: for the families that this package knows; mcore_bridge: for others, on GPUs
+    provider: Literal["own", "mcore_bridge"] = "own"
     fp8: Literal["e4m3", "hybrid"] | None = None  # products in 8 bit, by Transformer Engine; e5m2 for gradients: hybrid
     fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "delayed"  # how values are scaled for it
 
@@ -63,13 +65,15 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Memory:
-    """What is computed again instead of being kept for the backward pass, under Megatron's names."""
+    """What is computed again instead of being kept for the backward pass, under Megatron's names; and what waits in
+    host memory until it is needed."""
 
     recompute_granularity: Literal["selective", "full"] | None = None  # parts of a layer, or whole layers
     recompute_modules: tuple[str, ...] = ("core_attn",)  # selective: core_attn, mlp, moe, shared_experts, layernorm ...
     recompute_method: Literal["uniform", "block"] = "uniform"  # full: all layers by groups, or the first of each stage
     recompute_num_layers: int = 1  # full: layers of a group, or how many
     offload_trainer: bool | None = None  # to host memory while engines generate; default: on GPUs that both share
+    offload_optimizer: bool = False  # its state stays in host memory, but for the moment in which it steps
 
 
 @dataclass(frozen=True)

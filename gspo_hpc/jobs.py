@@ -21,13 +21,13 @@ from gspo_hpc import (
     commit,
     config_file,
     convert,
+    hf_folder,
     model_config,
     plan,
     prompts,
     sync,
     trainer,
     update,
-    weights,
 )
 from gspo_hpc import (
     evaluate as evaluation,
@@ -39,6 +39,7 @@ from gspo_hpc.console import Console
 from gspo_hpc.control import Client, mark
 from gspo_hpc.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.meter import Meter
+from gspo_hpc.model_config import Architecture
 from gspo_hpc.outlet import Files, Silent, read_start
 from gspo_hpc.policy import Policy
 from gspo_hpc.preemption import StopFlag, signals_default_in_children
@@ -80,7 +81,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
         tokenizer = _tokenizer(config)
         train_prompts, eval_prompts = _prompts(config, tokenizer)
         _say(ranks, console, f"{len(train_prompts)} training prompts, {len(eval_prompts)} unseen prompts")
-        arch = model_config.read(str(config.model.path))
+        arch = _architecture(config)
         whole = _newest_checkpoint(run, ranks, console)
         mark("loading")
         policy = Policy(arch, config, ranks)
@@ -89,7 +90,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
         needed = plan.passes_needed(config)
         if whole is None or needed.reference:
             _say(ranks, console, f"loading {config.model.path}")
-            weights.load(policy.chunks, arch, str(config.model.path))
+            policy.load(str(config.model.path))
         if needed.reference:
             reference = update.Reference(policy)
         policy.make_optimizer()
@@ -154,11 +155,21 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
 def export(run_dir: Path, step: int | None, out: Path) -> None:
     """Write a checkpoint of a run as a Hugging Face folder."""
     run = RunDir(run_dir)
-    config = config_file.load(_newest_config(run), (*ONE_RANK, *_ON_ANY_MACHINE))
-    start(config)
+    config = config_file.load(_newest_config(run), ONE_RANK)
+    known = config.model.provider == "own"
+    if known:
+        config = config_file.load(_newest_config(run), (*ONE_RANK, *_ON_ANY_MACHINE))
+    ranks = start(config)
     try:
-        arch = model_config.read(str(config.model.path))
-        convert.to_hugging_face(_whole_checkpoint(run, step) / "megatron", arch, config, out)
+        arch, whole = _architecture(config), _whole_checkpoint(run, step)
+        if known:
+            convert.to_hugging_face(whole / "megatron", arch, config, out)
+        else:
+            policy = Policy(arch, config, ranks)
+            checkpoint.load_weights(policy, whole)
+            shapes = [(name, tuple(tensor.shape)) for name, tensor in policy.stream()]
+            dtype = next(policy.parameters()).dtype
+            hf_folder.write(out, str(config.model.path), shapes, dtype, policy.stream())
         print(f"wrote {out}", flush=True)
     finally:
         stop()
@@ -182,13 +193,13 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
     ranks = start(config)
     station = None
     try:
-        arch = model_config.read(str(config.model.path))
+        arch = _architecture(config)
         if run is not None:
             policy = Policy(arch, config, ranks)
             checkpoint.load_weights(policy, _whole_checkpoint(run, step))
         else:
             policy = Policy(arch, config, ranks)
-            weights.load(policy.chunks, arch, str(config.model.path))
+            policy.load(str(config.model.path))
         _, eval_prompts = _prompts(config, _tokenizer(config))
         probe = sync.probe_sequences(eval_prompts, config.rollout.probe_tokens)
         station = _station(config, ranks, policy, probe, lambda: False, None)
@@ -204,6 +215,11 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
     finally:
         _close(station, None, 0)
         stop()
+
+
+def _architecture(config: Config) -> Architecture:
+    read = model_config.read if config.model.provider == "own" else model_config.outline
+    return read(str(config.model.path))
 
 
 def _layout(sizes: dict[str, int]) -> str:

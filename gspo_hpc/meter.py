@@ -125,6 +125,7 @@ class Meter:
                 computing = float((seconds - blocked).mean())
                 least, mean = float(blocked.min()), float(blocked.mean())
                 shares[name] = Share(float(seconds.max()), computing, least, mean - least, int(peaks.max()))
-        speed = float(own[:, 0].mean()) / shares["update"].seconds if "update" in shares else None
+        operations = float(own[:, 0].mean())  # 0: of a family for which nobody has counted them
+        speed = operations / shares["update"].seconds if operations and "update" in shares else None
         busy = float(own[:, 1].mean()) if float(own[:, 1].min()) >= 0.0 else None
         return Measured(shares, speed, self._accelerator.peak_flops, busy)

@@ -29,6 +29,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from gspo_hpc import moe
+from gspo_hpc.batch import PackedBatch
 from gspo_hpc.config import Config, Memory
 from gspo_hpc.layers import final_norm, layer_spec, uses_transformer_engine
 from gspo_hpc.model_config import Architecture, Rope
@@ -62,6 +63,15 @@ class PackedGPTModel(GPTModel):
     """GPTModel whose last stage returns hidden states [T, 1, H] after the final norm."""
 
     fused = False  # made of Transformer Engine's layers, whose parameters have other names
+
+    def inputs(self, batch: PackedBatch) -> dict[str, Any]:
+        """What the forward pass is called with; the positions are set on the way."""
+        self.rotary_pos_emb.positions = batch.positions
+        return {
+            "input_ids": batch.tokens[None, :],
+            "position_ids": batch.positions[None, :],
+            "attention_mask": batch.segments,
+        }
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return hidden_states
@@ -112,7 +122,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         expert_model_parallel_size=parallel.expert_model_parallel_size,
         expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
-        **_recompute(config.memory),
+        **recompute(config.memory),
         **({"fp8": config.model.fp8, "fp8_recipe": config.model.fp8_recipe} if config.model.fp8 else {}),
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
@@ -125,7 +135,8 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
     )
 
 
-def _recompute(memory: Memory) -> dict[str, Any]:
+def recompute(memory: Memory) -> dict[str, Any]:
+    """What Megatron's TransformerConfig is told of what is computed again."""
     if memory.recompute_granularity == "selective":
         return {"recompute_granularity": "selective", "recompute_modules": list(memory.recompute_modules)}
     if memory.recompute_granularity == "full":
@@ -141,7 +152,7 @@ def _spec(config: TransformerConfig, arch: Architecture, number: int | None, fus
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(fused))
 
 
-def _mark_shards(model: PackedGPTModel) -> None:
+def mark_shards(model: torch.nn.Module) -> None:
     """Mark the weights that are split over tensor-parallel ranks.
 
     Megatron marks them only where it initialises them too. Without the mark the gradient norm counts the first rank's
@@ -183,5 +194,5 @@ def _chunk(
     )
     model.rotary_pos_emb = PositionedRotary(arch.rope, arch.head_dim, device)
     model.fused = fused
-    _mark_shards(model)
+    mark_shards(model)
     return model.to(device)

@@ -65,7 +65,7 @@ class Experts:
 class Architecture:
     """Sizes and switches of a decoder. Lengths in tokens, sizes in elements."""
 
-    family: str  # one of SUPPORTED
+    family: str  # one of SUPPORTED, but for an outline
     num_layers: int
     hidden_size: int
     ffn_hidden_size: int
@@ -89,13 +89,48 @@ class Architecture:
 def read(folder: str | Path) -> Architecture:
     """The architecture in `folder`/config.json. ValueError says what is missing or not supported."""
     path = Path(folder) / "config.json"
+    return parse(_content(path), str(path))
+
+
+def outline(folder: str | Path) -> Architecture:
+    """The sizes in `folder`/config.json that every family has; the rest is left to who knows the family."""
+    path = Path(folder) / "config.json"
+    raw = _content(path)
+    families = raw.get("architectures") or ["an unnamed architecture"]
+    try:
+        heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        return Architecture(
+            family=str(families[0]),
+            num_layers=int(raw["num_hidden_layers"]),
+            hidden_size=hidden,
+            ffn_hidden_size=int(raw.get("intermediate_size") or 0),
+            num_attention_heads=heads,
+            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or hidden // heads),
+            vocab_size=int(raw["vocab_size"]),
+            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope=Rope(float(raw.get("rope_theta") or 10000.0)),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=False,
+            qk_norm=False,
+        )
+    except KeyError as error:
+        raise ValueError(f"{path}: {error.args[0]} is missing") from None
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"model.path {folder} has no config.json: it must be a Hugging Face model folder") from None
+        raise ValueError(
+            f"model.path {path.parent} has no config.json: it must be a Hugging Face model folder"
+        ) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    return parse(raw, str(path))
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds {type(raw).__name__}, not the settings of a model")
+    return raw
 
 
 def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
@@ -103,7 +138,10 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
     families = raw.get("architectures") or []
     family = families[0] if families else None
     if family not in SUPPORTED:
-        raise ValueError(f"{where}: architecture {family} is not supported; supported: {', '.join(SUPPORTED)}")
+        raise ValueError(
+            f"{where}: architecture {family} is not supported; supported: {', '.join(SUPPORTED)}. "
+            "On GPUs model.provider=mcore_bridge may know it"
+        )
     _refuse(raw, family, where)
     try:
         heads = int(raw["num_attention_heads"])

@@ -45,6 +45,7 @@ from gspo_hpc.control import mark
 from gspo_hpc.logprobs import token_logprobs
 from gspo_hpc.loss import MAX_NAMES, SUM_NAMES, policy_loss
 from gspo_hpc.model import PackedGPTModel
+from gspo_hpc.model_config import SUPPORTED
 from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import any_rank
 
@@ -95,13 +96,8 @@ def _run_stage(policy: Policy, batch: PackedBatch, wrapped: DistributedDataParal
     mark("update")
     if _abandons(policy):
         return _stand_in(policy, batch, wrapped.module)
-    wrapped.module.rotary_pos_emb.positions = batch.positions
     policy.routing.give(wrapped.module, batch, policy.token_share, policy.sample_share)
-    hidden = wrapped(
-        input_ids=batch.tokens[None, :],
-        position_ids=batch.positions[None, :],
-        attention_mask=batch.segments,
-    )
+    hidden: torch.Tensor = wrapped(**wrapped.module.inputs(batch))
     policy.routing.taken(wrapped.module)
     return hidden
 
@@ -154,8 +150,11 @@ def _schedule(policy: Policy, forward_step: Any, batches: Sequence[PackedBatch],
 
 
 def _flops(policy: Policy, batches: Sequence[PackedBatch]) -> int:
-    """Operations of this rank's part of a forward pass, if the ranks that share it do equally much."""
+    """Operations of this rank's part of a forward pass, if the ranks that share it do equally much; 0 for a family for
+    which nobody has counted them."""
     ranks = policy.ranks
+    if policy.arch.family not in SUPPORTED:
+        return 0
     whole = (
         flops.forward(policy.arch, batch.tokens.numel(), seen_keys(batch.segments), batch.targets.numel())
         for batch in batches
@@ -234,7 +233,7 @@ def train_step(
 
     `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count.
     """
-    policy.fetch()
+    policy.fetch_for_update()
     for wrapped in policy.wrapped:
         wrapped.zero_grad_buffer()
     policy.optimizer.zero_grad()
@@ -292,7 +291,8 @@ def _apply(policy: Policy) -> tuple[float, bool]:
     if limit > 0.0:
         for chained in optimizer.chained_optimizers:
             clip_grad_by_total_norm_fp32(chained.get_parameters(), max_norm=limit, total_norm=grad_norm)
-    optimizer.step_with_ready_grads()
+    with policy.stepping():
+        optimizer.step_with_ready_grads()
     return grad_norm, False
 
 

@@ -155,6 +155,8 @@ def _grid(book: Book) -> None:
         f"model.fp8: {model.fp8} needs GPUs, model.dtype bfloat16 and the layers of Transformer Engine (model.layers)"
     )
     book.check(11, not model.fp8 or (cuda and model.layers != "torch" and model.dtype == "bfloat16"), text)
+    if model.provider == "mcore_bridge":
+        _bridged(book)
     if (world := book.world) is None:
         return
     book.quantities["world_size"] = world
@@ -178,6 +180,21 @@ def _grid(book: Book) -> None:
             f"world_size ({world}) must be divisible by expert tensor ({etp}) x expert ({ep}) x pipeline ({pp}) "
             f"parallel size = {etp * ep * pp}: expert_dp_size would be {show(Fraction(world, etp * ep * pp))}",
         )
+
+
+def _bridged(book: Book) -> None:
+    """What models of mcore-bridge's cannot do here."""
+    config, who = book.config, "model.provider: mcore_bridge"
+    cuda = config.cluster.platform == "cuda" and config.model.layers != "torch"
+    book.check(
+        11, cuda, f"{who} needs GPUs (cluster.platform: cuda) and the layers of Transformer Engine (model.layers)"
+    )
+    cp = config.parallel.context_parallel_size
+    book.check(11, cp == 1, f"{who} splits no samples: context_parallel_size ({cp}) must be 1")
+    shared = config.batch.share_prompts
+    book.check(11, not shared, f"{who} has attention that cannot share prompts: batch.share_prompts=false")
+    replay = config.moe.router_replay
+    book.check(11, replay == "off", f"{who} has routers of its own: moe.router_replay ({replay}) must be off")
 
 
 def _batch(book: Book) -> None:

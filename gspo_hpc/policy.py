@@ -5,8 +5,10 @@ Floor 3. What is done with it is :mod:`gspo_hpc.pipeline`.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +20,9 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from gspo_hpc import moe, weights
+from gspo_hpc import moe, provider
 from gspo_hpc.config import Config
-from gspo_hpc.model import DTYPES, build
+from gspo_hpc.model import DTYPES
 from gspo_hpc.model_config import Architecture
 from gspo_hpc.offload import Lender
 from gspo_hpc.process_groups import Ranks
@@ -33,7 +35,8 @@ class Policy:
         self.arch = arch
         self.config = config
         self.ranks = ranks
-        self.chunks = build(arch, config, ranks.device)  # one, or several with a virtual pipeline
+        self.provider = provider.of(arch, config)
+        self.chunks = self.provider.build(ranks.device)  # one, or several with a virtual pipeline
         self.routing = moe.routing(self.chunks)
         settings = self.chunks[0].config
         reduction = DistributedDataParallelConfig(
@@ -54,7 +57,7 @@ class Policy:
         self.flops: Counter[str] = Counter()  # of this rank, by the same kinds
         self.stop_requested: Callable[[], bool] = lambda: False  # asked before every micro-batch
         self.abandons = False  # whether the pass under way is left
-        self.lent = (Lender(), Lender())  # weights, and what only an update needs
+        self.lent_weights, self.lent_gradients, self.lent_state = Lender(), Lender(), Lender()
         self.optimizer: Any = None
         self.scheduler: Any = None
 
@@ -76,36 +79,65 @@ class Policy:
     def lend(self) -> int:
         """Give the memory of weights, gradients and optimizer to the engines, until they are needed: bytes that this
         has freed. What needs them fetches them."""
-        weights, rest = self.lent
-        if weights.asleep:
+        if self.lent_weights.asleep:
             return 0
         buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
+        freed = self._put_state_aside()
+        if not self.lent_gradients.asleep:
+            freed += self.lent_gradients.sleep((), [buffer.grad_data for buffer in buffers])
+        return freed + self.lent_weights.sleep([parameter.data for parameter in self.parameters()])
+
+    def fetch(self) -> None:
+        """Have everything on this rank."""
+        for lender in (self.lent_weights, self.lent_gradients, self.lent_state):
+            lender.wake()
+
+    def fetch_for_update(self) -> None:
+        """Have what an update needs until the optimizer steps: its state only where that stays on this rank."""
+        if not self.config.memory.offload_optimizer:
+            self.fetch()
+            return
+        self._put_state_aside()
+        self.lent_weights.wake()
+        self.lent_gradients.wake()
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Have the optimizer's state on this rank."""
+        self.lent_state.wake()
+        yield
+        if self.config.memory.offload_optimizer:
+            self._put_state_aside()
+
+    def _put_state_aside(self) -> int:
+        """The optimizer's moments and fp32 masters, but not weights that are their own masters: bytes that this has
+        freed."""
+        if self.lent_state.asleep:
+            return 0
         parts = getattr(self.optimizer, "chained_optimizers", ())
         optimizers = [part.optimizer for part in parts if part.optimizer is not None]
         own = {parameter.untyped_storage().data_ptr() for parameter in self.parameters()}
         masters = (p for o in optimizers for group in o.param_groups for p in group["params"])
         moments = (t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
         state = [t for t in (*masters, *moments) if t.untyped_storage().data_ptr() not in own and t.ndim]
-        freed = 0 if rest.asleep else rest.sleep(state, [buffer.grad_data for buffer in buffers])
-        return freed + weights.sleep([parameter.data for parameter in self.parameters()])
-
-    def fetch(self) -> None:
-        """Have everything that an update needs on this rank."""
-        for lender in self.lent:
-            lender.wake()
+        return self.lent_state.sleep(state)
 
     def settle(self) -> None:
         """Have whole weights on this rank, where they are lent, or else gathered as the next update needs them.
         Collective."""
-        self.lent[0].wake()
+        self.lent_weights.wake()
         if self.config.parallel.overlap_param_gather:
             for wrapped in self.wrapped:
                 wrapped.start_param_sync(force_sync=True)
 
     def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights, as :func:`gspo_hpc.weights.stream` gives them."""
+        """All weights, as :class:`gspo_hpc.provider.Provider` gives them."""
         self.settle()
-        yield from weights.stream(self.chunks, self.arch)
+        yield from self.provider.stream(self.chunks)
+
+    def load(self, folder: str | Path) -> None:
+        """Weights from a Hugging Face folder. ValueError where they are not those of this model."""
+        self.provider.load(self.chunks, folder)
 
     def make_optimizer(self) -> None:
         """Adam and its schedule; call it once the weights are loaded (16-bit models copy them into fp32 masters)."""

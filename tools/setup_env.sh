@@ -17,6 +17,8 @@ a CPU build of torch, vLLM for the CPU, Megatron-Core. Changes nothing when it i
 environment variables:
   GSPO_HPC_VENV    where the environment goes (default: .venv in the project)
   GSPO_HPC_PYTHON  the Python to make it with (default: the first that serves of python3.11, python3.12, python3)
+  GSPO_HPC_TORCH   another build of torch (default: torch==2.13.0+cpu), for example torch==2.13.0, the one for CUDA and
+                   several GB, where there is no CPU build for this Python
 TEXT
 }
 
@@ -32,13 +34,13 @@ while [ $# -gt 0 ]; do
 done
 
 REQUIREMENTS="$PROJECT/tools/requirements"
-TORCH="torch==2.13.0"
+TORCH="${GSPO_HPC_TORCH:-torch==2.13.0+cpu}"
 STAMP="$VENV/.gspo_hpc_stamp"
 
 # What the environment was made from: it is made anew, or added to, when this changes.
 fingerprint() {
     cat "$REQUIREMENTS"/*.txt "$PROJECT/setup.cfg" "$PROJECT/pyproject.toml" "${BASH_SOURCE[0]}" | sha256sum | cut -d' ' -f1
-    printf '%s\n' "$PROJECT"
+    printf '%s %s\n' "$PROJECT" "$TORCH"
 }
 up_to_date() {
     [ -x "$PYTHON" ] && [ -f "$STAMP" ] && [ "$(head -n 2 "$STAMP")" = "$(fingerprint)" ] &&
@@ -117,23 +119,27 @@ pip_install() { # what it is, pip arguments...
 
 install_torch() {
     local log="$VENV/setup.log"
+    if [ "${TORCH%+cpu}" = "$TORCH" ]; then
+        pip_install "$TORCH with what it needs" "$TORCH"
+        return
+    fi
     say "torch, CPU build (about 200 MB)"
     # A CPU build carries +cpu in its version: from where pip is configured to look, else from PyTorch's own index.
-    if ! "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps "$TORCH+cpu" >>"$log" 2>&1 </dev/null; then
+    if ! "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps "$TORCH" >>"$log" 2>&1 </dev/null; then
         pip_install "torch is not where pip looks; taking it from download.pytorch.org" \
-            --no-deps --index-url https://download.pytorch.org/whl/cpu "$TORCH+cpu"
+            --no-deps --index-url https://download.pytorch.org/whl/cpu "$TORCH"
     fi
 }
 
 # Everything imports, torch is the CPU build, and the packages that break transformers are not there.
 self_test() {
-    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$PYTHON" - <<'PYTHON' 2>>"$VENV/setup.log"
+    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$PYTHON" - "$TORCH" <<'PYTHON' 2>>"$VENV/setup.log"
 import importlib.util
 import sys
 
 import torch
 
-if torch.version.cuda is not None:
+if torch.version.cuda is not None and sys.argv[1].endswith("+cpu"):
     sys.exit(f"setup_env: torch {torch.__version__} is a CUDA build; run again with --force")
 for name in ("torchvision", "torchaudio", "torchcodec"):
     if importlib.util.find_spec(name):
@@ -163,7 +169,7 @@ fi
 rm -f "$STAMP"
 : >"$VENV/setup.log"
 "$PYTHON" -m pip uninstall -q -y torchvision torchaudio torchcodec >>"$VENV/setup.log" 2>&1
-[ "$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null)" = "${TORCH#torch==}+cpu" ] || install_torch
+[ "$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null)" = "${TORCH#torch==}" ] || install_torch
 files=(-r "$REQUIREMENTS/cpu.txt")
 [ "$DEV" = 0 ] || files+=(-r "$REQUIREMENTS/dev.txt")
 pip_install "vLLM, Megatron-Core and the rest (about 160 packages)" --no-deps "${files[@]}"

@@ -87,11 +87,47 @@ def policy(settings: Config) -> tuple[Policy, Ranks]:
 
 
 def logprobs(model: str, world: int, **sections: Any) -> Arrays:
-    """Log-probs of all completions, in slot and index order."""
+    """Log-probs and logits of all completions, in slot and index order."""
     settings = config(model, world, **sections)
     made, _ = policy(settings)
     passed = update.logprob_pass(made, groups(), pass_sizes(settings)["update"], settings)
-    return {f"{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
+    own = {f"{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
+    return own | _logits(made, groups(), settings)
+
+
+def _logits(made: Policy, rollout: list[Group], settings: Config) -> Arrays:
+    """Logits [tokens, V] of all completions, on all ranks. The package never has them: the head is replaced by one that
+    keeps them, and whose log-probs are numbers of rows. The pass brings these to their places."""
+    kept: list[torch.Tensor] = []
+    far = 1 << 14  # rows of one rank
+
+    def keep(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        vocab_size: int,
+        tp_group: dist.ProcessGroup | None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        parts = [hidden @ weight.T]
+        if tp_group is not None:
+            mine = parts[0].contiguous()
+            parts = [torch.empty_like(mine) for _ in range(tp_group.size())]
+            dist.all_gather(parts, mine, group=tp_group)
+        first = made.ranks.rank * far + sum(len(one) for one in kept)
+        kept.append(torch.cat(parts, -1)[:, :vocab_size].float())
+        return torch.arange(first, first + len(targets), dtype=torch.float32), None
+
+    original, pipeline.token_logprobs = pipeline.token_logprobs, keep  # type: ignore[assignment]
+    try:
+        passed = update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings)
+    finally:
+        pipeline.token_logprobs = original
+    every: list[Any] = [None] * made.ranks.world_size
+    dist.all_gather_object(every, torch.cat(kept).numpy() if kept else None)
+    rows = {key: array.astype(np.int64) for key, array in passed.logprobs.items()}
+    return {f"logits/{key[0]}-{key[1]}": np.stack([every[n // far][n % far] for n in rows[key]]) for key in rows}
 
 
 def given_experts(rollout: list[Group], model: str) -> list[Group]:
@@ -137,7 +173,7 @@ def steps(
     given: bool = False,
     **sections: Any,
 ) -> Arrays:
-    """Losses, gradient norms and all weights after `count` optimizer steps on one rollout.
+    """Logits, losses, gradient norms and all weights after `count` optimizer steps on one rollout.
 
     `stop_rank`: a rank that is asked to stop in a log-prob pass and in a step before those, after a micro-batch.
     `given`: tokens go to experts that are given.
@@ -147,6 +183,7 @@ def steps(
     objective = algorithms.resolve(settings.algorithm)
     rollout = given_experts(groups(), model) if given else groups()
     rollout = update.with_old_logprobs(made, rollout, rollout, settings)
+    logits = _logits(made, rollout, settings)
     results: list[StepResult] = []
     scales: list[float] = []
     if stop_rank >= 0:
@@ -163,7 +200,7 @@ def steps(
         results.append(result)
         scales.append(float(made.optimizer.get_loss_scale()))
     arrays = {name: tensor.float().numpy().copy() for name, tensor in made.stream()}
-    arrays |= gradients
+    arrays |= gradients | logits
     arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results])
     arrays["entropy"] = np.array([r.sums["entropy"][0] / r.sums["entropy"][1] for r in results])
     arrays["grad_norm"] = np.array([r.grad_norm for r in results])
@@ -320,7 +357,8 @@ def _empty(folder: Path, ranks: Ranks) -> Path:
 
 
 def lent(model: str, world: int, **sections: Any) -> Arrays:
-    """Weights after two steps between which the memory is lent again and again, and what that has freed."""
+    """Weights after two steps between which the memory is lent again and again, and what that has freed. The
+    optimizer's state is on the ranks while they go forward and back, or not, as configured."""
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
     objective = algorithms.resolve(settings.algorithm)
@@ -332,9 +370,13 @@ def lent(model: str, world: int, **sections: Any) -> Arrays:
         empty = sum(p.untyped_storage().nbytes() for p in made.parameters())
         assert empty == 0, empty
         update.logprob_pass(made, rollout, size, settings)  # with the weights alone
-        assert made.lent[1].asleep and not made.lent[0].asleep
+        assert made.lent_state.asleep and made.lent_gradients.asleep and not made.lent_weights.asleep
         freed.append(made.lend())
+        aside: list[bool] = []
+        made.stop_requested = lambda aside=aside: aside.append(made.lent_state.asleep) or False  # before micro-batches
         assert update.step(made, rollout, objective, settings) is not None
+        assert set(aside) == {settings.memory.offload_optimizer}, aside
+        assert made.lent_state.asleep == settings.memory.offload_optimizer
         freed.append(made.lend())
         made.lend()  # what is lent can be lent again
     held = sum(p.nbytes for p in made.parameters())

@@ -116,6 +116,7 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     for name, sections in LENT.items():
         work = one if name.startswith("one") else two
         work[f"lent-{name}"] = ("lent", {"model": tied, **sections})
+        work[f"aside-{name}"] = ("lent", {"model": tied, "memory": {"offload_optimizer": True}, **sections})
         work[f"kept-{name}"] = ("steps", {"model": tied, "count": 2, **sections})
     two["metered"] = ("metered", {"model": tied})
     one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})

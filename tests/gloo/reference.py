@@ -38,7 +38,8 @@ class _Routers(TorchFunctionMode):
 
 
 def huggingface_logprobs(folder: Path, given: bool = False) -> Arrays:
-    """Each completion on its own, unpacked, through transformers; with experts also those of each token, in order.
+    """Log-probs, and logits, of each completion on its own, unpacked, through transformers; with experts also those of
+    each token, in order.
 
     `given`: tokens go to the experts of `cases.given_experts`.
     """
@@ -53,15 +54,17 @@ def huggingface_logprobs(folder: Path, given: bool = False) -> Arrays:
                 logits = model(tokens[None]).logits[0]
             logprobs = torch.log_softmax(logits[:-1].float(), -1).gather(1, tokens[1:, None])[:, 0]
             result[f"{group.slot}-{index}"] = logprobs[len(group.prompt.tokens) - 1 :].numpy()
+            result[f"logits/{group.slot}-{index}"] = logits[len(group.prompt.tokens) - 1 : -1].numpy()
             for layer, own in routers.own.items() if layers else ():
                 result[f"experts/{group.slot}-{index}-{layer}"] = np.sort(own, -1)
     return result
 
 
 def assert_equal_steps(one: Arrays, many: Arrays, *, with_gradients: bool) -> None:
-    """Losses, entropies, gradient norms, every weight, and every gradient of the first step: norm of the difference
-    over norm of the value."""
+    """Logits, losses, entropies, gradient norms, every weight, and every gradient of the first step: norm of the
+    difference over norm of the value."""
     assert one["grad_norm"].min() > 1e-3  # there was something to compare
+    assert sum(name.startswith("logits/") for name in one) == 12
     assert any(name.startswith("gradient/") for name in many) == with_gradients
     assert {name for name in one if not name.startswith("gradient/")} <= many.keys() <= one.keys()
     for name in _compared(many):

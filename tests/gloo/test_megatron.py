@@ -28,7 +28,9 @@ from tests.gloo.reference import assert_equal_steps, huggingface_logprobs
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *ROPES])
-def test_logprobs_equal_hugging_face(family: str, models: dict[str, Path], results: dict[str, Arrays]) -> None:
+def test_logprobs_and_logits_equal_hugging_face(
+    family: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
     ours = results[f"logprobs-{family}"]
     theirs = {key: one for key, one in huggingface_logprobs(models[family]).items() if not key.startswith("experts/")}
     assert ours.keys() == theirs.keys()
@@ -153,16 +155,20 @@ def test_a_rank_that_waits_for_another_is_seen_to_wait(results: dict[str, Arrays
 
 
 @pytest.mark.parametrize("layout", LENT)
-def test_lending_the_memory_to_engines_changes_nothing(layout: str, results: dict[str, Arrays]) -> None:
-    lent, kept = results[f"lent-{layout}"], results[f"kept-{layout}"]
+@pytest.mark.parametrize("state", ["lent", "aside"])
+def test_lending_the_memory_to_engines_changes_nothing(layout: str, state: str, results: dict[str, Arrays]) -> None:
+    """With the optimizer's state on the ranks while they go forward and back, and with it in host memory."""
+    lent, kept = results[f"{state}-{layout}"], results[f"kept-{layout}"]
     names = [name for name in lent if name not in ("freed", "held")]
     assert names
     assert all(np.array_equal(lent[name], kept[name]) for name in names)
     (held,), freed = lent["held"], lent["freed"]
     gradients = held * (2 if "bfloat16" in layout else 1)
-    assert freed[0] >= held + gradients and freed[-1] >= freed[0]  # moments come with the first step
-    if "distributed" not in layout:
-        assert freed[-1] >= held + 3 * gradients
+    assert freed[0] >= held + gradients
+    if state == "aside":  # it had gone with the step
+        assert held + gradients <= freed[-1] < held + 1.5 * gradients
+    else:
+        assert freed[-1] >= (held + gradients if "distributed" in layout else held + 3 * gradients)
 
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])

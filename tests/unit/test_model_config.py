@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gspo_hpc.model_config import Experts, parse
+from gspo_hpc.model_config import Experts, outline, parse, read
 
 SIZES: dict[str, Any] = {
     "hidden_size": 2048,
@@ -91,3 +93,23 @@ def test_what_differs_between_families() -> None:
 def test_what_is_refused(raw: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         parse(raw)
+
+
+def test_an_outline_is_of_any_family(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | {"architectures": ["DeepseekV3ForCausalLM"]}))
+    arch = outline(tmp_path)
+    assert (arch.family, arch.num_layers, arch.vocab_size) == ("DeepseekV3ForCausalLM", 6, 151936)
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(ValueError, match="num_attention_heads is missing"):
+        outline(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [("[1]", "holds list, not the settings"), ("{", "is not JSON"), (None, "has no config.json")]
+)
+def test_a_folder_without_settings(content: str | None, told: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    for reader in (read, outline):
+        with pytest.raises(ValueError, match=told):
+            reader(tmp_path)

@@ -208,6 +208,20 @@ def test_the_engine_on_the_cpu_does_not_tell_its_experts(tmp_path: Path) -> None
     assert rules(from_dict(on_cpu)) == set()  # without experts it has no effect
 
 
+def test_what_models_of_mcore_bridge_need() -> None:
+    on_gpus = {"model": {"provider": "mcore_bridge"}, "batch": {"share_prompts": False}}
+    assert rules(from_dict(on_gpus)) == set()
+    for section, told in (
+        ({"batch": {"share_prompts": True}}, "batch.share_prompts=false"),
+        ({"cluster": {"platform": "cpu"}}, "needs GPUs"),
+        ({"model": {"provider": "mcore_bridge", "layers": "torch"}}, "layers of Transformer Engine"),
+        ({"parallel": {"context_parallel_size": 2}, "cluster": {"gpus_per_node": 2}}, "context_parallel_size (2)"),
+        ({"moe": {"router_replay": "rollout"}}, "moe.router_replay (rollout)"),
+    ):
+        (broken,) = make_plan(from_dict(on_gpus | section)).broken
+        assert broken.rule == 11 and told in broken.message
+
+
 def test_what_overlapping_and_float16_need() -> None:
     gather = {"parallel": {"overlap_param_gather": True, "overlap_grad_reduce": True}}
     assert rules(from_dict(gather)) == {11}
