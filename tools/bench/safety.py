@@ -2,19 +2,23 @@
 
     .venv/bin/python tools/bench/safety.py > table.md          # progress goes to stderr
 
-Two measurements of SmolLM2-135M-Instruct on one training rank, one engine and all cores, 64 completions a step:
+Three measurements on one training rank, one engine and all cores, 64 completions a step:
 
-- Steps: one run that a watching process listens to, as under Slurm. In half of the steps nothing is journalled,
-  logged, tracked or told to the watcher, and W&B's process is stopped. All steps do the same work: the same prompts and
-  seeds, and a learning rate too small to move a weight, so that the tokens are the same. Steps of both kinds are
-  neighbours, in the order safe, bare, bare, safe, and what is given is the difference of neighbours, with the interval
-  that resampling the pairs gives. Beside it stands what the calls themselves took: wall seconds where the loop waits
-  for them, CPU seconds where processes of their own do the work.
-- Saves: checkpoints of the same state in turns, waited for and in the background, with one optimizer step after each.
-  "Blocked" is what the loop waits for. The step that runs while a checkpoint is written shares the cores with it; what
-  it takes longer than the step after a finished save is part of the price.
+- Short steps, of a tiny model: one run that a watching process listens to, as under Slurm. In half of the steps nothing
+  is journalled, logged, tracked or told to the watcher, and W&B's process is stopped. All steps do the same work: the
+  same prompts and seeds, and a learning rate too small to move a weight, so that the tokens are the same. Steps of both
+  kinds are neighbours, in the order safe, bare, bare, safe, and what is given is the difference of neighbours, with the
+  interval that resampling the pairs gives. What safety costs for each step is the same in a long step, whose own
+  seconds vary by more than that.
+- Long steps, of SmolLM2-135M-Instruct, in the same way, for the seconds of a step; and for the CPU seconds of the
+  threads and processes that work beside the loop, some of them all the time and not once a step.
+- Saves of SmolLM2: checkpoints of the same state in turns, waited for and in the background, with one optimizer step
+  after each. "Blocked" is what the loop waits for. The step that runs while a checkpoint is written shares the cores
+  with it; what it takes longer than the step after a finished save is part of the price.
 
-The last table adds both up for one save in `checkpoint.interval` steps.
+The last table adds all up for a long step and one save in `checkpoint.interval` of them: the difference of short steps,
+half (of two cores) of the CPU seconds beside a long one, though some of them are in that difference already, and a
+save's share.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import signal
 import statistics
 import sys
@@ -34,6 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from step import BENCH, COMPLETIONS, GROUP, MAX_LENGTH, REPO, WARM_UP, cpu_model, our_config, spread
 
@@ -47,6 +51,7 @@ def say(text: str) -> None:
 
 def settings(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The run whose steps are measured: a rollout takes all its prompts."""
+    work.mkdir(exist_ok=True)
     rows = args.data.read_text("utf-8").splitlines(keepends=True)[: COMPLETIONS // GROUP]
     (work / "data.jsonl").write_text("".join(rows), "utf-8")
     config = our_config(args, work / "run", f"{BENCH / 'graders.py'}:text_reward")
@@ -80,10 +85,8 @@ class Meter:
 
         setattr(owner, name, method)
 
-    def step(self, tracker: Any) -> None:
+    def step(self) -> None:
         """A step is over; the next two are of the other kind, of which this one may have been the first."""
-        while self.on and not tracker._queue.empty():  # what it leaves to do is not the next one's
-            time.sleep(0.001)
         now, cpu = time.perf_counter(), _beside()
         self.rows.append({"on": self.on, "seconds": now - self._last, "inside": self.inside, "beside": cpu - self._cpu})
         Path(os.environ[RESULT]).write_text(json.dumps(self.rows))
@@ -120,28 +123,27 @@ def rank(argv: list[str]) -> int:
     meter.around(control.Client, "_send", counted=False)  # by a thread of its own, once a second
     finish: Callable[..., None] = trainer._finish
 
-    def finished(session: Any, *arguments: Any) -> None:
-        finish(session, *arguments)
-        meter.step(session.outlet.tracker)
+    def finished(*arguments: Any) -> None:
+        finish(*arguments)
+        meter.step()
 
     trainer._finish = finished  # type: ignore[assignment]
     return worker.main(argv)
 
 
 def differences(rows: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
-    """How much longer a step takes with safety, as a share of the bare one beside it: the Hodges-Lehmann estimate, and
-    the ends of its 95 % interval by the bootstrap (percentiles of 2,000 resamples of the pairs)."""
-    pairs = []
-    for first, second in zip(rows[::2], rows[1::2], strict=True):
-        safe, bare = (first, second) if first["on"] else (second, first)
-        pairs.append(safe["seconds"] / bare["seconds"] - 1.0)
+    """Seconds by which a step with safety takes longer than the bare one beside it: the Hodges-Lehmann estimate, and
+    the ends of its 95 % interval by the bootstrap (percentiles of 1,000 resamples of the pairs)."""
+    neighbours = zip(rows[::2], rows[1::2], strict=True)
+    pairs = np.array([(a["seconds"] - b["seconds"]) * (1 if a["on"] else -1) for a, b in neighbours])
 
-    def middle(values: Sequence[float]) -> float:
-        return statistics.median((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+    def middle(values: np.ndarray) -> float:
+        first, second = np.triu_indices(len(values))
+        return float(np.median((values[first] + values[second]) / 2))
 
-    source = random.Random(0)
-    found = sorted(middle(source.choices(pairs, k=len(pairs))) for _ in range(2000))
-    return middle(pairs), found[49], found[1949]
+    source = np.random.default_rng(0)
+    found = [middle(source.choice(pairs, len(pairs))) for _ in range(1000)]
+    return middle(pairs), *np.percentile(found, (2.5, 97.5))
 
 
 def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], float]:
@@ -226,34 +228,45 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct")
     parser.add_argument("--data", type=Path, default=REPO / ".cache" / "sum20" / "train.jsonl")
-    parser.add_argument("--steps", type=int, default=64, help="measured, of both kinds together; a multiple of 4")
+    parser.add_argument("--tiny", type=Path, default=REPO / ".cache" / "tiny", help="a folder with model/ and data/")
+    parser.add_argument("--short-steps", type=int, default=600, help="measured, of both kinds together; 4, 8, 12 ...")
+    parser.add_argument("--steps", type=int, default=8, help="long ones, measured in the same way")
     parser.add_argument("--saves", type=int, default=5, help="measured of each kind (default: %(default)s)")
     args = parser.parse_args()
-    for path in (args.model / "config.json", args.data):
+    tiny = argparse.Namespace(model=args.tiny / "model", data=args.tiny / "data/train.jsonl", steps=args.short_steps)
+    for path in (args.model / "config.json", args.data, tiny.model / "config.json", tiny.data):
         if not path.is_file():
-            parser.error(f"{path} is not there: bash tools/quickstart.sh makes it")
-    if args.steps % 4 or args.steps < 8:
-        parser.error(f"--steps is {args.steps}: a multiple of 4, from 8 on")
+            parser.error(f"{path} is not there: bash tools/quickstart.sh makes it, or with --config tiny")
+    if args.steps % 4 or args.steps < 4 or tiny.steps % 4 or tiny.steps < 4:
+        parser.error(f"--steps {args.steps} --short-steps {tiny.steps}: multiples of 4, from 4 on")
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="gspo_hpc-safety-") as name:
         work = Path(name)
-        rows, beside = measure_steps(args, work)
+        short, _ = measure_steps(tiny, work / "short")
+        rows, beside = measure_steps(args, work / "long")
         os.environ["OMP_NUM_THREADS"] = str(cores)  # before torch is imported
-        saves = measure_saves(args, work)
+        saves = measure_saves(args, work / "saves")
 
     from gspo_hpc.config import Checkpoint
 
-    print(f"{args.model.name}, {COMPLETIONS} completions a step of at most {MAX_LENGTH} tokens, float32; {cores} cores")
-    print(f"of {cpu_model()}; load average before the start: {load:.1f}; medians, with least and most.\n")
-    safe, bare = ([row["seconds"] for row in rows if row["on"] is on] for on in (True, False))
-    inside = [row["inside"] for row in rows if row["on"]]
-    step = statistics.median(bare)
-    shares = differences(rows)
-    print("| steps | s bare | s with safety | longer, pair by pair | of which the loop waits for | beside it, CPU s |")
+    print(f"{COMPLETIONS} completions a step of at most {MAX_LENGTH} tokens, float32; {cores} cores of {cpu_model()};")
+    print(f"load average before the start: {load:.1f}; medians, with least and most.\n")
+    print("| steps | number | s bare | s with safety | of which the loop waits for | CPU s beside it |")
     print("|---|---|---|---|---|---|")
-    longer_by = f"{100 * shares[0]:.2f}% (95% interval {100 * shares[1]:.2f}% to {100 * shares[2]:.2f}%)"
-    cells = [len(rows), spread(bare, 2), spread(safe, 2), longer_by, f"{statistics.median(inside):.4f} s"]
-    print(f"| {' | '.join(map(str, (*cells, f'{beside:.4f}')))} |\n")
+    step = 0.0
+    for model, found in ((tiny.model.parent, short), (args.model, rows)):
+        bare, safe = ([row["seconds"] for row in found if row["on"] is on] for on in (False, True))
+        inside = statistics.median(row["inside"] for row in found if row["on"])
+        aside = statistics.mean(row["beside"] for row in found if row["on"])
+        step = statistics.median(bare)
+        cells = [model.name, len(found), spread(bare, 3), spread(safe, 3), f"{inside:.4f}", f"{aside:.4f}"]
+        print(f"| {' | '.join(map(str, cells))} |")
+    shares = differences(short)
+    ends = ", ".join(f"{end:.4f}" for end in shares[1:])
+    print(
+        f"\nA short step takes {shares[0]:.4f} s longer with safety than the bare one beside it (95% interval {ends})."
+    )
+    print(f"Beside a long one {beside:.4f} CPU s are used, those of the watching process included.\n")
     blocked = statistics.median(saves["blocked/a"]) / statistics.median(saves["blocked/s"])
     longer = statistics.median(saves["step/a"]) - statistics.median(saves["step/s"])
     head = ("checkpoint", "s waited for", "s blocked in the background", "blocked / waited for", "s until committed")
@@ -263,9 +276,11 @@ def main() -> int:
     print(f"| {' | '.join(map(str, cells))} |\n")
     interval = Checkpoint().interval
     save = (statistics.median(saves["blocked/a"]) + max(0.0, longer)) / interval / step
-    print(f"| heartbeats, journal, tracking | a save in {interval} steps | together |\n|---|---|---|")
-    total = f"**{100 * (shares[0] + save):.2f}% of a step** (at most {100 * (shares[2] + save):.2f}%)"
-    print(f"| {100 * shares[0]:.2f}% | {100 * save:.2f}% | {total} |")
+    parts = [shares[0] / step, beside / cores / step, save]
+    most = 100 * (sum(parts) + (shares[2] - shares[0]) / step)
+    print(f"| once a step | beside it | a save in {interval} steps | together |\n|---|---|---|---|")
+    shown = " | ".join(f"{100 * part:.2f}%" for part in parts)
+    print(f"| {shown} | **{100 * sum(parts):.2f}% of a long step** (95%: at most {most:.2f}%) |")
     return 0
 
 
