@@ -158,13 +158,11 @@ def layer_spec(arch: Architecture, has_experts: bool, fused: bool) -> ModuleSpec
             layer.submodules.mlp = moe.layer_spec(arch, fused)
         return layer
     layer = get_gpt_layer_local_spec(qk_layernorm=arch.qk_norm, normalization="RMSNorm")
-    norm = ModuleSpec(module=RMSNorm)
-    layer.submodules.input_layernorm = norm
-    layer.submodules.pre_mlp_layernorm = norm
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
     within = layer.submodules.self_attention.submodules
     within.core_attention = PackedAttention
     if arch.qk_norm:
-        within.q_layernorm = within.k_layernorm = norm
+        within.q_layernorm = within.k_layernorm = RMSNorm
     if has_experts:
         layer.submodules.mlp = moe.layer_spec(arch, fused)
     return layer
@@ -172,7 +170,7 @@ def layer_spec(arch: Architecture, has_experts: bool, fused: bool) -> ModuleSpec
 
 def final_norm(fused: bool) -> Any:
     """The norm behind the last layer."""
-    return _fused_norm() if fused else ModuleSpec(module=RMSNorm)
+    return _fused_norm() if fused else RMSNorm
 
 
 def _fused_norm() -> Any:

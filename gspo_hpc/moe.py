@@ -8,13 +8,13 @@ dispatcher, which takes any number of tokens from each rank; no token is ever dr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.spec_utils import ModuleSpec
 
 from gspo_hpc.config import Config
 from gspo_hpc.model_config import Architecture
@@ -61,11 +61,13 @@ def settings(arch: Architecture, config: Config, fused: bool) -> dict[str, Any]:
     }
 
 
-def layer_spec(arch: Architecture, fused: bool) -> ModuleSpec:
+def layer_spec(arch: Architecture, fused: bool) -> Any:
     """The part of a layer that stands in the place of its MLP. `fused`: Transformer Engine's, all experts at once."""
     assert arch.experts is not None
     spec = get_moe_module_spec(use_te=fused, num_experts=arch.experts.count, moe_grouped_gemm=fused)
-    spec.submodules.router = Router
+    # Megatron-Core 0.19 has builders, partial applications of the module's class, in the place of specs.
+    parts = spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
+    parts.router = Router
     return spec
 
 
