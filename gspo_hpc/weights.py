@@ -124,19 +124,34 @@ def stream(
             rows = row_pieces(bucket.entries[0], mine.view(shapes[0])) if size > 1 and len(bucket.entries) == 1 else ()
             for name, shape, piece in rows:  # gathered by itself, it is whole where it comes to lie
                 gathered = buffers.whole(size * piece.numel())
-                dist.all_gather_into_tensor(gathered, piece.view(-1), group=bucket.group)
+                _gather(gathered, piece.view(-1), bucket.group)
                 yield name, gathered.view(-1, *shape[1:])[: shape[0]]
             if rows:
                 continue
             if size > 1:
                 whole = buffers.whole(size * sum(lengths))
-                dist.all_gather_into_tensor(whole, mine, group=bucket.group)
+                _gather(whole, mine, bucket.group)
                 whole = whole.view(size, -1)
             for position, part in enumerate(whole.split(lengths, dim=1)):
                 shards = part.unflatten(1, shapes[position])
                 for owner, entry in enumerate(bucket.entries[position :: len(shapes)]):
                     yield from to_hf(entry, shards[owner * bucket.tp : (owner + 1) * bucket.tp], arch)
         seen |= {name for entry in table for name in entry.hf}
+
+
+def _gather(whole: torch.Tensor, mine: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """The parts of all ranks of the group, one after the other. Between CPUs every rank sends its own to every other,
+    into the place where it is to lie: gloo's own all-gather copies once more, and takes almost twice as long."""
+    if whole.is_cuda:
+        dist.all_gather_into_tensor(whole, mine, group=group)
+        return
+    parts, others = whole.view(group.size(), -1), [rank for rank in range(group.size()) if rank != group.rank()]
+    under_way = [dist.irecv(parts[rank], group=group, group_src=rank) for rank in others]
+    under_way += [dist.isend(mine, group=group, group_dst=rank) for rank in others]
+    parts[group.rank()].copy_(mine)
+    for work in under_way:
+        assert work is not None
+        work.wait()
 
 
 @dataclass(frozen=True)

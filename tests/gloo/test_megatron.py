@@ -68,6 +68,29 @@ def test_three_steps_equal_one_rank(layout: str, results: dict[str, Arrays]) -> 
     assert_equal_steps(one, results[f"steps-{layout}"], with_gradients="distributed" not in layout)
 
 
+@pytest.mark.parametrize(
+    ("plain", "other"),
+    [
+        ("dp2", "dp2-overlapped"),
+        ("dp2-distributed", "dp2-distributed-overlapped"),
+        ("one", "attention-recomputed"),
+        ("tp2-sp", "tp2-sp-recomputed"),
+        (f"etp2-{EXPERTS[-1]}", f"etp2-recomputed-{EXPERTS[-1]}"),
+    ],
+)
+def test_overlapping_and_recomputation_change_no_bit(plain: str, other: str, results: dict[str, Arrays]) -> None:
+    one, many = results[f"steps-{plain}"], results[f"steps-{other}"]
+    assert one.keys() == many.keys()
+    assert [name for name in one if not np.array_equal(one[name], many[name])] == []
+
+
+def test_stages_change_no_bit_but_where_they_share_a_weight(results: dict[str, Arrays]) -> None:
+    """Of the logits and of the first gradient: both ends have a copy of a tied embedding, whose gradients are added."""
+    one, many = results["steps-one"], results["steps-pp2"]
+    names = [name for name in one if name.startswith(("logits/", "gradient/"))]
+    assert [n for n in names if not np.array_equal(one[n], many[n])] == ["gradient/model.embed_tokens.weight"]
+
+
 @pytest.mark.parametrize("layout", ["one", *LAYOUTS])
 def test_a_pass_that_was_left_has_changed_nothing(layout: str, results: dict[str, Arrays]) -> None:
     """All ranks leave it (the case says so), and what follows is the same bit for bit."""

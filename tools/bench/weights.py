@@ -7,7 +7,7 @@
   Transformer Engine's layers: here it is told the names that ours have. Both must give the same tensors, bit for bit.
 - Memory: what the process has in addition at its peak, in one pass of each.
 - Sync: SmolLM2-135M-Instruct from one rank into a live engine, with the probe that compares log-probs afterwards, next
-  to starting the engine anew from a folder, as one does where weights cannot be sent.
+  to what one does where weights cannot be sent: write them into a folder, and start the engine anew from that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import ctypes
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -131,7 +132,7 @@ def stream(work: Path, rounds: int) -> dict[str, Any]:
 
 def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
     """Seconds of syncs into a live engine and of starting it anew, and the bytes that go."""
-    from gspo_hpc import model_config, weights
+    from gspo_hpc import hf_folder, model_config, weights
     from gspo_hpc import sync as syncing
     from gspo_hpc.engine import Engine, EngineSettings
     from gspo_hpc.policy import Policy
@@ -144,28 +145,49 @@ def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
     arch = model_config.read(model)
     policy = Policy(arch, config, ranks)
     weights.load(policy.chunks, arch, model)
-    settings = EngineSettings(model_path=str(model), max_model_len=256, kv_cache_gb=0.25, log_path=work / "engine.log")
+    saved = work / "saved"
+
+    def write() -> None:
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in policy.stream()]
+        hf_folder.write(saved, model, shapes, next(policy.parameters()).dtype, policy.stream())
+
+    write()
+    settings = EngineSettings(model_path=str(saved), max_model_len=256, kv_cache_gb=0.25, log_path=work / "engine.log")
     engine = Engine(settings)
     probe = [[(7 * i + j) % 1000 for j in range(24)] for i in range(4)]
-    seconds: dict[str, list[float]] = {"sync": [], "rebuild": []}
+    seconds: dict[str, list[float]] = {"push": [], "sync": [], "write": [], "start": []}
+    push = syncing._push
+
+    def timed(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = push(*arguments)
+        seconds["push"].append(time.perf_counter() - began)
+        return result
+
+    syncing._push = timed  # type: ignore[assignment]
     engine.start()
     try:
         for number in range(rounds + 1):
+            shutil.rmtree(saved)
             began = time.perf_counter()
+            write()
+            written = time.perf_counter()
             engine.restart()
-            rebuilt = time.perf_counter()
+            started = time.perf_counter()
             _, death = syncing.synchronize(policy, engine, probe)  # with all that a restart makes slow the first time
             assert death is None
             warm = time.perf_counter()
             syncing.synchronize(policy, engine, probe)
-            if number:
-                seconds["rebuild"].append(rebuilt - began)
-                seconds["sync"].append(time.perf_counter() - warm)
-            say(f"engine {number} of {rounds}: new in {rebuilt - began:.1f} s")
+            seconds["sync"].append(time.perf_counter() - warm)
+            seconds["write"].append(written - began)
+            seconds["start"].append(started - written)
+            say(f"engine {number} of {rounds}: a folder in {written - began:.1f} s, new in {started - written:.1f} s")
     finally:
         engine.close()
         stop()
-    return {"bytes": sum(p.nbytes for p in policy.parameters()), "seconds": seconds}
+    seconds["push"] = seconds["push"][1::2]
+    measured = {name: values[1:] for name, values in seconds.items()}  # the first round fills caches
+    return {"bytes": sum(p.nbytes for p in policy.parameters()), "seconds": measured}
 
 
 def _config(model: Path, ranks: int) -> Any:
@@ -194,13 +216,23 @@ def tables(streamed: dict[str, Any], synced: dict[str, Any]) -> None:
         print(f"| {name} | {statistics.median(speeds):.0f} | {speeds[0]:.0f} to {speeds[-1]:.0f} | {extra:.0f} |")
     print(f"\nOurs over mbridge, pair by pair: **{statistics.median(ratios):.2f}** ", end="")
     print(f"({min(ratios):.2f} to {max(ratios):.2f}).\n")
-    sync_s, rebuild_s = (synced["seconds"][name] for name in ("sync", "rebuild"))
-    ratios = [b / a for a, b in zip(sync_s, rebuild_s, strict=True)]
-    print(f"{synced['bytes'] / MIB:.0f} MiB of float32 into an engine, {len(sync_s)} times each.\n")
+    rows = {
+        "push": "into the live engine",
+        "sync": "the same and the probe, as in a run",
+        "write": "into a folder",
+        "start": "a new engine from that",
+    }
+    print(f"{synced['bytes'] / MIB:.0f} MiB of float32 into an engine, {len(synced['seconds']['sync'])} times each.\n")
     print("| | s, median | range |\n|---|---|---|")
-    for name, values in (("into the live engine, with the probe", sync_s), ("a new engine", rebuild_s)):
+    for key, name in rows.items():
+        values = synced["seconds"][key]
         print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} to {max(values):.2f} |")
-    print(f"\nA new engine over a sync: **{statistics.median(ratios):.1f}** ({min(ratios):.1f} to {max(ratios):.1f}).")
+    every = zip(*(synced["seconds"][key] for key in rows), strict=True)
+    ratios = [((write + start) / push, (write + start) / sync) for push, sync, write, start in every]
+    for place, name in enumerate(("live sync", "live sync with the probe")):
+        values = [pair[place] for pair in ratios]
+        print(f"\nFolder and new engine over a {name}: **{statistics.median(values):.1f}** ", end="")
+        print(f"({min(values):.1f} to {max(values):.1f}).")
 
 
 def main() -> int:
@@ -208,8 +240,8 @@ def main() -> int:
     os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="100000")  # as a rank has it: threads share the cores
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="weights.py", description=__doc__, formatter_class=raw)
-    parser.add_argument("--rounds", type=int, default=15, help="of both exports (default: %(default)s)")
-    parser.add_argument("--engines", type=int, default=3, help="that are started (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=25, help="of both exports (default: %(default)s)")
+    parser.add_argument("--engines", type=int, default=5, help="that are started (default: %(default)s)")
     parser.add_argument("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct", help="for the sync")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
