@@ -110,7 +110,7 @@ class InProcess(TorchDistSaveShardedStrategy):
         self._group, self._copies, self._files = group, copies, _Hashing(staging, written)
         self._planner = planner or MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
 
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore") -> AsyncRequest:
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         if self._copies is not None:
             self._copies.take(renamed)
