@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gspo_hpc import algorithms, checkpoint, convert, model_config, pipeline, sync, update, weights
+from gspo_hpc import algorithms, checkpoint, convert, hf_folder, model_config, pipeline, sync, update, weights
 from gspo_hpc.accelerator import Accelerator
 from gspo_hpc.collective_time import CollectiveTime
 from gspo_hpc.config import Config
@@ -482,6 +482,16 @@ def full(model: str, world: int, folder: str) -> Arrays:
     return {"said": np.array([said])}
 
 
+def same(model: str, world: int, **sections: Any) -> Arrays:
+    """Which tensors of the folder do not come back bit for bit, and how many there are."""
+    made, _ = policy(config(model, world, **sections))
+    source = hf_folder.Folder(model)
+    streamed = [(name, torch.equal(tensor, source.read(name))) for name, tensor in made.stream()]
+    missing = source.names() - {name for name, _ in streamed}
+    different = sorted(missing | {name for name, equal in streamed if not equal})
+    return {"different": np.array(different), "count": np.array([len(streamed)])}
+
+
 def exported(model: str, world: int, **sections: Any) -> Arrays:
     """Every Hugging Face tensor after a load: equal to the file bit for bit."""
     made, _ = policy(config(model, world, **sections))
@@ -530,6 +540,7 @@ def main() -> None:
             probed,
             full,
             exported,
+            same,
             metered,
             lent,
             streamed,

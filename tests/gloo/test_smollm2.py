@@ -1,0 +1,59 @@
+"""SmolLM2-135M-Instruct itself against transformers, on one rank and on two, and its weights there and back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gloo import ranks
+from tests.gloo.layouts import LAYOUTS, Arrays
+from tests.gloo.reference import huggingface_logprobs
+
+TP3 = {
+    "parallel": {"tensor_model_parallel_size": 3, "sequence_parallel": True}
+}  # of nine heads two cannot have equal parts
+SPLIT = ("pp2", "cp2", "tp3-sp")
+
+
+@pytest.fixture(scope="module")
+def smollm2(project: Path) -> Path:
+    """The folder that the quickstart uses, made by the same tool."""
+    folder = Path(os.environ.get("GSPO_HPC_CACHE", project / ".cache")) / "smollm2-135m-instruct"
+    subprocess.run([sys.executable, str(project / "tools" / "prepare_smollm2.py"), "--out", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def computed(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arrays]:
+    """The arrays of every case of this file."""
+    folder, model = tmp_path_factory.mktemp("smollm2"), {"model": str(smollm2)}
+    one: dict[str, ranks.Case] = {"logprobs-one": ("logprobs", model), "same-one": ("same", model)}
+    two: dict[str, ranks.Case] = {f"logprobs-{name}": ("logprobs", model | LAYOUTS[name]) for name in SPLIT[:2]}
+    two["same-pp2"] = ("same", model | LAYOUTS["pp2"])
+    three: dict[str, ranks.Case] = {"logprobs-tp3-sp": ("logprobs", model | TP3), "same-tp3-sp": ("same", model | TP3)}
+    return ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(3, folder, three)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: Path) -> Arrays:
+    """What transformers says."""
+    return huggingface_logprobs(smollm2)
+
+
+@pytest.mark.parametrize("layout", ["one", *SPLIT])
+def test_logprobs_and_logits_equal_hugging_face(layout: str, computed: dict[str, Arrays], reference: Arrays) -> None:
+    ours = computed[f"logprobs-{layout}"]
+    assert ours.keys() == reference.keys()
+    assert max(float(np.abs(reference[key]).max()) for key in ours) > 5.0  # it has opinions
+    assert max(float(np.abs(ours[key] - reference[key]).max()) for key in ours) < 1e-4
+
+
+@pytest.mark.parametrize("layout", ["one", "pp2", "tp3-sp"])
+def test_weights_stream_back_bit_for_bit(layout: str, computed: dict[str, Arrays]) -> None:
+    assert computed[f"same-{layout}"]["different"].size == 0
+    assert computed[f"same-{layout}"]["count"] == [272]
