@@ -173,7 +173,7 @@ def steps(
     given: bool = False,
     **sections: Any,
 ) -> Arrays:
-    """Logits, losses, gradient norms and all weights after `count` optimizer steps on one rollout.
+    """Logits, log-probs, losses, gradient norms and all weights after `count` optimizer steps on one rollout.
 
     `stop_rank`: a rank that is asked to stop in a log-prob pass and in a step before those, after a micro-batch.
     `given`: tokens go to experts that are given.
@@ -184,13 +184,15 @@ def steps(
     rollout = given_experts(groups(), model) if given else groups()
     rollout = update.with_old_logprobs(made, rollout, rollout, settings)
     logits = _logits(made, rollout, settings)
+    passed = update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings)
+    logits |= {f"logprobs/{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
     results: list[StepResult] = []
     scales: list[float] = []
     if stop_rank >= 0:
         _abandon(made, stop_rank, lambda: update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings))
         _abandon(made, stop_rank, lambda: update.step(made, rollout, objective, settings))
     gradients: Arrays = {}
-    if nan_rank < 0 and not settings.optimizer.distributed:  # there no rank has all of a gradient
+    if nan_rank < 0:
         gradients = _gradients(made, lambda: update.step(made, rollout, objective, settings))
     for _ in range(count):
         if nan_rank == ranks.rank:
@@ -217,6 +219,8 @@ def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
     kept = [parameter.detach().clone() for parameter in made.parameters()]
 
     def keep(policy: Policy) -> tuple[float, bool]:
+        if policy.config.optimizer.distributed:
+            _gather_gradients(policy)
         for parameter in policy.parameters():
             parameter.data.copy_(parameter.main_grad)
         return 0.0, True
@@ -230,6 +234,16 @@ def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
     for parameter, values in zip(made.parameters(), kept, strict=True):
         parameter.data.copy_(values)
     return found
+
+
+def _gather_gradients(policy: Policy) -> None:
+    """Have all of every gradient on all ranks, of which each has the part that its optimizer keeps the state of."""
+    for wrapped in policy.wrapped:
+        for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers):
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                parts = bucket.grad_data.view(group.size(), -1)
+                dist.all_gather_into_tensor(bucket.grad_data, parts[group.rank()].clone(), group=group)
 
 
 def _abandon(made: Policy, rank: int, work: Callable[[], object]) -> None:
@@ -304,8 +318,9 @@ def loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     return _before_and_after(made, settings)
 
 
-def probed(model: str, world: int, **sections: Any) -> Arrays:
-    """What the probe says of weights that two steps have changed and that were then sent into an engine of rank 0."""
+def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Arrays:
+    """What the probe says of weights that two steps have changed and that were then sent into an engine of rank 0, of
+    `engine_ranks` tensor-parallel workers."""
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
     _two_steps(made, settings)
@@ -313,7 +328,7 @@ def probed(model: str, world: int, **sections: Any) -> Arrays:
     with torch.no_grad():
         for parameter in made.parameters():  # so that no two layouts have the same: all make the same steps
             parameter *= 1.0 + 0.02 * len(_probes)
-    engine = _engine(model) if ranks.rank == 0 else None
+    engine = _engine(model, engine_ranks) if ranks.rank == 0 else None
     probe = np.random.default_rng(1).integers(0, 90, (4, 12)).tolist()
     with contextlib.suppress(sync.ProbeMismatch):  # of the weights that the engine has so far
         sync._check(made, engine, probe, None)
@@ -323,16 +338,19 @@ def probed(model: str, world: int, **sections: Any) -> Arrays:
     return {"gap": np.array([synced.gap_max, synced.gap_mean])}
 
 
-_engines: dict[str, Engine] = {}
+_engines: dict[tuple[str, int], Engine] = {}
 _probes: list[str] = []
 
 
-def _engine(model: str) -> Engine:
+def _engine(model: str, size: int) -> Engine:
     """One of this model, kept for the cases to come."""
-    if model not in _engines:
-        _engines[model] = Engine(EngineSettings(model_path=model, max_model_len=64, kv_cache_gb=0.1, threads=1))
-        _engines[model].start()
-    return _engines[model]
+    if (model, size) not in _engines:
+        settings = EngineSettings(
+            model_path=model, tensor_parallel_size=size, max_model_len=64, kv_cache_gb=0.1, threads=1
+        )
+        _engines[model, size] = Engine(settings)
+        _engines[model, size].start()
+    return _engines[model, size]
 
 
 def _two_steps(made: Policy, settings: Config) -> None:

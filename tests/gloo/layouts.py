@@ -88,6 +88,7 @@ PROBED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {  # an engine of eac
     4: {name: ("qwen3-untied", PRODUCTS[name]) for name in PRODUCTS}
     | {name: (EXPERTS[-1], sections) for name, (world, sections) in EXPERT_LAYOUTS.items() if world == 4},
 }
+PROBED_BY_TWO = {"pp2": "qwen3-untied", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
 
 
 def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
@@ -167,6 +168,9 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     for world, work in ((2, two), (4, four)):
         for name, (model, sections) in PROBED[world].items():
             work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})
+    for name, model in PROBED_BY_TWO.items():
+        sections = (LAYOUTS | {key: found for key, (_, found) in EXPERT_LAYOUTS.items()})[name]
+        two[f"probed-{name}-by-two"] = ("probed", {"model": str(models[model]), "engine_ranks": 2, **sections})
     for name, model, world, sections in MOVES:
         folder_of = {"model": str(models[model]), "folder": str(folder / f"saved-{name}-{model}")}
         from_one = {**folder_of, "folder": str(folder / f"saved-one-{model}")}
