@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import shtab
 
-from gspo_hpc import __version__, algorithms, config_file
+from gspo_hpc import __version__, algorithms, config_file, mends
 from gspo_hpc.config import Config
 from gspo_hpc.plan import make_plan
 from gspo_hpc.plan_page import page, paint
@@ -129,7 +129,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         parser.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
 
     setting = "settings put over the file, such as run.max_steps=10 or batch.num_generations=8"
-    text = "Needs no GPU and starts nothing. Exits with 2 and every broken rule if the sizes do not fit together."
+    text = "Needs no GPU and starts nothing. Exits with 2, every broken rule and what mends them if sizes do not fit."
     plan = add("plan", _plan, "show what a config amounts to: sizes, layout, passes, steps", text, _PLAN_EXAMPLES)
     takes_config(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
@@ -227,11 +227,13 @@ _REPORT_EXAMPLES = """
 
 def _plan(args: argparse.Namespace) -> int:
     config = _config(args)
-    plan = make_plan(config, _count_rows(config.data.train))
+    rows = _count_rows(config.data.train)
+    plan = make_plan(config, rows)
+    found = mends.find(config, rows)
     if args.json:
-        print(json.dumps(plan.to_json(), indent=2))
+        print(json.dumps(plan.to_json() | {"mends": [mend.to_json() for mend in found]}, indent=2))
     else:
-        print("\n".join(page(args.config, config, plan)))
+        print("\n".join(page(args.config, config, plan, found)))
     return DONE if plan.valid else REFUSED
 
 

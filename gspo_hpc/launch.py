@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gspo_hpc import orphans
+from gspo_hpc import mends, orphans
 from gspo_hpc.config import Config
 from gspo_hpc.durable import open_private, write_json
 from gspo_hpc.plan import Plan, make_plan
@@ -74,7 +74,8 @@ def require(config: Config) -> Plan:
     if config.rollout.mode == "server":
         raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
     plan = make_plan(config)
-    plan.require()
+    nearest = mends.find(config, limit=1) if plan.broken else []
+    plan.require(f"nearest mend: {nearest[0]} (gspo-hpc plan shows others)" if nearest else "")
     return plan
 
 

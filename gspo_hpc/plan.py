@@ -48,10 +48,11 @@ class PassSize:
 
 
 class PlanError(ValueError):
-    """A plan that breaks rules; ``broken`` lists them all."""
+    """A plan that breaks rules; ``broken`` lists them all, `hint` is one more line."""
 
-    def __init__(self, broken: tuple[Broken, ...]) -> None:
-        super().__init__("\n".join(f"rule {item.rule}: {item.message}" for item in broken))
+    def __init__(self, broken: tuple[Broken, ...], hint: str = "") -> None:
+        lines = [f"rule {item.rule}: {item.message}" for item in broken]
+        super().__init__("\n".join([*lines, hint] if hint else lines))
         self.broken = broken
 
 
@@ -71,10 +72,10 @@ class Plan:
         """Whether every rule that could be checked holds."""
         return not self.broken
 
-    def require(self) -> None:
-        """Raises PlanError, with every broken rule, if there is one."""
+    def require(self, hint: str = "") -> None:
+        """Raises PlanError, with every broken rule and the hint, if there is one."""
         if self.broken:
-            raise PlanError(self.broken)
+            raise PlanError(self.broken, hint)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `gspo-hpc plan --json` prints them."""

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from gspo_hpc.config import Config
+from gspo_hpc.mends import Mend
 from gspo_hpc.plan import Plan
 
 _MEANING = {
@@ -41,8 +42,8 @@ _MEANING = {
 }
 
 
-def page(name: str, config: Config, plan: Plan) -> Iterator[str]:
-    """The lines of the plan page."""
+def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = ()) -> Iterator[str]:
+    """The lines of the plan page; `mends` are those of a plan that is refused."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
 
     def title(text: str) -> str:
@@ -78,6 +79,9 @@ def page(name: str, config: Config, plan: Plan) -> Iterator[str]:
     if plan.broken:
         yield title("Broken rules")
         yield from items([(f"rule {item.rule:>2}", item.message) for item in plan.broken], "31")
+    if plan.broken:
+        yield title("Mends (each makes every rule hold; put it behind the command, or into the file)")
+        yield from _mends(mends)
     if plan.warnings:
         yield title("Warnings")
         yield from items([("!", text) for text in plan.warnings], "33")
@@ -87,6 +91,16 @@ def page(name: str, config: Config, plan: Plan) -> Iterator[str]:
     if notes:
         yield title("Notes")
         yield from items([("-", text) for text in notes], "0")
+
+
+def _mends(mends: Sequence[Mend]) -> Iterator[str]:
+    if not mends:
+        yield "  no change of one or two settings makes every rule hold"
+    width = max((len(str(mend)) for mend in mends), default=0)
+    for mend in mends:
+        now = ", ".join(f"now {'not given' if c.before is None else str(c.before).lower()}" for c in mend.changes)
+        more = f"; {mend.warnings} more warning{'s' * (mend.warnings > 1)}" if mend.warnings else ""
+        yield f"  {mend!s:<{width}}  {now}{more}"
 
 
 def _layout(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,10 @@ def test_plan_refuses_with_every_broken_rule(config: str, capsys: pytest.Capture
     assert f"plan of {config}: 2 broken" in page
     assert "rule 5 num_prompts_per_dp_group (0.5) must be at least 1" in page
     assert "rule 14 algorithm.aggregation token contradicts" in page
+    assert re.search(r"Mends .* batch\.\w+=\d+ algorithm\.aggregation=null now \d+, now token", page), page
+    assert main(["plan", config, "batch.global_batch_size=16", "--json"]) == 2
+    (mend, *_) = json.loads(capsys.readouterr().out)["mends"]
+    assert mend == [{"key": "batch.global_batch_size", "before": 16, "value": 32}]
 
 
 def test_plan_as_json_wherever_the_flag_stands(config: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -382,7 +382,7 @@ def test_what_is_refused_makes_no_run_directory(tmp_path: Path, out: Path) -> No
         train(Config(), worker=fake)
     with pytest.raises(ValueError, match=r"cluster\.nodes is 4.*gspo-hpc submit"):
         train(make_config(tmp_path, "cluster.nodes=4"), worker=fake)
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match=r"\nnearest mend: batch\.\w+=\d+ \(gspo-hpc plan shows others\)$"):
         train(make_config(tmp_path, "batch.global_batch_size=15"), worker=fake)
     assert not (tmp_path / "r").exists()
 

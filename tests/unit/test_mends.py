@@ -1,0 +1,176 @@
+"""Mends: the worked cases, and against brute force that what is offered mends and that nothing near is missed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc import mends
+from gspo_hpc.config import Config
+from gspo_hpc.config_file import from_dict
+from gspo_hpc.plan import make_plan
+
+
+def config(nodes: int, gpus: int = 1, tp: int = 1, **batch: int) -> Config:
+    cluster = {"nodes": nodes, "gpus_per_node": gpus}
+    return from_dict({"cluster": cluster, "parallel": {"tensor_model_parallel_size": tp}, "batch": batch})
+
+
+def sizes(mbs: int, gbs: int, spg: int, group: int) -> dict[str, int]:
+    return {
+        "micro_batch_size": mbs,
+        "global_batch_size": gbs,
+        "steps_per_generation": spg,
+        "num_generations": group,
+    }
+
+
+@pytest.mark.parametrize(
+    ("refused", "nearest", "never"),
+    [
+        (config(16, tp=2, **sizes(1, 16, 2, 4)), ["batch.global_batch_size=32"], "steps_per_generation"),
+        (
+            config(8, **sizes(2, 32, 2, 4)),
+            ["batch.micro_batch_size=1", "batch.global_batch_size=64", "batch.num_generations=2"],
+            "steps_per_generation",
+        ),
+        (config(8, **sizes(1, 16, 1, 4)), ["batch.global_batch_size=32"], "batch.steps_per_generation=2 "),
+    ],
+)
+def test_the_worked_cases(refused: Config, nearest: list[str], never: str) -> None:
+    offered = [str(mend) for mend in mends.find(refused)]
+    assert offered[: len(nearest)] == nearest
+    assert not any(f"{text} ".startswith(f"batch.{never}") or text == never.strip() for text in offered)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "groups", "together"),
+    [(4, [3], "batch.num_generations=6 batch.global_batch_size=6"), (64, [7, 9, 3, 21], "")],
+)
+def test_gpus_that_are_set_apart(gpus: int, groups: list[int], together: str) -> None:
+    refused = from_dict(
+        {
+            "cluster": {"gpus_per_node": gpus},
+            "rollout": {"mode": "server", "engines_per_node": 1},
+            "batch": sizes(1, gpus - 1, 1, 8),
+        }
+    )
+    assert "evenly divisible by the number of generations per prompt (8)" in make_plan(refused).broken[-1].message
+    offered = mends.find(refused, limit=100)
+    alone = [
+        mend.changes[0].value for mend in offered if str(mend).startswith("batch.num_gen") and len(mend.changes) < 2
+    ]
+    assert alone[: len(groups)] == sorted(groups, key=lambda n: abs(n / 8 - 1) if n > 8 else 8 / n - 1)
+    pairs = {" ".join(sorted(str(mend).split(), reverse=True)) for mend in offered}
+    assert not together or together in pairs
+
+
+def test_a_valid_plan_needs_none() -> None:
+    assert mends.find(config(8, tp=2, **sizes(1, 16, 2, 4))) == []
+
+
+def test_both_of_two_that_exclude_each_other_can_go() -> None:
+    both = from_dict({"batch": sizes(1, 16, 2, 4) | {"micro_batch_tokens": 8192}})
+    offered = [str(mend) for mend in mends.find(both)]
+    assert {"batch.micro_batch_tokens=null", "batch.micro_batch_size=null"} <= set(offered)
+    disagree = from_dict({"batch": sizes(1, 16, 2, 4) | {"generation_batch_size": 16}})
+    offered = [str(mend) for mend in mends.find(disagree)]
+    assert "batch.generation_batch_size=32" in offered and "batch.steps_per_generation=1" in offered
+
+
+def test_a_mend_can_be_pasted() -> None:
+    (mend, *_) = mends.find(config(16, tp=2, **sizes(1, 16, 2, 4)))
+    assert mend.changes[0].before == 16 and mend.warnings == 0
+    overlapped = from_dict({"parallel": {"overlap_param_gather": True, "overlap_grad_reduce": True}})
+    texts = [str(mend) for mend in mends.find(overlapped)]
+    assert texts[:2] == ["optimizer.distributed=true", "parallel.overlap_param_gather=false"]
+
+
+def test_sequences_are_cut_to_what_the_model_has_places_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    lengths = {"max_prompt_length": 512, "max_response_length": 1000}
+    offered = mends.find(from_dict({"model": {"path": str(tmp_path)}, "rollout": lengths}))
+    assert [str(mend) for mend in offered][:2] == ["rollout.max_response_length=512", "rollout.max_prompt_length=24"]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    few = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
+    batch: dict[str, Any] = {
+        "global_batch_size": draw(st.integers(1, 64)),
+        "num_generations": draw(st.integers(1, 9)),
+        "steps_per_generation": draw(st.none() | st.integers(1, 4)),
+        "generation_batch_size": draw(st.none() | st.none() | st.integers(1, 128)),
+    }
+    if draw(st.booleans()):
+        batch["micro_batch_size"] = draw(st.integers(1, 4))
+    else:
+        batch["micro_batch_tokens"] = draw(st.sampled_from([1024, 4096, 8192]))
+    rollout: dict[str, Any] = {
+        "tensor_parallel_size": draw(st.sampled_from([1, 1, 2])),
+        "engines_per_node": draw(st.none() | st.integers(1, 4)),
+        "max_prompt_length": 512,
+        "max_response_length": draw(st.sampled_from([512, 1500, 1536])),
+    }
+    if draw(st.booleans()):
+        rollout["mode"] = draw(st.sampled_from(["colocate", "server"]))
+    parallel = {
+        f"{name}_parallel_size": draw(few) for name in ("tensor_model", "pipeline_model", "context", "expert_model")
+    }
+    return from_dict(
+        {
+            "cluster": {"nodes": draw(st.integers(1, 6)), "gpus_per_node": draw(st.sampled_from([1, 2, 4, 8]))},
+            "parallel": parallel,
+            "batch": batch,
+            "rollout": rollout,
+        }
+    )
+
+
+BRUTE = {
+    "batch.global_batch_size": range(1, 400),
+    "batch.steps_per_generation": range(1, 100),
+    "batch.num_generations": range(2, 100),
+    "batch.micro_batch_size": range(1, 65),
+    "batch.generation_batch_size": range(1, 400),
+    "parallel.tensor_model_parallel_size": range(1, 49),
+    "parallel.pipeline_model_parallel_size": range(1, 49),
+    "parallel.context_parallel_size": range(1, 49),
+    "parallel.expert_model_parallel_size": range(1, 49),
+    "rollout.tensor_parallel_size": range(1, 9),
+    "rollout.engines_per_node": range(1, 9),
+    "cluster.nodes": range(1, 65),
+}
+
+
+def changed(base: Config, key: str, value: int) -> Config:
+    section, name = key.split(".")
+    return replace(base, **{section: replace(getattr(base, section), **{name: value})})
+
+
+@given(configs())
+@settings(max_examples=60, deadline=None)
+def test_every_mend_mends_and_brute_force_finds_no_other_kind(base: Config) -> None:
+    assume(not make_plan(base).valid)
+    offered = mends.find(base, limit=1000)
+    for mend in offered:
+        after = base
+        for change in mend.changes:
+            section, name = change.key.split(".")
+            assert getattr(getattr(after, section), name) == change.before != change.value
+            after = changed(after, change.key, change.value)
+        assert make_plan(after).valid, str(mend)
+        assert set(after.missing()) <= set(base.missing()), str(mend)
+    singles = {mend.changes[0].key for mend in offered if len(mend.changes) == 1}
+    for key, values in BRUTE.items():
+        section, name = key.split(".")
+        if getattr(getattr(base, section), name) is None:
+            continue  # not given: a default that stands for something else
+        found = [value for value in values if make_plan(changed(base, key, value)).valid]
+        assert not found or key in singles, (key, found[:5], [str(m) for m in offered[:5]])
