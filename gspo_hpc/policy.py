@@ -76,6 +76,19 @@ class Policy:
         for chunk in self.chunks:
             yield from chunk.parameters()
 
+    def held(self) -> dict[str, int]:
+        """Bytes of weights, gradients and optimizer state that are on this rank."""
+        buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
+        kinds = {
+            "weights": [parameter.data for parameter in self.parameters()],
+            "gradients": [buffer.grad_data for buffer in buffers],
+            "optimizer": self._optimizer_state(),
+        }
+        storages = {
+            kind: {t.untyped_storage().data_ptr(): t.untyped_storage() for t in ts} for kind, ts in kinds.items()
+        }
+        return {kind: sum(storage.nbytes() for storage in found.values()) for kind, found in storages.items()}
+
     def lend(self) -> int:
         """Give the memory of weights, gradients and optimizer to the engines, until they are needed: bytes that this
         has freed. What needs them fetches them."""
@@ -112,15 +125,16 @@ class Policy:
     def _put_state_aside(self) -> int:
         """The optimizer's moments and fp32 masters, but not weights that are their own masters: bytes that this has
         freed."""
-        if self.lent_state.asleep:
-            return 0
+        return 0 if self.lent_state.asleep else self.lent_state.sleep(self._optimizer_state())
+
+    def _optimizer_state(self) -> list[torch.Tensor]:
+        """Moments and masters, in the same order every time."""
         parts = getattr(self.optimizer, "chained_optimizers", ())
         optimizers = [part.optimizer for part in parts if part.optimizer is not None]
         own = {parameter.untyped_storage().data_ptr() for parameter in self.parameters()}
         masters = (p for o in optimizers for group in o.param_groups for p in group["params"])
         moments = (t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
-        state = [t for t in (*masters, *moments) if t.untyped_storage().data_ptr() not in own and t.ndim]
-        return self.lent_state.sleep(state)
+        return [t for t in (*masters, *moments) if t.untyped_storage().data_ptr() not in own and t.ndim]
 
     def settle(self) -> None:
         """Have whole weights on this rank, where they are lent, or else gathered as the next update needs them.

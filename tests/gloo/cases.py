@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from gspo_hpc import algorithms, checkpoint, convert, hf_folder, model_config, pipeline, sync, update, weights
 from gspo_hpc.accelerator import Accelerator
@@ -500,6 +501,19 @@ def full(model: str, world: int, folder: str) -> Arrays:
     return {"said": np.array([said])}
 
 
+def held(model: str, world: int, **sections: Any) -> Arrays:
+    """Bytes of weights, gradients and optimizer after a step, [ranks, 3], and the stage of each rank."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    assert update.step(made, groups(), algorithms.resolve(settings.algorithm), settings) is not None
+    kept = made.held()
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    mine = torch.tensor([stage, *(kept[kind] for kind in ("weights", "gradients", "optimizer"))])
+    every = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(every, mine)
+    return {"held": torch.stack(every).numpy()}
+
+
 def same(model: str, world: int, **sections: Any) -> Arrays:
     """Which tensors of the folder do not come back bit for bit, and how many there are."""
     made, _ = policy(config(model, world, **sections))
@@ -558,6 +572,7 @@ def main() -> None:
             probed,
             full,
             exported,
+            held,
             same,
             metered,
             lent,

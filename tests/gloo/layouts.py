@@ -88,6 +88,22 @@ PROBED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {  # an engine of eac
     4: {name: ("qwen3-untied", PRODUCTS[name]) for name in PRODUCTS}
     | {name: (EXPERTS[-1], sections) for name, (world, sections) in EXPERT_LAYOUTS.items() if world == 4},
 }
+HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose memory is held against the plan's: ranks, model, layout
+    "one": (1, "qwen2-tied", {}),
+    "one-bfloat16": (1, "llama-untied", {"model_dtype": "bfloat16"}),
+    "one-bfloat16-gradients": (
+        1,
+        "llama-tied",
+        {"model_dtype": "bfloat16", "optimizer": {"grad_reduce_in_fp32": False}},
+    ),
+    "tp2-sp": (2, "qwen3-untied", LAYOUTS["tp2-sp"]),
+    "pp2": (2, "llama-tied", LAYOUTS["pp2"]),
+    "pp2-vpp2": (2, "qwen3-untied", LAYOUTS["pp2-vpp2"]),
+    "dp2-distributed-bfloat16": (2, "llama-large", {"model_dtype": "bfloat16", **DISTRIBUTED}),
+    "ep2-distributed": (2, EXPERTS[-1], EXPERT_LAYOUTS["ep2-distributed"][1]),
+    "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
+    "pp2-ep2": (4, "mixtral-untied", EXPERT_LAYOUTS["pp2-ep2"][1]),
+}
 PROBED_BY_TWO = {"pp2": "qwen3-untied", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
 
 
@@ -142,11 +158,12 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     back: dict[str, ranks.Case] = {"converted": ("converted", large)}  # first, where little has taken memory yet
     untied = str(models["qwen3-untied"])
     one["steps-one-untied"] = ("steps", {"model": untied})
-    four["steps-tp2-sp-cp2-untied"] = ("steps", {"model": untied, **PRODUCTS["tp2-sp-cp2"]})
+    two |= {f"steps-{name}-untied": ("steps", {"model": untied, **sections}) for name, sections in LAYOUTS.items()}
+    four |= {f"steps-{name}-untied": ("steps", {"model": untied, **sections}) for name, sections in PRODUCTS.items()}
     one |= {f"steps-one-{f}": ("steps", {"model": str(models[f])}) for f in EXPERTS}
     for name, (world, sections) in EXPERT_LAYOUTS.items():
         work = {2: two, 4: four}[world]
-        for family in EXPERTS if name in ("ep2", "tp2-ep2-etp2") else EXPERTS[-1:]:
+        for family in EXPERTS if name in ("ep2", "tp2-ep2-etp2") else EXPERTS[1:]:
             model = str(models[family])
             work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
             work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
@@ -168,6 +185,8 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     for world, work in ((2, two), (4, four)):
         for name, (model, sections) in PROBED[world].items():
             work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})
+    for name, (world, model, sections) in HELD.items():
+        worlds[world][f"held-{name}"] = ("held", {"model": str(models[model]), **sections})
     for name, model in PROBED_BY_TWO.items():
         sections = (LAYOUTS | {key: found for key, (_, found) in EXPERT_LAYOUTS.items()})[name]
         two[f"probed-{name}-by-two"] = ("probed", {"model": str(models[model]), "engine_ranks": 2, **sections})

@@ -7,7 +7,8 @@ Each part runs in a process of its own, and one that fails does not keep the oth
 - parity: log-probs of a small random model, dense and with experts, on the GPU in float32 and bfloat16, with plain
   layers and with Transformer Engine's where they are installed, against the CPU in float32; the gradient's norm too.
 - update: log-prob pass and optimizer step of MODEL: tokens and operations a second, MFU, memory at the peak.
-- memory: what is allocated with the trainer at home, and lent to the engines.
+- memory: what weights, gradients and optimizer take, next to what is planned for them; what is allocated with the
+  trainer at home, and lent to the engines.
 - engine: generation by our engine and by vllm.LLM alone, with the same requests; tokens a second.
 - sync: weights of the trainer into a live engine, with sleep, wake-up and the probe, as a run does it.
 
@@ -133,7 +134,7 @@ def update(args: argparse.Namespace) -> Rows:
     import torch
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms
+    from gspo_hpc import algorithms, model_memory
     from gspo_hpc import update as updates
     from gspo_hpc.accelerator import Accelerator
     from gspo_hpc.plan import pass_sizes
@@ -161,7 +162,9 @@ def update(args: argparse.Namespace) -> Rows:
         share = f", MFU {100 * flops / device.peak_flops:.1f}%" if device.peak_flops else ""
         figure = f"{tokens / seconds:,.0f} completion tokens/s, {flops / 1e12:.3g} TFLOP/s{share}"
         rows.append({"what": f"{name} of {args.model.name}, {args.dtype}", "figure": figure})
-        rows.append({"what": f"{name}: memory at the peak, GiB", "figure": f"{device.peak_memory() / 2**30:.2f}"})
+        planned = model_memory.state(policy.arch, config, 0).total
+        figure = f"{device.peak_memory() / 2**30:.2f}, of which weights, gradients, optimizer {planned / 2**30:.2f}"
+        rows.append({"what": f"{name}: memory at the peak, GiB", "figure": figure})
     return rows
 
 
@@ -170,7 +173,7 @@ def memory(args: argparse.Namespace) -> Rows:
     import torch
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms
+    from gspo_hpc import algorithms, model_memory
     from gspo_hpc import update as updates
 
     config = settings(args)
@@ -187,6 +190,10 @@ def memory(args: argparse.Namespace) -> Rows:
         return f"{torch.cuda.memory_allocated() / 2**30:.2f} allocated, {(total - free) / 2**30:.2f} taken"
 
     rows: Rows = [{"what": "trainer at home, GiB", "figure": allocated()}]
+    planned = vars(model_memory.state(policy.arch, config, 0))
+    for kind, taken in policy.held().items():
+        figure = f"{taken / 2**30:.3f}, planned {planned[kind] / 2**30:.3f}"
+        rows.append({"what": f"{kind}, GiB", "figure": figure, "good": abs(taken / planned[kind] - 1.0) < 0.02})
     began = time.perf_counter()
     freed = policy.lend()
     gone = time.perf_counter() - began
