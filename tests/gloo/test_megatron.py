@@ -199,13 +199,13 @@ def test_lending_the_memory_to_engines_changes_nothing(layout: str, state: str, 
 
 @pytest.mark.parametrize("name", HELD)
 def test_the_model_takes_what_the_plan_says(name: str, models: dict[str, Path], results: dict[str, Arrays]) -> None:
-    """Weights exactly; gradients and optimizer but for what Megatron fills its buffers up with."""
+    """Exactly, but where a distributed optimizer fills its buffers up to equal parts for all ranks."""
     world, model, sections = HELD[name]
     arch, settings = model_config.read(models[model]), cases.config(str(models[model]), world, **sections)
     for stage, *taken in results[f"held-{name}"]["held"].tolist():
         planned = model_memory.state(arch, settings, stage)
-        assert taken[0] == planned.weights
-        np.testing.assert_allclose(taken[1:], [planned.gradients, planned.optimizer], rtol=0.02)
+        slack = 0.02 if settings.optimizer.distributed else 0.0
+        np.testing.assert_allclose(taken, [planned.weights, planned.gradients, planned.optimizer], rtol=slack)
 
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])
