@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ def test_shared_prompts_do_not_go_unnoticed() -> None:
         sequences(build({0: made}, samples, share_prompts=True))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mcore_bridge") is not None, reason="mcore-bridge is installed")
-def test_without_the_package_it_is_said_what_to_install(tmp_path: Path) -> None:
+def test_without_the_package_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcore_bridge", None)  # as if it were not installed
     (tmp_path / "config.json").write_text(
         '{"architectures": ["Glm4MoeForCausalLM"], "num_attention_heads": 8, "hidden_size": 64, "vocab_size": 99,'
         ' "num_hidden_layers": 2}'
