@@ -152,8 +152,13 @@ def _distance(change: Change) -> float:
 
 def _nearest(config: Config, key: str, values: Iterable[Any]) -> list[Change]:
     before = _value(config, key)
-    changes = [Change(key, before, value) for value in set(values) if value != before]
+    changes = [Change(key, before, value) for value in set(values) if value != before and _possible(value)]
     return sorted(changes, key=lambda change: (_distance(change), str(change)))
+
+
+def _possible(value: Any) -> bool:
+    """No size is 0 or less: a rollout that is smaller than its updates leads there."""
+    return isinstance(value, bool) or not isinstance(value, int) or value > 0
 
 
 def _divisors(number: int) -> list[int]:

@@ -39,7 +39,7 @@ def test_engines_die_and_a_stop_comes_and_nothing_changes(
     first[0].suspend()  # with work in hand, however slow this test is to kill it
     harness.wait_for(lambda: 0 < harness.journal_lines(run_dir, 0), process, log)
     first[0].kill()
-    harness.wait_for(lambda: harness.last_step(run_dir) == 3, process, log)
+    harness.wait_for(lambda: harness.last_step(run_dir) >= 3, process, log)
     second = engine_cores(run_dir)
     assert len(second) == 2 and first[1] in second and first[0] not in second
     first[1].kill()

@@ -80,7 +80,7 @@ def test_scancel_is_no_preemption(submit: Submit) -> None:
     subprocess.run(["scancel", run.job_id], check=True)
     run.wait_until_ended("CANCELLED", timeout=60)
     time.sleep(5.0)
-    assert run.state() == "CANCELLED", run.log()
+    assert run.state().name == "CANCELLED", run.log()
 
 
 def test_a_job_that_waits_is_cancelled(submit: Submit) -> None:
@@ -88,7 +88,7 @@ def test_a_job_that_waits_is_cancelled(submit: Submit) -> None:
     told = json.loads(run.command("status", str(run.run_dir), "--json").stdout)
     assert (told["state"], told["reason"]) == ("waiting", "BeginTime")
     assert run.command("cancel", str(run.run_dir)).returncode == 0
-    assert run.state() == "CANCELLED"
+    assert run.state().name == "CANCELLED"
 
 
 def test_what_slurm_says_no_to(submit: Submit, tmp_path: Path, tiny_config: Path) -> None:

@@ -69,7 +69,7 @@ def test_preempted_without_grace_and_a_lost_node(cluster: Cluster, submit: Submi
     lost = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)[1]  # type: ignore[union-attr]
     cluster.lose(lost)
     try:
-        run.wait_for("the third start", lambda: len(run.attempts()) == 3 and run.state() == "RUNNING")
+        run.wait_for("the third start", lambda: len(run.attempts()) == 3 and run.state().name == "RUNNING")
         nodes = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)  # type: ignore[union-attr]
         assert lost not in nodes
         run.wait_until_ended()
