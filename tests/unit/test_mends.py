@@ -86,7 +86,7 @@ def test_both_of_two_that_exclude_each_other_can_go() -> None:
 
 def test_a_rollout_smaller_than_its_updates() -> None:
     batch = {"global_batch_size": 1, "num_generations": 1, "steps_per_generation": 1, "generation_batch_size": 2}
-    offered = mends.find(from_dict({"batch": batch | {"micro_batch_tokens": 1024}}), limit=1000)
+    offered = mends.find(from_dict({"batch": batch | {"micro_batch_tokens": 2048}}), limit=1000)
     assert offered and all(change.value is None or change.value > 0 for mend in offered for change in mend.changes)
 
 
