@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from gspo_hpc import hf_folder
+from gspo_hpc import heap, hf_folder
 from gspo_hpc.checkpoint import InProcess
 from gspo_hpc.commit import Entry as Written
 from gspo_hpc.config import Config
@@ -46,7 +46,8 @@ def to_hugging_face(shards: Path, arch: Architecture, config: Config, out: Path)
     table = stage_table(arch, 0, arch.num_layers, True, True)
     shapes = [pair for entry in table for pair in zip(entry.hf, entry.shapes, strict=True)]
     tensors = _loaded(shards, model, table, arch)
-    hf_folder.write(out, str(config.model.path), shapes, model.config.params_dtype, tensors)
+    with heap.freed_memory_goes_back():
+        hf_folder.write(out, str(config.model.path), shapes, model.config.params_dtype, tensors)
 
 
 def from_hugging_face(arch: Architecture, config: Config, shards: Path) -> dict[str, Written]:
@@ -75,7 +76,8 @@ def from_hugging_face(arch: Architecture, config: Config, shards: Path) -> dict[
     written: dict[str, Written] = {}
     group = dist.new_group(backend="gloo")
     strategy = InProcess(group, None, shards.parent, written, _Filling(fill))
-    dist_checkpointing.save({"model": {"0": model.sharded_state_dict()}}, str(shards), sharded_strategy=strategy)
+    with heap.freed_memory_goes_back():
+        dist_checkpointing.save({"model": {"0": model.sharded_state_dict()}}, str(shards), sharded_strategy=strategy)
     return written
 
 

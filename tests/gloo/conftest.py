@@ -95,6 +95,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[f"{family}-{rope}"] = make(root / f"{family}-{rope}", family, True, rope)
     found["llama-wide"] = make(root / "wide", "llama", True, vocab_size=16384)
     found["llama-large"] = make(root / "large", "llama", False, **LARGE)
+    found["llama-half"] = make(root / "half", "llama", False, **LARGE | {"num_hidden_layers": 8})
     return found
 
 

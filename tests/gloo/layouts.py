@@ -153,9 +153,11 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
         sections = LAYOUTS.get(name, {}) | SAVED.get(name, {})
         work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name), **sections})
     four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
-    (folder / "converted").mkdir()
-    large = {"model": str(models["llama-large"]), "folder": str(folder / "converted")}
-    back: dict[str, ranks.Case] = {"converted": ("converted", large)}  # first, where little has taken memory yet
+    back: dict[str, ranks.Case] = {}
+    for name, model in (("first", "half"), ("half", "half"), ("large", "large")):  # the first time, libraries are loaded
+        (folder / f"converted-{name}").mkdir()
+        given = {"model": str(models[f"llama-{model}"]), "folder": str(folder / f"converted-{name}")}
+        back[f"converted-{name}"] = ("converted", given)
     untied = str(models["qwen3-untied"])
     one["steps-one-untied"] = ("steps", {"model": untied})
     two |= {f"steps-{name}-untied": ("steps", {"model": untied, **sections}) for name, sections in LAYOUTS.items()}

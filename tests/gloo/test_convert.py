@@ -11,6 +11,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from gspo_hpc import direct
 from tests.gloo.layouts import MOVES, Arrays
 
 
@@ -18,21 +19,23 @@ def test_there_and_back_is_the_same_bit_for_bit(
     models: dict[str, Path], results: dict[str, Arrays], folder: Path
 ) -> None:
     stored, again = (
-        load_file(path / "model.safetensors") for path in (models["llama-large"], folder / "converted/again")
+        load_file(path / "model.safetensors") for path in (models["llama-large"], folder / "converted-large/again")
     )
     assert stored.keys() == again.keys()
     assert all(np.array_equal(stored[name].numpy(), again[name].numpy()) for name in stored)
-    assert json.loads((folder / "converted/again/config.json").read_text())["dtype"] == "float32"
-    transformers.AutoModelForCausalLM.from_pretrained(folder / "converted/again")
+    assert json.loads((folder / "converted-large/again/config.json").read_text())["dtype"] == "float32"
+    transformers.AutoModelForCausalLM.from_pretrained(folder / "converted-large/again")
 
 
-def test_it_takes_the_memory_of_a_layer_and_not_of_the_model(
+def test_it_takes_the_memory_of_layers_however_many_there_are(
     models: dict[str, Path], results: dict[str, Arrays]
 ) -> None:
-    size = (models["llama-large"] / "model.safetensors").stat().st_size
-    assert size > 150e6
-    assert results["converted"]["grown"].max() < size / 2, results["converted"]["grown"]
-    assert results["converted"]["dtype"].tolist() == ["float32"]
+    half, whole = ((models[f"llama-{name}"] / "model.safetensors").stat().st_size for name in ("half", "large"))
+    layer = (whole - half) / 8
+    grown = {name: results[f"converted-{name}"]["grown"] for name in ("half", "large")}
+    assert (abs(grown["large"] - grown["half"]) < layer).all(), grown
+    assert max(map(np.max, grown.values())) < direct.BUFFER + 3 * layer, (grown, layer)
+    assert results["converted-large"]["dtype"].tolist() == ["float32"]
 
 
 @pytest.mark.parametrize(("name", "model"), [move[:2] for move in MOVES])
@@ -49,6 +52,6 @@ def test_a_checkpoint_of_any_layout_becomes_a_folder(
 
 
 def test_transformers_finds_tensors_by_name(results: dict[str, Arrays], folder: Path) -> None:
-    with safe_open(folder / "converted/again/model.safetensors", framework="pt") as opened:
+    with safe_open(folder / "converted-large/again/model.safetensors", framework="pt") as opened:
         assert opened.metadata() == {"format": "pt"}
         assert opened.get_slice("model.embed_tokens.weight").get_shape() == [101, 512]
