@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gspo_hpc import flops
+from gspo_hpc import devices
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _SAMPLE_SECONDS = 0.5
@@ -26,7 +26,7 @@ class Accelerator:
         self._busy: list[float] = []
         self._stop = threading.Event()
         cuda = device.type == "cuda"
-        self.peak_flops = flops.peak(torch.cuda.get_device_name(device)) if cuda else None
+        self.peak_flops = devices.peak(torch.cuda.get_device_name(device)) if cuda else None
         if cuda:
             threading.Thread(target=self._sample, name="device-use", daemon=True).start()
 

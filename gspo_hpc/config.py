@@ -32,6 +32,9 @@ class Cluster:
     gpus_per_node: int = 1
     platform: Platform = "cuda"
     threads_per_rank: int | None = None  # CPU threads of one training rank; default: cores / ranks on the node
+    # What `plan` estimates memory and time for; without effect on a run.
+    gpu: str | None = None  # such as H100-80GB: a name in devices.py
+    network_gb_per_s: float | None = None  # of one GPU to other nodes, one way; default: what such GPUs usually have
 
 
 @dataclass(frozen=True)

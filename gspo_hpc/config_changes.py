@@ -21,6 +21,8 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "cluster.nodes",
         "cluster.gpus_per_node",
         "cluster.threads_per_rank",
+        "cluster.gpu",
+        "cluster.network_gb_per_s",
         "parallel.*",
         "memory.*",
         "optimizer.distributed",

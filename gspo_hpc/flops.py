@@ -11,20 +11,6 @@ from gspo_hpc.model_config import Architecture
 
 FORWARD, FORWARD_AND_BACKWARD = 1, 3  # in forward passes
 
-# Dense 16-bit operations a second, from the vendors' data sheets, by what the device calls itself.
-_PEAKS = (
-    ("B200", 2250e12),
-    ("H200", 989e12),
-    ("GH200", 989e12),
-    ("H100 PCIe", 756e12),
-    ("H100", 989e12),
-    ("H800", 989e12),
-    ("H20", 148e12),
-    ("A100", 312e12),
-    ("A800", 312e12),
-    ("L40S", 362e12),
-)
-
 
 def per_token(arch: Architecture) -> int:
     """Forward operations of one token in all layers, but for the scores of attention and the output layer."""
@@ -50,8 +36,3 @@ def forward(arch: Architecture, tokens: int, seen: int, outputs: int) -> int:
     states `outputs` go through the output layer."""
     scores = 4 * seen * arch.num_layers * arch.num_attention_heads * arch.head_dim
     return tokens * per_token(arch) + scores + 2 * outputs * arch.hidden_size * arch.vocab_size
-
-
-def peak(device_name: str) -> float | None:
-    """Dense 16-bit operations a second of a GPU, by the name it gives itself; None for one that is not known."""
-    return next((value for name, value in _PEAKS if name.lower() in device_name.lower()), None)

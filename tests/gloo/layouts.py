@@ -154,7 +154,11 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
         work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name), **sections})
     four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
     back: dict[str, ranks.Case] = {}
-    for name, model in (("first", "half"), ("half", "half"), ("large", "large")):  # the first time, libraries are loaded
+    for name, model in (
+        ("first", "half"),
+        ("half", "half"),
+        ("large", "large"),
+    ):  # the first time, libraries are loaded
         (folder / f"converted-{name}").mkdir()
         given = {"model": str(models[f"llama-{model}"]), "folder": str(folder / f"converted-{name}")}
         back[f"converted-{name}"] = ("converted", given)

@@ -23,18 +23,3 @@ def test_a_forward_pass_has_the_operations_that_torch_counts(family: str, tmp_pa
         model(torch.arange(tokens)[None])
     # Computed eagerly, every query meets every key.
     assert counted.get_total_flops() == flops.forward(model_config.read(folder), tokens, tokens * tokens, tokens)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA H20", 148e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("Some other GPU", None),
-    ],
-)
-def test_devices_are_known_by_their_names(name: str, value: float | None) -> None:
-    assert flops.peak(name) == value

@@ -1,0 +1,74 @@
+"""GPUs and what ties them together, from the vendors' data sheets: what estimates count with.
+
+Floor 1: plain Python. Dense 16-bit operations; bytes are powers of ten, as on data sheets, but for memory.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU and its links."""
+
+    name: str
+    memory: int  # bytes that a process can have of it, about
+    flops: float  # dense 16-bit matrix operations a second
+    memory_bytes_per_s: float
+    node_bytes_per_s: float  # to GPUs of its node, one way
+    network_bytes_per_s: float  # to other nodes, one way: its share of the usual machine's adapters
+    host_bytes_per_s: float  # to host memory, one way
+
+
+# By names as people say them. Networks: HDR, 200 Gb/s a GPU, for A100; NDR, 400 Gb/s, for Hopper and B200.
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device("A100-40GB", int(39.5 * GIB), 312e12, 1.555e12, 300e9, 25e9, 25e9),
+        Device("A100-80GB", int(79.3 * GIB), 312e12, 2.039e12, 300e9, 25e9, 25e9),
+        Device("A800-80GB", int(79.3 * GIB), 312e12, 2.039e12, 200e9, 25e9, 25e9),
+        Device("H100-PCIe", int(79.2 * GIB), 756e12, 2.0e12, 300e9, 25e9, 50e9),
+        Device("H100-80GB", int(79.2 * GIB), 989e12, 3.35e12, 450e9, 50e9, 50e9),
+        Device("H800-80GB", int(79.2 * GIB), 989e12, 3.35e12, 200e9, 50e9, 50e9),
+        Device("H20-96GB", int(95.1 * GIB), 148e12, 4.0e12, 450e9, 50e9, 50e9),
+        Device("H200-141GB", int(139.8 * GIB), 989e12, 4.8e12, 450e9, 50e9, 50e9),
+        Device("GH200-96GB", int(94.5 * GIB), 989e12, 4.0e12, 450e9, 25e9, 200e9),
+        Device("B200-180GB", int(178.3 * GIB), 2250e12, 7.7e12, 900e9, 50e9, 50e9),
+        Device("L40S-48GB", int(44.5 * GIB), 362e12, 0.864e12, 25e9, 12.5e9, 25e9),
+    )
+}
+
+
+def find(name: str, network_gb_per_s: float | None = None) -> Device:
+    """The device of that name, with another network if that is given. Case, and what is behind a hyphen, may be left
+    out where no other has that beginning (H200, A100-40). ValueError names the nearest."""
+    wanted = name.lower().replace(" ", "-").removeprefix("nvidia-")
+    found = [device for known, device in DEVICES.items() if known.lower().startswith(wanted)]
+    if wanted in ("h100", "a100"):  # the usual ones
+        found = [DEVICES[f"{wanted.upper()}-80GB"]]
+    elif exact := [device for device in found if device.name.lower().split("-")[0] == wanted.split("-")[0]]:
+        found = exact  # H20 is not H200
+    if len(found) != 1 or not wanted:
+        nearest = difflib.get_close_matches(name.upper(), DEVICES, n=1, cutoff=0.3)
+        hint = f"; nearest: {nearest[0]}" if nearest else ""
+        raise ValueError(f"cluster.gpu {name} is not known{hint}; known: {', '.join(DEVICES)}")
+    if network_gb_per_s is None:
+        return found[0]
+    return replace(found[0], network_bytes_per_s=network_gb_per_s * 1e9)
+
+
+def peak(device_name: str) -> float | None:
+    """Dense 16-bit operations a second of a GPU, by the name it gives itself; None for one that is not known."""
+    said = device_name.lower().replace(" ", "-")
+    families = sorted(((known.split("-")[0].lower(), device) for known, device in DEVICES.items()), key=_longest)
+    if "h100-pcie" in said:
+        return DEVICES["H100-PCIe"].flops
+    return next((device.flops for family, device in families if family in said and device.name != "H100-PCIe"), None)
+
+
+def _longest(pair: tuple[str, Device]) -> int:
+    return -len(pair[0])  # H200 is not H20, nor GH200 H200
