@@ -23,6 +23,7 @@ from gspo_hpc import (
     convert,
     hf_folder,
     model_config,
+    passes,
     plan,
     prompts,
     sync,
@@ -87,7 +88,7 @@ def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, contr
         policy = Policy(arch, config, ranks)
         policy.stop_requested = lambda: flag.requested is not None
         reference = None
-        needed = plan.passes_needed(config)
+        needed = passes.passes_needed(config)
         if whole is None or needed.reference:
             _say(ranks, console, f"loading {config.model.path}")
             policy.load(str(config.model.path))
@@ -353,7 +354,7 @@ def _engine_settings(config: Config, per_node: int, experts: bool) -> EngineSett
         threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
         seed=config.run.seed,
         timeout=config.faults.engine_timeout,
-        tell_experts=experts and plan.router_replay(config) == "rollout",
+        tell_experts=experts and passes.router_replay(config) == "rollout",
         engine_args=dict(rollout.engine),
     )
 

@@ -19,8 +19,8 @@ from gspo_hpc.batch import build
 from gspo_hpc.config import Config
 from gspo_hpc.engine import Engine, EngineDied
 from gspo_hpc.packing import Sample
+from gspo_hpc.passes import offload_trainer
 from gspo_hpc.pipeline import response_logprobs
-from gspo_hpc.plan import offload_trainer
 from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import broadcast_bytes
 from gspo_hpc.records import Completion, Group, Prompt

@@ -21,8 +21,8 @@ from gspo_hpc.control import Client, mark
 from gspo_hpc.cursor import Cursor
 from gspo_hpc.engine import EngineDied, Sampling
 from gspo_hpc.meter import Meter
+from gspo_hpc.passes import Passes, offload_trainer
 from gspo_hpc.pipeline import Abandoned, StepResult
-from gspo_hpc.plan import Passes, offload_trainer
 from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.prompts import Position, PromptStream

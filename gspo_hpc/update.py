@@ -20,8 +20,8 @@ from gspo_hpc.algorithms import Objective
 from gspo_hpc.batch import PackedBatch, build, split_by_sample, split_experts
 from gspo_hpc.config import Config
 from gspo_hpc.packing import Sample, pack
+from gspo_hpc.passes import PassSize, pass_sizes, router_replay
 from gspo_hpc.pipeline import StepResult, response_logprobs, train_step
-from gspo_hpc.plan import PassSize, pass_sizes, router_replay
 from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import gather_bytes
 from gspo_hpc.records import Completion, Experts, Floats, Group

@@ -27,8 +27,8 @@ from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
 from gspo_hpc.engine import Engine, EngineSettings
 from gspo_hpc.meter import Meter
+from gspo_hpc.passes import pass_sizes
 from gspo_hpc.pipeline import Abandoned, StepResult
-from gspo_hpc.plan import pass_sizes
 from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import Ranks, barrier, drop_layout, start, stop
 from gspo_hpc.records import Completion, Group, Prompt
@@ -450,6 +450,33 @@ def long(model: str, world: int, **sections: Any) -> Arrays:
     return {name: np.array(values[1:]) for name, values in grown.items()}
 
 
+def kept(model: str, world: int, **sections: Any) -> Arrays:
+    """Bytes that autograd keeps of one micro-batch of one long sample, on each rank, and its tokens; and the stage."""
+    settings = config(model, world, batch={"micro_batch_tokens": 4096, "global_batch_size": 2}, **sections)
+    made, _ = policy(settings)
+    (group,) = groups(count=1, samples=2)
+    one, other = group.completions
+    tokens = np.random.default_rng(3).integers(0, 90, 1000).astype(np.int32)
+    one = replace(one, tokens=tokens, logprobs=np.full(1000, -4.0, np.float32), advantage=1.0)
+    rollout = [group.with_completions((one, replace(other, advantage=0.0)))]  # the other one is not computed
+    weights = {p.untyped_storage().data_ptr() for p in made.parameters()}
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and torch._C._current_graph_task_id() < 0:  # not what is computed again
+            found[storage.data_ptr()] = storage  # held, so that no other comes to the same place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        assert update.step(made, rollout, algorithms.resolve(settings.algorithm), settings) is not None
+    total = sum(storage.nbytes() for storage in found.values())
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    every = [torch.empty(2, dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(every, torch.tensor([stage, total]))
+    return {"kept": torch.stack(every).numpy(), "tokens": np.array([len(group.prompt.tokens) + 999])}
+
+
 def converted(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     """How much memory it takes to make a checkpoint of a model, and a Hugging Face folder of that, in bytes."""
     settings = config(model, world, **sections)
@@ -573,6 +600,7 @@ def main() -> None:
             full,
             exported,
             held,
+            kept,
             same,
             metered,
             lent,

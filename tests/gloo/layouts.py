@@ -104,6 +104,21 @@ HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose memory is held aga
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
     "pp2-ep2": (4, "mixtral-untied", EXPERT_LAYOUTS["pp2-ep2"][1]),
 }
+KEPT: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose activations are: ranks, model, layout
+    "one": (1, "llama-untied", {}),
+    "one-qk-norm": (1, "qwen3-untied", {}),
+    "one-experts": (1, "qwen2moe-tied", {}),
+    "one-selective": (
+        1,
+        "llama-untied",
+        {"memory": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}},
+    ),
+    "one-full": (1, "qwen3-untied", {"memory": {"recompute_granularity": "full"}}),
+    "tp2": (2, "llama-untied", LAYOUTS["tp2"]),
+    "tp2-sp": (2, "qwen3-untied", LAYOUTS["tp2-sp"]),
+    "pp2": (2, "llama-untied", LAYOUTS["pp2"]),
+    "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
+}
 PROBED_BY_TWO = {"pp2": "qwen3-untied", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
 
 
@@ -193,6 +208,8 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
             work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})
     for name, (world, model, sections) in HELD.items():
         worlds[world][f"held-{name}"] = ("held", {"model": str(models[model]), **sections})
+    for name, (world, model, sections) in KEPT.items():
+        worlds[world][f"kept-activations-{name}"] = ("kept", {"model": str(models[model]), **sections})
     for name, model in PROBED_BY_TWO.items():
         sections = (LAYOUTS | {key: found for key, (_, found) in EXPERT_LAYOUTS.items()})[name]
         two[f"probed-{name}-by-two"] = ("probed", {"model": str(models[model]), "engine_ranks": 2, **sections})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from gspo_hpc import model_config, model_memory, weights
+from gspo_hpc import activation_memory, memory_estimate, model_config, model_memory, weights
 from tests.gloo import cases
 from tests.gloo.layouts import (
     DENSE,
@@ -17,6 +17,7 @@ from tests.gloo.layouts import (
     EXPERTS,
     FAMILIES,
     HELD,
+    KEPT,
     LAYOUTS,
     LENT,
     MOVES,
@@ -207,6 +208,27 @@ def test_the_model_takes_what_the_plan_says(name: str, models: dict[str, Path], 
         planned = model_memory.state(arch, settings, stage)
         slack = 0.02 if settings.optimizer.distributed else 0.0
         np.testing.assert_allclose(taken, [planned.weights, planned.gradients, planned.optimizer], rtol=slack)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_micro_batch_keeps_what_the_estimate_says(
+    name: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
+    """Experts are used unevenly: there, what all ranks keep is compared. Of these one half only has a sample."""
+    world, model, sections = KEPT[name]
+    arch, settings = model_config.read(models[model]), cases.config(str(models[model]), world, **sections)
+    measured = results[f"kept-activations-{name}"]
+    (tokens,) = measured["tokens"]
+    pp, even = settings.parallel.pipeline_model_parallel_size, settings.parallel.expert_model_parallel_size == 1
+    taken, expected = [], []
+    for stage, total in measured["kept"].tolist():
+        held = activation_memory.kept(arch, settings, memory_estimate.layers_of(arch, settings, stage)).held
+        ends = arch.hidden_size * (4 if stage == pp - 1 else 0)  # the last norm, and the rows that predict something
+        expected.append((held + ends) * tokens * 4)
+        taken.append(total)
+    if not even:
+        taken, expected = [sum(taken)], [sum(expected) / 2]
+    np.testing.assert_allclose(taken, expected, rtol=0.05 if even else activation_memory.IMBALANCE - 1.0)
 
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])

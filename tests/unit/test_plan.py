@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
-from gspo_hpc.plan import Passes, PlanError, make_plan, max_steps, pass_sizes, passes_needed
+from gspo_hpc.passes import Passes, pass_sizes, passes_needed
+from gspo_hpc.plan import PlanError, make_plan, max_steps
 
 
 def config(world: int = 8, tp: int = 1, pp: int = 1, cp: int = 1, **batch: Any) -> Config:

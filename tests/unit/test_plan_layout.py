@@ -10,7 +10,8 @@ import pytest
 
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
-from gspo_hpc.plan import make_plan, router_replay
+from gspo_hpc.passes import router_replay
+from gspo_hpc.plan import make_plan
 
 
 def sizes(mbs: int, gbs: int, spg: int, group: int) -> dict[str, int]:

@@ -85,7 +85,7 @@ def small_results(args: argparse.Namespace) -> Rows:
     from trainer import make_policy, noise
 
     from gspo_hpc import algorithms, update
-    from gspo_hpc.plan import pass_sizes
+    from gspo_hpc.passes import pass_sizes
 
     config = settings(args, {"model": {"layers": args.layers}, "batch": {"micro_batch_tokens": 4096}})
     policy = make_policy(args.model, config)
@@ -137,7 +137,7 @@ def update(args: argparse.Namespace) -> Rows:
     from gspo_hpc import algorithms, model_memory
     from gspo_hpc import update as updates
     from gspo_hpc.accelerator import Accelerator
-    from gspo_hpc.plan import pass_sizes
+    from gspo_hpc.passes import pass_sizes
 
     config = settings(args)
     policy = make_policy(args.model, config)

@@ -1,0 +1,295 @@
+"""What a run takes of each GPU, phase by phase, and of each node's own memory, before there is a GPU.
+
+Floor 1: plain Python. Weights, gradients and the optimizer are exact (model_memory.py), activations are what autograd
+keeps (activation_memory.py), the blocks of logits and the buckets of weights are this package's own constants. What
+CUDA, NCCL and vLLM take for themselves is a figure of experience and marked so: it is the part that can be off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_hpc import activation_memory, devices, model_memory
+from gspo_hpc.config import Config
+from gspo_hpc.model_config import Architecture
+from gspo_hpc.passes import offload_trainer, pass_sizes
+
+GIB = 2**30
+HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts are used unevenly
+
+# Figures of experience.
+CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
+COMMUNICATOR = 32 * 2**20  # of NCCL, for each group that a rank is in
+ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
+UTILIZATION = 0.92  # of the card, where rollout.engine.gpu_memory_utilization is not given: vLLM's own default
+BATCHED_TOKENS = 8192  # of one step of an engine, vLLM's own default, where max_num_batched_tokens is not given
+
+LOGITS_BLOCK = 256 * 2**20  # logprobs.BLOCK_BYTES on CUDA: of logits at a time, three of them where a gradient is made
+BUCKET = 64 * 2**20  # of weights that travel at once: weights.BUCKET_BYTES and EngineSettings.bucket_bytes
+_BUCKETS = 4  # two in the trainer, two in the engine
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a GPU holds at the worst moment of a phase, in bytes, by what it is for."""
+
+    name: str  # "update", "logprobs", "generation", "sync", "save"
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of the GPU that is worst off, and of a node."""
+
+    card: int  # bytes of the GPU
+    stage: int  # the pipeline stage that is worst off in the update
+    phases: tuple[Phase, ...]
+    host: dict[str, int]  # of one node, by what it is for
+    cache_tokens: int  # that the KV cache of one engine holds; 0: there is no room for one
+
+    @property
+    def peak(self) -> Phase:
+        """The worst phase; one in which vLLM fills the card by itself is none."""
+        return max((phase for phase in self.phases if phase.name != "generation"), key=lambda phase: phase.total)
+
+    @property
+    def headroom(self) -> float:
+        """The share of the card that the worst phase leaves, below 0 where it does not fit."""
+        return 1.0 - self.peak.total / self.card
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as `gspo-hpc plan --json` prints them."""
+        return {
+            "card_bytes": self.card,
+            "pipeline_stage": self.stage,
+            "phases": {phase.name: {**phase.parts, "total": phase.total} for phase in self.phases},
+            "headroom": self.headroom,
+            "host_bytes": {**self.host, "total": sum(self.host.values())},
+            "cache_tokens_per_engine": self.cache_tokens,
+        }
+
+
+def estimate(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
+    """The layout must be one that the plan accepts; lengths are the longest that the config allows."""
+    pp = config.parallel.pipeline_model_parallel_size
+    stages = range(pp) if pp <= 2 else (0, 1, pp - 1)  # those in between are like the second, and keep less
+    stage = max(stages, key=lambda one: sum(_update(arch, config, one).values()))
+    state = model_memory.state(arch, config, stage)
+    engine = _engine(arch, config, device)
+    colocated = config.rollout.mode == "colocate"
+    asleep = {"engine asleep": ENGINE} if colocated else {}
+    own = {"CUDA and NCCL": _context(config)}
+    trainer = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
+    resting = {} if offload_trainer(config) else trainer
+    sync = {"weights": state.weights, "buckets": _BUCKETS * BUCKET, **own}
+    if not offload_trainer(config):
+        sync |= {"gradients": state.gradients, "optimizer": state.optimizer}
+    if colocated:
+        sync |= {"engine weights": engine["engine weights"], **asleep}
+    generation = engine | (own | resting if colocated else {})
+    phases = (
+        Phase("update", _update(arch, config, stage) | own | asleep),
+        Phase("logprobs", _logprobs(arch, config, stage) | own | asleep),
+        Phase("sync", sync),
+        Phase("generation", generation),
+        Phase("save", trainer | own | asleep),
+    )
+    cache = engine["KV cache"] // max(1, cache_bytes_per_token(arch, config))
+    return Estimate(device.memory, stage, phases, _host(arch, config, stage), cache)
+
+
+def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
+    """Of one GPU of an engine. Heads that are fewer than its GPUs are copied."""
+    heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
+    wide = (config.rollout.dtype or config.model.dtype) == "float32"
+    return 2 * arch.num_layers * heads * arch.head_dim * (4 if wide else 2)
+
+
+def micro_batch_tokens(config: Config, name: str = "update") -> int:
+    """The tokens of a micro-batch of that pass, at most: its budget, or as many of the longest samples as it has."""
+    size = pass_sizes(config)[name]
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    return size.micro_batch_tokens or (size.micro_batch_size or 1) * longest
+
+
+def in_flight(config: Config, stage: int) -> float:
+    """Micro-batches, in whole stages, whose activations a stage holds at once: what Megatron's warm-up lets in, one
+    forward pass before the first backward one, interleaved or not; never more than an update has."""
+    parallel, batch = config.parallel, config.batch
+    pp, chunks = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size or 1
+    ahead = pp - stage - 1
+    most = (2 * ahead + (chunks - 1) * pp + 1) / chunks if chunks > 1 else ahead + 1
+    if batch.global_batch_size is None:
+        return most
+    replicas = config.world_size // (parallel.tensor_model_parallel_size * pp * parallel.context_parallel_size)
+    completions = max(1, batch.global_batch_size // max(1, replicas))
+    return min(most, completions / (batch.micro_batch_size or 1))
+
+
+def layers_of(arch: Architecture, config: Config, stage: int) -> list[int]:
+    """The layers of a pipeline stage."""
+    pp = config.parallel.pipeline_model_parallel_size
+    chunks = config.parallel.virtual_pipeline_model_parallel_size or 1
+    each = arch.num_layers // (pp * chunks)
+    return [(chunk * pp + stage) * each + layer for chunk in range(chunks) for layer in range(each)]
+
+
+def _update(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
+    state, item = model_memory.state(arch, config, stage), _itemsize(config)
+    tokens = micro_batch_tokens(config) / config.parallel.context_parallel_size
+    kept = activation_memory.kept(arch, config, layers_of(arch, config, stage))
+    last = stage == config.parallel.pipeline_model_parallel_size - 1
+    ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
+    elements = (kept.held + ends) * in_flight(config, stage) + kept.again + _working(arch, config)
+    return {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "activations": int(elements * tokens * item),
+        "logits": 3 * LOGITS_BLOCK * last,
+    }
+
+
+def _logprobs(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
+    """A forward pass keeps nothing but what one layer works on."""
+    state, sizes = model_memory.state(arch, config, stage), pass_sizes(config)
+    names = [name for name in ("old_logprobs", "reference") if sizes[name].needed] or ["old_logprobs"]
+    tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
+    last = stage == config.parallel.pipeline_model_parallel_size - 1
+    parts = {
+        "weights": state.weights,
+        "activations": int((_working(arch, config) + 2 * arch.hidden_size) * tokens * _itemsize(config)),
+        "logits": 2 * LOGITS_BLOCK * last,
+    }
+    if not offload_trainer(config):
+        parts |= {"gradients": state.gradients, "optimizer": state.optimizer}
+    return parts
+
+
+def _working(arch: Architecture, config: Config) -> float:
+    """Elements a token of what is there for a moment: the widest products of a layer, or their gradients."""
+    tp, mixture = config.parallel.tensor_model_parallel_size, arch.experts
+    own = 1 / tp if config.parallel.sequence_parallel else 1.0
+    widest = 4 * arch.ffn_hidden_size / tp
+    if mixture is not None:
+        widest = max(widest, 4 * mixture.ffn_hidden_size * mixture.top_k * own)
+    queries = 2 * arch.num_attention_heads * arch.head_dim / tp
+    return 2 * arch.hidden_size + max(widest, queries)
+
+
+def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
+    """What a worker of vLLM holds: it fills its share of the card with cache."""
+    tp, wide = config.rollout.tensor_parallel_size, (config.rollout.dtype or config.model.dtype) == "float32"
+    options = config.rollout.engine
+    item = 4 if wide else 2
+    weights = model_memory.parameters(arch) * item // tp
+    tokens = int(options.get("max_num_batched_tokens", BATCHED_TOKENS))
+    inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
+    working = int(tokens * (4 * arch.hidden_size + 3 * inner / tp) * item)
+    working += min(tokens, int(options.get("max_num_seqs", 1024))) * arch.vocab_size * 4  # logits, in fp32
+    share = float(options.get("gpu_memory_utilization", UTILIZATION))
+    cache = max(0, int(device.memory * share) - weights - working - ENGINE)
+    return {"engine weights": weights, "engine working": working, "engine asleep": ENGINE, "KV cache": cache}
+
+
+def _host(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
+    """A node's own memory, beside what processes take for their code (some 4 GiB a rank with its engine)."""
+    state, gpus = model_memory.state(arch, config, stage), config.cluster.gpus_per_node
+    wide = (config.rollout.dtype or config.model.dtype) == "float32"
+    own_masters = config.model.dtype == "float32"
+    engine = model_memory.parameters(arch) * (4 if wide else 2) // config.rollout.tensor_parallel_size
+    found = {"processes": 4 * GIB * gpus}
+    if config.rollout.mode == "colocate":
+        found["engine weights, asleep"] = engine * gpus
+    if offload_trainer(config):
+        found["trainer, lent"] = (state.weights + state.optimizer) * gpus
+    elif config.memory.offload_optimizer:
+        found["optimizer"] = state.optimizer * gpus
+    if config.checkpoint.async_save:
+        found["copy that is saved"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * gpus
+    if config.algorithm.kl_beta > 0:
+        found["reference, and the policy meanwhile"] = 2 * state.weights * gpus
+    return found
+
+
+def _context(config: Config) -> int:
+    parallel = config.parallel
+    sizes = (
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+        parallel.expert_model_parallel_size,
+        config.world_size,
+    )
+    return CONTEXT + COMMUNICATOR * sum(size > 1 for size in sizes)
+
+
+def _itemsize(config: Config) -> int:
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def judge(found: Estimate, config: Config, gpu: str) -> tuple[list[str], list[str]]:
+    """(what is refused, what is warned of), each with its numbers and what would mend it."""
+    refused, warned = [], []
+    phase, card = found.peak, f"{found.card / GIB:.1f} GiB of {gpu}"
+    largest = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sorted(phase.parts.items(), key=_size)[:3] if size)
+    text = f"{phase.name} takes {phase.total / GIB:.1f} GiB of the {card} ({largest})"
+    mend = _lighter(phase, config)
+    if phase.total > found.card:
+        refused.append(f"{text}: out of memory; {mend}")
+    elif found.headroom < HEADROOM:
+        warned.append(f"{text}: less than {HEADROOM:.0%} are left for peaks; {mend}")
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    if found.cache_tokens < longest:
+        refused.append(
+            f"the KV cache of an engine holds {found.cache_tokens:,} tokens, and the longest sequence has {longest:,}: "
+            "raise rollout.tensor_parallel_size or rollout.engine.gpu_memory_utilization"
+        )
+    generation = next(phase for phase in found.phases if phase.name == "generation")
+    if generation.total > found.card:
+        refused.append(
+            f"generation takes {generation.total / GIB:.1f} GiB of the {card}, the trainer's part included: lower "
+            "rollout.engine.gpu_memory_utilization, or set memory.offload_trainer=true"
+        )
+    return refused, warned
+
+
+def _lighter(phase: Phase, config: Config) -> str:
+    """What to try first."""
+    sizes, options = phase.parts, []
+    if not config.optimizer.distributed and sizes.get("optimizer"):
+        options.append("optimizer.distributed=true")
+    if sizes.get("activations", 0) > 0.2 * phase.total:
+        if config.memory.recompute_granularity != "full":
+            options.append("memory.recompute_granularity=full")
+        options.append("a smaller batch.micro_batch_tokens or micro_batch_size")
+    if sizes.get("optimizer", 0) > 0.2 * phase.total and not config.memory.offload_optimizer:
+        options.append("memory.offload_optimizer=true")
+    return " or ".join([*options, "more tensor or pipeline parallel ranks"])
+
+
+def bars(found: Estimate, width: int = 50) -> Iterable[tuple[str, str, str]]:
+    """(phase, a bar as long as its share of the card, what is in it) of each phase."""
+    for phase in found.phases:
+        drawn, so_far, legend = "", 0, []
+        for (name, size), mark in zip(sorted(phase.parts.items(), key=_size), _MARKS, strict=False):
+            so_far += size
+            drawn += mark * (round(so_far / found.card * width) - len(drawn))
+            if size >= 0.005 * found.card:
+                legend.append(f"{mark} {name} {size / GIB:.1f}")
+        free = "." * (width - len(drawn))
+        yield phase.name, drawn[:width] + free + ("!" if len(drawn) > width else " "), ", ".join(legend)
+
+
+_MARKS = "#=+*o%@~:x-"
+
+
+def _size(item: tuple[str, int]) -> int:
+    return -item[1]
