@@ -8,13 +8,12 @@ a divisor of something, and of such numbers those around the present one and aro
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
+from gspo_hpc import model_config
 from gspo_hpc.config import Config
 from gspo_hpc.plan import Plan, make_plan
 
@@ -195,10 +194,12 @@ def _candidates(config: Config, plan: Plan, rows: int | None) -> dict[str, set[A
 
 def _positions(config: Config) -> set[int]:
     """The longest sequence of the model, if that can be known."""
+    if config.model.path is None:
+        return set()
     try:
-        raw = json.loads((Path(config.model.path or "") / "config.json").read_text("utf-8"))
-        return {int(raw["max_position_embeddings"])}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raw, _ = model_config.planned(config.model.path)
+        return {int(raw["max_position_embeddings"])} if raw else set()
+    except (ValueError, TypeError, KeyError):
         return set()
 
 

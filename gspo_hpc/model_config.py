@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc import model_catalog
+from gspo_hpc.config import Config
+
 SUPPORTED = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -117,6 +120,42 @@ def outline(folder: str | Path) -> Architecture:
         )
     except KeyError as error:
         raise ValueError(f"{path}: {error.args[0]} is missing") from None
+
+
+def find(config: Config) -> Architecture | None:
+    """The architecture that a plan counts with: of the model's folder, or a shipped one where that is not there; None
+    where there is neither, or the model is not supported. Nothing is refused here."""
+    if config.model.path is None:
+        return None
+    try:
+        raw, _ = planned(config.model.path)
+        return None if raw is None else parse(raw)
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None
+
+
+def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
+    """The config.json that a plan goes by, if there is one, and what is to be said of it.
+
+    A folder that exists is read itself; else the shipped configuration of that name is taken (model_catalog.py). Raises
+    ValueError for a file that is no JSON object.
+    """
+    folder = Path(model_path)
+    path = folder / "config.json"
+    if not folder.exists() and (name := model_catalog.find(model_path)):
+        text = f"{model_path} is not there: planned with the config of {name} that comes with gspo_hpc."
+        return model_catalog.content(name), f"{text} A run needs the folder itself."
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"{path} is not there: heads, layers, experts and positions of the model are not checked."
+        near = None if folder.exists() else model_catalog.nearest(model_path)
+        return None, f"{text} Nearest model whose config comes with gspo_hpc: {near}." if near else text
+    except (OSError, ValueError, RecursionError):
+        raw = None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} is not a readable JSON object")
+    return raw, None
 
 
 def _content(path: Path) -> dict[str, Any]:

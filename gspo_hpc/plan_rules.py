@@ -27,12 +27,10 @@ with exact fractions: half a prompt per device breaks 2, 3 and 4.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
-from gspo_hpc import algorithms
+from gspo_hpc import algorithms, model_config
 from gspo_hpc.config import Config
 
 Number = int | float
@@ -324,20 +322,17 @@ def _sequence(book: Book) -> None:
 
 
 def _model(book: Book) -> None:
-    """Rule 11 on the model's config.json, where it can be read: what TP, PP, EP and the engines cut."""
+    """Rule 11 on the model's config.json, its own or a shipped one: what TP, PP, EP and the engines cut."""
     config, p, engine_tp = book.config, book.config.parallel, book.config.rollout.tensor_parallel_size
     if config.model.path is None:
         return
-    path = Path(config.model.path) / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        book.notes.append(f"{path} is not there: heads, layers, experts and positions of the model are not checked.")
+        raw, note = model_config.planned(config.model.path)
+    except ValueError as error:
+        book.check(11, False, str(error))
         return
-    except (OSError, ValueError, RecursionError):
-        raw = None
-    if not isinstance(raw, dict):
-        book.check(11, False, f"{path} is not a readable JSON object")
+    book.notes += [note] if note else []
+    if raw is None:
         return
     raw = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
 
