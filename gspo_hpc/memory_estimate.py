@@ -56,13 +56,19 @@ class Estimate:
 
     @property
     def peak(self) -> Phase:
-        """The worst phase; one in which vLLM fills the card by itself is none."""
+        """The phase that takes most of the card, but for generation, in which vLLM fills it by itself."""
         return max((phase for phase in self.phases if phase.name != "generation"), key=lambda phase: phase.total)
 
     @property
+    def busiest(self) -> Phase:
+        """The pass that takes most: one in which what is in use goes up and down."""
+        passes = ("update", "logprobs", "optimizer step")
+        return max((phase for phase in self.phases if phase.name in passes), key=lambda phase: phase.total)
+
+    @property
     def headroom(self) -> float:
-        """The share of the card that the worst phase leaves, below 0 where it does not fit."""
-        return 1.0 - self.peak.total / self.card
+        """The share of the card that passes leave, below 0 where they do not fit."""
+        return 1.0 - self.busiest.total / self.card
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `gspo-hpc plan --json` prints them."""
@@ -87,15 +93,16 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     asleep = {"engine asleep": ENGINE} if colocated else {}
     own = {"CUDA and NCCL": _context(config)}
     trainer = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
-    resting = {} if offload_trainer(config) else trainer
+    resting = {} if offload_trainer(config) else trainer | ({"optimizer": 0} if config.memory.offload_optimizer else {})
     sync = {"weights": state.weights, "buckets": _BUCKETS * BUCKET, **own}
-    if not offload_trainer(config):
-        sync |= {"gradients": state.gradients, "optimizer": state.optimizer}
+    sync |= {name: size for name, size in resting.items() if name != "weights"}
     if colocated:
         sync |= {"engine weights": engine["engine weights"], **asleep}
     generation = engine | (own | resting if colocated else {})
+    stepping = Phase("optimizer step", trainer | own | asleep)
     phases = (
         Phase("update", _update(arch, config, stage) | own | asleep),
+        *((stepping,) if config.memory.offload_optimizer else ()),
         Phase("logprobs", _logprobs(arch, config, stage) | own | asleep),
         Phase("sync", sync),
         Phase("generation", generation),
@@ -151,7 +158,7 @@ def _update(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
     return {
         "weights": state.weights,
         "gradients": state.gradients,
-        "optimizer": state.optimizer,
+        "optimizer": state.optimizer * (not config.memory.offload_optimizer),
         "activations": int(elements * tokens * item),
         "logits": 3 * LOGITS_BLOCK * last,
     }
@@ -169,7 +176,8 @@ def _logprobs(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
         "logits": 2 * LOGITS_BLOCK * last,
     }
     if not offload_trainer(config):
-        parts |= {"gradients": state.gradients, "optimizer": state.optimizer}
+        parts |= {"gradients": state.gradients}
+        parts |= {} if config.memory.offload_optimizer else {"optimizer": state.optimizer}
     return parts
 
 
@@ -238,14 +246,17 @@ def _itemsize(config: Config) -> int:
 def judge(found: Estimate, config: Config, gpu: str) -> tuple[list[str], list[str]]:
     """(what is refused, what is warned of), each with its numbers and what would mend it."""
     refused, warned = [], []
-    phase, card = found.peak, f"{found.card / GIB:.1f} GiB of {gpu}"
-    largest = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sorted(phase.parts.items(), key=_size)[:3] if size)
-    text = f"{phase.name} takes {phase.total / GIB:.1f} GiB of the {card} ({largest})"
-    mend = _lighter(phase, config)
-    if phase.total > found.card:
-        refused.append(f"{text}: out of memory; {mend}")
+    card = f"{found.card / GIB:.1f} GiB of {gpu}"
+
+    def told(phase: Phase) -> str:
+        parts = [f"{name} {size / GIB:.1f}" for name, size in sorted(phase.parts.items(), key=_size)[:3] if size]
+        return f"{phase.name} takes {phase.total / GIB:.1f} GiB of the {card} ({', '.join(parts)})"
+
+    if found.peak.total > found.card:
+        refused.append(f"{told(found.peak)}: out of memory; {_lighter(found.peak, config)}")
     elif found.headroom < HEADROOM:
-        warned.append(f"{text}: less than {HEADROOM:.0%} are left for peaks; {mend}")
+        least = f"less than {HEADROOM:.0%} are left for peaks"
+        warned.append(f"{told(found.busiest)}: {least}; {_lighter(found.busiest, config)}")
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     if found.cache_tokens < longest:
         refused.append(

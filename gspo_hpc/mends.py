@@ -19,10 +19,17 @@ from gspo_hpc.plan import Plan, make_plan
 
 MAX_OFFERED = 6
 _NEAREST = 6  # values of a setting that are tried together with those of another
-_ROOM = 2000  # pairs of changes that are looked at: about a quarter of a second
+_LENGTHS = (11, 12)  # the rules that speak of the longest sequence
+_MEMORY = 16  # the rule of what a GPU can hold
+_ROOM = 1200  # pairs of changes that are looked at: about a quarter of a second
 
 # How much it changes what a run is: the distance of a change is this times the doublings.
 _WEIGHTS: dict[str, float] = {
+    "optimizer.distributed": 0.4,  # the same numbers, another place
+    "memory.recompute_granularity": 0.6,
+    "memory.offload_optimizer": 0.8,
+    "memory.offload_trainer": 0.8,
+    "optimizer.grad_reduce_in_fp32": 2.5,
     "batch.micro_batch_size": 0.9,  # the same run in other pieces
     "batch.micro_batch_tokens": 0.9,
     "batch.global_batch_size": 1.0,
@@ -177,12 +184,16 @@ def _multiples(unit: int, *around: int | None) -> set[int]:
 def _candidates(config: Config, plan: Plan, rows: int | None) -> dict[str, set[Any]]:
     """Values that are worth a try, by setting."""
     found = _batch_sizes(config, plan, rows) | _layouts(config, plan) | _switches(config)
+    if any(item.rule == _MEMORY for item in plan.broken):
+        found |= _lighter(config)
     rollout, cp = config.rollout, config.parallel.context_parallel_size
     prompt, response = rollout.max_prompt_length, rollout.max_response_length
     budgets = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
     for name in budgets:
         if getattr(config.batch, name):
             found.setdefault(f"batch.{name}", set()).update({prompt + response, None})
+    if not any(item.rule in _LENGTHS for item in plan.broken):
+        return found  # nothing is wrong with them
     lengths = _multiples(2 * cp, prompt + response)
     limits: set[int] = {getattr(config.batch, name) for name in budgets if getattr(config.batch, name)}
     limits |= _positions(config)
@@ -293,6 +304,21 @@ def _switches(config: Config) -> dict[str, set[Any]]:
     for field in fields(config.algorithm):  # what contradicts the objective goes back to what that wants
         if field.name != "name" and getattr(config.algorithm, field.name) != field.default:
             found[f"algorithm.{field.name}"] = {field.default}
+    return found
+
+
+def _lighter(config: Config) -> dict[str, set[Any]]:
+    """What takes less of a GPU."""
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    found: dict[str, set[Any]] = {
+        "memory.recompute_granularity": {"full"},
+        "memory.offload_optimizer": {True},
+        "memory.offload_trainer": {True},
+        "optimizer.distributed": {True},
+        "optimizer.grad_reduce_in_fp32": {False},
+    }
+    if tokens := config.batch.micro_batch_tokens:
+        found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
     return found
 
 

@@ -83,17 +83,13 @@ def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp
     queries, keys = arch.num_attention_heads * size, 2 * arch.num_key_value_heads * size
     attention = (queries + keys) * (hidden + arch.qkv_bias) // tp + queries * hidden // tp
     attention += 2 * size * arch.qk_norm + 2 * hidden  # norms
-    total = Count(0, 0)
-    for layer in layers:
-        total += Count(attention, 0)
-        if not arch.has_experts(layer):
-            total += Count(3 * hidden * arch.ffn_hidden_size // tp, 0)
-            continue
-        experts = arch.experts
-        assert experts is not None
+    mixed = sum(map(arch.has_experts, layers)) if arch.experts is not None else 0
+    plain = len(layers) - mixed
+    total = Count(attention * len(layers) + 3 * hidden * arch.ffn_hidden_size // tp * plain, 0)
+    if experts := arch.experts:
         shared = 3 * hidden * experts.shared_ffn_hidden_size // tp + hidden * bool(experts.shared_ffn_hidden_size)
         own = experts.count // ep * 3 * hidden * experts.ffn_hidden_size // etp
-        total += Count(hidden * experts.count + shared, own)
+        total += Count((hidden * experts.count + shared) * mixed, own * mixed)
     return total
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from gspo_hpc import devices, memory_estimate, model_config
 from gspo_hpc.config import Config
 from gspo_hpc.passes import PassSize, pass_sizes
 from gspo_hpc.plan_rules import Book, Broken, Number, apply_rules, show
@@ -26,6 +27,9 @@ class PlanError(ValueError):
         self.broken = broken
 
 
+_LAYOUT_RULES = (1, 9, 11, 12, 13)  # where one of them is broken there is no rank to speak of
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a config amounts to. A quantity that cannot be known from what is given is left out."""
@@ -36,6 +40,7 @@ class Plan:
     broken: tuple[Broken, ...] = ()
     warnings: tuple[str, ...] = ()  # allowed, but hardly meant
     notes: tuple[str, ...] = ()
+    memory: memory_estimate.Estimate | None = None  # where cluster.gpu and the model are known, and the layout is whole
 
     @property
     def valid(self) -> bool:
@@ -57,6 +62,7 @@ class Plan:
             "passes": {name: vars(size) for name, size in self.passes.items()},
             "warnings": list(self.warnings),
             "notes": list(self.notes),
+            "memory": None if self.memory is None else self.memory.to_json(),
         }
 
 
@@ -82,6 +88,7 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
     book = Book(config, rows)
     apply_rules(book)
     _steps(book)
+    memory = _memory(book)
     book.broken.sort(key=lambda item: item.rule)
     return Plan(
         quantities=book.numbers(),
@@ -90,7 +97,32 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
         broken=tuple(book.broken),
         warnings=tuple(book.warnings),
         notes=tuple(book.notes),
+        memory=memory,
     )
+
+
+def _memory(book: Book) -> memory_estimate.Estimate | None:
+    """Rule 16. Of a layout that is whole: bytes of a rank that cannot be mean nothing."""
+    cluster = book.config.cluster
+    if cluster.gpu is None:
+        return None
+    try:
+        device = devices.find(cluster.gpu, cluster.network_gb_per_s)
+    except ValueError as error:
+        book.check(16, False, str(error))
+        return None
+    if any(item.rule in _LAYOUT_RULES for item in book.broken):
+        return None
+    arch = model_config.find(book.config)
+    if arch is None:
+        book.notes.append("Memory and time are not estimated: the sizes of the model are not known.")
+        return None
+    found = memory_estimate.estimate(arch, book.config, device)
+    refused, warned = memory_estimate.judge(found, book.config, device.name)
+    for text in refused:
+        book.check(16, False, text)
+    book.warnings += warned
+    return found
 
 
 def _steps(book: Book) -> None:

@@ -373,4 +373,4 @@ def test_json_has_only_plain_values() -> None:
     assert found["quantities"]["num_prompts_per_dp_group"] == 0.5
     assert found["layout"]["data_parallel_size"] == 8
     assert {"valid", "quantities", "broken", "layout"} <= found.keys()
-    assert not {"mends", "memory", "time"} & found.keys()
+    assert found["memory"] is None  # of no GPU that is named
