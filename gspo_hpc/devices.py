@@ -1,6 +1,7 @@
 """GPUs and what ties them together, from the vendors' data sheets: what estimates count with.
 
-Floor 1: plain Python. Dense 16-bit operations; bytes are powers of ten, as on data sheets, but for memory.
+Floor 1: plain Python. Dense 16-bit operations; bytes are powers of ten, as on data sheets, but for memory. What large
+products sustain is from public benchmarks of matrix products, rounded: a figure of experience.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Device:
     name: str
     memory: int  # bytes that a process can have of it, about
     flops: float  # dense 16-bit matrix operations a second
+    sustained_flops: float  # what large products reach of that, about: power and clocks are limits, too
     memory_bytes_per_s: float
     node_bytes_per_s: float  # to GPUs of its node, one way
     network_bytes_per_s: float  # to other nodes, one way: its share of the usual machine's adapters
@@ -28,17 +30,17 @@ class Device:
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device("A100-40GB", int(39.5 * GIB), 312e12, 1.555e12, 300e9, 25e9, 25e9),
-        Device("A100-80GB", int(79.3 * GIB), 312e12, 2.039e12, 300e9, 25e9, 25e9),
-        Device("A800-80GB", int(79.3 * GIB), 312e12, 2.039e12, 200e9, 25e9, 25e9),
-        Device("H100-PCIe", int(79.2 * GIB), 756e12, 2.0e12, 300e9, 25e9, 50e9),
-        Device("H100-80GB", int(79.2 * GIB), 989e12, 3.35e12, 450e9, 50e9, 50e9),
-        Device("H800-80GB", int(79.2 * GIB), 989e12, 3.35e12, 200e9, 50e9, 50e9),
-        Device("H20-96GB", int(95.1 * GIB), 148e12, 4.0e12, 450e9, 50e9, 50e9),
-        Device("H200-141GB", int(139.8 * GIB), 989e12, 4.8e12, 450e9, 50e9, 50e9),
-        Device("GH200-96GB", int(94.5 * GIB), 989e12, 4.0e12, 450e9, 25e9, 200e9),
-        Device("B200-180GB", int(178.3 * GIB), 2250e12, 7.7e12, 900e9, 50e9, 50e9),
-        Device("L40S-48GB", int(44.5 * GIB), 362e12, 0.864e12, 25e9, 12.5e9, 25e9),
+        Device("A100-40GB", int(39.5 * GIB), 312e12, 250e12, 1.555e12, 300e9, 25e9, 25e9),
+        Device("A100-80GB", int(79.3 * GIB), 312e12, 260e12, 2.039e12, 300e9, 25e9, 25e9),
+        Device("A800-80GB", int(79.3 * GIB), 312e12, 260e12, 2.039e12, 200e9, 25e9, 25e9),
+        Device("H100-PCIe", int(79.2 * GIB), 756e12, 430e12, 2.0e12, 300e9, 25e9, 50e9),
+        Device("H100-80GB", int(79.2 * GIB), 989e12, 660e12, 3.35e12, 450e9, 50e9, 50e9),
+        Device("H800-80GB", int(79.2 * GIB), 989e12, 660e12, 3.35e12, 200e9, 50e9, 50e9),
+        Device("H20-96GB", int(95.1 * GIB), 148e12, 135e12, 4.0e12, 450e9, 50e9, 50e9),
+        Device("H200-141GB", int(139.8 * GIB), 989e12, 680e12, 4.8e12, 450e9, 50e9, 50e9),
+        Device("GH200-96GB", int(94.5 * GIB), 989e12, 680e12, 4.0e12, 450e9, 25e9, 200e9),
+        Device("B200-180GB", int(178.3 * GIB), 2250e12, 1550e12, 7.7e12, 900e9, 50e9, 50e9),
+        Device("L40S-48GB", int(44.5 * GIB), 362e12, 230e12, 0.864e12, 25e9, 12.5e9, 25e9),
     )
 }
 

@@ -21,21 +21,22 @@ from gspo_hpc.model_config import Architecture
 from gspo_hpc.passes import offload_trainer, passes_needed
 
 # Calibrated on two of the runs of docs/estimates.md (its "calibration"), the rest are predictions.
-EFFICIENCY = 0.40  # of the peak that passes of dense layers reach
-EXPERTS_EFFICIENCY = 0.17  # the same for mixtures: small products, tokens sorted to and fro
-STEP_SECONDS = 4e-3  # of one step of an engine, however little it computes: scheduling, sampling, detokenizing
+EFFICIENCY = 0.62  # of what large products sustain that passes of dense layers reach
+EXPERTS_EFFICIENCY = 0.25  # the same for mixtures: small products, tokens sorted to and fro
+STEP_SECONDS = 1.5e-3  # of one step of an engine, however little it computes: scheduling, sampling, detokenizing
 LAYER_SECONDS = 25e-6  # of one layer of it: its kernels are launched and synchronised
-EXPERTS_SECONDS = 60e-6  # more where it has experts: routing, sorting, grouped products of few rows
+EXPERTS_SECONDS = 100e-6  # more where it has experts: routing, sorting, grouped products of few rows
 
 # Not calibrated: what such hardware is known to give.
 BANDWIDTH = 0.75  # of the memory's data sheet, in long reads
 LINK = 0.6  # of a link's data sheet, in collectives
-NODE_LATENCY, NETWORK_LATENCY = 12e-6, 45e-6  # seconds of one all-reduce of little data
-SYNC_LINK = 0.3  # of a link, for weights that travel tensor by tensor
-SPREAD = 0.6  # of response lengths: standard deviation of their logarithm, before they are cut
+NODE_LATENCY, NETWORK_LATENCY = 15e-6, 60e-6  # seconds of one all-reduce of little data
+SYNC_LINK = 0.6  # of a link, for weights that travel tensor by tensor
+SPREAD = 0.8  # of response lengths: standard deviation of their logarithm, before they are cut
 MAX_SEQUENCES = 1024  # an engine works on at once, where rollout.engine.max_num_seqs is not given: vLLM's default
 OVERHEAD_SECONDS = 3.0  # of a rollout: graders' last answers, packing, logging
 _QUANTILES = 64
+_POINTS = [(i + 0.5) / _QUANTILES for i in range(_QUANTILES)]
 
 
 @dataclass(frozen=True)
@@ -174,13 +175,22 @@ def estimate(model: Sizes, config: Config, device: Device, given: Work, cache_to
 
 def lengths(given: Work) -> list[float]:
     """Response lengths at equally likely points: log-normal, cut at the longest, with the mean that is given."""
-    points = [math.exp(SPREAD * NormalDist().inv_cdf((i + 0.5) / _QUANTILES)) for i in range(_QUANTILES)]
+    scale = _scale(given)
+    return [_cut(given, scale, point) for point in _POINTS]
+
+
+def _scale(given: Work) -> float:
+    """The median of the distribution before it is cut, by bisection."""
     low, high = 0.0, given.longest * 1e3
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
-        mean = sum(min(given.longest, middle * point) for point in points) / _QUANTILES
+        mean = sum(_cut(given, middle, point) for point in _POINTS) / _QUANTILES
         low, high = (middle, high) if mean < given.response_tokens else (low, middle)
-    return [min(float(given.longest), high * point) for point in points]
+    return high
+
+
+def _cut(given: Work, scale: float, point: float) -> float:
+    return min(float(given.longest), scale * math.exp(SPREAD * NormalDist().inv_cdf(point)))
 
 
 def generation(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
@@ -198,10 +208,15 @@ def generation(model: Sizes, config: Config, device: Device, given: Work, cache_
     begin = 0.0
     for number, end in enumerate(ends):
         alive = at_once * (len(ends) - number) / len(ends)
-        if end > begin:
-            seconds += (end - begin) * step_seconds(model, config, device, max(1.0, alive), (begin + end) / 2, given)
+        seconds += (end - begin) * step_seconds(model, config, device, max(1.0, alive), (begin + end) / 2, given)
         begin = end
-    return seconds
+    last = longest_of(given) - begin  # of all engines, the one that has the longest
+    return seconds + last * step_seconds(model, config, device, 1.0, begin, given)
+
+
+def longest_of(given: Work) -> float:
+    """The response that all wait for: where one in as many as there are would be longer."""
+    return _cut(given, _scale(given), 1.0 - 0.5 / given.completions)
 
 
 def step_seconds(model: Sizes, config: Config, device: Device, alive: float, generated: float, given: Work) -> float:
@@ -213,7 +228,7 @@ def step_seconds(model: Sizes, config: Config, device: Device, alive: float, gen
     cache = seen * model.cache_bytes / min(tp, model.cache_heads)
     reading = (weights + cache) / (device.memory_bytes_per_s * BANDWIDTH)
     computing = alive * (model.token_flops + model.output_flops) + seen * model.score_flops
-    computing /= tp * device.flops * EFFICIENCY
+    computing /= tp * device.sustained_flops * EFFICIENCY
     seconds = max(reading, computing) + STEP_SECONDS
     seconds += model.layers * LAYER_SECONDS + model.layers_with_experts * EXPERTS_SECONDS
     if tp > 1:
@@ -242,7 +257,12 @@ def _forward_flops(model: Sizes, config: Config, given: Work) -> float:
 
 def _prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
     prompts = given.completions / given.completions_per_prompt
-    return prompts * given.prompt_tokens * model.token_flops / (config.world_size * device.flops * _efficiency(model))
+    return (
+        prompts
+        * given.prompt_tokens
+        * model.token_flops
+        / (config.world_size * device.sustained_flops * _efficiency(model))
+    )
 
 
 def _pass(
@@ -260,7 +280,7 @@ def _pass(
     replicas = max(1, config.world_size // (tp * pp * cp))
     micro = memory_estimate.micro_batch_tokens(config)
     batches = max(1.0, tokens / updates / replicas / micro)
-    computing = work_factor * forward / (config.world_size * device.flops * _efficiency(model))
+    computing = work_factor * forward / (config.world_size * device.sustained_flops * _efficiency(model))
     own = tokens / replicas / cp  # of one rank
     node = config.cluster.gpus_per_node
     bytes_ = {

@@ -1,0 +1,212 @@
+"""The best layouts for a model on given GPUs, ranked by the estimated time of a step, each with its reasons.
+
+Floor 1: plain Python. Every layout that is looked at is judged by the rules of the plan and by the memory estimate;
+what fits with room to spare is ranked by the time estimate. Recomputation and offloading are taken only where a layout
+does not fit without them. Among layouts that are about as fast, tensor parallelism within a node goes before pipelines, and
+these before experts on ranks of their own; fewer cuts go before more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gspo_hpc import devices, memory_estimate, model_config, time_estimate
+from gspo_hpc.config import Config
+from gspo_hpc.model_config import Architecture
+from gspo_hpc.plan import Plan, make_plan
+
+ALIKE = 1.03  # times that differ by less than estimates can tell: preference decides
+_TENSOR, _PIPELINE, _EXPERT, _CONTEXT = 0.3, 0.5, 0.4, 0.45  # what a doubling of each counts against a layout, of ALIKE
+
+KEYS = (  # that are chosen, where they are not kept
+    "parallel.tensor_model_parallel_size",
+    "parallel.pipeline_model_parallel_size",
+    "parallel.context_parallel_size",
+    "parallel.expert_model_parallel_size",
+    "parallel.expert_tensor_parallel_size",
+    "parallel.sequence_parallel",
+    "rollout.tensor_parallel_size",
+    "optimizer.distributed",
+    "memory.recompute_granularity",
+    "memory.offload_optimizer",
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One suggestion."""
+
+    settings: dict[str, Any]  # dotted key -> value: every one of KEYS
+    seconds: float  # of an optimizer step, its share of the rollout included
+    tokens_per_s_per_gpu: float
+    headroom: float  # share of the card that passes leave
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={_shown(value)}" for key, value in self.settings.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as `gspo-hpc suggest --json` prints them."""
+        return {**vars(self), "reasons": list(self.reasons)}
+
+
+def find(
+    config: Config, keep: frozenset[str] = frozenset(), limit: int = 5, response_tokens: float | None = None
+) -> list[Layout]:
+    """The best layouts first, at most `limit`; none where nothing fits.
+
+    `keep`: dotted keys of KEYS that stay as the config has them. ValueError names one that cannot be chosen anyway, and
+    what is missing: cluster.gpu, or a model whose sizes are known.
+    """
+    if unknown := sorted(keep - set(KEYS)):
+        raise ValueError(f"{unknown[0]} is not chosen, so it stays as it is; what is chosen: {', '.join(KEYS)}")
+    if config.cluster.gpu is None:
+        raise ValueError(f"cluster.gpu says which GPUs: one of {', '.join(devices.DEVICES)}")
+    device = devices.find(config.cluster.gpu, config.cluster.network_gb_per_s)
+    arch = model_config.find(config)
+    if arch is None:
+        raise ValueError(f"model.path {config.model.path}: the sizes of the model are not known, so no layout can be")
+    model, found = time_estimate.sizes(arch), []
+    for wanted in _layouts(arch, config, keep):
+        fitting = _fit(wanted, keep)
+        if fitting is None:
+            continue
+        chosen, plan = fitting
+        assert plan.memory is not None
+        completions = int(plan.quantities.get("generation_batch_size", config.batch.global_batch_size or 1))
+        work = time_estimate.work(chosen, completions, response_tokens)
+        times = time_estimate.estimate(model, chosen, device, work, plan.memory.cache_tokens)
+        found.append((times, chosen, plan))
+    best = sorted(found, key=lambda one: one[0].rollout * ALIKE ** _cost(one[1]))[:limit]
+    return [_layout(times, chosen, plan) for times, chosen, plan in best]
+
+
+def _layout(times: time_estimate.Times, chosen: Config, plan: Plan) -> Layout:
+    assert plan.memory is not None
+    settings = {key: _value(chosen, key) for key in KEYS}
+    told = times.to_json()
+    return Layout(
+        settings,
+        told["seconds_per_step"],
+        told["tokens_per_s_per_gpu"],
+        plan.memory.headroom,
+        tuple(_reasons(times, chosen, plan)),
+    )
+
+
+def _reasons(times: time_estimate.Times, chosen: Config, plan: Plan) -> Iterator[str]:
+    memory, phases = plan.memory, sorted(times.seconds.items(), key=lambda item: -item[1])
+    assert memory is not None
+    yield ", ".join(f"{name} {seconds / times.rollout:.0%}" for name, seconds in phases[:3]) + " of the time"
+    yield f"{memory.busiest.name} takes {memory.busiest.total / memory_estimate.GIB:.0f} GiB of a GPU"
+    if chosen.memory.recompute_granularity == "full":
+        yield "activations do not fit otherwise: layers are computed again"
+    if chosen.memory.offload_optimizer:
+        yield "the optimizer's state does not fit otherwise: it waits in host memory"
+    replicas = plan.layout.get("data_parallel_size", 1)
+    if chosen.parallel.pipeline_model_parallel_size > 1 and (gbs := chosen.batch.global_batch_size):
+        yield f"{gbs // replicas} completions an update go through each pipeline of {replicas}"
+
+
+def _fit(wanted: Config, keep: frozenset[str]) -> tuple[Config, Plan] | None:
+    """The layout with the least that makes it fit with headroom; None where nothing does."""
+    again = (False,) if "memory.recompute_granularity" in keep else (False, True)
+    aside = (False,) if "memory.offload_optimizer" in keep else (False, True)
+    for offload, full in itertools.product(aside, again):
+        memory = wanted.memory
+        if "memory.recompute_granularity" not in keep:
+            memory = replace(memory, recompute_granularity="full" if full else None)
+        if "memory.offload_optimizer" not in keep:
+            memory = replace(memory, offload_optimizer=offload)
+        chosen = replace(wanted, memory=memory)
+        plan = make_plan(chosen)
+        if any(item.rule != _MEMORY for item in plan.broken):
+            return None  # which no memory mends
+        if plan.valid and plan.memory is not None and plan.memory.headroom >= memory_estimate.HEADROOM:
+            return chosen, plan
+    return None
+
+
+_MEMORY = 16  # the rule of what a GPU can hold
+_PIECE = 8192  # tokens of a sequence that are worth a context-parallel rank of their own
+
+
+def _layouts(arch: Architecture, config: Config, keep: frozenset[str]) -> Iterator[Config]:
+    """Every way to cut the model that could be sensible: tensor-parallel ranks stay on their node."""
+    gpus, world, mixed = config.cluster.gpus_per_node, config.world_size, arch.experts is not None
+    own = config.parallel
+
+    def choices(key: str, values: list[Any]) -> list[Any]:
+        return [_value(config, key)] if key in keep else values
+
+    tensor = [n for n in _divisors(gpus) if arch.num_attention_heads % n == 0 and arch.num_key_value_heads % n == 0]
+    pipeline = [n for n in _divisors(world) if arch.num_layers % n == 0 and n <= 32]
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    context = [n for n in _divisors(world) if n == 1 or longest / n >= _PIECE]
+    expert = [n for n in _divisors(world) if arch.experts is not None and arch.experts.count % n == 0] or [1]
+    for tp, pp, cp, ep in itertools.product(
+        choices("parallel.tensor_model_parallel_size", tensor),
+        choices("parallel.pipeline_model_parallel_size", pipeline),
+        choices("parallel.context_parallel_size", context),
+        choices("parallel.expert_model_parallel_size", expert),
+    ):
+        if world % (tp * pp * cp):
+            continue
+        for etp in choices("parallel.expert_tensor_parallel_size", sorted({1, tp}) if mixed else [None]):
+            if world % ((etp or tp) * ep * pp):
+                continue
+            parallel = replace(
+                own,
+                tensor_model_parallel_size=tp,
+                pipeline_model_parallel_size=pp,
+                virtual_pipeline_model_parallel_size=None,
+                context_parallel_size=cp,
+                expert_model_parallel_size=ep,
+                expert_tensor_parallel_size=None if etp == tp else etp,
+                sequence_parallel=own.sequence_parallel if "parallel.sequence_parallel" in keep else tp > 1,
+            )
+            distributed = config.optimizer.distributed if "optimizer.distributed" in keep else world > tp * pp
+            cut = replace(config, parallel=parallel, optimizer=replace(config.optimizer, distributed=distributed))
+            for engine in choices("rollout.tensor_parallel_size", _engines(arch, config)):
+                yield replace(cut, rollout=replace(cut.rollout, tensor_parallel_size=engine))
+
+
+def _engines(arch: Architecture, config: Config) -> list[int]:
+    """The two smallest engines that have room for their weights and some cache."""
+    assert config.cluster.gpu is not None
+    card, item = devices.find(config.cluster.gpu).memory, 4 if config.model.dtype == "float32" else 2
+    weights = time_estimate.sizes(arch).parameters * item
+    sizes = [n for n in _divisors(config.cluster.gpus_per_node) if arch.num_key_value_heads % n == 0]
+    return [n for n in sizes if weights / n < 0.6 * card][:2] or sizes[-1:]
+
+
+def _cost(config: Config) -> float:
+    """What stands against a layout beside its time, in steps of ALIKE."""
+    parallel = config.parallel
+    return (
+        _TENSOR * _doublings(parallel.tensor_model_parallel_size)
+        + _PIPELINE * _doublings(parallel.pipeline_model_parallel_size)
+        + _CONTEXT * _doublings(parallel.context_parallel_size)
+        + _EXPERT * _doublings(parallel.expert_model_parallel_size)
+        + 0.5 * config.memory.offload_optimizer
+    )
+
+
+def _doublings(size: int) -> int:
+    return size.bit_length() - 1
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0 and (n & (n - 1) == 0 or number <= 64)]
+
+
+def _value(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower()
