@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gspo_hpc import config_file, submit
+from gspo_hpc import config_file, model_catalog, submit
 from gspo_hpc.cli import main
 
 PARTIAL = """
@@ -64,3 +65,51 @@ def test_no_script_of_a_run_that_would_be_refused(
     capsys.readouterr()
     assert main(["plan", str(partial), "--sbatch"]) == 2  # a plan, but not of a run
     assert "no batch script: to train, give also: run.max_steps, model.path" in capsys.readouterr().err
+
+
+def keys_of(value: object) -> set[str]:
+    """Every key of nested JSON."""
+    if isinstance(value, dict):
+        return set(value) | {key for item in value.values() for key in keys_of(item)}
+    return {key for item in value for key in keys_of(item)} if isinstance(value, list) else set()
+
+
+def test_every_key_of_the_json_is_in_the_documentation(
+    preset: str, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And every quantity and layout key that is documented can be had."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n' * 200)
+    partial = tmp_path / "partial.yaml"
+    partial.write_text(PARTIAL)
+    server = ["rollout.mode=server", "rollout.engines_per_node=1", "parallel.tensor_model_parallel_size=1"]
+    plans = []
+    for words in (
+        [preset, "--sbatch", "--ranks", f"data.train={rows}"],
+        [str(partial), "--ranks", "batch.global_batch_size=16", f"data.train={rows}", "run.max_steps=3"],
+        [str(partial), *server],
+    ):
+        main(["plan", *words, "--json"])
+        plans.append(json.loads(capsys.readouterr().out))
+    page = (project / "docs" / "plan.md").read_text(encoding="utf-8")
+    documented = {name for text in re.findall(r"`([^`\n]+)`", page) for name in text.split()}
+    found = {key for plan in plans for key in keys_of(plan)}
+    assert {"valid", "mends", "rule", "engine", "sbatch", "gpus_set_apart_per_node", "num_epochs"} <= found
+    assert found <= documented, f"docs/plan.md does not name {sorted(found - documented)}"
+    for part in ("quantities", "layout", "ranks"):
+        section = page.split(f"\n### {part}\n")[1].split("\n### ")[0]
+        first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        named = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+        had = {key for plan in plans for key in keys_of([plan.get(part) or {}])}
+        assert named == had, part
+
+
+def test_the_known_models_are_in_the_documentation(project: Path) -> None:
+    page = (project / "docs" / "plan.md").read_text(encoding="utf-8")
+    known = page.split("\nKnown: ")[1].split(" For any other")[0]
+    listed = []
+    for family in " ".join(known.split()).rstrip(".").split("; "):
+        first, *others = re.split(r", | and ", family)
+        prefix = re.match(r"(.*-)(?=\d)", first)
+        listed += [first, *(f"{prefix[1] if prefix else ''}{other}" for other in others)]
+    assert sorted(listed) == sorted(model_catalog.names())
