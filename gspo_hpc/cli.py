@@ -22,7 +22,7 @@ import shtab
 from gspo_hpc import __version__, algorithms, config_file, mends
 from gspo_hpc.config import Config
 from gspo_hpc.plan import make_plan
-from gspo_hpc.plan_page import page, paint
+from gspo_hpc.plan_page import content, page, paint
 from gspo_hpc.slurm_commands import SlurmError
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -133,6 +133,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     plan = add("plan", _plan, "show what a config amounts to: sizes, layout, passes, steps", text, _PLAN_EXAMPLES)
     takes_config(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
+    plan.add_argument("--ranks", action="store_true", help="show also which rank sits where, and who is in its groups")
+    plan.add_argument("--sbatch", action="store_true", help="print also the batch script that submit would hand in")
     text = "The run directory is run.dir, by default runs/NAME. An existing one is resumed where it stopped."
     train = add("train", _train, "train on this machine", text, _TRAIN_EXAMPLES)
     takes_config(train)
@@ -192,6 +194,7 @@ exit codes: 0 done, 2 refused before it began, 75 stopped to be requeued, 1 fail
 _PLAN_EXAMPLES = """
     gspo-hpc plan configs/tiny_cpu.yaml
     gspo-hpc plan my.yaml cluster.nodes=8 batch.global_batch_size=512
+    gspo-hpc plan my.yaml --ranks --sbatch
     gspo-hpc plan my.yaml --json"""
 _TRAIN_EXAMPLES = """
     gspo-hpc train configs/tiny_cpu.yaml
@@ -230,11 +233,25 @@ def _plan(args: argparse.Namespace) -> int:
     rows = _count_rows(config.data.train)
     plan = make_plan(config, rows)
     found = mends.find(config, rows)
+    script = _script(config) if args.sbatch else None
     if args.json:
-        print(json.dumps(plan.to_json() | {"mends": [mend.to_json() for mend in found]}, indent=2))
+        more = {"sbatch": script} if args.sbatch else {}
+        print(json.dumps(content(plan, found, ranks=args.ranks) | more, indent=2))
     else:
-        print("\n".join(page(args.config, config, plan, found)))
-    return DONE if plan.valid else REFUSED
+        print("\n".join(page(args.config, config, plan, found, ranks=args.ranks)))
+        print(f"\n{script}" if script else "", end="")
+    return DONE if plan.valid and bool(script) == args.sbatch else REFUSED
+
+
+def _script(config: Config) -> str | None:
+    """The batch script of a run; None, and why on stderr, if the run would not be handed in."""
+    from gspo_hpc import submit
+
+    try:
+        return submit.dry_run(config)
+    except ValueError as error:
+        print(f"{paint('no batch script:', '33', sys.stderr)} {error}", file=sys.stderr)
+        return None
 
 
 def _train(args: argparse.Namespace) -> int:

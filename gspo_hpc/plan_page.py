@@ -1,4 +1,4 @@
-"""The page that ``gspo-hpc plan`` prints.
+"""What ``gspo-hpc plan`` prints: the page, or the same as JSON. docs/plan.md describes both.
 
 Floor 6.
 """
@@ -10,7 +10,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from gspo_hpc import rank_grid, rank_page
 from gspo_hpc.config import Config
 from gspo_hpc.mends import Mend
 from gspo_hpc.plan import Plan
@@ -42,8 +44,19 @@ _MEANING = {
 }
 
 
-def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = ()) -> Iterator[str]:
-    """The lines of the plan page; `mends` are those of a plan that is refused."""
+def content(plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> dict[str, Any]:
+    """The plan as plain values; with `ranks` where each of them sits, None where they cannot be placed."""
+    found = plan.to_json() | {"mends": [mend.to_json() for mend in mends]}
+    if ranks:
+        try:
+            found["ranks"] = [vars(seat) for seat in rank_grid.seats(plan.layout)]
+        except ValueError:
+            found["ranks"] = None
+    return found
+
+
+def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> Iterator[str]:
+    """The lines of the plan page; `mends` are those of a plan that is refused; with `ranks` the table of ranks."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
 
     def title(text: str) -> str:
@@ -60,6 +73,9 @@ def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = ()) -> I
     yield f"{paint('plan', '1', sys.stdout)} of {name}: {verdict}"
     yield title("Layout")
     yield from (f"  {head:<9} {text}" for head, text in _layout(plan))
+    if ranks:
+        yield title("Ranks")
+        yield from _ranks(plan)
     yield title("Quantities")
     columns = max(map(len, plan.quantities))
     values = {key: f"{v:,}" if isinstance(v, int) else f"{v:,.6g}" for key, v in plan.quantities.items()}
@@ -91,6 +107,13 @@ def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = ()) -> I
     if notes:
         yield title("Notes")
         yield from items([("-", text) for text in notes], "0")
+
+
+def _ranks(plan: Plan) -> Iterator[str]:
+    try:
+        yield from rank_page.lines(plan.layout)
+    except ValueError as error:
+        yield f"  {error}"
 
 
 def _mends(mends: Sequence[Mend]) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 Floor 1: plain Python. Every layout that is looked at is judged by the rules of the plan and by the memory estimate;
 what fits with room to spare is ranked by the time estimate. Recomputation and offloading are taken only where a layout
-does not fit without them. Among layouts that are about as fast, tensor parallelism within a node goes before pipelines, and
-these before experts on ranks of their own; fewer cuts go before more.
+does not fit without them. Among layouts that are about as fast, tensor parallelism within a node goes before pipelines,
+and these before experts on ranks of their own; fewer cuts go before more.
 """
 
 from __future__ import annotations

@@ -1,0 +1,107 @@
+"""Which rank sits where: its node, its GPU, its place in Megatron's groups, and the engine that runs on its GPU.
+
+Floor 1: plain Python. Ranks are dealt to nodes in blocks, and counted in Megatron-Core's order "tp-cp-ep-dp-pp":
+neighbours differ in their tensor-parallel place first, pipeline stages are farthest apart. Attention and experts cut
+the same ranks in two ways: rank = TP + tp x (CP + cp x (DP + dp x PP)) = ETP + etp x (EP + ep x (EDP + edp x PP)).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One rank. Everything is counted from 0; `gpu` within the node, `engine` over all nodes."""
+
+    rank: int
+    node: int
+    gpu: int
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+    etp: int
+    ep: int
+    expert_dp: int
+    engine: int | None  # None: no engine generates on this GPU
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One kind of group: how many ranks each has, how far these are apart, over how many nodes it reaches at most."""
+
+    name: str  # a field of Seat
+    size: int
+    apart: int
+    nodes: int
+
+
+def engine_gpus(layout: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The GPUs of each engine of a node, from a plan's layout. GPUs that are set apart for engines are the last."""
+    gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
+    apart = layout.get("gpus_set_apart_per_node", 0)
+    first, spacing = (gpus - apart, size) if apart else (0, gpus // engines)
+    return [tuple(range(first + i * spacing, first + i * spacing + size)) for i in range(engines)]
+
+
+def seats(layout: Mapping[str, int]) -> list[Seat]:
+    """Every rank of a plan's layout, in order. ValueError if its grids do not tile the ranks or engines do not fit."""
+    if not {"data_parallel_size", "expert_data_parallel_size", "engines_per_node"} <= layout.keys():
+        raise ValueError("ranks cannot be placed: rule 1 or 13 is broken")
+    each = layout["gpus_per_node"] - layout.get("gpus_set_apart_per_node", 0)
+    own = [gpu for gpus in engine_gpus(layout) for gpu in gpus]
+    if len(set(own)) != len(own) or own[-1] >= layout["gpus_per_node"]:
+        raise ValueError("ranks cannot be placed: engines do not fit on their node")
+    engine_of = {gpu: number for number, gpus in enumerate(engine_gpus(layout)) for gpu in gpus}
+    strides = {name: (apart, size) for name, apart, size in _strides(layout)}
+
+    def place(rank: int) -> Seat:
+        node, gpu = divmod(rank, each)
+        at = {name: rank // apart % size for name, (apart, size) in strides.items()}
+        engine = engine_of.get(gpu)
+        return Seat(
+            rank, node, gpu, **at, engine=None if engine is None else node * layout["engines_per_node"] + engine
+        )
+
+    return [place(rank) for rank in range(layout["nodes"] * each)]
+
+
+def dimensions(layout: Mapping[str, int]) -> list[Dimension]:
+    """The kinds of groups of a plan's layout, nearest ranks first: attention's, then experts'."""
+    placed = seats(layout)
+    found = []
+    for name, apart, size in _strides(layout):
+        nodes: dict[int, set[int]] = defaultdict(set)
+        for seat in placed:
+            nodes[seat.rank - getattr(seat, name) * apart].add(seat.node)
+        found.append(Dimension(name, size, apart, max(map(len, nodes.values()))))
+    return found
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0-3, or 0-1,6-7: runs of neighbours folded."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _strides(layout: Mapping[str, int]) -> list[tuple[str, int, int]]:
+    """(field of Seat, distance of neighbours in its groups, size of these)."""
+    found = []
+    for grid in (
+        (("tp", "tensor_model"), ("cp", "context"), ("dp", "data"), ("pp", "pipeline_model")),
+        (("etp", "expert_tensor"), ("ep", "expert_model"), ("expert_dp", "expert_data")),
+    ):
+        apart = 1
+        for name, key in grid:
+            size = layout[f"{key}_parallel_size"]
+            found.append((name, apart, size))
+            apart *= size
+    return found

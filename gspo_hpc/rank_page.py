@@ -1,0 +1,60 @@
+"""The table of ranks that ``gspo-hpc plan --ranks`` prints: short, however many there are.
+
+Floor 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gspo_hpc.rank_grid import Seat, dimensions, engine_gpus, ranges, seats
+
+_MAX_ROWS = 32
+_HEADS = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "etp": "ETP", "ep": "EP", "expert_dp": "EDP"}
+
+
+def lines(layout: Mapping[str, int]) -> Iterator[str]:
+    """How ranks are counted, how far groups reach, and a table of ranks: one a row, or a node, or as many nodes as make
+    a short table. ValueError where ranks cannot be placed."""
+    placed, found = seats(layout), dimensions(layout)
+    expert_names = ("etp", "ep", "expert_dp")
+    experts = layout["expert_model_parallel_size"] > 1 or (
+        layout["expert_tensor_parallel_size"] != layout["tensor_model_parallel_size"]
+    )
+    shown = [item for item in found if item.size > 1 and (experts or item.name not in expert_names)]
+    grids = [("order", [item for item in found if item.name not in expert_names])]
+    if experts:
+        grids.append(("experts", [item for item in found if item.name in (*expert_names, "pp")]))
+    for head, parts in grids:
+        terms = [f"{item.apart} x {_HEADS[item.name]}" for item in parts if item.size > 1]
+        terms.sort(key=lambda term: int(term.split()[0]))
+        yield f"  {head:<8} rank = {' + '.join(terms).replace('1 x ', '', 1) if terms else '0'}"
+    for item in shown:
+        where = "inside a node" if item.nodes == 1 else f"over {item.nodes} nodes"
+        groups = len(placed) // item.size
+        yield f"  {_HEADS[item.name]:<8} {groups:,} groups of {item.size:,} ranks, {item.apart:,} apart, {where}"
+    yield f"  engines  on every node: GPUs {' | '.join(map(ranges, engine_gpus(layout)))}"
+    yield ""
+    names = ["node", "gpu", *(item.name for item in shown), "engine"]
+    rows = [["ranks", *(_HEADS.get(name, name.replace("gpu", "GPU")) for name in names)]]
+    size = _rows_of(len(placed), len(placed) // layout["nodes"], layout["nodes"])
+    for first in range(0, len(placed), size):
+        block = placed[first : first + size]
+        rows.append([_values(block, "rank"), *(_values(block, name) for name in names)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _rows_of(world: int, node: int, nodes: int) -> int:
+    """Ranks of a row: one, a node's, or those of as many whole nodes as leave few rows."""
+    if world <= _MAX_ROWS:
+        return 1
+    even = [count for count in range(1, nodes + 1) if nodes % count == 0 and nodes // count <= _MAX_ROWS]
+    few = -(-nodes // _MAX_ROWS)
+    return node * (even[0] if even[0] < 2 * few else few)  # a prime number of nodes has a shorter last row
+
+
+def _values(block: list[Seat], name: str) -> str:
+    found = [getattr(seat, name) for seat in block if getattr(seat, name) is not None]
+    return ranges(found) or "-"

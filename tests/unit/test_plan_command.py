@@ -1,0 +1,115 @@
+"""gspo-hpc plan beyond the arithmetic: the batch script on request, and JSON keys that docs/plan.md describes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc import config_file, model_catalog, submit
+from gspo_hpc.cli import main
+
+PARTIAL = """
+cluster: {nodes: 2, gpus_per_node: 8}
+parallel: {tensor_model_parallel_size: 2}
+batch: {micro_batch_size: 1, global_batch_size: 32, steps_per_generation: 2, num_generations: 4}
+"""
+
+
+@pytest.fixture
+def preset(project: Path) -> str:
+    return str(project / "configs" / "qwen2.5_32b_tp4_pp4.yaml")
+
+
+def test_the_batch_script_comes_after_the_page(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = submit.dry_run(config_file.load(preset, ["slurm.partition=gpu"]))
+    assert script.startswith("#!/bin/bash\n") and "#SBATCH --partition=gpu\n" in script
+    assert main(["plan", preset, "slurm.partition=gpu"]) == 0
+    page = capsys.readouterr().out
+    assert main(["plan", preset, "slurm.partition=gpu", "--sbatch"]) == 0
+    assert capsys.readouterr().out == f"{page}\n{script}"
+    assert main(["plan", preset, "slurm.partition=gpu", "--sbatch", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sbatch"] == script
+    assert main(["plan", preset, "--json"]) == 0
+    assert "sbatch" not in json.loads(capsys.readouterr().out)
+
+
+def test_the_batch_script_needs_no_slurm(preset: str, tmp_path: Path) -> None:
+    """Nor anything else on PATH; and nothing is written."""
+    command = [sys.executable, "-m", "gspo_hpc.cli", "plan", preset, "--sbatch"]
+    environment = os.environ | {"PATH": "", "PYTHONPATH": str(Path(preset).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60, check=False
+    )
+    assert done.returncode == 0 and "#SBATCH --nodes=4\n" in done.stdout and done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_script_of_a_run_that_would_be_refused(
+    preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", preset, "--sbatch", "batch.global_batch_size=250"]) == 2
+    output = capsys.readouterr()
+    assert "Broken rules" in output.out and "#SBATCH" not in output.out
+    assert "no batch script: rule " in output.err
+    assert main(["plan", preset, "--sbatch", "--json", "batch.global_batch_size=250"]) == 2
+    assert json.loads(capsys.readouterr().out)["sbatch"] is None
+    partial = tmp_path / "partial.yaml"
+    partial.write_text(PARTIAL)
+    assert main(["plan", str(partial)]) == 0
+    capsys.readouterr()
+    assert main(["plan", str(partial), "--sbatch"]) == 2  # a plan, but not of a run
+    assert "no batch script: to train, give also: run.max_steps, model.path" in capsys.readouterr().err
+
+
+def keys_of(value: object) -> set[str]:
+    """Every key of nested JSON."""
+    if isinstance(value, dict):
+        return set(value) | {key for item in value.values() for key in keys_of(item)}
+    return {key for item in value for key in keys_of(item)} if isinstance(value, list) else set()
+
+
+def test_every_key_of_the_json_is_in_the_documentation(
+    preset: str, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And every quantity and layout key that is documented can be had."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n' * 200)
+    partial = tmp_path / "partial.yaml"
+    partial.write_text(PARTIAL)
+    server = ["rollout.mode=server", "rollout.engines_per_node=1", "parallel.tensor_model_parallel_size=1"]
+    plans = []
+    for words in (
+        [preset, "--sbatch", "--ranks", f"data.train={rows}"],
+        [str(partial), "--ranks", "batch.global_batch_size=16", f"data.train={rows}", "run.max_steps=3"],
+        [str(partial), *server],
+    ):
+        main(["plan", *words, "--json"])
+        plans.append(json.loads(capsys.readouterr().out))
+    page = (project / "docs" / "plan.md").read_text(encoding="utf-8")
+    documented = {name for text in re.findall(r"`([^`\n]+)`", page) for name in text.split()}
+    found = {key for plan in plans for key in keys_of(plan)}
+    assert {"valid", "mends", "rule", "engine", "sbatch", "gpus_set_apart_per_node", "num_epochs"} <= found
+    assert found <= documented, f"docs/plan.md does not name {sorted(found - documented)}"
+    for part in ("quantities", "layout", "ranks"):
+        section = page.split(f"\n### {part}\n")[1].split("\n### ")[0]
+        first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        named = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+        had = {key for plan in plans for key in keys_of([plan.get(part) or {}])}
+        assert named == had, part
+
+
+def test_the_known_models_are_in_the_documentation(project: Path) -> None:
+    page = (project / "docs" / "plan.md").read_text(encoding="utf-8")
+    known = page.split("\nKnown: ")[1].split(" For any other")[0]
+    listed = []
+    for family in " ".join(known.split()).rstrip(".").split("; "):
+        first, *others = re.split(r", | and ", family)
+        prefix = re.match(r"(.*-)(?=\d)", first)
+        listed += [first, *(f"{prefix[1] if prefix else ''}{other}" for other in others)]
+    assert sorted(listed) == sorted(model_catalog.names())
