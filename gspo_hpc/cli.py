@@ -19,17 +19,15 @@ from typing import NoReturn
 
 import shtab
 
-from gspo_hpc import __version__, algorithms, config_file, mends
+from gspo_hpc import __version__, algorithms, config_file
 from gspo_hpc.config import Config
-from gspo_hpc.plan import make_plan
-from gspo_hpc.plan_page import content, page, paint
+from gspo_hpc.plan_page import paint
 from gspo_hpc.slurm_commands import SlurmError
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
 _WATCH_SECONDS = 5.0
 _ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped")  # states of a run that nothing goes on with
-_COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows: the plan answers at once
 
 
 class _Parser(argparse.ArgumentParser):
@@ -135,6 +133,20 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     plan.add_argument("--json", action="store_true", help="print one JSON object")
     plan.add_argument("--ranks", action="store_true", help="show also which rank sits where, and who is in its groups")
     plan.add_argument("--sbatch", action="store_true", help="print also the batch script that submit would hand in")
+    plan.add_argument("--price", type=float, metavar="P", help="of one GPU for one hour: the cost of the run")
+    expected = "average response that time is estimated for (default: half of the longest)"
+    plan.add_argument("--response-tokens", type=float, metavar="N", help=expected)
+    text = (
+        "Tries the parallel sizes, recomputation and offloading that keep every rule and fit the GPUs of cluster.gpu, "
+        "and ranks them by estimated time. Batch sizes, lengths, model and machines stay as they are. --keep names "
+        "what else does."
+    )
+    suggest = add("suggest", _suggest, "suggest the best layouts for a model on given GPUs", text, _SUGGEST_EXAMPLES)
+    takes_config(suggest)
+    suggest.add_argument("--keep", action="append", default=[], metavar="KEY", help="a setting that is not chosen")
+    suggest.add_argument("--limit", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
+    suggest.add_argument("--response-tokens", type=float, metavar="N", help=expected)
+    suggest.add_argument("--json", action="store_true", help="print one JSON list")
     text = "The run directory is run.dir, by default runs/NAME. An existing one is resumed where it stopped."
     train = add("train", _train, "train on this machine", text, _TRAIN_EXAMPLES)
     takes_config(train)
@@ -195,7 +207,11 @@ _PLAN_EXAMPLES = """
     gspo-hpc plan configs/tiny_cpu.yaml
     gspo-hpc plan my.yaml cluster.nodes=8 batch.global_batch_size=512
     gspo-hpc plan my.yaml --ranks --sbatch
+    gspo-hpc plan my.yaml cluster.gpu=H100 --price 2.5
     gspo-hpc plan my.yaml --json"""
+_SUGGEST_EXAMPLES = """
+    gspo-hpc suggest my.yaml cluster.gpu=H100 cluster.nodes=4
+    gspo-hpc suggest my.yaml cluster.gpu=H200 --keep parallel.tensor_model_parallel_size"""
 _TRAIN_EXAMPLES = """
     gspo-hpc train configs/tiny_cpu.yaml
     gspo-hpc train my.yaml run.name=second run.seed=2 optimizer.lr=1e-6"""
@@ -229,29 +245,18 @@ _REPORT_EXAMPLES = """
 
 
 def _plan(args: argparse.Namespace) -> int:
-    config = _config(args)
-    rows = _count_rows(config.data.train)
-    plan = make_plan(config, rows)
-    found = mends.find(config, rows)
-    script = _script(config) if args.sbatch else None
-    if args.json:
-        more = {"sbatch": script} if args.sbatch else {}
-        print(json.dumps(content(plan, found, ranks=args.ranks) | more, indent=2))
-    else:
-        print("\n".join(page(args.config, config, plan, found, ranks=args.ranks)))
-        print(f"\n{script}" if script else "", end="")
-    return DONE if plan.valid and bool(script) == args.sbatch else REFUSED
+    from gspo_hpc import plan_command
+
+    options = {"as_json": args.json, "ranks": args.ranks, "sbatch": args.sbatch, "price": args.price}
+    valid = plan_command.plan(args.config, _config(args), **options, response_tokens=args.response_tokens)
+    return DONE if valid else REFUSED
 
 
-def _script(config: Config) -> str | None:
-    """The batch script of a run; None, and why on stderr, if the run would not be handed in."""
-    from gspo_hpc import submit
+def _suggest(args: argparse.Namespace) -> int:
+    from gspo_hpc import plan_command
 
-    try:
-        return submit.dry_run(config)
-    except ValueError as error:
-        print(f"{paint('no batch script:', '33', sys.stderr)} {error}", file=sys.stderr)
-        return None
+    options = {"as_json": args.json, "limit": args.limit, "response_tokens": args.response_tokens}
+    return DONE if plan_command.suggest_layouts(_config(args), args.keep, **options) else REFUSED
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -359,15 +364,6 @@ def _exists(path: Path, what: str) -> None:
         beside = [str(item) for item in path.parent.iterdir()] if path.parent.is_dir() else []
         nearest = difflib.get_close_matches(str(path), beside, n=1)
         raise ValueError(f"{path}: no such {what}{f'; nearest: {nearest[0]}' if nearest else ''}")
-
-
-def _count_rows(train: str | None) -> int | None:
-    """Rows of a JSONL file; None where they are not to be had at once."""
-    path = Path(train or "")
-    if path.suffix != ".jsonl" or not path.is_file() or path.stat().st_size > _COUNTED_BYTES:
-        return None
-    with path.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
 
 
 if __name__ == "__main__":
