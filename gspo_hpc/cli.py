@@ -22,7 +22,7 @@ import shtab
 from gspo_hpc import __version__, algorithms, config_file, mends
 from gspo_hpc.config import Config
 from gspo_hpc.plan import make_plan
-from gspo_hpc.plan_page import content, page, paint
+from gspo_hpc.plan_page import batch_script, content, page, paint
 from gspo_hpc.slurm_commands import SlurmError
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -233,7 +233,7 @@ def _plan(args: argparse.Namespace) -> int:
     rows = _count_rows(config.data.train)
     plan = make_plan(config, rows)
     found = mends.find(config, rows)
-    script = _script(config) if args.sbatch else None
+    script = batch_script(config) if args.sbatch else None
     if args.json:
         more = {"sbatch": script} if args.sbatch else {}
         print(json.dumps(content(plan, found, ranks=args.ranks) | more, indent=2))
@@ -241,17 +241,6 @@ def _plan(args: argparse.Namespace) -> int:
         print("\n".join(page(args.config, config, plan, found, ranks=args.ranks)))
         print(f"\n{script}" if script else "", end="")
     return DONE if plan.valid and bool(script) == args.sbatch else REFUSED
-
-
-def _script(config: Config) -> str | None:
-    """The batch script of a run; None, and why on stderr, if the run would not be handed in."""
-    from gspo_hpc import submit
-
-    try:
-        return submit.dry_run(config)
-    except ValueError as error:
-        print(f"{paint('no batch script:', '33', sys.stderr)} {error}", file=sys.stderr)
-        return None
 
 
 def _train(args: argparse.Namespace) -> int:
