@@ -80,9 +80,12 @@ def require(config: Config) -> Plan:
 
 
 def check_inputs(config: Config) -> None:
-    """Raise ValueError for malformed rows and graders that cannot be, while nothing has been started or made."""
+    """Raise ValueError for a model that is not there, malformed rows and graders that cannot be, while nothing has been
+    started or made."""
     from gspo_hpc import prompts, rewards  # numpy comes with them, which plan and help can do without
 
+    if config.model.path is not None and not (Path(config.model.path) / "config.json").is_file():
+        raise ValueError(f"model.path {config.model.path} has no config.json: it must be a Hugging Face model folder")
     rewards.check(config.reward)
     for path in (config.data.train, config.data.eval):
         if path is not None:

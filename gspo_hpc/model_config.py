@@ -142,14 +142,18 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
     """
     folder = Path(model_path)
     path = folder / "config.json"
-    if not folder.exists() and (name := model_catalog.find(model_path)):
+    try:
+        there = folder.exists()
+    except OSError:  # such as a folder that one may not look into
+        there = True
+    if not there and (name := model_catalog.find(model_path)):
         text = f"{model_path} is not there: planned with the config of {name} that comes with gspo_hpc."
         return model_catalog.content(name), f"{text} A run needs the folder itself."
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         text = f"{path} is not there: heads, layers, experts and positions of the model are not checked."
-        near = None if folder.exists() else model_catalog.nearest(model_path)
+        near = None if there else model_catalog.nearest(model_path)
         return None, f"{text} Nearest model whose config comes with gspo_hpc: {near}." if near else text
     except (OSError, ValueError, RecursionError):
         raw = None

@@ -14,7 +14,7 @@ from gspo_hpc import devices, mends, model_config, suggest, time_estimate
 from gspo_hpc.config import Config
 from gspo_hpc.estimate_page import memory_lines, suggestion_lines, time_lines
 from gspo_hpc.plan import Plan, make_plan
-from gspo_hpc.plan_page import content, page, paint
+from gspo_hpc.plan_page import batch_script, content, page, paint
 from gspo_hpc.time_estimate import Times
 
 _COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows: the plan answers at once
@@ -38,7 +38,7 @@ def plan(
     found = make_plan(config, rows)
     offered = mends.find(config, rows)
     times, tokens = _times(config, found, response_tokens)
-    script = _script(config) if sbatch else None
+    script = batch_script(config) if sbatch else None
     if as_json:
         more: dict[str, object] = {"time": None if times is None else times.to_json(price)}
         more |= {"sbatch": script} if sbatch else {}
@@ -82,17 +82,6 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
     work = time_estimate.work(config, int(completions), response_tokens)
     model = time_estimate.sizes(arch)
     return time_estimate.estimate(model, config, device, work, found.memory.cache_tokens), work.response_tokens
-
-
-def _script(config: Config) -> str | None:
-    """The batch script of a run; None, and why on stderr, if the run would not be handed in."""
-    from gspo_hpc import submit
-
-    try:
-        return submit.dry_run(config)
-    except ValueError as error:
-        print(f"{paint('no batch script:', '33', sys.stderr)} {error}", file=sys.stderr)
-        return None
 
 
 def _count_rows(train: str | None) -> int | None:

@@ -109,6 +109,17 @@ def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = (), *, r
         yield from items([("-", text) for text in notes], "0")
 
 
+def batch_script(config: Config) -> str | None:
+    """What submit would hand in; None, and why on stderr, if it would refuse."""
+    from gspo_hpc import submit  # submitit comes with it, which a plan can do without
+
+    try:
+        return submit.dry_run(config)
+    except ValueError as error:
+        print(f"{paint('no batch script:', '33', sys.stderr)} {error}", file=sys.stderr)
+        return None
+
+
 def _ranks(plan: Plan) -> Iterator[str]:
     try:
         yield from rank_page.lines(plan.layout)

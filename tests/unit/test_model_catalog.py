@@ -145,6 +145,12 @@ def test_a_folder_that_is_there_is_read_itself(tmp_path: Path) -> None:
         assert "is not a readable JSON object" in make_plan(config).broken[0].message
 
 
+def test_a_folder_that_cannot_be_looked_at_is_not_taken_for_another(tmp_path: Path) -> None:
+    path = f"{tmp_path}/{'x' * 300}/Qwen3-8B"  # a name that no file system allows
+    assert "is not a readable JSON object" in make_plan(of(path)).broken[0].message
+    assert model_config.find(of(path)) is None
+
+
 def test_a_name_that_is_not_known_gets_the_nearest() -> None:
     (note,) = make_plan(of("Qwen/Qwen3-80B")).notes
     assert "are not checked. Nearest model whose config comes with gspo_hpc: Qwen3-8B." in note
