@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gspo_hpc import memory_estimate
 from gspo_hpc.config import Config
-from gspo_hpc.memory_estimate import GIB
+from gspo_hpc.memory_estimate import GIB, Estimate, bars, shown
 from gspo_hpc.suggest import Layout
 from gspo_hpc.time_estimate import Times
 
-_NAMES = {"old_logprobs": "old log-probs", "logprobs": "log-probs"}
 
-
-def memory_lines(found: memory_estimate.Estimate, config: Config) -> Iterator[str]:
+def memory_lines(found: Estimate, config: Config) -> Iterator[str]:
     """A bar for each phase, as long as its share of the card, and what a node needs."""
     card = f"{config.cluster.gpu}, {found.card / GIB:.1f} GiB"
     yield f"  of one {card}, in GiB; worst off is pipeline stage {found.stage}:"
-    for name, bar, legend in memory_estimate.bars(found):
+    for name, bar, legend in bars(found):
         phase = next(phase for phase in found.phases if phase.name == name)
-        yield f"  {_NAMES.get(name, name):<14} |{bar}| {phase.total / GIB:5.1f}"
+        yield f"  {shown(name):<14} |{bar}| {phase.total / GIB:5.1f}"
         yield f"  {'':<14}  {legend}"
-    parts = ", ".join(f"{name} {size / GIB:.0f}" for name, size in found.host.items() if size >= GIB / 2)
+    parts = ", ".join(f"{shown(name)} {size / GIB:.0f}" for name, size in found.host.items() if size >= GIB / 2)
     yield f"  {'a node':<14} {sum(found.host.values()) / GIB:.0f} GiB of its own memory: {parts}"
     yield f"  {'KV cache':<14} {found.cache_tokens:,} tokens an engine"
 
@@ -36,7 +33,7 @@ def time_lines(found: Times, response_tokens: float, price: float | None = None)
     for name, seconds in found.seconds.items():
         if seconds >= 0.05:
             bar = "#" * round(40 * seconds / found.rollout)
-            yield f"  {_NAMES.get(name, name):<14} {seconds:8.1f} s  {bar}"
+            yield f"  {shown(name):<14} {seconds:8.1f} s  {bar}"
     updates = f"{found.updates} optimizer step{'s' * (found.updates > 1)}"
     yield f"  {'a rollout':<14} {found.rollout:8.1f} s  with {updates}: {told['seconds_per_step']:.1f} s a step"
     rate = f"{told['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"

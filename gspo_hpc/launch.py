@@ -84,8 +84,8 @@ def check_inputs(config: Config) -> None:
     started or made."""
     from gspo_hpc import prompts, rewards  # numpy comes with them, which plan and help can do without
 
-    if config.model.path is not None and not (Path(config.model.path) / "config.json").is_file():
-        raise ValueError(f"model.path {config.model.path} has no config.json: it must be a Hugging Face model folder")
+    if config.model.path is not None and not Path(config.model.path).is_dir():  # a plan goes without it
+        raise ValueError(f"model.path {config.model.path} is not there: it must be a Hugging Face model folder")
     rewards.check(config.reward)
     for path in (config.data.train, config.data.eval):
         if path is not None:

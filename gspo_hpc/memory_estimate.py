@@ -62,7 +62,7 @@ class Estimate:
     @property
     def busiest(self) -> Phase:
         """The pass that takes most: one in which what is in use goes up and down."""
-        passes = ("update", "logprobs", "optimizer step")
+        passes = ("update", "logprobs", "optimizer_step")
         return max((phase for phase in self.phases if phase.name in passes), key=lambda phase: phase.total)
 
     @property
@@ -90,16 +90,16 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     state = model_memory.state(arch, config, stage)
     engine = _engine(arch, config, device)
     colocated = config.rollout.mode == "colocate"
-    asleep = {"engine asleep": ENGINE} if colocated else {}
-    own = {"CUDA and NCCL": _context(config)}
+    asleep = {"engine_asleep": ENGINE} if colocated else {}
+    own = {"cuda_and_nccl": _context(config)}
     trainer = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
     resting = {} if offload_trainer(config) else trainer | ({"optimizer": 0} if config.memory.offload_optimizer else {})
     sync = {"weights": state.weights, "buckets": _BUCKETS * BUCKET, **own}
     sync |= {name: size for name, size in resting.items() if name != "weights"}
     if colocated:
-        sync |= {"engine weights": engine["engine weights"], **asleep}
+        sync |= {"engine_weights": engine["engine_weights"], **asleep}
     generation = engine | (own | resting if colocated else {})
-    stepping = Phase("optimizer step", trainer | own | asleep)
+    stepping = Phase("optimizer_step", trainer | own | asleep)
     phases = (
         Phase("update", _update(arch, config, stage) | own | asleep),
         *((stepping,) if config.memory.offload_optimizer else ()),
@@ -108,7 +108,7 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
         Phase("generation", generation),
         Phase("save", trainer | own | asleep),
     )
-    cache = engine["KV cache"] // max(1, cache_bytes_per_token(arch, config))
+    cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
     return Estimate(device.memory, stage, phases, _host(arch, config, stage), cache)
 
 
@@ -204,7 +204,7 @@ def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[
     working += min(tokens, int(options.get("max_num_seqs", 1024))) * arch.vocab_size * 4  # logits, in fp32
     share = float(options.get("gpu_memory_utilization", UTILIZATION))
     cache = max(0, int(device.memory * share) - weights - working - ENGINE)
-    return {"engine weights": weights, "engine working": working, "engine asleep": ENGINE, "KV cache": cache}
+    return {"engine_weights": weights, "engine_working": working, "engine_asleep": ENGINE, "kv_cache": cache}
 
 
 def _host(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
@@ -215,15 +215,15 @@ def _host(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
     engine = model_memory.parameters(arch) * (4 if wide else 2) // config.rollout.tensor_parallel_size
     found = {"processes": 4 * GIB * gpus}
     if config.rollout.mode == "colocate":
-        found["engine weights, asleep"] = engine * gpus
+        found["engine_weights_asleep"] = engine * gpus
     if offload_trainer(config):
-        found["trainer, lent"] = (state.weights + state.optimizer) * gpus
+        found["trainer_lent"] = (state.weights + state.optimizer) * gpus
     elif config.memory.offload_optimizer:
         found["optimizer"] = state.optimizer * gpus
     if config.checkpoint.async_save:
-        found["copy that is saved"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * gpus
+        found["saved_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * gpus
     if config.algorithm.kl_beta > 0:
-        found["reference, and the policy meanwhile"] = 2 * state.weights * gpus
+        found["reference_and_policy"] = 2 * state.weights * gpus
     return found
 
 
@@ -249,8 +249,8 @@ def judge(found: Estimate, config: Config, gpu: str) -> tuple[list[str], list[st
     card = f"{found.card / GIB:.1f} GiB of {gpu}"
 
     def told(phase: Phase) -> str:
-        parts = [f"{name} {size / GIB:.1f}" for name, size in sorted(phase.parts.items(), key=_size)[:3] if size]
-        return f"{phase.name} takes {phase.total / GIB:.1f} GiB of the {card} ({', '.join(parts)})"
+        parts = [f"{shown(name)} {size / GIB:.1f}" for name, size in sorted(phase.parts.items(), key=_size)[:3] if size]
+        return f"{shown(phase.name)} takes {phase.total / GIB:.1f} GiB of the {card} ({', '.join(parts)})"
 
     if found.peak.total > found.card:
         refused.append(f"{told(found.peak)}: out of memory; {_lighter(found.peak, config)}")
@@ -294,11 +294,22 @@ def bars(found: Estimate, width: int = 50) -> Iterable[tuple[str, str, str]]:
             so_far += size
             drawn += mark * (round(so_far / found.card * width) - len(drawn))
             if size >= 0.005 * found.card:
-                legend.append(f"{mark} {name} {size / GIB:.1f}")
+                legend.append(f"{mark} {shown(name)} {size / GIB:.1f}")
         free = "." * (width - len(drawn))
         yield phase.name, drawn[:width] + free + ("!" if len(drawn) > width else " "), ", ".join(legend)
 
 
+def shown(name: str) -> str:
+    """A part or a phase as people read it."""
+    return _SHOWN.get(name, name.replace("_", " "))
+
+
+_SHOWN = {
+    "logprobs": "log-probs",
+    "old_logprobs": "old log-probs",
+    "cuda_and_nccl": "CUDA and NCCL",
+    "kv_cache": "KV cache",
+}
 _MARKS = "#=+*o%@~:x-"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from gspo_hpc import devices, memory_estimate, model_config, time_estimate
 from gspo_hpc.config import Config
+from gspo_hpc.memory_estimate import GIB, shown
 from gspo_hpc.model_config import Architecture
 from gspo_hpc.plan import Plan, make_plan
 
@@ -100,8 +101,8 @@ def _layout(times: time_estimate.Times, chosen: Config, plan: Plan) -> Layout:
 def _reasons(times: time_estimate.Times, chosen: Config, plan: Plan) -> Iterator[str]:
     memory, phases = plan.memory, sorted(times.seconds.items(), key=lambda item: -item[1])
     assert memory is not None
-    yield ", ".join(f"{name} {seconds / times.rollout:.0%}" for name, seconds in phases[:3]) + " of the time"
-    yield f"{memory.busiest.name} takes {memory.busiest.total / memory_estimate.GIB:.0f} GiB of a GPU"
+    yield (", ".join(f"{shown(name)} {seconds / times.rollout:.0%}" for name, seconds in phases[:3]) + " of the time")
+    yield f"{shown(memory.busiest.name)} takes {memory.busiest.total / GIB:.0f} GiB of a GPU"
     if chosen.memory.recompute_granularity == "full":
         yield "activations do not fit otherwise: layers are computed again"
     if chosen.memory.offload_optimizer:

@@ -162,7 +162,12 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: py
         sbatch="echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1",
         squeue="exit 0",
     )
-    made = config(run={"dir": str(tmp_path / "run")}, data={"train": str(data)}, slurm={"partition": "nope"})
+    made = config(
+        run={"dir": str(tmp_path / "run")},
+        model={"path": str(tmp_path)},
+        data={"train": str(data)},
+        slurm={"partition": "nope"},
+    )
     with pytest.raises(SlurmError, match="invalid partition specified: nope"):
         submit.submit(made)
 
@@ -171,7 +176,7 @@ def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
-    made = config(run={"dir": str(tmp_path / "run")}, data={"train": str(data)})
+    made = config(run={"dir": str(tmp_path / "run")}, model={"path": str(tmp_path)}, data={"train": str(data)})
     assert submit.submit(made) == "77"
     job = tmp_path / "run" / "jobs" / "0001"
     assert stat.S_IMODE(job.stat().st_mode) == 0o700
@@ -189,7 +194,7 @@ def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, monkeypatch: p
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
-    made = config(run={"dir": str(tmp_path / "run")}, data={"train": str(data)})
+    made = config(run={"dir": str(tmp_path / "run")}, model={"path": str(tmp_path)}, data={"train": str(data)})
     submit.submit(made)
     record = tmp_path / "run" / "jobs" / "0001" / "job.json"
     comment = json.loads(record.read_text())["comment"]

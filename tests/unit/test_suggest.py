@@ -1,0 +1,69 @@
+"""Layouts that are suggested can be had, and what is kept is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc import cli, memory_estimate, suggest
+from gspo_hpc.config_file import load
+from gspo_hpc.plan import make_plan
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PRESETS = sorted(path for path in CONFIGS.glob("*.yaml") if "gpu:" in path.read_text())
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_suggestion_is_a_valid_plan_with_room(preset: Path) -> None:
+    config = load(preset)
+    found = suggest.find(config)
+    assert found
+    for layout in found:
+        changed = load(preset, str(layout).split())
+        plan = make_plan(changed)
+        assert plan.valid and plan.memory is not None, plan.broken
+        assert plan.memory.headroom >= memory_estimate.HEADROOM
+        assert plan.memory.headroom == pytest.approx(layout.headroom) and layout.reasons
+        assert changed.parallel.tensor_model_parallel_size <= changed.cluster.gpus_per_node
+        assert (
+            changed.batch == config.batch and changed.rollout.max_response_length == config.rollout.max_response_length
+        )
+    assert found[0].seconds <= min(layout.seconds for layout in found) * suggest.ALIKE**3
+
+
+def test_what_is_kept_stays() -> None:
+    preset = CONFIGS / "qwen2.5_7b_tp2_pp2.yaml"
+    keep = frozenset({"parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"})
+    for layout in suggest.find(load(preset), keep):
+        assert layout.settings["parallel.tensor_model_parallel_size"] == 2
+        assert layout.settings["parallel.pipeline_model_parallel_size"] == 2
+    everything = suggest.find(load(preset), limit=100)
+    assert len({layout.settings["parallel.tensor_model_parallel_size"] for layout in everything}) > 1
+
+
+def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    preset = str(CONFIGS / "llama3.1_70b_tp8_pp8.yaml")
+    small = ["cluster.nodes=1", "cluster.gpu=A100-40GB"]
+    assert cli.main(["suggest", preset, *small]) == 2
+    assert "no layout of 8 A100-40GB holds this model" in capsys.readouterr().out
+    assert cli.main(["suggest", preset, "--keep", "parallel.tensor_parallel"]) == 2
+    assert "parallel.tensor_parallel is not chosen" in capsys.readouterr().err
+    assert cli.main(["suggest", preset, "cluster.gpu=null"]) == 2
+    assert "cluster.gpu says which GPUs" in capsys.readouterr().err
+    assert cli.main(["suggest", preset, "model.path=no/such-model"]) == 2
+    assert "the sizes of the model are not known" in capsys.readouterr().err
+
+
+def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    preset = str(CONFIGS / "qwen2.5_7b_tp2.yaml")
+    assert cli.main(["suggest", preset, "--limit", "2"]) == 0
+    page = capsys.readouterr().out
+    assert cli.main(["suggest", preset, "--limit", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [float(value) for value in re.findall(r"^\d\. ([\d.]+) s a step", page, re.M)] == [
+        round(layout["seconds"], 1) for layout in told
+    ]
+    assert all(f"parallel.tensor_model_parallel_size={layout['settings'][suggest.KEYS[0]]}" in page for layout in told)
