@@ -20,6 +20,7 @@ from gspo_hpc import config_file
 from gspo_hpc.config import Config
 from gspo_hpc.foreign_text import is_unset
 
+_OURS = Config()
 _WIDTH = 118
 _NEAR = 0.86  # how alike a typo is: --global_batch_sise is, --vllm_max_num_seqs and --max_num_seqs are not
 _OFF: tuple[Any, ...] = (None, False, "false", "False", "null", "None", "none", "", "disabled", [], {})
@@ -182,7 +183,7 @@ class Draft:
         if value is None or (value is True and flag):
             return f"{flag}{name}"
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        shown = " ".join((shown.lower() if isinstance(value, bool) else shown).split())
+        shown = _plain(shown.lower() if isinstance(value, bool) else shown)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return f"{flag}{name}{' ' if flag else '='}{shown}"
 
@@ -239,7 +240,7 @@ class Draft:
             if not known:
                 if nearest := _near(name, self.source.known):
                     flag = self.source.flag
-                    self.refuse(f"unknown argument {flag}{name}; nearest: {flag}{nearest}")
+                    self.refuse(f"unknown argument {flag}{_plain(name)}; nearest: {flag}{nearest}")
                 else:
                     strange.append(self.label(name))
             elif (
@@ -275,13 +276,14 @@ class Draft:
     def _yaml(self) -> str:
         lines: list[str] = []
         for section in (field.name for field in dataclasses.fields(Config)):
-            names = [field.name for field in dataclasses.fields(getattr(Config(), section))]
+            names = [field.name for field in dataclasses.fields(getattr(_OURS, section))]
             keys = [key for name in names if (key := f"{section}.{name}") in self.settings]
             if not keys:
                 continue
             lines += ["", f"{section}:"]
             for key in keys:
                 value, comment = self.settings[key]
+                comment = _plain(comment)
                 line = f"  {key.split('.')[1]}: {_scalar(value)}"
                 if comment and len(line) + len(comment) + 3 > _WIDTH:
                     lines += [f"  # {part}" for part in _wrapped(comment, _WIDTH - 4)]
@@ -314,9 +316,14 @@ def _near(name: str, known: Collection[str]) -> str | None:
     return f"{found[0]}.{end}" if found else None
 
 
+def _plain(text: str) -> str:
+    """One line of what may stand in a comment."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
 def _wrapped(text: str, width: int) -> list[str]:
     lines: list[str] = []
-    for word in text.split():
+    for word in _plain(text).split():
         if lines and len(lines[-1]) + len(word) < width:
             lines[-1] += f" {word}"
         else:
@@ -339,4 +346,4 @@ def _yaml(text: str) -> Any:
 
 def _default(key: str) -> Any:
     section, name = key.split(".")
-    return getattr(getattr(Config(), section), name)
+    return getattr(getattr(_OURS, section), name)

@@ -13,10 +13,13 @@ _FOLDER = "the run directory is runs/NAME, or run.dir"
 _ASYNC = "generation and training take turns here"
 _REFERENCE = "the reference is the model that the run began with"
 _GAP = "the gap between engine and trainer is measured after every sync (rollout.probe_*), not corrected"
+_SERVER = "the server is part of the job here (rollout.engines_per_node)"
 _FUSED = "follows from model.layers"
 _IMAGES = "text only"
 
 REASONS_SWIFT: Mapping[str, str] = {
+    "vllm_server*": _SERVER,
+    "vllm_tensor_parallel_size": "the command of the server says it",
     "lora_*": _ADAPTERS,
     "target_*": _ADAPTERS,
     "modules_to_save": _ADAPTERS,
@@ -84,6 +87,10 @@ REASONS_SWIFT: Mapping[str, str] = {
     "pipeline_model_parallel_layout": "layers are split evenly over the pipeline",
 }
 REASONS_TRL: Mapping[str, str] = {
+    "vllm_server*": _SERVER,
+    "vllm_group_port": _SERVER,
+    "vllm_tensor_parallel_size": "the command of the server says it",
+    "vllm_gpu_memory_utilization": "set rollout.engine: {gpu_memory_utilization: ...}",
     "lora_*": _ADAPTERS,
     "load_in_*": "no quantized weights here",
     "bnb_*": "no quantized weights here",
@@ -130,6 +137,7 @@ REASONS_VERL: Mapping[str, str] = {
     "trainer.critic_warmup": "no critic here",
     "algorithm.gamma": "no critic here",
     "algorithm.lam": "no critic here",
+    "actor_rollout_ref.actor.clip_ratio": "clip_ratio_low and clip_ratio_high, 0.2 by default, go before it",
     "actor_rollout_ref.actor.kl_loss_*": "read with use_kl_loss only",
     "*_max_token_len_per_gpu": "read with a dynamic batch size only",
     "*.log_prob_max_token_len_per_gpu": "read with a dynamic batch size only",

@@ -50,7 +50,6 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     if draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
         hosted = next((item for item in commands if item.words[:2] == ("swift", "rollout")), None)
         parts.server(draft, nodes, each, hosted, "swift rollout")
-        draft.skip("vllm_server*", "vllm_tensor_parallel_size")
     else:
         tp = draft.whole("vllm_tensor_parallel_size", 1)
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")

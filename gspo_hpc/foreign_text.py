@@ -197,7 +197,7 @@ def _expand(statement: str, variables: Mapping[str, str]) -> str:
         length, value = _variable(statement[position:], variables)
         if value is None:  # left as it is, as one word
             kept = statement[position : position + length]
-            done += kept if not re.search(r"\s", kept) else re.sub(r"\s.*(?=[)}])", "...", kept, flags=re.DOTALL)
+            done += kept if not re.search(r"\s", kept) else re.sub(r"\s.*?(?=[)}]+$)", "...", kept, flags=re.DOTALL)
         else:
             done += re.sub(r'(["\\])' if quote else r"""(["'\\])""", r"\\\1", value)
         position += length
@@ -234,7 +234,7 @@ def _braces(inside: str, variables: Mapping[str, str]) -> str | None:
     value, rest = variables.get(match.group()), inside[match.end() :]
     if rest.startswith((":-", "-", ":=", "=")):
         kept = value if value is not None and (value or not rest.startswith(":")) else None
-        return kept if kept is not None else "".join(_split(_expand(rest.lstrip(":")[1:], variables)))
+        return kept if kept is not None else " ".join(_split(_expand(rest.lstrip(":")[1:], variables)))
     if rest.startswith("//") and value is not None:
         this, _, that = rest[2:].partition("/")
         return value.replace(this, that) if this else value

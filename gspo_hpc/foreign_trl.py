@@ -33,7 +33,6 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     if draft.switch("use_vllm") and draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
         hosted = next((item for item in commands if item.words[:2] == ("trl", "vllm-serve")), None)
         parts.server(draft, nodes, each, hosted, "trl vllm-serve")
-        draft.skip("vllm_server*", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "vllm_group_port")
     else:
         tp = draft.whole("vllm_tensor_parallel_size", 1)
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
@@ -144,7 +143,8 @@ def _generation(draft: Draft) -> None:
     draft.put("rollout.top_p", draft.number("top_p", 1.0), "top_p")
     draft.put("rollout.top_k", draft.whole("top_k", 0, least=-1) or -1, "top_k")
     parts.data(draft, "dataset_name", "data.train")
-    draft.put("data.overlong", "truncate_left", comment="as max_prompt_length cuts there")
+    if draft.given("max_prompt_length"):
+        draft.put("data.overlong", "truncate_left", comment="as max_prompt_length cuts there")
     draft.put("data.shuffle", draft.switch("shuffle_dataset", True), "shuffle_dataset")
     if prompt := draft.text("system_prompt"):
         draft.put("data.system_prompt", prompt, "system_prompt")
@@ -159,6 +159,7 @@ def _length(draft: Draft, update: int, processes: int, rows: int | None) -> None
     whole = steps if steps and steps > 0 else None
     if whole is not None:
         draft.put("run.max_steps", whole, "max_steps")
+        draft.drop("num_train_epochs", "max_steps goes before it")
     elif rows is not None:
         group = draft.whole("num_generations", 8) or 8
         passes = draft.whole("num_iterations", 1) or 1

@@ -63,10 +63,11 @@ def _algorithm(draft: Draft) -> None:
         text = "is another objective: gspo and vanilla (grpo) have a counterpart here"
         draft.refuse(f"{_ACTOR}.policy_loss.loss_mode={mode} {text}")
     draft.put("algorithm.name", "gspo" if mode == "gspo" else "grpo", f"{_ACTOR}.policy_loss.loss_mode")
-    both = draft.number(f"{_ACTOR}.clip_ratio", 0.2)
     for side in ("low", "high"):
         name = f"{_ACTOR}.clip_ratio_{side}"
-        draft.put(f"algorithm.clip_{side}", draft.number(name, 0.2 if mode == "gspo" else both), name)
+        empty = name in draft.values and draft.text(name) is None  # only then is clip_ratio read
+        default = draft.number(f"{_ACTOR}.clip_ratio", 0.2) if empty else 0.2
+        draft.put(f"algorithm.clip_{side}", draft.number(name, default), name)
     aggregation = draft.text(f"{_ACTOR}.loss_agg_mode") or "token-mean"
     if mode == "vanilla" and aggregation not in ("token-mean", "seq-mean-token-mean"):
         text = "here are the means over tokens (token-mean) and over sequences (seq-mean-token-mean)"
@@ -201,7 +202,7 @@ def _micro_batches(draft: Draft, sequence: int) -> None:
             draft.switch(f"{_REF}.log_prob_use_dynamic_bsz", dynamic),
         ),
     )
-    budget = draft.whole(passes[0][2], 16384) or 16384
+    budget = (draft.whole(passes[0][2], 16384) if any(by_tokens for *_, by_tokens in passes) else None) or 16384
     for prefix, size, tokens, by_tokens in passes:
         if by_tokens and (not prefix or draft.given(tokens)):
             most = draft.whole(tokens, budget) or budget
@@ -258,12 +259,12 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None, megatron
     if steps is not None:
         whole = steps * updates
         draft.put("run.max_steps", whole, comment=f"total_training_steps {steps} x {made}")
+        draft.drop("trainer.total_epochs", "total_training_steps goes before it")
     elif rows is not None:
         whole = max(1, rows // prompts * epochs * updates)
         draft.put("run.max_steps", whole, comment=f"{epochs} epochs of {rows} // {prompts} rollouts x {made}")
     else:
         parts.steps_unknown(draft, f"trainer.total_epochs {epochs}")
-    draft.skip("trainer.total_epochs")
     draft.put("run.seed", draft.whole("data.seed", 42, least=0), "data.seed")
     rate = draft.number(f"{_OPTIM}.lr", 1e-6) or 0.0
     draft.put("optimizer.lr", rate, f"{_OPTIM}.lr")
