@@ -27,7 +27,12 @@ _ENGINE = {
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Puts what a verl run amounts to."""
     megatron = _is_megatron(draft)
-    nodes, each = draft.whole("trainer.nnodes", 1), draft.whole("trainer.n_gpus_per_node", 8)
+    nodes = each = None
+    if gpus is None:
+        nodes, each = draft.whole("trainer.nnodes", 1), draft.whole("trainer.n_gpus_per_node", 8)
+    else:
+        draft.drop("trainer.nnodes", "--gpus goes before it")
+        draft.drop("trainer.n_gpus_per_node", "--gpus goes before it")
     parts.machines(draft, nodes, each, gpus, "trainer.n_gpus_per_node")
     _algorithm(draft)
     sequence = _layout(draft, megatron)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,18 @@ def test_convert_writes_a_config_that_loads_and_plans(tmp_path: Path, capsys: py
     capsys.readouterr()
     assert main(["convert", str(script), "--out", str(out)]) == 2
     assert "is there already; name another file" in capsys.readouterr().err
+
+
+def test_convert_needs_nothing_that_trains(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SWIFT_MOE)
+    script = (
+        "import sys\nfrom gspo_hpc.cli import main\n"
+        f"assert main(['convert', {str(tmp_path / 'run.sh')!r}]) == 0\n"
+        "heavy = {'torch', 'vllm', 'megatron', 'transformers', 'wandb', 'numpy', 'submitit', 'rich'}\n"
+        "sys.exit(' '.join(heavy & {name.split('.')[0] for name in sys.modules}) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_convert_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
