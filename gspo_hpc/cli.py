@@ -189,6 +189,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     report = add("report", _report, "write the report page of a run", text, _REPORT_EXAMPLES)
     report.add_argument("run", metavar="RUN", type=Path, help="run directory")
     report.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
+    text = (
+        "Writes a config for a Megatron-SWIFT command line, verl's overrides or a TRL GRPOConfig, and says what is not "
+        "carried over and where a batch size means something else. Starts nothing."
+    )
+    convert = add("convert", _convert, "convert another project's config", text, _CONVERT_EXAMPLES)
+    convert.add_argument("config", metavar="FILE|-", help="script, list of arguments or YAML; - is standard input")
+    convert.add_argument("--from", dest="source", choices=["swift", "verl", "trl"], help="whose (default: recognised)")
+    convert.add_argument("--out", type=Path, metavar="FILE", help="config to write (default: standard output)")
+    convert.add_argument("--gpus", type=int, metavar="N", help="GPUs that train, where the file does not say")
+    convert.add_argument("--rows", type=int, metavar="N", help="prompts of the data, to turn epochs into steps")
     text = "Prints a script for your shell; runs, config files and options then complete with the tabulator."
     completion = add("completion", _completion, "print a completion script", text, _COMPLETION_EXAMPLES)
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="your shell")
@@ -232,6 +242,10 @@ _CANCEL_EXAMPLES = """
 _COMPLETION_EXAMPLES = """
     eval "$(gspo-hpc completion bash)"                                   # in ~/.bashrc
     gspo-hpc completion zsh > ~/.zfunc/_gspo-hpc"""
+_CONVERT_EXAMPLES = """
+    gspo-hpc convert run_gspo.sh --out mine.yaml
+    gspo-hpc convert grpo_config.yaml --gpus 8 --rows 7473
+    gspo-hpc convert - --from swift < arguments.txt"""
 _EVAL_EXAMPLES = """
     gspo-hpc eval runs/tiny
     gspo-hpc eval runs/tiny --step 20 eval.samples=8
@@ -350,6 +364,12 @@ def _report(args: argparse.Namespace) -> int:
 
     print(write_report(args.run, args.out))
     return DONE
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from gspo_hpc import foreign
+
+    return foreign.run(args)
 
 
 def _config(args: argparse.Namespace) -> Config:

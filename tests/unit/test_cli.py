@@ -103,7 +103,7 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
     ("words", "expected"),
     [
         (["pln"], "no command 'pln'; did you mean plan?"),
-        (["xyzzy"], "commands: plan, suggest, train, submit, status, logs, cancel, eval, export, report, completion"),
+        (["xyzzy"], "commands: plan, suggest, train, submit, status, logs, cancel, eval, export, report, convert, completion"),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),
@@ -144,7 +144,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"gspo-hpc {__version__}\n"
     assert main(["--help"]) == 0
     top = capsys.readouterr().out
-    for command in ("plan", "train", "eval", "export", "report"):
+    for command in ("plan", "train", "eval", "export", "report", "convert"):
         assert f"    {command} " in top
         assert main([command, "--help"]) == 0
         page = capsys.readouterr().out

@@ -1,0 +1,295 @@
+"""``gspo-hpc convert``: the config of a run that another project was started with.
+
+Floor 6. Reads a Megatron-SWIFT command line, verl's overrides or a TRL GRPOConfig, without a shell and without the
+projects themselves, and writes a YAML of ours that says what is not carried over and where a size means something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from gspo_hpc import foreign_names as names
+from gspo_hpc import foreign_swift, foreign_trl, foreign_verl, mends
+from gspo_hpc.config import Config
+from gspo_hpc.foreign_draft import Draft, Source, comments
+from gspo_hpc.foreign_reasons import FREE_VERL, REASONS_SWIFT, REASONS_TRL, REASONS_VERL
+from gspo_hpc.foreign_text import Command, flatten, is_unset, options, read_script, read_yaml
+from gspo_hpc.plan import make_plan
+from gspo_hpc.plan_page import paint
+
+SOURCES = ("swift", "verl", "trl")
+
+_MOST = 8  # mistakes that are shown
+_OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
+_SCRIPT = re.compile(
+    r"megatron\s+rlhf|\bverl[.]|main_ppo|accelerate\s+launch|trl\s+grpo|torchrun|(?:^|\s)--[a-z]\w+[\s=]|"
+    r"(?:^|\s)(?:\+{0,2})(?:data|actor_rollout_ref|algorithm|trainer)\.[\w.]+="
+)
+_TRAINER = re.compile(r"(?:^|/)[\w-]*grpo[\w-]*\.py")
+_ACCELERATE = ("num_processes", "num_machines", "distributed_type")
+
+
+class _Found(NamedTuple):
+    """A run of another project: its arguments, what was set around it, and all commands of the script."""
+
+    source: str
+    values: dict[str, Any]
+    variables: dict[str, str]
+    commands: list[Command]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A run of another project as a config of ours."""
+
+    source: str
+    config: Config
+    text: str  # the YAML, with everything that is to be said as comments
+    differs: tuple[str, ...]  # where a size means something else
+    dropped: tuple[str, ...]  # what has no counterpart
+    assumed: tuple[str, ...]  # what was not given
+
+
+_PROJECTS: dict[str, tuple[Source, Callable[[Draft, list[Command], int | None, int | None], None]]] = {
+    "swift": (
+        Source("Megatron-SWIFT", "command line", "--", names.SWIFT, (), REASONS_SWIFT),
+        foreign_swift.convert,
+    ),
+    "verl": (Source("verl", "list of overrides", "", names.VERL, FREE_VERL, REASONS_VERL), foreign_verl.convert),
+    "trl": (Source("TRL", "GRPOConfig", "", names.TRL, (), REASONS_TRL), foreign_trl.convert),
+}
+
+
+def convert(
+    text: str, source: str | None = None, gpus: int | None = None, rows: int | None = None, folder: Path = Path()
+) -> Converted:
+    """The config that `text` amounts to: a script, a command line or YAML.
+
+    `source`: whose it is, where that is not to be seen. `gpus`: GPUs that train, `rows`: prompts of the data, where
+    the text does not say. `folder`: where files that it names are looked for. Raises ValueError, a line for each
+    mistake.
+    """
+    found = _find(text, source, folder)
+    description, converter = _PROJECTS[found.source]
+    draft = Draft(description, found.values, found.variables)
+    draft.assumed += found.notes
+    converter(draft, found.commands, gpus, rows)
+    config, body = draft.finish()
+    head = [
+        f"# Converted from a {description.kind} of {description.project} by gspo-hpc convert. Sizes count completions.",
+        "# Before a run: gspo-hpc plan FILE",
+    ]
+    tail = comments("Where a size means something else:", draft.differs)
+    tail += comments("Assumed, or still to be given:", draft.assumed)
+    tail += comments("Not carried over:", draft.dropped)
+    missing = [key for key in config.missing() if key != "reward.functions"] + ["reward.functions"]
+    tail += comments("A run also needs:", [", ".join(missing)])
+    written = "\n".join(head) + "\n" + body + "\n".join(tail) + "\n"
+    return Converted(found.source, config, written, tuple(draft.differs), tuple(draft.dropped), tuple(draft.assumed))
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command: writes the config, and says on stderr what is to be looked at. Returns 0."""
+    path = Path(args.config)
+    for name, count in (("--gpus", args.gpus), ("--rows", args.rows)):
+        if count is not None and count < 1:
+            raise ValueError(f"{name} {count}: must be 1 or more")
+    if args.out is not None and args.out.exists():
+        raise ValueError(f"{args.out} is there already; name another file")
+    try:
+        text = sys.stdin.read() if args.config == "-" else path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{args.config}: not UTF-8 text ({error.reason})") from None
+    try:
+        found = convert(text, args.source, args.gpus, args.rows, Path() if args.config == "-" else path.parent)
+    except ValueError as error:
+        lines = str(error).splitlines()
+        more = [f"... and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
+        raise ValueError("\n".join(f"{args.config}: {line}" for line in lines[:_MOST] + more)) from None
+    if args.out is None:
+        print(found.text, end="")
+    else:
+        with args.out.open("x", encoding="utf-8") as file:
+            file.write(found.text)
+        print(f"{args.out}: written from {_PROJECTS[found.source][0].project}")
+        for title, items in (("where a size means something else", found.differs), ("not carried over", found.dropped)):
+            print("\n".join([f"{title}:", *(f"  {item}" for item in items)]) if items else f"{title}: nothing")
+    for line in _warnings(found, args.rows):
+        print(f"{paint('warning:', '33', sys.stderr)} {line}", file=sys.stderr)
+    return 0
+
+
+def _warnings(found: Converted, rows: int | None) -> list[str]:
+    """What was assumed, and which rules the plan breaks with what mends it."""
+    plan = make_plan(found.config, rows)
+    lines = [*found.assumed, *(f"the plan breaks rule {item.rule}: {item.message}" for item in plan.broken)]
+    if plan.broken and (offered := mends.find(found.config, rows, limit=1)):
+        lines.append(f"what mends the plan: {offered[0]}")
+    return lines + [f"{text}" for text in plan.warnings]
+
+
+def _find(text: str, source: str | None, folder: Path) -> _Found:
+    """The one run in a text."""
+    if not text.strip():
+        raise ValueError("it is empty")
+    raw = None if _SCRIPT.search(_without_comments(text)) else read_yaml(text)
+    if raw is not None:
+        return _from_yaml(raw, source)
+    commands = read_script(text)
+    runs = [run for command in commands if (run := _from_command(command, commands, folder)) is not None]
+    lists = [run for command in commands if (run := _bare(command, commands, source, folder, not runs)) is not None]
+    if not runs:
+        runs, lists = lists[:1], lists[1:]
+    if not runs:
+        raise ValueError(
+            "no run of Megatron-SWIFT (megatron rlhf --rlhf_type grpo ...), verl (python -m verl.trainer.main_ppo ...) "
+            "or TRL (GRPOConfig) is recognised; name one with --from swift, verl or trl"
+        )
+    if len(runs) > 1:
+        raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
+    (found,) = runs
+    for more in lists:  # a command broken in two by a comment or a line without its backslash
+        name = next(iter(more.values), "")
+        text = f"{name} and what follows stand apart from the command: taken as part of it; a \\ is missing before them"
+        found = found._replace(values=found.values | more.values, notes=(*found.notes, text))
+    return found
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)
+
+
+def _from_yaml(raw: Mapping[str, Any], source: str | None) -> _Found:
+    if "compute_environment" in raw or ("num_processes" in raw and "mixed_precision" in raw):
+        raise ValueError("this is accelerate's config; convert takes the GRPOConfig, and --gpus N for num_processes")
+    flat = {name: value for name, value in flatten(raw) if not name.startswith(("defaults", "hydra."))}
+    if source is None:
+        source = "verl" if "actor_rollout_ref" in raw else _nearest_project(raw)
+    if source == "verl":
+        for name, value in flat.items():  # OmegaConf's way to name another key
+            if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+                flat[name] = flat.get(match.group(1), value)
+        return _Found(source, flat, {}, [])
+    values = {str(name): value for name, value in raw.items()}
+    env = values.pop("ENV", None) if source == "swift" else None
+    variables = {str(key): str(value) for key, value in env.items()} if isinstance(env, Mapping) else {}
+    if source == "trl":
+        variables = {name: str(values.pop(name)) for name in _ACCELERATE if name in values}
+    return _Found(source, values, variables, [])
+
+
+def _nearest_project(given: Mapping[str, Any]) -> str:
+    """Whose arguments these are: the project that knows most of them."""
+    counts = {"swift": len(names.SWIFT & {*given}), "trl": len(names.TRL & {*given})}
+    if "rlhf_type" in given:
+        counts["swift"] += len(given)
+    best = max(counts, key=lambda project: counts[project])
+    if counts[best] < 2 or counts["swift"] == counts["trl"]:
+        sections = [name for name in given if name in Config.__dataclass_fields__]
+        what = "it is a config of ours already" if len(sections) > 1 else "whose arguments these are is not to be seen"
+        raise ValueError(f"{what}; name the project with --from swift, verl or trl")
+    return best
+
+
+def _from_command(command: Command, commands: list[Command], folder: Path) -> _Found | None:
+    """The run that a command starts, if it starts one."""
+    words = command.words
+    for number, word in enumerate(words):
+        pair = (os.path.basename(word), *words[number + 1 : number + 2])
+        if pair in (("megatron", "sft"), ("swift", "rlhf")):
+            raise ValueError(f"{' '.join(pair)} is another trainer of ms-swift: convert reads megatron rlhf")
+        if pair == ("megatron", "rlhf") or re.search(r"_megatron[./]rlhf(\.py)?$", word):
+            return _make("swift", words, number, number + 1 + (pair[-1] == "rlhf"), command, commands, folder)
+        if re.search(r"^verl\.|\bmain_(ppo|dapo)\b", word) and "=" not in word:
+            return _make("verl", words, number, number + 1, command, commands, folder)
+        if pair == ("trl", "grpo") or _TRAINER.search(word):
+            return _make("trl", words, number, number + 1 + (pair == ("trl", "grpo")), command, commands, folder)
+    return None
+
+
+def _bare(command: Command, commands: list[Command], source: str | None, folder: Path, alone: bool) -> _Found | None:
+    """A list of arguments without the command that starts it. `alone`: nothing else in the text starts a run."""
+    words = command.words
+    if not (_OVERRIDE.match(words[0]) or (words[0].startswith("--") and len(words) > 1)):
+        return None
+    if source is None or not alone:
+        verl = any(_OVERRIDE.match(word) for word in words)
+        source = "verl" if verl else _nearest_project(options(words)[0])
+    return _make(source, words, 0, 0, command, commands, folder)
+
+
+def _make(
+    source: str,
+    words: tuple[str, ...],
+    launched: int,
+    first: int,
+    command: Command,
+    commands: list[Command],
+    folder: Path,
+) -> _Found:
+    """`launched`: words of the launcher; `first`: the first argument."""
+    variables = dict(command.variables)
+    launcher, _ = options(words[:launched])
+    for name, value in launcher.items():
+        variables[name] = str(value[0] if isinstance(value, list) else value)
+    if source == "verl":
+        values, notes = _overrides(words[first:], variables)
+        return _Found(source, values, variables, commands, notes)
+    values, before = options(words[first:])
+    for named in [word for word in before if word.endswith((".yaml", ".yml"))] if source == "swift" else []:
+        values = _named(folder, named) | values
+    if source == "trl":
+        if given := values.pop("config", None):
+            values = _named(folder, str(given)) | values
+        for name in ("config_file", "accelerate_config"):
+            file = variables.pop(name, "") or str(values.pop(name, ""))
+            if file.endswith((".yaml", ".yml")):
+                launch = _named(folder, file)
+                variables = {key: str(launch[key]) for key in _ACCELERATE if key in launch} | variables
+        variables |= {name: str(values.pop(name)) for name in _ACCELERATE if name in values}
+    return _Found(source, values, variables, commands)
+
+
+def _named(folder: Path, name: str) -> dict[str, Any]:
+    """The mapping of a YAML file that a command names."""
+    path = next((place for place in (folder / name, Path(name)) if place.is_file()), None)
+    if path is None:
+        text = "is not set in the script" if is_unset(name) else "is not there"
+        raise ValueError(f"{name}, which the command reads, {text}: put it beside the script")
+    raw = read_yaml(path.read_text(encoding="utf-8"))
+    if raw is None:
+        raise ValueError(f"{name}: not a mapping of names to values")
+    return {str(key): value for key, value in raw.items()}
+
+
+def _overrides(words: tuple[str, ...], variables: dict[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Hydra's overrides, values as YAML; and words that nobody can know."""
+    values: dict[str, Any] = {}
+    notes: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            variables[name[2:].replace("-", "_")] = value
+        elif word.startswith("~"):
+            values.pop(name[1:], None)
+        elif equals and "." in name:
+            try:
+                read = yaml.safe_load(value)
+            except (yaml.YAMLError, ValueError):
+                read = value
+            values[name.lstrip("+")] = value if is_unset(value) or isinstance(read, Mapping) else read
+        elif is_unset(word):
+            notes.append(f"{word}: not set in the script; what it adds is not known")
+        elif word.strip():
+            raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
+    return values, tuple(notes)

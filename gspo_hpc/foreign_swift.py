@@ -1,0 +1,224 @@
+"""Megatron-SWIFT: ``megatron rlhf --rlhf_type grpo …``, argument by argument.
+
+Floor 6. Its batch sizes count completions as ours do, and steps_per_generation counts optimizer steps. Defaults are
+those of ms-swift 4.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gspo_hpc import foreign_parts as parts
+from gspo_hpc.foreign_draft import Draft
+from gspo_hpc.foreign_text import Command
+
+_ENGINE = {
+    "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
+    "vllm_enforce_eager": ("enforce_eager", bool),
+    "vllm_max_num_seqs": ("max_num_seqs", int),
+    "vllm_enable_prefix_caching": ("enable_prefix_caching", bool),
+    "vllm_disable_cascade_attn": ("disable_cascade_attn", bool),
+}
+_OLDER = {
+    "train_type": "tuner_type",
+    "save": "output_dir",
+    "save_interval": "save_steps",
+    "eval_interval": "eval_steps",
+    "max_epochs": "num_train_epochs",
+}
+_PARALLEL = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
+
+
+def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
+    """Puts what a Megatron-SWIFT run amounts to."""
+    draft.rename(_OLDER)
+    kind = draft.text("rlhf_type")
+    if kind != "grpo":
+        given = f"--rlhf_type {kind}" if kind else "--rlhf_type is not given (its default is dpo)"
+        draft.refuse(f"{given}: only --rlhf_type grpo has a counterpart here")
+    env = draft.variables
+    nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes"))
+    each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
+    each = each or parts.visible(env)
+    nodes, each = parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
+    if draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
+        hosted = next((item for item in commands if item.words[:2] == ("swift", "rollout")), None)
+        parts.server(draft, nodes, each, hosted, "swift rollout")
+    else:
+        tp = draft.whole("vllm_tensor_parallel_size", 1)
+        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
+    _layout(draft)
+    update = _batch(draft)
+    parts.model(draft, "model")
+    if draft.text("tuner_type") not in (None, "full"):
+        parts.adapters(draft, "tuner_type", "lr")
+    _generation(draft)
+    parts.objective(
+        draft,
+        draft.choice("importance_sampling_level", ("token", "sequence", "sequence_token"), "token"),
+        draft.text("loss_type") or "grpo",
+        draft.number("epsilon_high"),
+        draft.number("epsilon", 0.2) or 0.0,
+        draft.number("beta", 0.04) or 0.0,
+    )
+    if (estimator := draft.text("advantage_estimator") or "grpo") != "grpo":
+        draft.refuse(f"--advantage_estimator {estimator} is another algorithm: advantages here are those of grpo")
+    if draft.switch("kl_in_reward"):
+        draft.refuse(
+            "--kl_in_reward true: the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
+        )
+    if draft.switch("dynamic_sample"):
+        draft.drop("dynamic_sample", "groups of equal rewards are not sampled again here: they count, with no gradient")
+    parts.kept_out(draft)
+    _length(draft, update, nodes * each, rows)
+    _saving(draft)
+
+
+def _layout(draft: Draft) -> None:
+    for name in _PARALLEL:
+        draft.put(f"parallel.{name}", draft.whole(name, None if name.startswith("virtual") else 1), name)
+    experts = any(draft.given(name) for name in draft.values if name.startswith(("moe_", "expert_")))
+    if experts:
+        size = draft.whole("expert_tensor_parallel_size", 1)
+        draft.put("parallel.expert_tensor_parallel_size", size, "expert_tensor_parallel_size", "not that of tensors")
+    for name in ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"):
+        draft.put(f"parallel.{name}", draft.switch(name), name)
+    if draft.settings.get("parallel.tensor_model_parallel_size", (1, ""))[0] == 1 and draft.switch("sequence_parallel"):
+        draft.put("parallel.sequence_parallel", False, comment="it needs tensor_model_parallel_size above 1")
+    draft.put("optimizer.distributed", draft.switch("use_distributed_optimizer", True), "use_distributed_optimizer")
+    grain = draft.choice("recompute_granularity", ("selective", "full", "none"), "selective")
+    draft.put("memory.recompute_granularity", None if grain == "none" else grain, "recompute_granularity")
+    if grain == "full":
+        method = draft.choice("recompute_method", ("uniform", "block"), "uniform")
+        draft.put("memory.recompute_method", method, "recompute_method")
+        draft.put("memory.recompute_num_layers", draft.whole("recompute_num_layers", 1), "recompute_num_layers")
+    elif modules := draft.texts("recompute_modules"):
+        draft.put("memory.recompute_modules", modules)
+    if draft.given("offload_model") or draft.given("offload_optimizer"):
+        wanted = [draft.switch("offload_model"), draft.switch("offload_optimizer")]
+        draft.put("memory.offload_trainer", any(wanted), "offload_model", "model and optimizer together")
+    if draft.switch("optimizer_cpu_offload"):
+        draft.put("memory.offload_optimizer", True, "optimizer_cpu_offload")
+    dtypes = {"none": None, "fp32": "float32", "fp64": "float64"}
+    if draft.given("moe_router_dtype"):
+        draft.put(
+            "moe.router_dtype", dtypes[draft.choice("moe_router_dtype", tuple(dtypes), "fp32")], "moe_router_dtype"
+        )
+    for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
+        if draft.given(name):
+            draft.put(name.replace("_", ".", 1), draft.number(name, 0.0), name)
+    replay = {"disabled": "off", "R2": "old_logprobs", "R3": "rollout"}
+    mode = draft.choice("router_replay_mode", tuple(replay), "disabled")
+    draft.put("moe.router_replay", replay[mode], "router_replay_mode")
+    if draft.given("fp8_format"):
+        draft.put("model.fp8", draft.choice("fp8_format", ("e4m3", "hybrid"), "hybrid"), "fp8_format")
+        recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
+        draft.put("model.fp8_recipe", draft.choice("fp8_recipe", recipes, "delayed"), "fp8_recipe")
+    dtype = draft.choice("torch_dtype", ("bfloat16", "float16", "float32"), "bfloat16")
+    half = draft.switch("fp16") or dtype == "float16"
+    full = not half and (dtype == "float32" or not draft.switch("bf16", True))
+    draft.put("model.dtype", "float16" if half else "float32" if full else "bfloat16")
+
+
+def _batch(draft: Draft) -> int:
+    """Puts the batch sizes; returns completions per optimizer step."""
+    update = draft.whole("global_batch_size", 16) or 16
+    draft.put("batch.micro_batch_size", draft.whole("micro_batch_size", 1), "micro_batch_size")
+    draft.put("batch.global_batch_size", update, "global_batch_size")
+    draft.put("batch.num_generations", draft.whole("num_generations", 8, least=2), "num_generations")
+    count, rollout = draft.whole("steps_per_generation"), draft.whole("generation_batch_size")
+    if count is not None:
+        draft.put("batch.steps_per_generation", count, "steps_per_generation")
+    if rollout is not None:
+        draft.put("batch.generation_batch_size", rollout, "generation_batch_size")
+    draft.put("batch.num_iterations", draft.whole("num_iterations", 1), "num_iterations")
+    draft.differs.append(
+        "in no batch size: they count completions there too, and steps_per_generation counts optimizer steps"
+    )
+    return update
+
+
+def _generation(draft: Draft) -> None:
+    response = draft.whole("max_completion_length", 512) or 512
+    parts.prompt_length(
+        draft, "max_length", "vllm_max_model_len", response, "max_length, which bounds the prompt there"
+    )
+    draft.put("rollout.max_response_length", response, "max_completion_length")
+    draft.put("rollout.temperature", draft.number("temperature", 0.9), "temperature")
+    draft.put("rollout.top_p", draft.number("top_p", 1.0), "top_p")
+    draft.put("rollout.top_k", draft.whole("top_k", -1, least=-1) or -1, "top_k")
+    parts.engine(draft, _ENGINE)
+    parts.data(draft, "dataset", "data.train")
+    parts.data(draft, "val_dataset", "data.eval")
+    cut = draft.choice("truncation_strategy", ("left", "delete"), "left")
+    draft.put("data.overlong", "truncate_left" if cut == "left" else "drop", "truncation_strategy")
+    draft.put("data.shuffle", draft.switch("dataset_shuffle", True), "dataset_shuffle")
+    if system := draft.text("system"):
+        if system.endswith((".txt", ".md")):
+            draft.drop("system", "a file: write its text as data.system_prompt")
+        else:
+            draft.put("data.system_prompt", system, "system")
+    parts.rewards(draft, "reward_funcs", "reward_weights")
+
+
+def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
+    """Puts how long the run is, and the schedule that follows from it."""
+    steps, epochs = draft.whole("train_iters"), draft.number("num_train_epochs")
+    named = [text.rpartition("#")[2] for text in draft.texts("dataset") if "#" in text]
+    if rows is None and named and all(text.isdigit() for text in named) and len(named) == len(draft.texts("dataset")):
+        rows = sum(map(int, named))
+    if epochs and rows:
+        at = {key.split(".")[1]: value for key, (value, _) in draft.settings.items()}
+        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        ranks = max(1, world // math.prod(at.get(name, 1) for name in sizes))
+        whole = rows // (at.get("micro_batch_size", 1) * ranks) * at.get("micro_batch_size", 1) * ranks
+        steps = int(whole * at.get("num_generations", 8) * epochs // update)
+        text = f"num_train_epochs {epochs:g} of {rows} prompts" + (
+            ", before train_iters" if draft.given("train_iters") else ""
+        )
+        draft.put("run.max_steps", max(1, steps), comment=text)
+    elif steps is not None:
+        draft.put("run.max_steps", steps, "train_iters")
+        if epochs:
+            draft.drop("num_train_epochs", "goes before train_iters there; with --rows N here too")
+    else:
+        parts.steps_unknown(
+            draft, f"num_train_epochs {epochs:g}" if epochs else "neither train_iters nor num_train_epochs"
+        )
+    draft.put("run.seed", draft.whole("seed", 42, least=0), "seed")
+    adapters = draft.text("tuner_type") not in (None, "full")
+    draft.put("optimizer.lr", draft.number("lr", 1e-4 if adapters else 1e-5), "lr")
+    draft.put("optimizer.min_lr", draft.number("min_lr", 0.0), "min_lr")
+    style = draft.text("lr_decay_style") or "cosine"
+    if style in ("constant", "linear", "cosine"):
+        draft.put("optimizer.lr_decay_style", style, "lr_decay_style")
+    else:
+        draft.drop("lr_decay_style", "constant, linear and cosine are there; constant is set")
+    draft.put("optimizer.lr_warmup_steps", draft.whole("lr_warmup_iters", 0, least=0), "lr_warmup_iters")
+    parts.warmup(draft, draft.number("lr_warmup_fraction"), "lr_warmup_fraction", steps)
+    draft.drop("lr_decay_iters", "the rate falls until run.max_steps here")
+    for name, default in (("weight_decay", 0.1), ("adam_beta1", 0.9), ("adam_beta2", 0.95), ("adam_eps", 1e-8)):
+        draft.put(f"optimizer.{name}", draft.number(name, default), name)
+    draft.put("optimizer.clip_grad", draft.number("clip_grad", 1.0), "clip_grad")
+    if (kind := draft.text("optimizer") or "adam") != "adam":
+        draft.refuse(f"--optimizer {kind}: there is only adam here")
+
+
+def _saving(draft: Draft) -> None:
+    draft.put("checkpoint.interval", draft.whole("save_steps", 500), "save_steps")
+    if draft.given("save_total_limit"):
+        draft.put("checkpoint.keep", draft.whole("save_total_limit", 2), "save_total_limit")
+    draft.put("checkpoint.async_save", True, comment="") if draft.switch("async_save") else None
+    if draft.given("eval_steps"):
+        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
+    parts.run_name(draft, ("wandb_exp_name", "output_dir"))
+    draft.drop("output_dir", "the run directory is runs/NAME, or run.dir")
+    parts.trackers(draft, "report_to", ("tensorboard",))
+    if draft.given("wandb_project"):
+        draft.put("tracking.wandb_project", draft.text("wandb_project"), "wandb_project")
