@@ -31,6 +31,7 @@ ANSWER_SECONDS = 200.0  # that nodes have, once the job runs
 LATER_SECONDS = 60.0  # that the others have after the first
 _END_SECONDS = 20.0  # that a job has to be gone
 _POLL = 0.5
+_SETTLE_SECONDS = 3.0  # until what the last node wrote is seen here
 _TOLERANCE = 0.02  # of numbers such as memory
 _ROOM = 0.25  # of what is left of memory
 # Where nodes must not differ at all; elsewhere a difference is worth a word.
@@ -154,6 +155,8 @@ def merge(answers: Sequence[Answer]) -> list[Finding]:
 
 def script(config: Config, count: int, folder: Path) -> str:
     """The batch script: the options of a run's own job, for a few minutes, and one process a node."""
+    if not submit._PLAIN_PATH.fullmatch(str(folder)):
+        raise SlurmError(f"run.dir: {str(folder.parent)!r} has characters that a batch script cannot carry safely")
     for name, value in config.slurm.sbatch.items():
         if not re.fullmatch(r"[a-z][a-z-]*", name) or not config_file.SBATCH_VALUE.fullmatch(str(value)):
             raise SlurmError(f"slurm.sbatch: {name!r}: {value!r} cannot be an option of sbatch")
@@ -246,8 +249,11 @@ def _follow(found: Survey, count: int, wait: float, folder: Path, section: Secti
         if len(found.answers) >= count or not active or late:
             break
         time.sleep(_POLL)
-    found.answers = read_answers(folder)
-    if found.answers and not found.silent:
+    settled = time.monotonic() + _SETTLE_SECONDS
+    while len(found.answers) < count and time.monotonic() < settled:
+        time.sleep(_POLL)
+        found.answers = read_answers(folder)
+    if len(found.answers) >= count or (found.answers and found.nodes and not found.silent):
         section.ok("job", f"job {found.job_id}: {', '.join(answer.node for answer in found.answers)} answered")
         return
     said = _log_tail(folder)

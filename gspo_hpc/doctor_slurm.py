@@ -60,6 +60,12 @@ class Cluster:
     associations: list[dict[str, str]] | None = None  # of this user; None: not known
 
 
+def parse_version(text: str) -> str:
+    """`sbatch --version`: slurm 24.11.1, slurm-wlm 22.05.8."""
+    found = re.search(r"\d+(?:\.\w+)+", text)
+    return found.group() if found else text.strip()
+
+
 def parse_config(text: str) -> dict[str, str]:
     """`scontrol show config`."""
     return {match[1]: match[2] for line in text.splitlines() if (match := _LINE.match(line))}
@@ -111,7 +117,7 @@ def read(config: Config) -> Cluster:
     """What Slurm tells here. Raises SlurmError where it does not answer."""
     own = parse_config(slurm_commands.run(["scontrol", "show", "config"], PATIENCE))
     partitions = parse_partitions(slurm_commands.run(["scontrol", "show", "partition", "--oneliner"], PATIENCE))
-    version = slurm_commands.run(["sbatch", "--version"], PATIENCE).removeprefix("slurm").strip()
+    version = parse_version(slurm_commands.run(["sbatch", "--version"], PATIENCE))
     name = partition_name(config, partitions)
     nodes = {name: read_nodes(name)} if name in partitions else {}
     associations = None

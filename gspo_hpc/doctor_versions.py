@@ -197,7 +197,7 @@ def _torch(section: Section, installed: Installed, extra: str) -> None:
         text = f"torch {installed.versions['torch']} is built without CUDA, and cluster.platform is cuda"
         section.fail("torch build", text, "pip install torch from an index for CUDA, or give cluster.platform=cpu")
     elif installed.torch_cuda is not None:
-        section.ok("torch build", f"for CUDA {installed.torch_cuda}")
+        section.ok("torch build", f"{installed.versions['torch']}, for CUDA {installed.torch_cuda}")
 
 
 def _nccl(section: Section, installed: Installed, extra: str) -> None:
