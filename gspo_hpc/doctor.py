@@ -84,7 +84,7 @@ def diagnose(
     cluster, error = _ask_slurm(config)
     for_slurm = nodes is not None or (given and doctor_slurm.wanted(config))
     login = cluster is not None and for_slurm and "SLURM_JOB_ID" not in os.environ
-    machine = look(config, elsewhere=_elsewhere(config), rank_runs_here=not login)
+    machine = look(config, elsewhere=_elsewhere(config), rank_runs_here=not login, met=nodes is not None and nodes > 1)
     findings = _softened(machine) if login else list(machine.findings)
     if given:
         findings += within("inputs", lambda: doctor_inputs.findings(config), 300.0)

@@ -54,8 +54,9 @@ def run_folder(config: Config) -> Path:
     return path
 
 
-def findings(config: Config, nodes: int, checkpoint: int | None) -> list[Finding]:
-    """All lines of the group, tried on this machine. `checkpoint`: bytes of one, where the model is known."""
+def findings(config: Config, nodes: int, checkpoint: int | None, *, met: bool = False) -> list[Finding]:
+    """All lines of the group, tried on this machine. `checkpoint`: bytes of one, where the model is known. `met`: the
+    nodes try themselves whether they see the same."""
     section = Section("files")
     folder = run_folder(config)
     if not folder.is_dir():
@@ -65,7 +66,7 @@ def findings(config: Config, nodes: int, checkpoint: int | None) -> list[Finding
     mount = mount_of(folder, Path("/proc/self/mountinfo").read_text())
     if not try_folder(section, folder):
         return section.findings
-    judge_mount(section, folder, mount, nodes)
+    judge_mount(section, folder, mount, nodes, met=met)
     stat = os.statvfs(folder)
     judge_space(section, stat.f_frsize * stat.f_bavail, checkpoint, config.checkpoint.keep)
     if stat.f_files and stat.f_favail < _INODES:
@@ -146,7 +147,7 @@ def mount_of(path: Path, mountinfo: str) -> Mount | None:
     return best
 
 
-def judge_mount(section: Section, folder: Path, mount: Mount | None, nodes: int) -> None:
+def judge_mount(section: Section, folder: Path, mount: Mount | None, nodes: int, *, met: bool = False) -> None:
     """Whether other nodes see the same, and its locks."""
     if mount is None:
         section.skip("mount", f"{folder}: not in /proc/self/mountinfo")
@@ -162,7 +163,7 @@ def judge_mount(section: Section, folder: Path, mount: Mount | None, nodes: int)
     elif local_locks:
         fix = "mount it without that (Lustre: -o flock): two jobs on one run would not notice each other"
         section.fail("mount", f"{text} with {local_locks[0]}: locks hold on one node only", fix)
-    elif mount.kind in _LOCAL:
+    elif mount.kind in _LOCAL and not met:
         section.warn("mount", f"{text}: looks like a disk of this machine alone; --nodes {nodes} tries it", fix)
     else:
         section.ok("mount", text)

@@ -39,8 +39,8 @@ class Machine:
     facts: Facts  # what should be the same on all nodes: texts, or numbers that may differ a little
 
 
-def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True) -> Machine:
-    """Versions, GPUs, memory and limits, network, files: all that is of this machine."""
+def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, met: bool = False) -> Machine:
+    """Versions, GPUs, memory and limits, network, files: all that is of this machine. `met`: nodes meet as well."""
     sizes = doctor_sizes.of(config)
     facts: Facts = {}
     cuda = config.cluster.platform == "cuda"
@@ -85,7 +85,7 @@ def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True) ->
         folder = doctor_files.run_folder(config)
         mount = doctor_files.mount_of(folder, Path("/proc/self/mountinfo").read_text())
         facts["mount of run.dir"] = f"{mount.kind} at {mount.point}" if mount else "unknown"
-        return doctor_files.findings(config, config.cluster.nodes, sizes.checkpoint if sizes else None)
+        return doctor_files.findings(config, config.cluster.nodes, sizes.checkpoint if sizes else None, met=met)
 
     findings = within("versions", versions)
     findings += within("gpus", gpus) if cuda else []
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     host = doctor_meeting.Host(folder, node, size) if rank == 0 else None
     if host is None:
         findings += within("files", lambda: doctor_meeting.visit(folder, rank))
-    machine = look(config)
+    machine = look(config, met=size > 1)
     findings += [*machine.findings, *within("files", lambda: inputs_here(config))]
     if rank == 0:  # who logs
         findings += within("tracking", lambda: doctor_tracking.findings(config))

@@ -31,7 +31,7 @@ ANSWER_SECONDS = 200.0  # that nodes have, once the job runs
 LATER_SECONDS = 60.0  # that the others have after the first
 _END_SECONDS = 20.0  # that a job has to be gone
 _POLL = 0.5
-_SETTLE_SECONDS = 3.0  # until what the last node wrote is seen here
+_SETTLE_SECONDS = 5.0  # until what the last node wrote is seen here; until a job that is done has ended
 _TOLERANCE = 0.02  # of numbers such as memory
 _ROOM = 0.25  # of what is left of memory
 # Where nodes must not differ at all; elsewhere a difference is worth a word.
@@ -259,11 +259,9 @@ def _follow(found: Survey, count: int, wait: float, folder: Path, section: Secti
     said = _log_tail(folder)
     who = ", ".join(found.silent) or f"none of {count}"
     text = f"job {found.job_id}: no answer from {who}" + (f": {said}" if said else "")
-    fix = (
-        f"slurm.exclude={','.join(found.silent)}, and tell the administrator"
-        if found.answers
-        else "slurm.setup, slurm.modules or slurm.python: the job must find this Python and package"
-    )
+    fix = "slurm.setup, slurm.modules or slurm.python: the job must find this Python, this package and its folder"
+    if found.answers:
+        fix = f"slurm.exclude={','.join(found.silent)}; each must see {folder.parent} and find this Python"
     section.fail("job", text, fix)
 
 
@@ -290,18 +288,16 @@ def _say_waited(section: Section, job: Job, wait: float) -> None:
 
 
 def _end(job_id: str) -> None:
-    """Nothing of the job is left, whatever happened."""
-    deadline = time.monotonic() + _END_SECONDS
+    """Nothing of the job is left, whatever happened. One whose nodes have all answered ends by itself."""
+    deadline, patience = time.monotonic() + _END_SECONDS, time.monotonic() + _SETTLE_SECONDS
     with contextlib.suppress(SlurmError):
-        job = slurm_commands.job(job_id)
-        if job is not None and job.state not in ("COMPLETING", "COMPLETED"):
-            time.sleep(_POLL)  # one whose nodes have all answered ends by itself
-            job = slurm_commands.job(job_id)
-            if job is not None and job.active:
+        cancelled = False
+        while (job := slurm_commands.job(job_id)) is not None and job.active and time.monotonic() < deadline:
+            late = job.state == "PENDING" or time.monotonic() > patience
+            if late and not cancelled and job.state != "COMPLETING":
                 slurm_commands.cancel(job_id)
-        while job is not None and job.active and time.monotonic() < deadline:
+                cancelled = True
             time.sleep(_POLL)
-            job = slurm_commands.job(job_id)
 
 
 def _log_tail(folder: Path) -> str:

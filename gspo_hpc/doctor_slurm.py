@@ -40,7 +40,7 @@ class Node:
     @property
     def usable(self) -> bool:
         """Whether jobs will run on it, now or when others have ended."""
-        return not self.state.endswith("*") and self.state.rstrip("+~#!%$@^-").lower() in _UP
+        return self.state.rstrip("+~#!%$@^-").lower() in _UP  # with a *: does not answer
 
     @property
     def gpus(self) -> int:

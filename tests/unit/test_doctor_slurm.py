@@ -131,13 +131,22 @@ def test_nodes_that_are_away() -> None:
     assert look(["cluster.nodes=3"], cluster(nodes=nodes))["nodes"].state == "fail"
 
 
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [("idle", True), ("idle~", True), ("mixed", True), ("idle*", False), ("down*", False), ("drained", False)],
+)
+def test_states_of_nodes(state: str, usable: bool) -> None:
+    (node,) = doctor_slurm.parse_nodes(f"n1|{state}|gpu:2|4|100|none")
+    assert node.usable is usable
+
+
 def test_preemption_that_costs_more() -> None:
     cancel = look([], cluster(partitions=PARTITIONS.replace("PreemptMode=REQUEUE", "PreemptMode=CANCEL")))
     assert cancel["preemption"].state == "warn" and "PreemptMode=REQUEUE" in cancel["preemption"].fix
     none = look([], cluster(CONFIG.replace("preempt/partition_prio", "preempt/none")))
     assert none["preemption"].state == "ok" and "GraceTime" not in none and "user signal" not in none
     now = look(["checkpoint.interval=7"], cluster(partitions=PARTITIONS.replace("GraceTime=20", "GraceTime=0")))
-    assert now["GraceTime"].state == "warn" and "below 7" in now["GraceTime"].fix
+    assert "since the last checkpoint" in now["GraceTime"].finding and "below 7" in now["GraceTime"].fix
     ends = look(["slurm.requeue=false"])
     assert ends["requeue"].state == "warn" and ends["requeue"].fix == "slurm.requeue=true"
 
