@@ -147,6 +147,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     suggest.add_argument("--limit", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
     suggest.add_argument("--response-tokens", type=float, metavar="N", help=expected)
     suggest.add_argument("--json", action="store_true", help="print one JSON list")
+    text = (
+        "Looks at versions, GPUs, memory, network, files, model, data, W&B and Slurm, and says what mends what is not "
+        "as it should be. Without CONFIG: at this machine. Exits with 1 if something will fail."
+    )
+    doctor = add("doctor", _doctor, "check what a run needs, before it starts", text, _DOCTOR_EXAMPLES)
+    doctor.add_argument("config", metavar="CONFIG", nargs="?", help="YAML file")
+    doctor.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
+    doctor.add_argument("--nodes", type=int, metavar="N", help="look at N nodes too, in a short Slurm job")
+    doctor.add_argument("--wait", type=float, metavar="S", help="seconds for that job to start (default: 300)")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
     text = "The run directory is run.dir, by default runs/NAME. An existing one is resumed where it stopped."
     train = add("train", _train, "train on this machine", text, _TRAIN_EXAMPLES)
     takes_config(train)
@@ -222,6 +232,10 @@ _PLAN_EXAMPLES = """
 _SUGGEST_EXAMPLES = """
     gspo-hpc suggest my.yaml cluster.gpu=H100 cluster.nodes=4
     gspo-hpc suggest my.yaml cluster.gpu=H200 --keep parallel.tensor_model_parallel_size"""
+_DOCTOR_EXAMPLES = """
+    gspo-hpc doctor
+    gspo-hpc doctor my.yaml cluster.nodes=4
+    gspo-hpc doctor my.yaml --nodes 4 --json"""
 _TRAIN_EXAMPLES = """
     gspo-hpc train configs/tiny_cpu.yaml
     gspo-hpc train my.yaml run.name=second run.seed=2 optimizer.lr=1e-6"""
@@ -271,6 +285,16 @@ def _suggest(args: argparse.Namespace) -> int:
 
     options = {"as_json": args.json, "limit": args.limit, "response_tokens": args.response_tokens}
     return DONE if plan_command.suggest_layouts(_config(args), args.keep, **options) else REFUSED
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    config = None if args.config is None else _config(args)
+    from gspo_hpc import doctor
+
+    wait = doctor.WAIT_SECONDS if args.wait is None else args.wait
+    found = doctor.diagnose(config, args.config, nodes=args.nodes, wait=wait, say=_to_stderr)
+    print(json.dumps(found.to_json(), indent=2) if args.json else "\n".join(doctor.page(found)))
+    return DONE if found.ok else FAILED
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -376,6 +400,10 @@ def _config(args: argparse.Namespace) -> Config:
     if "=" in args.config and not Path(args.config).exists():
         raise ValueError(f"{args.config} is a setting; the config file comes first: gspo-hpc COMMAND CONFIG key=value")
     return config_file.load(args.config, args.overrides)
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _exists(path: Path, what: str) -> None:

@@ -103,7 +103,10 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
     ("words", "expected"),
     [
         (["pln"], "no command 'pln'; did you mean plan?"),
-        (["xyzzy"], "commands: plan, suggest, train, submit, status, logs, cancel, eval, export, report, convert, completion"),
+        (
+            ["xyzzy"],
+            "commands: plan, suggest, doctor, train, submit, status, logs, cancel, eval, export, report, convert, completion",
+        ),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),

@@ -1,0 +1,143 @@
+"""The model's folder: whole, of a supported family, with its tokenizer. No weight is read.
+
+Floor 6.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc import model_config
+from gspo_hpc.config import Config
+from gspo_hpc.doctor_finding import Section, first_line, gib
+
+_INDEX = "model.safetensors.index.json"
+_ONE = "model.safetensors"
+_MAX_HEADER = 100 * 2**20  # as the safetensors library has it
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
+_WIDTHS = {
+    **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16, "U16": 16},
+    **{"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8},
+}
+
+
+def check(config: Config, section: Section) -> None:
+    """Adds the lines of the model."""
+    if config.model.path is None:
+        section.skip("model", "model.path is not given")
+        return
+    folder = Path(config.model.path)
+    if not folder.is_dir():
+        is_file = " (it is a file)" if folder.exists() else ""
+        fix = f"a Hugging Face folder; relative paths begin at {os.getcwd()}"
+        section.fail("model", f"model.path {folder}: no such folder{is_file}", fix)
+        return
+    try:
+        own = config.model.provider == "own"
+        arch = model_config.read(folder) if own else model_config.outline(folder)
+        section.ok("model", f"{arch.family}, {arch.num_layers} layers of {arch.hidden_size}, {folder}")
+    except (ValueError, OSError, TypeError) as error:
+        families = ", ".join(model_config.SUPPORTED)
+        fix = f"supported: {families}; others with model.provider=mcore_bridge, on GPUs"
+        section.fail("model", first_line(str(error), 300), fix)
+    _weights(section, folder)
+    _tokenizer(section, folder, config)
+
+
+def read_header(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor of a safetensors file begins and ends, in bytes after the header. ValueError says what is wrong
+    with the file: its length does not fit its header, a tensor does not fit its place."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > min(_MAX_HEADER, size - 8):
+            raise ValueError(f"{path.name}: no safetensors file, or cut off in its header ({size:,} bytes)")
+        try:
+            raw: dict[str, Any] = json.loads(file.read(length))
+            places = {name: entry for name, entry in raw.items() if name != "__metadata__"}
+            found = {name: (int(one["data_offsets"][0]), int(one["data_offsets"][1])) for name, one in places.items()}
+            widths = {name: _WIDTHS.get(one["dtype"]) for name, one in places.items()}
+            counts = {name: math.prod(one["shape"]) for name, one in places.items()}
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path.name}: its header is not readable: {type(error).__name__}: {error}") from None
+    wanted = 8 + length + max((end for _, end in found.values()), default=0)
+    if size != wanted:
+        what = "cut off" if size < wanted else "longer than its header says"
+        raise ValueError(f"{path.name}: {what}: {size:,} bytes of {wanted:,}")
+    for name, (begin, end) in found.items():
+        width = widths[name]
+        if begin < 0 or end < begin or (width is not None and (end - begin) * 8 != counts[name] * width):
+            raise ValueError(f"{path.name}: tensor {name} has {end - begin:,} bytes, which is not its shape")
+    return found
+
+
+def read_shards(folder: Path) -> tuple[int, int, list[str]]:
+    """(files, bytes, what is wrong) of the weights in a folder."""
+    index = folder / _INDEX
+    wrong: list[str] = []
+    if index.exists():
+        try:
+            names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            return 0, 0, [f"{_INDEX} is not readable: {type(error).__name__}: {error}"]
+    elif (folder / _ONE).exists():
+        names = {}
+    else:
+        return 0, 0, [f"no {_ONE} and no {_INDEX}"]
+    files = sorted(set(names.values())) or [_ONE]
+    total = 0
+    for file in files:
+        try:
+            if Path(file).name != file:
+                raise ValueError(f"{file}: {_INDEX} names a file outside of the folder")
+            tensors = read_header(folder / file)
+        except FileNotFoundError:
+            wrong.append(f"{file} is missing")
+            continue
+        except (ValueError, OSError) as error:
+            wrong.append(first_line(str(error), 300))
+            continue
+        total += (folder / file).stat().st_size
+        if lost := sorted(name for name, at in names.items() if at == file and name not in tensors):
+            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            wrong.append(f"{file} lacks {lost[0]}{more}, which {_INDEX} says it has")
+    return len(files), total, wrong
+
+
+def _weights(section: Section, folder: Path) -> None:
+    files, total, wrong = read_shards(folder)
+    if wrong:
+        more = f"; {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        fix = "download or copy these files again, and compare their sizes with the source"
+        section.fail("weights", f"{folder}: {wrong[0]}{more}", fix)
+    else:
+        section.ok("weights", f"{files} file{'s' * (files > 1)}, {gib(total)}, whole by their headers")
+
+
+def _tokenizer(section: Section, folder: Path, config: Config) -> None:
+    there = [name for name in _TOKENIZERS if (folder / name).is_file()]
+    fix = "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) from the model's source"
+    if not there:
+        section.fail("tokenizer", f"{folder} has none of {', '.join(_TOKENIZERS)}", fix)
+        return
+    settings: dict[str, Any] = {}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            continue
+        try:
+            settings = json.loads((folder / name).read_text("utf-8"))
+        except (ValueError, OSError, RecursionError) as error:
+            section.fail("tokenizer", f"{folder / name} is not JSON: {error}", fix)
+            return
+    template = bool(isinstance(settings, dict) and settings.get("chat_template"))
+    template = template or any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+    if config.data.chat_template and not template:
+        text = "it has no chat template, and data.chat_template is true"
+        section.fail("tokenizer", text, "data.chat_template=false for text prompts, or a model that has one")
+    else:
+        section.ok("tokenizer", f"{there[0]}{', with a chat template' if template else ''}")
