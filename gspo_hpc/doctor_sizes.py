@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gspo_hpc import model_config, model_memory
 from gspo_hpc.config import Config
-from gspo_hpc.plan import offload_trainer
+from gspo_hpc.passes import offload_trainer
 
 _QUEUE = (
     10 * 16 * 2**20

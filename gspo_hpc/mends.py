@@ -84,10 +84,11 @@ class Mend:
         return sum(_distance(change) for change in self.changes) + 2.0 * self.warnings
 
 
-def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED) -> list[Mend]:
+def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = _ROOM) -> list[Mend]:
     """Mends of a configuration whose plan is refused, nearest first: of one setting, then of two; none if it is valid.
 
-    `rows` as for make_plan. At most `limit` of each kind. Two changes are offered only where neither mends alone.
+    `rows` as for make_plan. At most `limit` of each kind; of two changes at most `room` pairs are looked at. Two are
+    offered only where neither mends alone.
     """
     plan, missing = make_plan(config, rows), set(config.missing())
     if plan.valid:
@@ -108,7 +109,7 @@ def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED) -> l
     alone = {(mend.changes[0].key, mend.changes[0].value) for mend in singles}
     firsts.sort(key=lambda first: _distance(first[0]))
     pairs: dict[frozenset[tuple[str, Any]], Mend] = {}
-    for change, second in itertools.islice(_seconds(firsts, rows, alone), _ROOM):
+    for change, second in itertools.islice(_seconds(firsts, rows, alone), room):
         changed = _with(_with(config, change), second)
         if missing.issuperset(changed.missing()) and (after := make_plan(changed, rows)).valid:
             both = frozenset(((change.key, change.value), (second.key, second.value)))

@@ -103,10 +103,7 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
     ("words", "expected"),
     [
         (["pln"], "no command 'pln'; did you mean plan?"),
-        (
-            ["xyzzy"],
-            "commands: plan, suggest, doctor, train, submit, status, logs, cancel, eval, export, report, convert, completion",
-        ),
+        (["xyzzy"], "commands: plan, suggest, doctor, train, submit, status, logs, cancel, eval, export, report"),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),
@@ -195,7 +192,7 @@ def test_a_missing_library_is_named(config: str) -> None:
     script = (
         "import sys\nfrom gspo_hpc import cli\n"
         "def handler(args):\n    import a_library_that_is_not_here\n"
-        "cli._plan = handler\nsys.exit(cli.main(['plan', 'x']))"
+        "cli._HANDLERS['plan'] = handler\nsys.exit(cli.main(['plan', 'x']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

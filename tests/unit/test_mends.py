@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc import mends
@@ -155,12 +155,8 @@ def changed(base: Config, key: str, value: int) -> Config:
     return replace(base, **{section: replace(getattr(base, section), **{name: value})})
 
 
-@given(refusable())
-@settings(max_examples=60, deadline=None)
-def test_every_mend_mends_and_brute_force_finds_no_other_kind(given: dict[str, dict[str, Any]]) -> None:
-    base = from_dict(given)
-    assume(not make_plan(base).valid)
-    offered = mends.find(base, limit=1000)
+def judge(base: Config, offered: list[mends.Mend], keys: list[str]) -> None:
+    """Every mend mends; and wherever one of `keys` alone can, by brute force, it is offered."""
     for mend in offered:
         after = base
         for change in mend.changes:
@@ -170,9 +166,46 @@ def test_every_mend_mends_and_brute_force_finds_no_other_kind(given: dict[str, d
         assert make_plan(after).valid, str(mend)
         assert set(after.missing()) <= set(base.missing()), str(mend)
     singles = {mend.changes[0].key for mend in offered if len(mend.changes) == 1}
-    for key, values in BRUTE.items():
+    for key in keys:
         section, name = key.split(".")
-        if getattr(getattr(base, section), name) is None:
+        if getattr(getattr(base, section), name) is None or key in singles:
             continue  # not given: a default that stands for something else
-        found = [value for value in values if make_plan(changed(base, key, value)).valid]
-        assert not found or key in singles, (key, found[:5], [str(m) for m in offered[:5]])
+        found = [value for value in BRUTE[key] if make_plan(changed(base, key, value)).valid]
+        assert not found, (key, found[:5], [str(mend) for mend in offered[:5]])
+
+
+@given(refusable(), st.sampled_from(sorted(BRUTE)))
+@settings(max_examples=2000, deadline=None)
+def test_every_mend_mends_and_brute_force_finds_no_other_kind(given: dict[str, dict[str, Any]], key: str) -> None:
+    """Thousands of configurations, one setting by brute force in each, and some pairs."""
+    base = from_dict(given)
+    if not make_plan(base).valid:
+        judge(base, mends.find(base, limit=1000, room=40), [key])
+
+
+@given(refusable())
+@settings(max_examples=25, deadline=None)
+def test_all_that_is_offered_and_all_settings(given: dict[str, dict[str, Any]]) -> None:
+    base = from_dict(given)
+    if not make_plan(base).valid:
+        judge(base, mends.find(base, limit=1000), sorted(BRUTE))
+
+
+LARGE = {"nodes": 2048, "gpus_per_node": 8}
+
+
+def test_sixteen_thousand_gpus_make_no_more_plans_than_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes time is plans: their number is bounded, however many GPUs there are."""
+    made = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal made
+        made += 1
+        return make_plan(*arguments)
+
+    monkeypatch.setattr(mends, "make_plan", counted)
+    for cluster in ({"nodes": 1, "gpus_per_node": 8}, LARGE):
+        for batch in (sizes(1, 12, 2, 5), sizes(3, 20, 1, 7)):
+            made = 0
+            offered = mends.find(from_dict({"cluster": cluster, "batch": batch}))
+            assert offered and made < 2500, made
