@@ -63,14 +63,22 @@ def find(name: str, network_gb_per_s: float | None = None) -> Device:
     return replace(found[0], network_bytes_per_s=network_gb_per_s * 1e9)
 
 
+def of(device_name: str) -> Device | None:
+    """A GPU by the name it gives itself; None for one that is not known. Where a name fits several, the largest."""
+    said = device_name.lower().replace(" ", "-")
+    if "h100-pcie" in said:
+        return DEVICES["H100-PCIe"]
+    family = max((name for name in map(_family, DEVICES) if name in said), key=len, default=None)  # H200 is not H20
+    cards = [device for name, device in DEVICES.items() if _family(name) == family and name != "H100-PCIe"]
+    named = [device for device in cards if device.name.split("-")[1].lower() in said]
+    return max(named or cards, key=lambda device: device.memory, default=None)
+
+
+def _family(name: str) -> str:
+    return name.split("-")[0].lower()
+
+
 def peak(device_name: str) -> float | None:
     """Dense 16-bit operations a second of a GPU, by the name it gives itself; None for one that is not known."""
-    said = device_name.lower().replace(" ", "-")
-    families = sorted(((known.split("-")[0].lower(), device) for known, device in DEVICES.items()), key=_longest)
-    if "h100-pcie" in said:
-        return DEVICES["H100-PCIe"].flops
-    return next((device.flops for family, device in families if family in said and device.name != "H100-PCIe"), None)
-
-
-def _longest(pair: tuple[str, Device]) -> int:
-    return -len(pair[0])  # H200 is not H20, nor GH200 H200
+    found = of(device_name)
+    return None if found is None else found.flops

@@ -25,6 +25,23 @@ def test_the_driver_s_names(name: str, value: float | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA H200", "H200-141GB"),
+        ("NVIDIA H20", "H20-96GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+    ],
+)
+def test_the_card_behind_a_driver_s_name(name: str, known: str) -> None:
+    found = devices.of(name)
+    assert found is not None and found.name == known
+    assert devices.of("Some other GPU") is None
+
+
+@pytest.mark.parametrize(
     ("said", "meant"),
     [
         ("H100", "H100-80GB"),

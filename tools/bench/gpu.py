@@ -6,10 +6,12 @@ Each part runs in a process of its own, and one that fails does not keep the oth
 
 - parity: log-probs of a small random model, dense and with experts, on the GPU in float32 and bfloat16, with plain
   layers and with Transformer Engine's where they are installed, against the CPU in float32; the gradient's norm too.
-- update: log-prob pass and optimizer step of MODEL: tokens and operations a second, MFU, memory at the peak.
+- update: log-prob pass and optimizer step of MODEL: tokens and operations a second, MFU, memory at the peak next to
+  what is planned.
 - memory: what weights, gradients and optimizer take, next to what is planned for them; what is allocated with the
   trainer at home, and lent to the engines.
-- engine: generation by our engine and by vllm.LLM alone, with the same requests; tokens a second.
+- engine: generation by our engine and by vllm.LLM alone, with the same requests; tokens a second; what the engine takes
+  of the GPU, awake and asleep, next to what is planned.
 - sync: weights of the trainer into a live engine, with sleep, wake-up and the probe, as a run does it.
 
 `--platform cpu` runs the same on a machine without a GPU, which shows that the script works and nothing else.
@@ -97,6 +99,18 @@ def small_results(args: argparse.Namespace) -> Rows:
     return []
 
 
+def planned(args: argparse.Namespace, config: Any) -> dict[str, dict[str, int]]:
+    """Bytes by phase and part that `gspo-hpc plan` would show for this GPU (on a CPU: for an H100)."""
+    import torch
+
+    from gspo_hpc import devices, memory_estimate, model_config
+
+    name = torch.cuda.get_device_name() if args.platform == "cuda" else "H100"
+    device = devices.of(name) or devices.DEVICES["H100-80GB"]
+    found = memory_estimate.estimate(model_config.read(args.model), config, device)
+    return {phase.name: phase.parts for phase in found.phases}
+
+
 def parity(args: argparse.Namespace) -> Rows:
     """Every way to compute the small models, against the CPU."""
     import importlib.util
@@ -134,7 +148,7 @@ def update(args: argparse.Namespace) -> Rows:
     import torch
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms, model_memory
+    from gspo_hpc import algorithms
     from gspo_hpc import update as updates
     from gspo_hpc.accelerator import Accelerator
     from gspo_hpc.passes import pass_sizes
@@ -162,8 +176,12 @@ def update(args: argparse.Namespace) -> Rows:
         share = f", MFU {100 * flops / device.peak_flops:.1f}%" if device.peak_flops else ""
         figure = f"{tokens / seconds:,.0f} completion tokens/s, {flops / 1e12:.3g} TFLOP/s{share}"
         rows.append({"what": f"{name} of {args.model.name}, {args.dtype}", "figure": figure})
-        planned = model_memory.state(policy.arch, config, 0).total
-        figure = f"{device.peak_memory() / 2**30:.2f}, of which weights, gradients, optimizer {planned / 2**30:.2f}"
+        parts = planned(args, config)["update" if name == "update" else "logprobs"]
+        own = {part: size for part, size in parts.items() if part not in ("cuda_and_nccl", "engine_asleep")}
+        if not config.memory.offload_trainer:  # everything is at home here
+            own |= {part: planned(args, config)["save"][part] for part in ("weights", "gradients", "optimizer")}
+        told = ", ".join(f"{part} {size / 2**30:.2f}" for part, size in own.items())
+        figure = f"{device.peak_memory() / 2**30:.2f}, planned {sum(own.values()) / 2**30:.2f} ({told})"
         rows.append({"what": f"{name}: memory at the peak, GiB", "figure": figure})
     return rows
 
@@ -236,9 +254,29 @@ def engine(args: argparse.Namespace) -> Rows:
                 made.step()
             seconds, count = time.perf_counter() - began, made.tokens_generated - before
             say(f"round {rounds}: {count} tokens in {seconds:.1f} s")
+        rows = _engine_memory(args, made)
     finally:
         made.close()
-    return [{"what": f"engine, {args.requests} x 8 completions, tokens/s", "figure": f"{count / seconds:,.0f}"}]
+    return [*rows, {"what": f"engine, {args.requests} x 8 completions, tokens/s", "figure": f"{count / seconds:,.0f}"}]
+
+
+def _engine_memory(args: argparse.Namespace, made: Any) -> Rows:
+    """What is taken of the GPU with the engine awake and asleep, by all processes; nothing on a CPU."""
+    if args.platform == "cpu":
+        return []
+    import torch
+
+    config = settings(args, {"rollout": {"engine": _limits(args)["engine_args"]}})
+    parts = planned(args, config)["generation"]
+    awake = sum(size for part, size in parts.items() if part not in ("cuda_and_nccl",))
+    rows: Rows = []
+    for name, size in (("awake", awake), ("asleep", parts["engine_asleep"])):
+        if name == "asleep":
+            made.sleep(level=1)
+        free, total = torch.cuda.mem_get_info()
+        figure = f"{(total - free) / 2**30:.2f}, planned {size / 2**30:.2f} and this process's context"
+        rows.append({"what": f"engine {name}: taken of the GPU, GiB", "figure": figure})
+    return rows
 
 
 def bare(args: argparse.Namespace) -> Rows:
