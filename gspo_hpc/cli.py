@@ -175,6 +175,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     report = add("report", _report, "write the report page of a run", text, _REPORT_EXAMPLES)
     report.add_argument("run", metavar="RUN", type=Path, help="run directory")
     report.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
+    text = (
+        "Reads a run directory (finished, running or dead) and names what is wrong or slow, with evidence, cause and "
+        "the setting to change. Exits with 1 if a problem is found, with 0 if not (warnings and notes are none)."
+    )
+    diagnose = add("diagnose", _diagnose, "say what is wrong or slow in a run", text, _DIAGNOSE_EXAMPLES)
+    diagnose.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    diagnose.add_argument("--json", action="store_true", help="print one JSON object")
     text = "Prints a script for your shell; runs, config files and options then complete with the tabulator."
     completion = add("completion", _completion, "print a completion script", text, _COMPLETION_EXAMPLES)
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="your shell")
@@ -223,6 +230,10 @@ _EXPORT_EXAMPLES = """
 _REPORT_EXAMPLES = """
     gspo-hpc report runs/tiny
     gspo-hpc report runs/tiny --out tiny.html"""
+
+_DIAGNOSE_EXAMPLES = """
+    gspo-hpc diagnose runs/tiny
+    gspo-hpc diagnose runs/tiny --json"""
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -328,6 +339,15 @@ def _report(args: argparse.Namespace) -> int:
 
     print(write_report(args.run, args.out))
     return DONE
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    _exists(args.run, "run directory")
+    from gspo_hpc import diagnose
+
+    found = diagnose.diagnose(args.run)
+    print(json.dumps(found.to_json(), indent=2) if args.json else "\n".join(diagnose.page(found)))
+    return FAILED if found.problems else DONE
 
 
 def _config(args: argparse.Namespace) -> Config:
