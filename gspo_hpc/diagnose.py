@@ -7,6 +7,7 @@ changed.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -15,11 +16,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc import report_data, status, symptoms_end, symptoms_errors, symptoms_learning, symptoms_speed
+import yaml
+
+from gspo_hpc import config_file, report_data, status, symptoms_end, symptoms_errors, symptoms_learning, symptoms_speed
 from gspo_hpc.config import Config
 from gspo_hpc.plan_page import paint
 from gspo_hpc.report_data import RunData, value
@@ -57,7 +60,7 @@ _TROUBLE = re.compile(
     ),
     re.IGNORECASE,
 )
-_JOB_TROUBLE = re.compile(f"{symptoms_errors.CHANGED.pattern}|{symptoms_errors.GIVES_UP.pattern}")
+_JOB_TROUBLE = re.compile(f"{symptoms_errors.CHANGED.pattern}|{symptoms_errors.GIVES_UP.pattern}|no answer from ")
 _DEVICE = re.compile(r"^device: (.+)$", re.MULTILINE)
 
 
@@ -128,7 +131,7 @@ def gather(path: Path) -> tuple[Evidence, int | None]:
         data = report_data.read_run(path)
     except ValueError as error:
         raise ValueError(f"{error}{_nearest(path)}") from None
-    config = data.config or Config()
+    config = data.config or _known_part(RunDir(path))
     records = tuple(data.train_records)
     run = RunDir(path)
     attempts = tuple(_attempt(run, data, number, raw) for number, raw in _raw_attempts(run, data))
@@ -210,6 +213,21 @@ def _nearest(path: Path) -> str:
     return ""
 
 
+def _known_part(run: RunDir) -> Config:
+    """What can be read of a config that another version of this package wrote; defaults for the rest."""
+    for path in (*sorted(run.path.glob("attempts/*/config.yaml"), reverse=True), run.config):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            raw = yaml.safe_load(path.read_text("utf-8"))
+            known = {one.name: {key.name for key in fields(getattr(Config(), one.name))} for one in fields(Config)}
+            kept = {
+                name: {key: value for key, value in raw[name].items() if key in known[name]}
+                for name in raw
+                if name in known and isinstance(raw[name], dict)
+            }
+            return config_file.from_dict(kept)
+    return Config()
+
+
 def _raw_attempts(run: RunDir, data: RunData) -> list[tuple[int, dict[str, Any]]]:
     """attempt.json of every attempt that can be read, by its number, the reason always given."""
     try:
@@ -226,7 +244,7 @@ def _attempt(run: RunDir, data: RunData, number: int, raw: dict[str, Any]) -> At
     newest = number > max((one.number for one in data.attempts), default=0) - _ATTEMPTS
     folder = run.attempt(number).path
     logs = _logs(folder) if newest else []
-    read = [*logs, folder / "srun.log", *run.path.glob(f"jobs/*/{raw.get('slurm_job_id')}_0_log.*")] if newest else []
+    read = [*logs, folder / "srun.log"] if newest else []
     reached, job = raw.get("reached"), raw.get("slurm_job_id")
     return AttemptEvidence(
         number=number,

@@ -8,6 +8,7 @@ symptoms_end.py (restarts, and ends without a known text).
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +118,7 @@ class Evidence:
 
     def with_settings(self, *settings: str) -> Config:
         """The config with settings over it. Raises ValueError for one that is none."""
-        raw = yaml.safe_load(config_file.dump(self.config))
+        raw = json.loads(json.dumps(asdict(self.config)))
         for text in settings:
             key, _, given = text.partition("=")
             *sections, last = key.split(".")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from gspo_hpc import symptoms_errors
 from gspo_hpc.report_data import value
@@ -14,6 +15,8 @@ from gspo_hpc.symptoms import AttemptEvidence, Evidence, Finder, Severity, Sympt
 from gspo_hpc.symptoms_errors import ENGINE_DEATH, GIVES_UP, blamed, short, weight
 from gspo_hpc.symptoms_errors import one_line as _line
 from gspo_hpc.verdict import HEALTHY
+
+KNOWN = re.compile("TooManySkippedSteps|EngineLost|died [0-9]+ times")  # told of by other symptoms
 
 
 def engine_restarts(run: Evidence) -> Symptom | None:
@@ -64,7 +67,9 @@ def restarts(run: Evidence) -> Symptom | None:
     given_up = next((told for told in run.job_said if GIVES_UP.search(told.text)), None)
     fine = sum(kinds[kind] for kind in HEALTHY)
     summary = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    evidence = [f"{len(run.attempts)} attempts: {summary}; {fine} of these no fault of the run", *told]
+    if fine:
+        summary += f"; {fine} of these no fault of the run"
+    evidence = [f"{len(run.attempts)} attempt{'s' * (len(run.attempts) > 1)}: {summary}", *told]
     if loop > 1:
         evidence.append(f"{loop} failures in a row without a step between them")
     if given_up is not None and run.attempts[-1].failed:
@@ -97,7 +102,10 @@ def unknown_failure(run: Evidence) -> Symptom | None:
     if not run.attempts or run.attempts[-1].reason not in ("failed", "killed"):
         return None
     attempt = run.attempts[-1]
-    if any(finder(run) is not None for finder in symptoms_errors.FINDERS):
+    told = attempt.detail + (attempt.error.text if attempt.error else "")
+    # The newest of them, that is: one of an attempt before this one explains nothing here.
+    alone = replace(run, attempts=(attempt,))
+    if KNOWN.search(told) or any(finder(alone) is not None for finder in symptoms_errors.FINDERS):
         return None
     if attempt.reason == "killed":
         return Symptom(

@@ -23,9 +23,8 @@ ENGINE_MEMORY = re.compile(
     r"cache blocks|KV cache|gpu_memory_utilization|GPU memory utilization|vLLM|EngineCore|gpu_worker|gpu_model_runner"
 )
 HOST_MEMORY = re.compile(
-    r"oom[-_ ]kill|Out Of Memory|OUT_OF_MEMORY|Cannot allocate memory|MemoryError|for want of memory|"
-    r"out of memory\?|DefaultCPUAllocator",
-    _IGNORE,
+    r"oom[-_ ]kill|OOM[- ]?[Kk]ill|Out [Oo]f [Mm]emory|OUT_OF_MEMORY|Cannot allocate memory|\bMemoryError|"
+    r"out of memory\?|DefaultCPUAllocator"
 )
 NCCL = re.compile(r"nccl", _IGNORE)
 NCCL_FAULT = re.compile(
@@ -53,8 +52,9 @@ DUPLICATE_GPU = re.compile(r"Duplicate GPU detected", _IGNORE)
 DEVICE_COUNT = re.compile(r"invalid device ordinal|device >= 0 && device < num_gpus", _IGNORE)
 DISK = re.compile(f"{DISK_FULL}|No space left on device|Disk quota exceeded", _IGNORE)
 HANGS = re.compile(r"(rank \d+ on \S+) (hangs in '(\w+)' for \d+ s|has not been heard of for \d+ s)")
-NOT_UP = re.compile(r"not up within|before it was up")
+NOT_UP = re.compile(r"not up within")
 KILLED = re.compile(r"was killed|SIGKILL|exit code -9")
+LOST_NODE = re.compile(r"no answer from (\S.*?): the job goes back|has gone and its step has not|Node failure on")
 ENGINE_DEATH = re.compile(r"engine died \((.*?)\); restart")
 CHANGED = re.compile(r"was started with another config|is not the file .* was started with")
 GIVES_UP = re.compile(r"gives up: ")
@@ -104,14 +104,14 @@ def out_of_gpu_memory(run: Evidence) -> Symptom | None:
 
 def out_of_host_memory(run: Evidence) -> Symptom | None:
     """A process was killed for want of host memory, or may have been."""
-    hit = blamed(run, HOST_MEMORY, lines=True)
-    if hit is None:
+    hit = blamed(run, HOST_MEMORY, lines=True) or blamed(run, KILLED)
+    if hit is None or CUDA_MEMORY.search(hit[1].text):
         return None
     attempt, told = hit
-    sure = "for want of memory" not in told.text
+    sure = HOST_MEMORY.search(told.text) is not None
     async_save = run.config.checkpoint.async_save
     return Symptom(
-        "out_of_host_memory",
+        "out_of_host_memory" if sure else "killed_rank",
         weight(run, attempt),
         (f"attempt {attempt.number}: {short(told)}",),
         "the memory limit of the node or the job was reached (weights and checkpoints in host memory, graders)"
@@ -271,6 +271,23 @@ def hanging_rank(run: Evidence) -> Symptom | None:
     )
 
 
+def lost_node(run: Evidence) -> Symptom | None:
+    """A node that no longer answered."""
+    said = [told for told in run.job_said if LOST_NODE.search(told.text)]
+    hit = blamed(run, LOST_NODE)
+    if hit is None and not said:
+        return None
+    evidence = [f"attempt {hit[0].number}: {short(hit[1])}"] if hit else []
+    return Symptom(
+        "lost_node",
+        weight(run, hit[0]) if hit else "warning",
+        (*evidence, *(short(told) for told in said[-2:])),
+        "the node went down, or its network: the job goes back to the queue without it",
+        (),
+        ("slurm.exclude: leave the node out", "sinfo -R, scontrol show node: what Slurm says of it"),
+    )
+
+
 def engine_mismatch(run: Evidence) -> Symptom | None:
     """The check after a weight sync failed."""
     hit = blamed(run, re.compile("ProbeMismatch|engine and trainer disagree on the probe"))
@@ -316,9 +333,9 @@ def blamed(run: Evidence, pattern: re.Pattern[str], *, lines: bool = False) -> t
     for attempt in reversed(run.attempts):
         if not attempt.failed:
             continue
-        main = [Told(f"attempts/{attempt.number:04d}/attempt.json", attempt.detail)] if attempt.detail else []
-        if attempt.error is not None:
-            main.append(attempt.error)
+        main = [] if attempt.error is None else [attempt.error]
+        if attempt.detail:
+            main.append(Told(f"attempts/{attempt.number:04d}/attempt.json", attempt.detail))
         for told in main:
             found = [line for line in told.text.splitlines() if pattern.search(line)]
             if found:
@@ -365,6 +382,7 @@ FINDERS: tuple[Finder, ...] = (
     tensor_parallel_mismatch,
     engine_mismatch,
     hanging_rank,
+    lost_node,
     out_of_host_memory,
     nccl_errors,
     changed_settings,

@@ -271,9 +271,9 @@ def unbalanced_engines(run: Evidence) -> Symptom | None:
     least, most = run.points("seconds/engine_least", run.recent), run.points("seconds/engine_most", run.recent)
     slowest = run.points("engine_tokens_per_s_least", run.recent)
     fastest = run.points("engine_tokens_per_s_most", run.recent)
-    if min(len(least), len(slowest)) < ENOUGH or mean(most) <= 0.0 or mean(fastest) <= 0.0:
+    if min(len(least), len(slowest)) < ENOUGH or middle(most) <= 0.0 or middle(fastest) <= 0.0:
         return None
-    busy, speed = mean(least) / mean(most), mean(slowest) / mean(fastest)
+    busy, speed = middle(least) / middle(most), middle(slowest) / middle(fastest)
     if busy >= ENGINE_BUSY and speed >= ENGINE_SPEED:
         return None
     batch, engines = run.config.batch, run.config.rollout.engines_per_node or 0
@@ -284,8 +284,8 @@ def unbalanced_engines(run: Evidence) -> Symptom | None:
         "unbalanced_engines",
         "warning",
         (
-            f"the least busy engine worked {mean(least):.1f} s a rollout, the busiest {mean(most):.1f} ({span(least)})",
-            f"the slowest made {mean(slowest):,.0f} tokens/s, the fastest {mean(fastest):,.0f}",
+            f"the least busy engine had {middle(least):.1f} s, the busiest {middle(most):.1f} (median, {span(most)})",
+            f"the slowest made {middle(slowest):,.0f} tokens/s, the fastest {middle(fastest):,.0f}",
         ),
         "one engine is slower than the others (its device or node), or restarted"
         if speed < ENGINE_SPEED

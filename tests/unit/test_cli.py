@@ -103,7 +103,7 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
     ("words", "expected"),
     [
         (["pln"], "no command 'pln'; did you mean plan?"),
-        (["xyzzy"], "commands: plan, train, submit, status, logs, cancel, eval, export, report, completion"),
+        (["xyzzy"], "commands: plan, train, submit, status, logs, cancel, eval, export, report"),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),
