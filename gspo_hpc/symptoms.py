@@ -18,6 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from gspo_hpc import config_file
+from gspo_hpc.algorithms import updates_per_rollout
 from gspo_hpc.config import Config
 from gspo_hpc.config_changes import may_change
 from gspo_hpc.plan import make_plan
@@ -108,8 +109,8 @@ class Evidence:
 
     @property
     def recent(self) -> tuple[Mapping[str, Any], ...]:
-        """The newest records."""
-        return self.records[-RECENT:]
+        """The newest records: so many steps, and of as many rollouts as say something."""
+        return self.records[-max(RECENT, ENOUGH * updates_per_rollout(self.config.batch)) :]
 
     def points(self, key: str, records: Sequence[Mapping[str, Any]] | None = None) -> list[Point]:
         """(step, number) of the records, by default all, that have one under this key."""

@@ -299,9 +299,9 @@ def generation_tail(run: Evidence) -> Symptom | None:
     """Engines wait for a few long answers."""
     records = [r for r in run.recent if value(r, "seconds/generate_tail") is not None]
     tails, busy = run.points("seconds/generate_tail", records), run.points("seconds/engine_most", records)
-    if len(tails) < ENOUGH or mean(busy) <= 0.0:
+    if len(tails) < ENOUGH or middle(busy) <= 0.0:
         return None
-    share = mean(tails) / mean(busy)
+    share = middle(tails) / middle(busy)
     generating = share_of_step(run, "seconds/generate")
     if share < TAIL or generating is None or generating[0] < SLOW:
         return None
@@ -311,7 +311,7 @@ def generation_tail(run: Evidence) -> Symptom | None:
         "generation_tail",
         "problem" if share >= TAIL_HIGH and generating[0] >= VERY_SLOW else "warning",
         (
-            f"for {percent(share)} of the generation ({mean(tails):.1f} s a rollout, {span(tails)}) at most a tenth of "
+            f"for {percent(share)} of the generation ({middle(tails):.1f} s a rollout, {span(tails)}, medians) at most a tenth of "
             "the completions were still running",
             f"completions have {mean(lengths):.0f} tokens on average, the longest {mean(longest):.0f} (limit "
             f"{rollout.max_response_length})",
