@@ -41,7 +41,7 @@ _COLOURS = {"problem": "31", "warning": "33", "note": "36"}
 
 # Of a run with thousands of ranks and hundreds of attempts not everything is read: the newest attempts, of these the
 # logs that ended first, and their ends.
-_ATTEMPTS, _LOGS, _TAIL, _HEAD, _LINES = 20, 64, 2**18, 2**20, 50
+_ATTEMPTS, _LOGS, _TAIL, _HEAD, _LINES = 5, 64, 2**18, 2**18, 50
 _TROUBLE = re.compile(
     "|".join(
         f"(?:{pattern.pattern})"
@@ -140,11 +140,7 @@ def gather(path: Path) -> tuple[Evidence, int | None]:
         config=config,
         records=records,
         attempts=attempts,
-        job_said=tuple(
-            Told(_below(run, log), line)
-            for log in sorted(run.path.glob("jobs/*/*_log.out"))
-            for line in _job_lines(log)
-        ),
+        job_said=tuple(Told(_below(run, log), line) for log in _newest_job(run) for line in _job_lines(log)),
         seconds_since_step=_silence(data),
     )
     return evidence, data.max_steps
@@ -194,7 +190,7 @@ def _item(head: str, text: str, width: int) -> Iterator[str]:
 
 
 def _typical(evidence: Evidence, key: str) -> float | None:
-    points = evidence.points(key, evidence.recent)
+    points = evidence.points(key, evidence.computed)
     return middle(points) if len(points) >= ENOUGH else None
 
 
@@ -290,6 +286,12 @@ def _job_lines(log: Path) -> Iterator[str]:
         if _JOB_TROUBLE.search(line):
             more = [after for after in lines[at + 1 : at + 4] if after.startswith("  ")]
             yield " ".join([line.removeprefix("gspo-hpc: "), *(text.strip() for text in more)])
+
+
+def _newest_job(run: RunDir) -> list[Path]:
+    """Its logs: what was refused before it is mended."""
+    jobs = sorted(run.path.glob("jobs/*/*_log.out"))
+    return [log for log in jobs if log.parent == jobs[-1].parent]
 
 
 def _read(log: Path, size: int, *, end: bool) -> str:

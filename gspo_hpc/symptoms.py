@@ -112,6 +112,11 @@ class Evidence:
         """The newest records: so many steps, and of as many rollouts as say something."""
         return self.records[-max(RECENT, ENOUGH * updates_per_rollout(self.config.batch)) :]
 
+    @property
+    def computed(self) -> tuple[Mapping[str, Any], ...]:
+        """The recent ones in which there was something to learn: others have no passes to measure."""
+        return tuple(record for record in self.recent if not record.get("empty"))
+
     def points(self, key: str, records: Sequence[Mapping[str, Any]] | None = None) -> list[Point]:
         """(step, number) of the records, by default all, that have one under this key."""
         found = ((int(r["step"]), value(r, key)) for r in (self.records if records is None else records))

@@ -58,13 +58,13 @@ def engine_restarts(run: Evidence) -> Symptom | None:
 def restarts(run: Evidence) -> Symptom | None:
     """More than one start, and why the earlier ones ended."""
     ended = [a for a in run.attempts if a.reason not in ("running", "done")]
-    if not ended:
+    given_up = next((told for told in run.job_said if GIVES_UP.search(told.text)), None)
+    if not ended or (len(run.attempts) == 1 and given_up is None):
         return None
     kinds = Counter(a.reason for a in ended)
     bad = [a for a in ended if a.failed]
     told = [f"attempt {a.number} {a.reason}{f': {_line(a.detail)}' if a.detail else ''}{_at(a)}" for a in ended[-5:]]
     loop = _loop(run)
-    given_up = next((told for told in run.job_said if GIVES_UP.search(told.text)), None)
     fine = sum(kinds[kind] for kind in HEALTHY)
     summary = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     if fine:
@@ -77,12 +77,7 @@ def restarts(run: Evidence) -> Symptom | None:
     severity: Severity = "note"
     if bad:
         severity = "problem" if run.attempts[-1].failed else "warning"
-    preempted = kinds["preempted"] + kinds["time limit"]
-    settings = []
-    if preempted:
-        settings.append(f"slurm.time_minutes={2 * run.config.slurm.time_minutes}")
-        if run.config.checkpoint.interval > 1:
-            settings.append(f"checkpoint.interval={max(1, run.config.checkpoint.interval // 2)}")
+    settings = [f"slurm.time_minutes={2 * run.config.slurm.time_minutes}"] if kinds["time limit"] else []
     return Symptom(
         "crash_loop" if loop > 1 and run.attempts[-1].failed else "restarts",
         severity,

@@ -240,8 +240,8 @@ def exploding_gradients(run: Evidence) -> Symptom | None:
     parts = ends(norms)
     evidence, severe = [], False
     if skipped and not (half and len(skipped) <= 0.05 * len(run.records)):  # loss scaling finds its scale by some
-        evidence.append(f"the gradient was not finite in {len(skipped)} steps ({_some(skipped)})")
-        severe = True
+        evidence.append(f"the gradient was not finite in {len(skipped)} of {len(run.records)} steps ({_some(skipped)})")
+        severe = skipped[-1] >= run.recent[0]["step"]
     if parts is not None:
         before, after = middle(parts[0]), middle(parts[1])
         limit = max(CLIP_GRAD, run.config.optimizer.clip_grad)

@@ -63,7 +63,7 @@ def low_device_use(run: Evidence) -> Symptom | None:
         if (found := share_of_step(run, f"seconds/{name}")) is not None
     }
     shown = ", ".join(f"{name} {percent(s)}" for name, s in sorted(phases.items(), key=lambda i: -i[1])[:3])
-    ratio = run.points("communication_over_computation", run.recent)
+    ratio = run.points("communication_over_computation", run.computed)
     told = f"; communication / computation {middle(ratio):.2f} (target below {COMMUNICATION})" if ratio else ""
     return Symptom(
         "low_device_use",
@@ -83,7 +83,7 @@ def low_device_use(run: Evidence) -> Symptom | None:
 
 def communication(run: Evidence) -> Symptom | None:
     """Collectives take long against computing."""
-    points = run.points("communication_over_computation", run.recent)
+    points = run.points("communication_over_computation", run.computed)
     if len(points) < ENOUGH or middle(points) <= COMMUNICATION:
         return None
     cpu = run.config.cluster.platform == "cpu"

@@ -94,8 +94,8 @@ def worker(run_dir: Path, rank: int) -> psutil.Process:
 
 @pytest.fixture(scope="module")
 def strained(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """A run that pays for length, with far too large steps: soon all completions are of the greatest length and earn the
-    same. It saves after every step and waits for it, and a rank is killed in the end."""
+    """A run that pays for length, with far too large steps: soon all completions are as long as they may be, and earn
+    the same. It saves after every step and waits for it; a rank is killed, and the next start with its launcher."""
     folder = tmp_path_factory.mktemp("strained")
     run_dir, log = folder / "run", folder / "log"
     (folder / "grader.py").write_text(LENGTH)
@@ -119,6 +119,9 @@ def strained(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Fou
     harness.wait_for(lambda: harness.last_step(run_dir) >= 48, process, log)
     worker(run_dir, 1).kill()
     assert harness.finish(process, log) == 1, log.read_text()[-3000:]
+    process = harness.start(command, log)
+    harness.wait_for((run_dir / "attempts" / "0002" / "attempt.json").exists, process, log)
+    harness.kill(process)
     code, found = diagnose(run_dir)
     assert code == 1
     return found
@@ -173,7 +176,8 @@ def test_a_run_that_was_left_alone_has_nothing_to_be_mended(uninterrupted: Path)
         ("zero_variance_groups", "problem", "batch.num_generations=4"),
         ("reward_saturation", "problem", ""),
         ("slow_checkpoints", "problem", "checkpoint.async_save=true"),
-        ("killed_rank", "problem", "reward.workers=1"),
+        ("killed_rank", "warning", "reward.workers=1"),  # of the start before
+        ("killed", "problem", ""),
         ("restarts", "problem", ""),
     ],
 )

@@ -149,8 +149,15 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
     (
         "exploding_gradients",
         "problem",
+        lambda s: {"grad_norm": None, "skipped": 1} if s in (17, 37) else {},
+        "2 of 40 steps (steps 17, 37)",
+        "optimizer.lr=1e-07",
+    ),
+    (
+        "exploding_gradients",
+        "warning",
         lambda s: {"grad_norm": None, "skipped": 1} if s == 17 else {},
-        "1 steps (step 17)",
+        "1 of 40 steps (step 17)",
         "optimizer.lr=1e-07",
     ),
     (
