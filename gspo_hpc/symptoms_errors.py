@@ -35,7 +35,7 @@ NCCL_FAULT = re.compile(
 TENSOR_PARALLEL = re.compile(
     r"must be divisible by tensor parallel size|(divisible by|multiple of)\s*`?tensor_model_parallel_size|"
     r"tensor[- _](model[- _])?parallel\w*.{0,60}(mismatch|divisible|not equal|does not (match|divide)|different)|"
-    r"size mismatch for .*copying a param|is not divisible by \d+",
+    r"size mismatch for .*copying a param|AssertionError: \d+ is not divisible by \d+",
     _IGNORE,
 )
 VERSIONS = re.compile(
