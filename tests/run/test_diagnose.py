@@ -166,8 +166,9 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
 
 def test_a_run_that_was_left_alone_has_nothing_to_be_mended(uninterrupted: Path) -> None:
     code, found = diagnose(uninterrupted)
-    assert code == 0
-    assert not [one for one in found.values() if one["severity"] != "note"], found
+    assert code == 0, found
+    # It saves after every step of a fraction of a second, which on a busy machine is a tenth of its time.
+    assert {name for name, one in found.items() if one["severity"] != "note"} <= {"slow_checkpoints"}, found
 
 
 @pytest.mark.parametrize(
