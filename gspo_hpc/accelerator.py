@@ -26,7 +26,8 @@ class Accelerator:
         self._busy: list[float] = []
         self._stop = threading.Event()
         cuda = device.type == "cuda"
-        self.peak_flops = devices.peak(torch.cuda.get_device_name(device)) if cuda else None
+        self.name = torch.cuda.get_device_name(device) if cuda else "CPU"
+        self.peak_flops = devices.peak(self.name) if cuda else None
         if cuda:
             threading.Thread(target=self._sample, name="device-use", daemon=True).start()
 

@@ -210,6 +210,15 @@ def _convert(args: argparse.Namespace) -> int:
     return foreign.run(args)
 
 
+def _diagnose(args: argparse.Namespace) -> int:
+    _exists(args.run, "run directory")
+    from gspo_hpc import diagnose
+
+    found = diagnose.diagnose(args.run)
+    print(json.dumps(found.to_json(), indent=2) if args.json else "\n".join(diagnose.page(found)))
+    return FAILED if found.problems else DONE
+
+
 def _config(args: argparse.Namespace) -> Config:
     if "=" in args.config and not Path(args.config).exists():
         raise ValueError(f"{args.config} is a setting; the config file comes first: gspo-hpc COMMAND CONFIG key=value")
@@ -240,6 +249,7 @@ _HANDLERS: dict[str, Handler] = {
     "eval": _eval,
     "export": _export,
     "report": _report,
+    "diagnose": _diagnose,
     "convert": _convert,
     "completion": _completion,
 }

@@ -134,6 +134,13 @@ def parsers(handlers: Mapping[str, Handler]) -> tuple[argparse.ArgumentParser, d
     report.add_argument("run", metavar="RUN", type=Path, help="run directory")
     report.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
     text = (
+        "Reads a run directory (finished, running or dead) and names what is wrong or slow, with evidence, cause and "
+        "the setting to change. Exits with 1 if a problem is found, with 0 if not (warnings and notes are none)."
+    )
+    diagnose = add("diagnose", "say what is wrong or slow in a run", text, _DIAGNOSE_EXAMPLES)
+    diagnose.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    diagnose.add_argument("--json", action="store_true", help="print one JSON object")
+    text = (
         "Writes a config for a Megatron-SWIFT command line, verl's overrides or a TRL GRPOConfig, and says what is not "
         "carried over and where a batch size means something else. Starts nothing."
     )
@@ -204,3 +211,6 @@ _EXPORT_EXAMPLES = """
 _REPORT_EXAMPLES = """
     gspo-hpc report runs/tiny
     gspo-hpc report runs/tiny --out tiny.html"""
+_DIAGNOSE_EXAMPLES = """
+    gspo-hpc diagnose runs/tiny
+    gspo-hpc diagnose runs/tiny --json"""

@@ -80,6 +80,11 @@ class Engine:
         """Groups that were submitted and not returned yet."""
         return len(self._groups)
 
+    @property
+    def running(self) -> int:
+        """Completions that the engine is at work on."""
+        return len(self._requests)
+
     def pids(self) -> list[int]:
         """Process ids of the engine's core and workers; empty when there is none."""
         return self._processes.pids() if self._processes is not None else []

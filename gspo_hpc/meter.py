@@ -31,7 +31,7 @@ class Share:
     computing: float
     communicating: float
     waiting: float
-    peak_memory: int  # bytes; 0 where it was not watched
+    peak_memory: int  # bytes; 0 where it was not watched: it always is in the update
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Measured:
     flops_per_second: float | None  # of a rank in the update; None where there was none
     peak_flops: float | None  # that the device could do, by its data sheet
     device_use: float | None  # share of the step in which GPUs were at work
+    ranks_computing: tuple[float, ...]  # seconds of each rank in passes over the trainer's weights, without collectives
 
     def metrics(self) -> dict[str, float]:
         """What is logged every step; communication is that of the passes over the trainer's weights."""
@@ -53,6 +54,13 @@ class Measured:
             "seconds/waiting": sum(share.waiting for share in passes),
             "communication_over_computation": communicating / computing if computing > 0.0 else 0.0,
         }
+        if len(self.ranks_computing) > 1:
+            most = max(self.ranks_computing)
+            found["seconds/computing"] = computing
+            found["seconds/computing_most"] = most
+            found["rank_of_most_seconds"] = self.ranks_computing.index(most)
+        if "update" in self.shares:
+            found["runtime_memory_gib"] = self.shares["update"].peak_memory / 2**30
         if self.flops_per_second is not None:
             found["update_tflops"] = self.flops_per_second / 1e12
             if self.peak_flops is not None:
@@ -81,6 +89,7 @@ class Meter:
         self._blocked: dict[str, float] = {}
         self._peaks: dict[str, int] = {}
         self._watching = False
+        self.device = accelerator.name
 
     def begin(self, *, watch_memory: bool) -> None:
         """A step begins."""
@@ -93,7 +102,8 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """Add this block to the phase."""
         began, blocked = time.monotonic(), self._collectives.seconds
-        if self._watching:
+        watched = self._watching or name == "update"
+        if watched:
             self._accelerator.reset_peak()
         try:
             with record_function(name):
@@ -101,7 +111,7 @@ class Meter:
         finally:
             self._blocked[name] = self._blocked.get(name, 0.0) + self._collectives.seconds - blocked
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
-            if self._watching:
+            if watched:
                 self._peaks[name] = max(self._peaks.get(name, 0), self._accelerator.peak_memory())
 
     def measured(self, update_flops: int) -> Measured:
@@ -119,6 +129,8 @@ class Meter:
         else:
             every = [mine]
         *phases, own = torch.stack(every, 1).cpu()  # [ranks, 3] each
+        passes = [one for name, one in zip(PHASES, phases, strict=True) if name in COMPUTING]
+        each = torch.stack([one[:, 0] - one[:, 1] for one in passes]).sum(0)
         shares = {}
         for name, (seconds, blocked, peaks) in zip(PHASES, (one.unbind(1) for one in phases), strict=True):
             if float(seconds.max()) > 0.0:
@@ -128,4 +140,4 @@ class Meter:
         operations = float(own[:, 0].mean())  # 0: of a family for which nobody has counted them
         speed = operations / shares["update"].seconds if operations and "update" in shares else None
         busy = float(own[:, 1].mean()) if float(own[:, 1].min()) >= 0.0 else None
-        return Measured(shares, speed, self._accelerator.peak_flops, busy)
+        return Measured(shares, speed, self._accelerator.peak_flops, busy, tuple(each.tolist()))

@@ -78,6 +78,21 @@ def pack(
     return packed
 
 
+def evenness(
+    dealt: Sequence[Sequence[MicroBatch]], micro_batch_tokens: int | None, share_prompts: bool
+) -> dict[str, float]:
+    """How even a result of :func:`pack` is. Imbalance: tokens of the rank that has most over the mean; micro_batches:
+    of a rank; fill, under a budget of tokens: the share of it that is used."""
+    loads = [sum(token_count(batch, share_prompts) for batch in rank) for rank in dealt]
+    found = {
+        "packing/imbalance": max(loads) * len(loads) / max(1, sum(loads)),
+        "packing/micro_batches": float(len(dealt[0])),
+    }
+    if micro_batch_tokens is not None:
+        found["packing/fill"] = sum(loads) / max(1, micro_batch_tokens * sum(map(len, dealt)))
+    return found
+
+
 def _by_count(
     ordered: list[Sample], dp_size: int, size: int, share_prompts: bool, multiple: int
 ) -> list[list[MicroBatch]]:

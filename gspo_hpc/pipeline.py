@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class StepResult:
     skipped: bool  # the gradient was not finite; nothing was changed
     overflowed: bool  # it was, and in float16 the loss will be scaled less from now on: nothing to worry about
     learning_rate: float
+    packing: dict[str, float] = field(default_factory=dict)  # how evenly tokens were dealt to ranks and micro-batches
 
 
 def _head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[Any, Any]:

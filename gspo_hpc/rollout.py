@@ -10,9 +10,10 @@ this way until all are done: only then can no sync be asked for any more, and al
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch.distributed as dist
 
@@ -27,6 +28,7 @@ from gspo_hpc.rewards.pool import RewardPool, RewardResult
 
 POLL_SECONDS = 0.05
 _DEATHS, _RESYNCS = "engine_deaths", "resyncs"  # counters in the store
+_TAIL = 0.1  # of the completions that ran at once: with fewer, an engine has too little to do
 
 
 class Interrupted(Exception):
@@ -35,6 +37,37 @@ class Interrupted(Exception):
 
 class EngineLost(RuntimeError):
     """An engine died more often than faults.max_engine_restarts allows."""
+
+
+@dataclass
+class EngineTime:
+    """What one engine did in a rollout. Seconds of wall time in its steps, restarts included."""
+
+    busy: float = 0.0
+    tail: float = 0.0  # of these, with at most a tenth as many completions running as at its fullest
+    tokens: int = 0  # of finished completions
+    fullest: int = 0  # completions running at once
+
+    def add(self, seconds: float, running: int) -> None:
+        """A step, and what ran when it began."""
+        self.busy += seconds
+        self.fullest = max(self.fullest, running)
+        self.tail += seconds if 0 < running <= _TAIL * self.fullest else 0.0
+
+
+def engine_metrics(engines: Sequence[EngineTime]) -> dict[str, float]:
+    """What is logged of a rollout's engines; nothing where none had anything to do."""
+    used = [engine for engine in engines if engine.busy > 0.0]
+    if not used:
+        return {}
+    speeds = [engine.tokens / engine.busy for engine in used]
+    return {
+        "seconds/engine_least": min(engine.busy for engine in engines),
+        "seconds/engine_most": max(engine.busy for engine in engines),
+        "seconds/generate_tail": max(engine.tail for engine in used),
+        "engine_tokens_per_s_least": min(speeds),
+        "engine_tokens_per_s_most": max(speeds),
+    }
 
 
 @dataclass
@@ -52,6 +85,7 @@ class Station:
     stop_requested: Callable[[], bool]
     on_progress: Callable[[int, int], None] = lambda completions, tokens: None
     seconds_waiting_for_rewards: float = 0.0
+    engines: list[EngineTime] = field(default_factory=list)  # of the newest call of generate, the same on every rank
     _restarts: int = 0  # of this rank's engine
     _calls: int = 0
     _resyncs_seen: int = 0
@@ -106,18 +140,22 @@ def generate(
     name = f"generate/{station._calls}"
     slots = sorted(prompts)
     mine: dict[int, Group] = {}
+    own = EngineTime()
     if slots:
         if station.engine is not None:
-            mine = _lead(station, name, slots, prompts, samples, sampling, rollout, journal)
+            mine = _lead(station, name, slots, prompts, samples, sampling, rollout, journal, own)
         else:
             _wait(station, name, len(slots))
         _leave(station, name)
     stopped = _flag(station, f"{name}/stop")
-    lines = "\n".join(group.to_json() for group in mine.values()).encode()
-    received = gather_bytes(lines, station.ranks.device)
+    first = json.dumps(asdict(own) if station.engine is not None else None)  # a line about the engine, then its groups
+    lines = "\n".join([first, *(group.to_json() for group in mine.values())]).encode()
+    received = [part.decode().splitlines() for part in gather_bytes(lines, station.ranks.device)]
     if stopped:
         raise Interrupted
-    groups = [Group.from_json(line) for part in received for line in part.decode().splitlines()]
+    told = [json.loads(part[0]) for part in received]
+    station.engines = [EngineTime(**engine) for engine in told if engine is not None]
+    groups = [Group.from_json(line) for part in received for line in part[1:]]
     return sorted(groups, key=lambda group: group.slot)
 
 
@@ -130,6 +168,7 @@ def _lead(
     sampling: Sampling,
     rollout: int,
     journal: Journal | None,
+    clock: EngineTime,
 ) -> dict[int, Group]:
     engine, pool, store = station.engine, station.pool, station.store
     assert engine is not None and pool is not None
@@ -156,7 +195,11 @@ def _lead(
             seeds = [sample_seed(config.run.seed, rollout, slot, prompts[slot].index, i) for i in range(samples)]
             engine.submit(slot, prompts[slot], seeds, sampling)
         if engine.pending:
-            for group in _step(station):
+            running, began = engine.running, time.monotonic()
+            ready = _step(station)
+            clock.add(time.monotonic() - began, running)
+            clock.tokens = engine.tokens_generated - generated
+            for group in ready:
                 grading[group.slot] = (group, {})
                 for index, completion in enumerate(group.completions):
                     pool.submit(

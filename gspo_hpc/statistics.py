@@ -64,5 +64,6 @@ def step_record(
         | means
         | result.maxima
         | result.experts
+        | result.packing
         | {"grad_norm": result.grad_norm, "lr": result.learning_rate, "skipped": int(result.skipped), "empty": 0}
     )

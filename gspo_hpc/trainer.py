@@ -27,7 +27,7 @@ from gspo_hpc.policy import Policy
 from gspo_hpc.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.prompts import Position, PromptStream
 from gspo_hpc.records import Group, Prompt
-from gspo_hpc.rollout import Interrupted, Station, generate
+from gspo_hpc.rollout import Interrupted, Station, engine_metrics, generate
 from gspo_hpc.saver import Saver
 from gspo_hpc.statistics import step_record
 
@@ -129,6 +129,7 @@ def train(session: Session, start: Start) -> str:
     config, cursor, groups, saved = session.config, start.cursor, start.groups, start.cursor.step
     assert config.run.max_steps is not None
     unlogged = start.record
+    print(f"device: {session.meter.device}", flush=True)  # for who reads this rank's log, and for diagnose
     try:
         if unlogged is not None:
             _finish(session, cursor, unlogged)
@@ -318,6 +319,7 @@ def _state(session: Session, cursor: Cursor) -> dict[str, Any]:
     state |= {f"passes/{kind}": session.policy.passes[kind] for kind in ("logprobs", "update")}
     if session.synced is not None and cursor.update == 0:  # the sync before this rollout; later updates had none
         state |= {"probe_gap_max": session.synced.gap_max, "probe_gap_mean": session.synced.gap_mean}
+        state |= engine_metrics(session.station.engines)
     return state
 
 

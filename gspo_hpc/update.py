@@ -19,7 +19,7 @@ from gspo_hpc.advantages import group_advantages
 from gspo_hpc.algorithms import Objective
 from gspo_hpc.batch import PackedBatch, build, split_by_sample, split_experts
 from gspo_hpc.config import Config
-from gspo_hpc.packing import Sample, pack
+from gspo_hpc.packing import MicroBatch, Sample, evenness, pack
 from gspo_hpc.passes import PassSize, pass_sizes, router_replay
 from gspo_hpc.pipeline import StepResult, response_logprobs, train_step
 from gspo_hpc.policy import Policy
@@ -72,7 +72,7 @@ def logprob_pass(
     """
     logprobs: dict[Key, Floats] = {}
     experts: dict[Key, Experts] = {}
-    batches = _pack(policy, groups, _samples(groups), size, config, replay=replay)
+    batches = _built(policy, groups, _dealt(policy, _samples(groups), size, config), config, replay=replay)
     if batches:
         with policy.routing.recording() if record else contextlib.nullcontext():
             results = response_logprobs(policy, batches, config.rollout.temperature)
@@ -122,8 +122,11 @@ def step(policy: Policy, groups: Sequence[Group], objective: Objective, config: 
     ]
     if not samples:
         return None
-    batches = _pack(policy, groups, samples, pass_sizes(config)["update"], config)
-    return train_step(policy, batches, objective, float(denominator), config.rollout.temperature)
+    size = pass_sizes(config)["update"]
+    dealt = _dealt(policy, samples, size, config)
+    batches = _built(policy, groups, dealt, config)
+    result = train_step(policy, batches, objective, float(denominator), config.rollout.temperature)
+    return replace(result, packing=evenness(dealt, size.micro_batch_tokens, config.batch.share_prompts))
 
 
 def _samples(groups: Sequence[Group]) -> list[Sample]:
@@ -139,18 +142,9 @@ def _completion(groups: Sequence[Group], sample: Sample) -> Completion:
     return groups[sample.group - groups[0].slot].completions[sample.index]
 
 
-def _pack(
-    policy: Policy,
-    groups: Sequence[Group],
-    samples: Sequence[Sample],
-    size: PassSize,
-    config: Config,
-    *,
-    replay: bool = True,
-) -> list[PackedBatch]:
-    if not samples:
-        return []
-    dealt = pack(
+def _dealt(policy: Policy, samples: Sequence[Sample], size: PassSize, config: Config) -> list[list[MicroBatch]]:
+    """The micro-batches of every data-parallel rank."""
+    return pack(
         samples,
         dp_size=policy.ranks.dp_size,
         micro_batch_size=size.micro_batch_size,
@@ -158,6 +152,17 @@ def _pack(
         share_prompts=config.batch.share_prompts,
         multiple=policy.ranks.pp_size if len(policy.chunks) > 1 else 1,  # Megatron's interleaved schedule wants it so
     )
+
+
+def _built(
+    policy: Policy,
+    groups: Sequence[Group],
+    dealt: Sequence[Sequence[MicroBatch]],
+    config: Config,
+    *,
+    replay: bool = True,
+) -> list[PackedBatch]:
+    """Those of this rank, packed."""
     by_slot = {group.slot: group for group in groups}
     batches = [
         build(by_slot, chosen, share_prompts=config.batch.share_prompts) for chosen in dealt[policy.ranks.dp_rank]

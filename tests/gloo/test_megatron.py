@@ -177,6 +177,9 @@ def test_a_rank_that_waits_for_another_is_seen_to_wait(results: dict[str, Arrays
     assert communicating + computing + waiting <= seconds * (1 + 1e-9)
     assert 50e6 < peak < 10e9
     assert "mfu" not in results["metered"]["metrics"] and "update_tflops" in results["metered"]["metrics"]
+    assert {"seconds/computing", "seconds/computing_most", "rank_of_most_seconds", "runtime_memory_gib"} <= {
+        *results["metered"]["metrics"].tolist()
+    }
     own, mean = results["metered"]["flops"]
     assert 0.5 * own < mean < 1.5 * own  # ranks have about equally much to do
 

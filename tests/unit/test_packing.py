@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc.packing import Sample, pack, token_count
+from gspo_hpc.packing import Sample, evenness, pack, token_count
 
 LARGEST = 40 + 64  # of the prompts and responses that `sample_lists` draws
 
@@ -170,3 +170,18 @@ def test_few_long_groups_are_split_to_even_out_ranks() -> None:
     packed = pack(samples, dp_size=2, micro_batch_size=None, micro_batch_tokens=8192, share_prompts=True)
     loads = [sum(token_count(batch, True) for batch in rank) for rank in packed]
     assert max(loads) <= 1.01 * sum(loads) / 2
+
+
+@given(sample_lists(), st.integers(1, 5), st.integers(0, 300), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_how_even_it_is(samples: list[Sample], dp_size: int, extra: int, share: bool) -> None:
+    budget = max((s.prompt_len + s.response_len - 1 for s in samples), default=1) + extra
+    packed = pack(samples, dp_size=dp_size, micro_batch_size=None, micro_batch_tokens=budget, share_prompts=share)
+    found = evenness(packed, budget, share)
+    loads = [sum(computed_tokens(batch, share) for batch in rank) for rank in packed]
+    assert found["packing/micro_batches"] == len(packed[0])
+    if samples:
+        assert found["packing/imbalance"] == pytest.approx(max(loads) / (sum(loads) / dp_size))
+        assert found["packing/fill"] == pytest.approx(sum(loads) / (budget * dp_size * len(packed[0])))
+        assert 1.0 <= found["packing/imbalance"] <= dp_size + 1e-9 and 0.0 < found["packing/fill"] <= 1.0
+    assert "packing/fill" not in evenness(packed, None, share)

@@ -1,0 +1,217 @@
+"""diagnose on runs that really went wrong: what is wrong was done to them here, and is found by its name, with numbers.
+
+What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gspo_hpc import orphans
+from tests.run import harness
+from tests.run.test_faults import engine_cores
+
+LENGTH = '''
+def longer(completion, *, prompt, fields, response_length):
+    """What is longer is better."""
+    return response_length / 100
+'''
+NOISE = '''
+import itertools
+import random
+import time
+
+calls = itertools.count(1)
+
+
+def slow(completion, *, prompt, fields):
+    """Noise, after a while, that grows with every call; at every fifth it has had enough."""
+    time.sleep(0.2)
+    call = next(calls)
+    if call % 5 == 2:
+        raise RuntimeError("tired")
+    return random.random() * 1.1**call
+'''
+Found = dict[str, dict[str, Any]]
+
+
+def diagnose(run_dir: Path) -> tuple[int, Found]:
+    """Exit code of `gspo-hpc diagnose RUN --json`, and the symptoms by name."""
+    line = [sys.executable, "-m", "gspo_hpc.cli", "diagnose", str(run_dir), "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, {symptom["name"]: symptom for symptom in json.loads(done.stdout)["symptoms"]}
+
+
+@contextmanager
+def throttled(process: psutil.Process) -> Iterator[None]:
+    """A process that stands still for four fifths of the time, as on a slow device."""
+    done = threading.Event()
+
+    def throttle() -> None:
+        while not done.is_set() and process.is_running():
+            for number, seconds in ((signal.SIGSTOP, 0.08), (signal.SIGCONT, 0.02)):
+                try:
+                    process.send_signal(number)
+                except psutil.NoSuchProcess:
+                    return
+                time.sleep(seconds)
+
+    thread = threading.Thread(target=throttle)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if process.is_running():
+            process.send_signal(signal.SIGCONT)
+
+
+def worker(run_dir: Path, rank: int) -> psutil.Process:
+    """The process of a training rank."""
+    run_id = json.loads((run_dir / "run.json").read_text())["run_id"]
+    processes = [psutil.Process(pid) for pid in orphans.marked(run_id)]
+    return next(
+        one
+        for one in processes
+        if "gspo_hpc.worker" in one.cmdline() and one.environ().get("RANK") == str(rank) and one.ppid() != os.getpid()
+    )
+
+
+@pytest.fixture(scope="module")
+def strained(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """A run that pays for length, with far too large steps: soon all completions are as long as they may be, and earn
+    the same. It saves after every step and waits for it; a rank is killed, and the next start with its launcher."""
+    folder = tmp_path_factory.mktemp("strained")
+    run_dir, log = folder / "run", folder / "log"
+    (folder / "grader.py").write_text(LENGTH)
+    command = harness.command(
+        tiny_config,
+        run_dir,
+        f"reward.functions=[{{function: '{folder}/grader.py:longer'}}]",
+        "run.max_steps=1000",
+        "optimizer.lr=0.02",
+        "optimizer.lr_warmup_steps=0",
+        "batch.global_batch_size=4",
+        "batch.num_generations=2",
+        "batch.steps_per_generation=8",
+        "rollout.max_response_length=64",
+        "checkpoint.interval=1",
+        "checkpoint.async_save=false",
+        "eval.before=false",
+        "eval.interval=null",
+    )
+    process = harness.start(command, log)
+    harness.wait_for(lambda: harness.last_step(run_dir) >= 48, process, log)
+    worker(run_dir, 1).kill()
+    assert harness.finish(process, log) == 1, log.read_text()[-3000:]
+    process = harness.start(command, log)
+    harness.wait_for((run_dir / "attempts" / "0002" / "attempt.json").exists, process, log)
+    harness.kill(process)
+    code, found = diagnose(run_dir)
+    assert code == 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """A run whose grader is slow, fails for every fifth completion and says anything, ever more of it. Some completions
+    are far longer than others, and six at most are dealt to two ranks. One rank is slow, and with it the engine that it
+    leads; an engine is killed."""
+    folder = tmp_path_factory.mktemp("wasted")
+    run_dir, log = folder / "run", folder / "log"
+    (folder / "grader.py").write_text(NOISE)
+    command = harness.command(
+        tiny_config,
+        run_dir,
+        f"reward.functions=[{{function: '{folder}/grader.py:slow'}}]",
+        "run.max_steps=80",
+        "optimizer.lr=1e-9",
+        "algorithm.normalize_advantage=false",
+        "batch.micro_batch_tokens=null",
+        "batch.micro_batch_size=1",
+        "batch.global_batch_size=6",
+        "batch.num_generations=3",
+        "batch.steps_per_generation=16",
+        "rollout.engines_per_node=2",
+        "rollout.temperature=2.0",
+        "rollout.max_response_length=448",
+        "checkpoint.interval=100",
+        "eval.before=false",
+        "eval.after=false",
+        "eval.interval=null",
+    )
+    process = harness.start(command, log)
+    harness.wait_for(lambda: harness.last_step(run_dir) >= 1, process, log)
+    with throttled(worker(run_dir, 1)):
+        harness.wait_for(lambda: harness.last_step(run_dir) >= 49, process, log)
+        engine_cores(run_dir)[0].kill()
+        assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    return diagnose(run_dir)[1]
+
+
+def test_a_run_that_was_left_alone_has_nothing_to_be_mended(uninterrupted: Path) -> None:
+    code, found = diagnose(uninterrupted)
+    assert code == 0, found
+    # It saves after every step of a fraction of a second, which on a busy machine is a tenth of its time.
+    assert {name for name, one in found.items() if one["severity"] != "note"} <= {"slow_checkpoints"}, found
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "setting"),
+    [
+        ("length_explosion", "warning", "optimizer.lr=0.002"),
+        ("truncation", "problem", "rollout.max_response_length=128"),
+        ("zero_variance_groups", "problem", "batch.num_generations=4"),
+        ("reward_saturation", "problem", ""),
+        ("slow_checkpoints", "problem", "checkpoint.async_save=true"),
+        ("killed_rank", "warning", "reward.workers=1"),  # of the start before
+        ("killed", "problem", ""),
+        ("restarts", "problem", ""),
+    ],
+)
+def test_a_strained_run(strained: Found, name: str, severity: str, setting: str) -> None:
+    assert strained[name]["severity"] == severity and strained[name]["evidence"], strained[name]
+    assert not setting or setting in strained[name]["settings"], strained[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("exploding_gradients", "optimizer.lr=1e-10"),
+        ("inert_clipping", "optimizer.lr=3e-09"),
+        ("grader_failures", "reward.timeout=30"),
+        ("slow_rewards", "reward.workers=8"),
+        ("generation_tail", "rollout.max_response_length=224"),
+        ("unbalanced_engines", "rollout.engines_per_node=1"),
+        ("unbalanced_packing", "batch.global_batch_size=12"),
+        ("stragglers", "tracking.profile_steps=[82]"),
+        ("engine_restarts", ""),
+    ],
+)
+def test_a_wasted_run(wasted: Found, name: str, setting: str) -> None:
+    assert name in wasted, wasted.keys()
+    assert wasted[name]["evidence"] and wasted[name]["severity"] != "note"
+    assert not setting or setting in wasted[name]["settings"], wasted[name]
+
+
+def test_evidence_has_the_numbers(strained: Found, wasted: Found) -> None:
+    assert "100 % of the completions were cut off at 64 tokens" in strained["truncation"]["evidence"][0]
+    assert "rank 1 was killed by SIGKILL" in strained["killed_rank"]["evidence"][0]
+    assert wasted["stragglers"]["evidence"][0].startswith("rank 1 (node 0 of the job) computed longest")
+    assert "1 restart in place" in wasted["engine_restarts"]["evidence"][0]
+    assert any("is gone" in text for text in wasted["engine_restarts"]["evidence"])
