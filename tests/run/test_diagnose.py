@@ -1,7 +1,7 @@
 """diagnose on runs that really went wrong: what is wrong was done to them here, and is found by its name, with numbers.
 
-What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py; a tail of generation, uneven
-packing, a growing gap and uneven experts, which the tiny model does not bring about, are in tests/unit/test_symptoms.py.
+What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py; what the
+tiny model does not bring about (a tail of generation, uneven packing or experts, a growing gap) in test_symptoms.py.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def strained(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Fou
 
 @pytest.fixture(scope="module")
 def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """A run whose grader is slow, fails for every fifth completion and says anything, ever more of it. One rank is slow,
-    and with it the engine that it leads; an engine is killed."""
+    """A run whose grader is slow, fails for every fifth completion and says anything, ever more of it. One rank is
+    slow, and with it the engine that it leads; an engine is killed."""
     folder = tmp_path_factory.mktemp("wasted")
     run_dir, log = folder / "run", folder / "log"
     (folder / "grader.py").write_text(NOISE)
