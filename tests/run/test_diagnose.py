@@ -1,6 +1,7 @@
 """diagnose on runs that really went wrong: what is wrong was done to them here, and is found by its name, with numbers.
 
-What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py.
+What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py; what the
+tiny model does not bring about (a tail of generation, uneven packing or experts, a growing gap) in test_symptoms.py.
 """
 
 from __future__ import annotations
@@ -129,9 +130,8 @@ def strained(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Fou
 
 @pytest.fixture(scope="module")
 def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """A run whose grader is slow, fails for every fifth completion and says anything, ever more of it. Some completions
-    are far longer than others, and six at most are dealt to two ranks. One rank is slow, and with it the engine that it
-    leads; an engine is killed."""
+    """A run whose grader is slow, fails for every fifth completion and says anything, ever more of it. One rank is
+    slow, and with it the engine that it leads; an engine is killed."""
     folder = tmp_path_factory.mktemp("wasted")
     run_dir, log = folder / "run", folder / "log"
     (folder / "grader.py").write_text(NOISE)
@@ -196,9 +196,7 @@ def test_a_strained_run(strained: Found, name: str, severity: str, setting: str)
         ("inert_clipping", "optimizer.lr=3e-09"),
         ("grader_failures", "reward.timeout=30"),
         ("slow_rewards", "reward.workers=8"),
-        ("generation_tail", "rollout.max_response_length=224"),
         ("unbalanced_engines", "rollout.engines_per_node=1"),
-        ("unbalanced_packing", "batch.global_batch_size=12"),
         ("stragglers", "tracking.profile_steps=[82]"),
         ("engine_restarts", ""),
     ],
@@ -214,4 +212,4 @@ def test_evidence_has_the_numbers(strained: Found, wasted: Found) -> None:
     assert "rank 1 was killed by SIGKILL" in strained["killed_rank"]["evidence"][0]
     assert wasted["stragglers"]["evidence"][0].startswith("rank 1 (node 0 of the job) computed longest")
     assert "1 restart in place" in wasted["engine_restarts"]["evidence"][0]
-    assert any("is gone" in text for text in wasted["engine_restarts"]["evidence"])
+    assert any(text.startswith("1 x ") for text in wasted["engine_restarts"]["evidence"])
