@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,19 @@ def diagnose(run_dir: Path) -> tuple[int, Found]:
 
 
 @contextmanager
-def throttled(process: psutil.Process) -> Iterator[None]:
-    """A process that stands still for four fifths of the time, as on a slow device."""
+def throttled(*processes: psutil.Process) -> Iterator[None]:
+    """Processes that stand still for four fifths of the time, as on a slow device."""
     done = threading.Event()
 
+    def tell(number: int) -> None:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
     def throttle() -> None:
-        while not done.is_set() and process.is_running():
+        while not done.is_set():
             for number, seconds in ((signal.SIGSTOP, 0.08), (signal.SIGCONT, 0.02)):
-                try:
-                    process.send_signal(number)
-                except psutil.NoSuchProcess:
-                    return
+                tell(number)
                 time.sleep(seconds)
 
     thread = threading.Thread(target=throttle)
@@ -78,8 +80,7 @@ def throttled(process: psutil.Process) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        if process.is_running():
-            process.send_signal(signal.SIGCONT)
+        tell(signal.SIGCONT)
 
 
 def worker(run_dir: Path, rank: int) -> psutil.Process:
@@ -157,9 +158,11 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
     )
     process = harness.start(command, log)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 1, process, log)
-    with throttled(worker(run_dir, 1)):
+    slow, cores = worker(run_dir, 1), engine_cores(run_dir)
+    (own,) = (core for core in cores if slow in core.parents())
+    with throttled(slow, own):
         harness.wait_for(lambda: harness.last_step(run_dir) >= 49, process, log)
-        engine_cores(run_dir)[0].kill()
+        next(core for core in cores if core != own).kill()
         assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     return diagnose(run_dir)[1]
 
