@@ -65,7 +65,7 @@ def parsers(handlers: Mapping[str, Handler]) -> tuple[argparse.ArgumentParser, d
     plan = add("plan", "show what a config amounts to: sizes, layout, passes, steps", text, _PLAN_EXAMPLES)
     takes_config(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
-    plan.add_argument("--ranks", action="store_true", help="show also which rank sits where, and who is in its groups")
+    plan.add_argument("--ranks", action="store_true", help="with --json: also which rank sits where, every one")
     plan.add_argument("--sbatch", action="store_true", help="print also the batch script that submit would hand in")
     plan.add_argument("--price", type=float, metavar="P", help="of one GPU for one hour: the cost of the run")
     expected = "average response that time is estimated for (default: half of the longest)"
@@ -167,9 +167,9 @@ exit codes: 0 done, 2 refused before it began, 75 stopped to be requeued, 1 fail
 _PLAN_EXAMPLES = """
     gspo-hpc plan configs/tiny_cpu.yaml
     gspo-hpc plan my.yaml cluster.nodes=8 batch.global_batch_size=512
-    gspo-hpc plan my.yaml --ranks --sbatch
+    gspo-hpc plan my.yaml --sbatch
     gspo-hpc plan my.yaml cluster.gpu=H100 --price 2.5
-    gspo-hpc plan my.yaml --json"""
+    gspo-hpc plan my.yaml --json --ranks"""
 _SUGGEST_EXAMPLES = """
     gspo-hpc suggest my.yaml cluster.gpu=H100 cluster.nodes=4
     gspo-hpc suggest my.yaml cluster.gpu=H200 --keep parallel.tensor_model_parallel_size"""

@@ -44,7 +44,7 @@ def plan(
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(content(found, offered, ranks=ranks) | more, indent=2))
         return found.valid and bool(script) == sbatch
-    print("\n".join(page(name, config, found, offered, ranks=ranks)))
+    print("\n".join(page(name, config, found, offered)))
     if found.memory is not None:
         print("\n" + paint("Memory", "1", sys.stdout))
         print("\n".join(memory_lines(found.memory, config)))

@@ -55,8 +55,8 @@ def content(plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> d
     return found
 
 
-def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> Iterator[str]:
-    """The lines of the plan page; `mends` are those of a plan that is refused; with `ranks` the table of ranks."""
+def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = ()) -> Iterator[str]:
+    """The lines of the plan page; `mends` are those of a plan that is refused."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
 
     def title(text: str) -> str:
@@ -73,9 +73,6 @@ def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = (), *, r
     yield f"{paint('plan', '1', sys.stdout)} of {name}: {verdict}"
     yield title("Layout")
     yield from (f"  {head:<9} {text}" for head, text in _layout(plan))
-    if ranks:
-        yield title("Ranks")
-        yield from _ranks(plan)
     yield title("Quantities")
     columns = max(map(len, plan.quantities))
     values = {key: f"{v:,}" if isinstance(v, int) else f"{v:,.6g}" for key, v in plan.quantities.items()}
@@ -92,6 +89,9 @@ def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = (), *, r
             yield f"  {key:<12} micro_batch_tokens {size.micro_batch_tokens:,}"
         else:
             yield f"  {key:<12} micro_batch_size {size.micro_batch_size or 'not given'}"
+    if plan.quantities.get("world_size", 0) != 1:
+        yield title("Ranks")
+        yield from _ranks(plan)
     if plan.broken:
         yield title("Broken rules")
         yield from items([(f"rule {item.rule:>2}", item.message) for item in plan.broken], "31")

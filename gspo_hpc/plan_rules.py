@@ -364,6 +364,12 @@ def _model(book: Book) -> None:
     ):
         text = f"{name} ({value}) of the model must be divisible by {cut} ({parts})"
         book.check(11, value is None or value % parts == 0, text)
+    vocabulary = size("vocab_size")
+    if vocabulary is not None and vocabulary % tp:
+        padded = -(-vocabulary // tp) * tp
+        book.notes.append(
+            f"vocab_size ({vocabulary}) is filled up to {padded} rows: tensor_model_parallel_size ({tp})."
+        )
     text = (
         f"a model with experts needs parallel.sequence_parallel: true where tensor_model_parallel_size ({tp}) is not 1"
     )

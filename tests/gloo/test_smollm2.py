@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct itself against transformers, on one rank and on two, and its weights there and back."""
+"""SmolLM2-135M-Instruct itself: against transformers, on one rank and on more; its weights there and back; and what it
+and the quickstart's tiny model take of memory."""
 
 from __future__ import annotations
 
@@ -6,18 +7,29 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.gloo import ranks
-from tests.gloo.layouts import LAYOUTS, Arrays
+from gspo_hpc import model_config, model_memory
+from tests.gloo import cases, ranks
+from tests.gloo.layouts import DISTRIBUTED, LAYOUTS, Arrays
 from tests.gloo.reference import huggingface_logprobs
 
 TP3 = {
     "parallel": {"tensor_model_parallel_size": 3, "sequence_parallel": True}
 }  # of nine heads two cannot have equal parts
 SPLIT = ("pp2", "cp2", "tp3-sp")
+HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # ranks, model, layout
+    "smollm2-one": (1, "smollm2", {}),
+    "smollm2-pp2": (2, "smollm2", LAYOUTS["pp2"]),
+    "smollm2-dp2-distributed": (2, "smollm2", DISTRIBUTED),
+    "smollm2-tp3-sp": (3, "smollm2", TP3),
+    "tiny-one": (1, "tiny", {}),
+    "tiny-tp2": (2, "tiny", LAYOUTS["tp2"]),
+    "tiny-dp2-distributed": (2, "tiny", DISTRIBUTED),
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +41,23 @@ def smollm2(project: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def computed(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arrays]:
+def folders(smollm2: Path, tiny_folder: Path) -> dict[str, Path]:
+    """Both models."""
+    return {"smollm2": smollm2, "tiny": tiny_folder / "model"}
+
+
+@pytest.fixture(scope="module")
+def computed(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arrays]:
     """The arrays of every case of this file."""
+    smollm2 = folders["smollm2"]
     folder, model = tmp_path_factory.mktemp("smollm2"), {"model": str(smollm2)}
     one: dict[str, ranks.Case] = {"logprobs-one": ("logprobs", model), "same-one": ("same", model)}
     two: dict[str, ranks.Case] = {f"logprobs-{name}": ("logprobs", model | LAYOUTS[name]) for name in SPLIT[:2]}
     two["same-pp2"] = ("same", model | LAYOUTS["pp2"])
     three: dict[str, ranks.Case] = {"logprobs-tp3-sp": ("logprobs", model | TP3), "same-tp3-sp": ("same", model | TP3)}
+    worlds = {1: one, 2: two, 3: three}
+    for name, (world, kind, sections) in HELD.items():
+        worlds[world][f"held-{name}"] = ("held", {"model": str(folders[kind]), **sections})
     return ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(3, folder, three)
 
 
@@ -57,3 +79,14 @@ def test_logprobs_and_logits_equal_hugging_face(layout: str, computed: dict[str,
 def test_weights_stream_back_bit_for_bit(layout: str, computed: dict[str, Arrays]) -> None:
     assert computed[f"same-{layout}"]["different"].size == 0
     assert computed[f"same-{layout}"]["count"] == [272]
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_model_takes_what_the_plan_says(name: str, folders: dict[str, Path], computed: dict[str, Arrays]) -> None:
+    """Of every rank: to the byte, and within 2 % where a distributed optimizer fills its buffers up."""
+    world, kind, sections = HELD[name]
+    arch, settings = model_config.read(folders[kind]), cases.config(str(folders[kind]), world, **sections)
+    for stage, *taken in computed[f"held-{name}"]["held"].tolist():
+        planned = model_memory.state(arch, settings, stage)
+        slack = 0.02 if settings.optimizer.distributed else 0.0
+        np.testing.assert_allclose(taken, [planned.weights, planned.gradients, planned.optimizer], rtol=slack)

@@ -130,9 +130,9 @@ def test_sixteen_thousand_gpus_are_a_short_table() -> None:
     assert "0-511 0-63 0-7 0-7 0-63 0 0-63" in table
 
 
-def test_plan_shows_ranks_when_asked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_ranks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preset = str(project / "configs" / "qwen3_30b_a3b_tp2_ep4_etp2.yaml")
-    assert main(["plan", preset, "--ranks"]) == 0
+    assert main(["plan", preset]) == 0
     text = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "experts rank = ETP + 2 x EP + 8 x EDP" in text
     assert "EP 4 groups of 4 ranks, 2 apart, inside a node" in text
@@ -148,7 +148,7 @@ def test_plan_shows_ranks_when_asked(project: Path, capsys: pytest.CaptureFixtur
     }
     assert main(["plan", preset, "--json"]) == 0
     assert "ranks" not in json.loads(capsys.readouterr().out)
-    assert main(["plan", preset, "--ranks", "cluster.gpus_per_node=7"]) == 2
+    assert main(["plan", preset, "cluster.gpus_per_node=7"]) == 2
     assert "ranks cannot be placed: rule 1 or 13 is broken" in capsys.readouterr().out
     assert main(["plan", preset, "--ranks", "--json", "cluster.gpus_per_node=7"]) == 2
     assert json.loads(capsys.readouterr().out)["ranks"] is None
