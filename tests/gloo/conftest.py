@@ -80,6 +80,13 @@ def make(folder: Path, family: str, tied: bool, rope: str = "default", **sizes: 
     return folder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first waits for all cases of this folder, on a busy machine longer than others may take."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(2400))
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders by family-tied or family-untied."""

@@ -24,7 +24,7 @@ def free_port() -> int:
 Case = tuple[str, dict[str, Any]]
 
 
-def run(world: int, folder: Path, cases: dict[str, Case], timeout: float = 600.0) -> dict[str, dict[str, np.ndarray]]:
+def run(world: int, folder: Path, cases: dict[str, Case], timeout: float = 1200.0) -> dict[str, dict[str, np.ndarray]]:
     """Rank 0's arrays of every case, by its key; all cases in turn on one set of `world` ranks."""
     outs = {key: folder / f"{key}.npz" for key in cases}
     work = folder / f"work-{world}.json"
