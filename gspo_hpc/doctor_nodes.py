@@ -155,7 +155,7 @@ def merge(answers: Sequence[Answer]) -> list[Finding]:
 
 def script(config: Config, count: int, folder: Path) -> str:
     """The batch script: the options of a run's own job, for a few minutes, and one process a node."""
-    if not submit._PLAIN_PATH.fullmatch(str(folder)):
+    if not submit.PLAIN_PATH.fullmatch(str(folder)):
         raise SlurmError(f"run.dir: {str(folder.parent)!r} has characters that a batch script cannot carry safely")
     for name, value in config.slurm.sbatch.items():
         if not re.fullmatch(r"[a-z][a-z-]*", name) or not config_file.SBATCH_VALUE.fullmatch(str(value)):
@@ -176,7 +176,7 @@ def script(config: Config, count: int, folder: Path) -> str:
     words = srun.command(single, folder.parent, folder, list(own))
     words[-3:] = ["gspo_hpc.doctor_node", str(folder)]  # instead of gspo_hpc.worker train RUN
     exports = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
-    executor = submit._executor(replace(whole, run=replace(whole.run, name="gspo-doctor")), folder.parent, folder)
+    executor = submit.make_executor(replace(whole, run=replace(whole.run, name="gspo-doctor")), folder.parent, folder)
     return executor._make_submission_file_text("\n".join([*exports, shlex.join(words)]), "doctor")
 
 

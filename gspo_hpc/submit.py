@@ -30,7 +30,7 @@ from gspo_hpc.rundir import RunDir, open_run
 from gspo_hpc.slurm_commands import SlurmError
 
 # Names that go into lines of #SBATCH and into the job's script: nothing that sbatch or a shell could take for more.
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")
+PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")  # that a batch script can carry
 _OWN_OPTIONS = {  # of sbatch, which have a key of their own or belong to the package
     *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue", "open-mode", "array"),
     *("partition", "account", "qos", "time", "constraint", "reservation", "exclude", "nodelist", "exclusive", "mem"),
@@ -65,7 +65,7 @@ def dry_run(config: Config) -> str:
     _require(config)
     run = RunDir(config.run_dir)
     job_dir = run.path / "jobs" / "NNNN"
-    executor = _executor(config, run.path, job_dir)
+    executor = make_executor(config, run.path, job_dir)
     script = executor._make_submission_file_text(executor._submitit_command_str, "")
     own = srun.environment(config, job_dir)
     command = shlex.join(srun.command(config, run.path, job_dir, [*own, ADDRESS, TOKEN]))
@@ -92,7 +92,7 @@ def submit(config: Config) -> str:
                 raise ValueError(f"{run.path}: job {waiting} is {job.state.lower()} already; cancel it first")
         job_dir = _make_job_dir(config, run)
         comment = _comment(config, run, job_dir)
-        executor = _executor(config, run.path, job_dir, comment)
+        executor = make_executor(config, run.path, job_dir, comment)
         with _private_files():
             job_id = _hand_in(executor, Supervise(str(run.path), str(job_dir)), job_dir, comment)
         write_json(job_dir / "job.json", {"job_id": job_id, "comment": comment})
@@ -107,8 +107,8 @@ def job_ids(run: RunDir) -> list[str]:
 def _require(config: Config) -> None:
     require(config)
     path = str(RunDir(config.run_dir).path)
-    if not _PLAIN_PATH.fullmatch(path):
-        wrong = sorted(set(path) - set("".join(_PLAIN_PATH.findall(path))))
+    if not PLAIN_PATH.fullmatch(path):
+        wrong = sorted(set(path) - set("".join(PLAIN_PATH.findall(path))))
         raise ValueError(
             f"run.dir: {path!r} has {' '.join(map(repr, wrong))}, which a batch script cannot carry safely"
         )
@@ -128,7 +128,8 @@ def _require(config: Config) -> None:
             )
 
 
-def _executor(config: Config, run_dir: Path, job_dir: Path, comment: str | None = None) -> SlurmExecutor:
+def make_executor(config: Config, run_dir: Path, job_dir: Path, comment: str | None = None) -> SlurmExecutor:
+    """submitit's, with what section slurm says; its files go into `job_dir`."""
     slurm, cluster = config.slurm, config.cluster
     executor = _Executor(folder=job_dir, python=shlex.quote(slurm.python or sys.executable))
     more: dict[str, Any] = {name.replace("-", "_"): value for name, value in slurm.sbatch.items()}
