@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from gspo_hpc import engine_process, weight_transfer
+from gspo_hpc.engine_output import as_completion, told_experts
 from gspo_hpc.engine_settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
 from gspo_hpc.records import Completion, Experts, Floats, Group, Prompt
 
@@ -204,7 +205,7 @@ class Engine:
                 continue  # of a group that was aborted
             slot, sample = self._requests.pop(output.request_id)
             pending = self._groups[slot]
-            completion = self._completion(output.outputs[0], pending.seeds[sample])
+            completion = as_completion(self._tokenizer, output.outputs[0], pending.seeds[sample])
             if self.settings.tell_experts:
                 experts = told_experts(output.outputs[0], len(pending.prompt.tokens))
                 completion = replace(completion, experts=experts[1])
@@ -283,17 +284,6 @@ class Engine:
                     entries = zip(sequences[index][1:], output.prompt_logprobs[1:], strict=True)
                     found[index] = np.array([entry[token].logprob for token, entry in entries], dtype=np.float32)
         return [found[index] for index in range(len(sequences))]
-
-    def _completion(self, output: Any, seed: int) -> Completion:
-        tokens = list(output.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
-        return Completion(
-            tokens=np.asarray(tokens, dtype=np.int32),
-            logprobs=np.asarray(logprobs, dtype=np.float32),
-            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            finish_reason=str(output.finish_reason),
-            seed=seed,
-        )
 
     # ---- weights
 
@@ -387,19 +377,6 @@ class Engine:
         from vllm import LLM
 
         return LLM(**arguments)
-
-
-def told_experts(output: Any, prompt_len: int) -> tuple[Experts, Experts]:
-    """The experts of the prompt's tokens [prompt_len, layers, top_k] and of the completion's but the last, from vLLM's
-    CompletionOutput: it tells them of every token that was computed."""
-    rows = output.routed_experts
-    wanted = prompt_len + len(output.token_ids) - 1
-    if rows is None or len(rows) != wanted:
-        told = "no experts" if rows is None else f"the experts of {len(rows)} tokens"
-        raise RuntimeError(
-            f"vLLM told {told} where it computed {wanted}: moe.router_replay=old_logprobs does not need them"
-        )
-    return rows[:prompt_len], rows[prompt_len:]
 
 
 def _one_line(error: BaseException) -> str:

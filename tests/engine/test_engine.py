@@ -18,7 +18,8 @@ import psutil
 import pytest
 import torch
 
-from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling, told_experts
+from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling
+from gspo_hpc.engine_output import told_experts
 from gspo_hpc.records import Group, Prompt
 
 EOS = 2
@@ -300,7 +301,8 @@ OWNER = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling, told_experts
+from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling
+from gspo_hpc.engine_output import told_experts
 from gspo_hpc.records import Prompt
 import numpy as np
 
