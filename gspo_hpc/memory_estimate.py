@@ -140,18 +140,10 @@ def in_flight(config: Config, stage: int) -> float:
     return min(most, completions / (batch.micro_batch_size or 1))
 
 
-def layers_of(arch: Architecture, config: Config, stage: int) -> list[int]:
-    """The layers of a pipeline stage."""
-    pp = config.parallel.pipeline_model_parallel_size
-    chunks = config.parallel.virtual_pipeline_model_parallel_size or 1
-    each = arch.num_layers // (pp * chunks)
-    return [(chunk * pp + stage) * each + layer for chunk in range(chunks) for layer in range(each)]
-
-
 def _update(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
     state, item = model_memory.state(arch, config, stage), _itemsize(config)
     tokens = micro_batch_tokens(config) / config.parallel.context_parallel_size
-    kept = activation_memory.kept(arch, config, layers_of(arch, config, stage))
+    kept = activation_memory.kept(arch, config, model_memory.layers_of(arch, config, stage))
     last = stage == config.parallel.pipeline_model_parallel_size - 1
     ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
     elements = (kept.held + ends) * in_flight(config, stage) + kept.again + _working(arch, config)

@@ -15,12 +15,11 @@ from typing import Any
 
 from gspo_hpc import model_config
 from gspo_hpc.config import Config
-from gspo_hpc.plan import Plan, make_plan
+from gspo_hpc.plan import MEMORY_RULE, Plan, make_plan
 
 MAX_OFFERED = 6
 _NEAREST = 6  # values of a setting that are tried together with those of another
 _LENGTHS = (11, 12)  # the rules that speak of the longest sequence
-_MEMORY = 16  # the rule of what a GPU can hold
 _ROOM = 1200  # pairs of changes that are looked at: about a quarter of a second
 
 # How much it changes what a run is: the distance of a change is this times the doublings.
@@ -185,7 +184,7 @@ def _multiples(unit: int, *around: int | None) -> set[int]:
 def _candidates(config: Config, plan: Plan, rows: int | None) -> dict[str, set[Any]]:
     """Values that are worth a try, by setting."""
     found = _batch_sizes(config, plan, rows) | _layouts(config, plan) | _switches(config)
-    if any(item.rule == _MEMORY for item in plan.broken):
+    if any(item.rule == MEMORY_RULE for item in plan.broken):
         found |= _lighter(config)
     rollout, cp = config.rollout, config.parallel.context_parallel_size
     prompt, response = rollout.max_prompt_length, rollout.max_response_length

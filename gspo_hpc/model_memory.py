@@ -45,15 +45,22 @@ def parameters(arch: Architecture) -> int:
     return everything.dense + everything.experts
 
 
+def layers_of(arch: Architecture, config: Config, stage: int) -> list[int]:
+    """The layers of a pipeline stage, counted from 0 over all stages."""
+    pp = config.parallel.pipeline_model_parallel_size
+    chunks = config.parallel.virtual_pipeline_model_parallel_size or 1
+    each = arch.num_layers // (pp * chunks)
+    return [(chunk * pp + stage) * each + layer for chunk in range(chunks) for layer in range(each)]
+
+
 def of_rank(arch: Architecture, config: Config, stage: int) -> Count:
     """Parameters of one rank of a pipeline stage. The layout must be one that the plan accepts."""
     parallel = config.parallel
     tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tp
-    chunks = parallel.virtual_pipeline_model_parallel_size or 1
-    each = arch.num_layers // (pp * chunks)
-    layers = [(chunk * pp + stage) * each + layer for chunk in range(chunks) for layer in range(each)]
-    return _layers(arch, layers, tp, ep, etp) + _ends(arch, tp, first=stage == 0, last=stage == pp - 1)
+    return _layers(arch, layers_of(arch, config, stage), tp, ep, etp) + _ends(
+        arch, tp, first=stage == 0, last=stage == pp - 1
+    )
 
 
 def state(arch: Architecture, config: Config, stage: int) -> Bytes:

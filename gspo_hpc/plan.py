@@ -27,6 +27,7 @@ class PlanError(ValueError):
         self.broken = broken
 
 
+MEMORY_RULE = 16
 _LAYOUT_RULES = (1, 9, 11, 12, 13)  # where one of them is broken there is no rank to speak of
 
 
@@ -102,14 +103,14 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
 
 
 def _memory(book: Book) -> memory_estimate.Estimate | None:
-    """Rule 16. Of a layout that is whole: bytes of a rank that cannot be mean nothing."""
+    """MEMORY_RULE. Of a layout that is whole: bytes of a rank that cannot be mean nothing."""
     cluster = book.config.cluster
     if cluster.gpu is None:
         return None
     try:
         device = devices.find(cluster.gpu, cluster.network_gb_per_s)
     except ValueError as error:
-        book.check(16, False, str(error))
+        book.check(MEMORY_RULE, False, str(error))
         return None
     if any(item.rule in _LAYOUT_RULES for item in book.broken):
         return None
@@ -120,7 +121,7 @@ def _memory(book: Book) -> memory_estimate.Estimate | None:
     found = memory_estimate.estimate(arch, book.config, device)
     refused, warned = memory_estimate.judge(found, book.config, device.name)
     for text in refused:
-        book.check(16, False, text)
+        book.check(MEMORY_RULE, False, text)
     book.warnings += warned
     return found
 

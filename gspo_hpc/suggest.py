@@ -17,7 +17,7 @@ from gspo_hpc import devices, memory_estimate, model_config, time_estimate
 from gspo_hpc.config import Config
 from gspo_hpc.memory_estimate import GIB, shown
 from gspo_hpc.model_config import Architecture
-from gspo_hpc.plan import Plan, make_plan
+from gspo_hpc.plan import MEMORY_RULE, Plan, make_plan
 
 ALIKE = 1.03  # times that differ by less than estimates can tell: preference decides
 _TENSOR, _PIPELINE, _EXPERT, _CONTEXT = 0.3, 0.5, 0.4, 0.45  # what a doubling of each counts against a layout, of ALIKE
@@ -124,14 +124,13 @@ def _fit(wanted: Config, keep: frozenset[str]) -> tuple[Config, Plan] | None:
             memory = replace(memory, offload_optimizer=offload)
         chosen = replace(wanted, memory=memory)
         plan = make_plan(chosen)
-        if any(item.rule != _MEMORY for item in plan.broken):
+        if any(item.rule != MEMORY_RULE for item in plan.broken):
             return None  # which no memory mends
         if plan.valid and plan.memory is not None and plan.memory.headroom >= memory_estimate.HEADROOM:
             return chosen, plan
     return None
 
 
-_MEMORY = 16  # the rule of what a GPU can hold
 _PIECE = 8192  # tokens of a sequence that are worth a context-parallel rank of their own
 
 

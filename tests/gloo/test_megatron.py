@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from gspo_hpc import activation_memory, memory_estimate, model_config, model_memory, weights
+from gspo_hpc import activation_memory, model_config, model_memory, weights
 from tests.gloo import cases
 from tests.gloo.layouts import (
     DENSE,
@@ -225,7 +225,7 @@ def test_a_micro_batch_keeps_what_the_estimate_says(
     pp, even = settings.parallel.pipeline_model_parallel_size, settings.parallel.expert_model_parallel_size == 1
     taken, expected = [], []
     for stage, total in measured["kept"].tolist():
-        held = activation_memory.kept(arch, settings, memory_estimate.layers_of(arch, settings, stage)).held
+        held = activation_memory.kept(arch, settings, model_memory.layers_of(arch, settings, stage)).held
         ends = arch.hidden_size * (4 if stage == pp - 1 else 0)  # the last norm, and the rows that predict something
         expected.append((held + ends) * tokens * 4)
         taken.append(total)

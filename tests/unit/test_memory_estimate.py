@@ -80,7 +80,7 @@ def test_parts_are_those_of_the_model_and_of_the_layers() -> None:
         state.gradients,
         state.optimizer,
     ]
-    held = activation_memory.kept(arch, config, memory_estimate.layers_of(arch, config, 0)).held
+    held = activation_memory.kept(arch, config, model_memory.layers_of(arch, config, 0)).held
     assert memory_estimate.in_flight(config, 0) == 4 and memory_estimate.in_flight(config, 3) == 1
     assert phase(found, "update").parts["activations"] >= held * 2 * 16384 * (4 if found.stage == 0 else 1)
 
