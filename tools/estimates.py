@@ -246,10 +246,10 @@ are not blind.
 
 ## Where it misses, and why
 
-- **verl tells no response lengths.** They are taken as {VERL_TOKENS:,.0f} tokens on average, a round
-  number with which its 32-GPU run is about right. Its three runs cannot all have the same: twice the GPUs took less than half the time, and four times the
-  GPUs generated for longer than twice as many did. The error of the 64-GPU run is mostly that. Its page says 314 s
-  for the update on 32 GPUs; 270 s there is another row.
+- **verl tells no response lengths.** They are taken as {VERL_TOKENS:,.0f} tokens on average, a round number with which
+  its 32-GPU run is about right. Its three runs cannot all have the same: twice the GPUs took less than half the time,
+  and four times the GPUs generated for longer than twice as many did. The error of the 64-GPU run is mostly that. Its
+  page says 314 s for the update on 32 GPUs; 270 s there is another row.
 - **Generation of few long sequences is latency.** With 32 to 64 sequences an engine and engines over two to four
   nodes, a token costs what its all-reduces and kernel launches cost. That differs between interconnects more than
   between GPUs.
