@@ -9,7 +9,7 @@ communication on top. docs/estimates.md holds it against published runs, and say
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -84,7 +84,6 @@ class Times:
     model_flops: float  # of the updates, without what is computed again
     peak: float  # operations a second of one GPU
     steps: int | None = None  # of the whole run
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def rollout(self) -> float:

@@ -12,6 +12,9 @@ import torch
 import transformers
 from torch.overrides import TorchFunctionMode
 
+from gspo_hpc import model_memory
+from gspo_hpc.config import Config
+from gspo_hpc.model_config import Architecture
 from tests.gloo import cases
 from tests.gloo.layouts import Arrays
 
@@ -78,3 +81,12 @@ def assert_equal_steps(one: Arrays, many: Arrays) -> None:
 def _compared(arrays: Arrays) -> Iterator[str]:
     """All but the counts of tokens: a prompt is computed once for each micro-batch, which layouts fill differently."""
     return (name for name in arrays if not name.startswith("experts/"))
+
+
+def assert_takes_what_is_planned(held: np.ndarray, arch: Architecture, settings: Config) -> None:
+    """held [ranks, 4]: pipeline stage, bytes of weights, gradients and optimizer. Exactly, but where a distributed
+    optimizer fills its buffers up to equal parts for all ranks."""
+    for stage, *taken in held.tolist():
+        planned = model_memory.state(arch, settings, stage)
+        slack = 0.02 if settings.optimizer.distributed else 0.0
+        np.testing.assert_allclose(taken, [planned.weights, planned.gradients, planned.optimizer], rtol=slack)

@@ -307,10 +307,12 @@ def sync(args: argparse.Namespace) -> Rows:
     from trainer import make_policy
 
     from gspo_hpc import sync as syncing
+    from gspo_hpc.accelerator import Accelerator
     from gspo_hpc.engine import Engine, EngineSettings
 
     config = settings(args, {"memory": {"offload_trainer": True}})
     policy = make_policy(args.model, config)
+    device = Accelerator(policy.ranks.device)
     size = sum(p.nbytes for p in policy.parameters())
     made = Engine(EngineSettings(model_path=str(args.model), dtype=args.dtype, platform=args.platform, **_limits(args)))
     made.start()
@@ -320,6 +322,7 @@ def sync(args: argparse.Namespace) -> Rows:
         for number in range(3):
             made.sleep(level=2)
             policy.fetch()
+            device.reset_peak()
             began = time.perf_counter()
             synced, death = syncing.synchronize(policy, made, probe)
             seconds = time.perf_counter() - began
@@ -328,6 +331,11 @@ def sync(args: argparse.Namespace) -> Rows:
         limit = syncing.probe_limits(config)[0]
         figure = f"{size / seconds / 1e9:.2f} GB/s, {seconds:.2f} s"
         rows.append({"what": f"sync of {size / 2**30:.2f} GiB, with wake-up and probe", "figure": figure})
+        parts = planned(args, config)["sync"]
+        own = {part: parts[part] for part in ("weights", "buckets")}  # of this process; all is at home when it begins
+        own |= {part: planned(args, config)["save"][part] for part in ("gradients", "optimizer")}
+        figure = f"{device.peak_memory() / 2**30:.2f}, planned {sum(own.values()) / 2**30:.2f}"
+        rows.append({"what": "sync: the trainer's memory at the peak, GiB", "figure": figure})
         gap = f"{synced.gap_max:.1e}, mean {synced.gap_mean:.1e}"
         rows.append({"what": "probe: largest difference of log-probs", "figure": gap, "good": synced.gap_max < limit})
     finally:
