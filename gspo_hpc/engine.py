@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from gspo_hpc import engine_process, weight_transfer
-from gspo_hpc.engine_output import as_completion, told_experts
+from gspo_hpc.engine_output import as_completion, one_line, root_cause, told_experts
 from gspo_hpc.engine_settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
 from gspo_hpc.records import Completion, Experts, Floats, Group, Prompt
 
@@ -119,12 +119,14 @@ class Engine:
             self._call(lambda llm: llm.init_weight_transfer_engine(init_info))
             self._tokenizer = self._llm.get_tokenizer()
         except BaseException as error:
+            said = self._processes.said() if self._processes is not None else ""
             self.close()
             if isinstance(error, (ValueError, TypeError)):
-                raise ValueError(f"vLLM refuses these settings: {_one_line(error)}") from error
+                raise ValueError(f"vLLM refuses these settings: {_gist(error)}") from error
             if isinstance(error, Exception):
                 where = f"in {settings.log_path}" if settings.log_path else "above"
-                raise RuntimeError(f"vLLM did not start: {_one_line(error)}. Its own output is {where}") from error
+                why = root_cause(said) or _gist(error)
+                raise RuntimeError(f"vLLM did not start: {one_line(why)}. Its own output is {where}") from error
             raise
 
     def close(self) -> None:
@@ -338,7 +340,7 @@ class Engine:
             except EngineDied:
                 raise
             except Exception as error:
-                raise RuntimeError(f"vLLM refuses the weights: {_one_line(error)}") from error
+                raise RuntimeError(f"vLLM refuses the weights: {_gist(error)}") from error
 
     # ---- calls
 
@@ -361,7 +363,7 @@ class Engine:
         if error is None:
             return future.result()
         if type(error).__name__ == "EngineDeadError" or self._processes.gone() is not None:
-            raise self._kill(_one_line(error)) from error
+            raise self._kill(one_line(root_cause(self._processes.said()) or _gist(error))) from error
         raise error
 
     def _kill(self, reason: str) -> EngineDied:
@@ -379,8 +381,5 @@ class Engine:
         return LLM(**arguments)
 
 
-def _one_line(error: BaseException) -> str:
-    """The gist of an error, whose message may be many lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:3]) if lines else type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
+def _gist(error: BaseException) -> str:
+    return one_line(str(error)) or type(error).__name__

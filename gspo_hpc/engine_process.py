@@ -10,6 +10,7 @@ import multiprocessing.resource_tracker
 import os
 import queue
 import secrets
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ import psutil
 
 OWNER = "GSPO_HPC_ENGINE_OWNER"  # environment variable of an engine's processes: process id of the one that owns it
 _TOKEN = "GSPO_HPC_ENGINE"  # environment variable by which an engine's processes are known
+_SAID = 2**18  # bytes: a traceback of every process of an engine, and more
 # What the trainer's launcher set for the trainer's own process group. vLLM makes its own.
 _NOT_FOR_CHILDREN = (
     "RANK",
@@ -39,6 +41,7 @@ class Processes:
     def __init__(self) -> None:
         self._token = secrets.token_hex(8)
         self._members: list[psutil.Process] = []
+        self._output: tuple[Path, int] | None = None  # the file they write to, and where their part begins
 
     @contextlib.contextmanager
     def starting(self, values: Mapping[str, str], log_path: Path | None) -> Iterator[None]:
@@ -58,6 +61,7 @@ class Processes:
                 os.dup2(log, 1)
                 os.dup2(log, 2)
                 os.close(log)
+            self._output = _file_behind(2)
             yield
         finally:
             if kept:
@@ -69,6 +73,16 @@ class Processes:
             for name in os.environ.keys() - before.keys():
                 del os.environ[name]
             os.environ.update(before)
+
+    def said(self) -> str:
+        """The end of what they wrote (and this process with them), where that is a file."""
+        if self._output is None:
+            return ""
+        path, begin = self._output
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(max(begin, os.fstat(file.fileno()).st_size - _SAID))
+            return file.read().decode("utf-8", "replace")
+        return ""
 
     def find(self) -> None:
         """Take stock, once the engine is up."""
@@ -137,6 +151,14 @@ class Caller:
             except BaseException as error:  # handed to whoever waits
                 future.set_exception(error)
             del entry, future, function, args  # an idle thread must not keep the engine's objects
+
+
+def _file_behind(descriptor: int) -> tuple[Path, int] | None:
+    """The regular file that it writes to, and how long that is; None for a terminal or a pipe."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}")), status.st_size
 
 
 def _alive(process: psutil.Process) -> bool:

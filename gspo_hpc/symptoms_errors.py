@@ -24,7 +24,7 @@ ENGINE_MEMORY = re.compile(
 )
 HOST_MEMORY = re.compile(
     r"oom[-_ ]kill|OOM[- ]?[Kk]ill|Out [Oo]f [Mm]emory|OUT_OF_MEMORY|Cannot allocate memory|\bMemoryError|"
-    r"out of memory\?|DefaultCPUAllocator"
+    r"out of memory\?|DefaultCPUAllocator|std::bad_alloc|less than requested memory for kv"
 )
 NCCL = re.compile(r"nccl", _IGNORE)
 NCCL_FAULT = re.compile(
@@ -54,7 +54,10 @@ DISK = re.compile(f"{DISK_FULL}|No space left on device|Disk quota exceeded", _I
 HANGS = re.compile(r"(rank \d+ on \S+) (hangs in '(\w+)' for \d+ s|has not been heard of for \d+ s)")
 NOT_UP = re.compile(r"not up within")
 KILLED = re.compile(r"was killed|SIGKILL|exit code -9")
-LOST_NODE = re.compile(r"no answer from (\S.*?): the job goes back|has gone and its step has not|Node failure on")
+CRASHED = re.compile(r"SIG(SEGV|BUS|ILL|FPE|ABRT)\b|Segmentation fault|Bus error|Illegal instruction|\(Aborted")
+LOST_NODE = re.compile(
+    r"no answer from (\S.*?): the job goes back|rank \d+ on (\S+) has gone and its step has not|Node failure on (\S+)"
+)
 ENGINE_DEATH = re.compile(r"engine died \((.*?)\); restart")
 CHANGED = re.compile(r"was started with another config|is not the file .* was started with")
 GIVES_UP = re.compile(r"gives up: ")
@@ -105,11 +108,11 @@ def out_of_gpu_memory(run: Evidence) -> Symptom | None:
 def out_of_host_memory(run: Evidence) -> Symptom | None:
     """A process was killed for want of host memory, or may have been."""
     hit = blamed(run, HOST_MEMORY, lines=True) or blamed(run, KILLED)
-    if hit is None or CUDA_MEMORY.search(hit[1].text):
+    if hit is None or CUDA_MEMORY.search(hit[1].text) or CRASHED.search(hit[1].text):
         return None
     attempt, told = hit
     sure = HOST_MEMORY.search(told.text) is not None
-    async_save = run.config.checkpoint.async_save
+    async_save, cache = run.config.checkpoint.async_save, run.config.rollout.kv_cache_gb
     return Symptom(
         "out_of_host_memory" if sure else "killed_rank",
         weight(run, attempt),
@@ -118,12 +121,33 @@ def out_of_host_memory(run: Evidence) -> Symptom | None:
         if sure
         else "killed by SIGKILL: by hand, or by the kernel or Slurm for want of memory, which nothing here tells apart",
         (
+            *([f"rollout.kv_cache_gb={cache / 2:g}"] if "memory for kv" in told.text else []),  # of an engine on a CPU
             *(["slurm.mem='0'"] if run.config.slurm.mem != "0" else []),
             *(["checkpoint.async_save=false"] if async_save else []),
             f"reward.workers={max(1, run.config.reward.workers // 2)}",
             *(["memory.offload_optimizer=false"] if run.config.memory.offload_optimizer else []),
         ),
         (told.where, "dmesg, or sacct -j JOB -o State,MaxRSS: whether it was the OOM killer"),
+    )
+
+
+def crashed_rank(run: Evidence) -> Symptom | None:
+    """A rank that a library took down with it."""
+    hit = blamed(run, CRASHED)
+    if hit is None or HANGS.search(hit[0].detail):  # one that hung is ended so that it shows its stacks
+        return None
+    attempt, told = hit
+    stacks = attempt.error.where if attempt.error and attempt.error.where.endswith(".stacks") else None
+    return Symptom(
+        "crashed_rank",
+        weight(run, attempt),
+        (f"attempt {attempt.number}: {short(told)}",),
+        "a library crashed: a fault of its own, packages that do not fit each other, or no room in /dev/shm (SIGBUS)",
+        ("tracking.debug=true",),
+        (
+            f"{stacks}: what it was at" if stacks else f"{told.where}: what it said last",
+            "gspo-hpc doctor CONFIG: versions, /dev/shm",
+        ),
     )
 
 
@@ -278,13 +302,17 @@ def lost_node(run: Evidence) -> Symptom | None:
     if hit is None and not said:
         return None
     evidence = [f"attempt {hit[0].number}: {short(hit[1])}"] if hit else []
+    texts = [told.text for told in (*said, *([hit[1]] if hit else []))]
+    groups = (group for text in texts if (found := LOST_NODE.search(text)) is not None for group in found.groups())
+    names = dict.fromkeys(name for group in groups if group for name in group.split(", "))
+    before = [run.config.slurm.exclude] if run.config.slurm.exclude else []
     return Symptom(
         "lost_node",
         weight(run, hit[0]) if hit else "warning",
         (*evidence, *(short(told) for told in said[-2:])),
         "the node went down, or its network: the job goes back to the queue without it",
-        (),
-        ("slurm.exclude: leave the node out", "sinfo -R, scontrol show node: what Slurm says of it"),
+        (f"slurm.exclude={','.join([*before, *names])}",) if names else (),
+        ("sinfo -R, scontrol show node: what Slurm says of it", "slurm.exclude: leave the node out"),
     )
 
 
@@ -384,6 +412,7 @@ FINDERS: tuple[Finder, ...] = (
     hanging_rank,
     lost_node,
     out_of_host_memory,
+    crashed_rank,
     nccl_errors,
     changed_settings,
 )

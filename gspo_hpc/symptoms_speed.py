@@ -307,7 +307,7 @@ def generation_tail(run: Evidence) -> Symptom | None:
     generating = share_of_step(run, "seconds/generate")
     if share < TAIL or generating is None or generating[0] < SLOW:
         return None
-    longest, lengths = run.points("response_length_max", records), run.points("response_length", records)
+    longest, lengths = run.points("response_length_max", run.recent), run.points("response_length", run.recent)
     rollout = run.config.rollout
     return Symptom(
         "generation_tail",
@@ -315,8 +315,8 @@ def generation_tail(run: Evidence) -> Symptom | None:
         (
             f"for {percent(share)} of the generation ({middle(tails):.1f} s a rollout, {span(tails)}) at most a "
             "tenth of the completions were still running",
-            f"completions have {mean(lengths):.0f} tokens on average, the longest {mean(longest):.0f} (limit "
-            f"{rollout.max_response_length})",
+            f"completions have {number(mean(lengths))} tokens on average, the longest "
+            f"{max(tokens for _, tokens in longest):.0f} (limit {rollout.max_response_length})",
         ),
         "a few answers are far longer than the rest, and the engines are nearly empty while they end",
         (

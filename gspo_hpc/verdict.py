@@ -93,6 +93,8 @@ def _blame(ranks: Mapping[int, RankState], code: int, log: Path) -> str:
         return f"{name}: {first.detail}"
     own = next((line for line in said if re.search(rf"\btasks?\b.*\b{first.rank}\b", line)), "")
     how = own.rsplit(": ", 1)[-1] if own else "its connection ended"
+    if re.search("Segmentation fault|Bus error|Illegal instruction|Floating point|Aborted", how):
+        return f"{name} crashed ({how})"
     return f"{name} was killed ({how}), by hand, for want of memory, or with its node"
 
 

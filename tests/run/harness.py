@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from safetensors.numpy import load_file
 
-from gspo_hpc import leftovers
+from gspo_hpc import leftovers, orphans
 
 # What may differ between equal runs: time, and what is made again after a death, a sync's probe included.
 TIMING = ("seconds", "tokens_per_s", "tflops", "communication", "time", "attempt", "engine_restarts", "passes")
+
+Found = dict[str, dict[str, Any]]  # symptoms by name
 
 STEPS = 8
 OVERRIDES = (
@@ -94,6 +97,29 @@ def export(run_dir: Path, out: Path) -> dict[str, np.ndarray]:
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     return load_file(out / "model.safetensors")
+
+
+def diagnose(run_dir: Path) -> tuple[int, Found]:
+    """Exit code of `gspo-hpc diagnose RUN --json`, and the symptoms by name."""
+    line = [sys.executable, "-m", "gspo_hpc.cli", "diagnose", str(run_dir), "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, {symptom["name"]: symptom for symptom in json.loads(done.stdout)["symptoms"]}
+
+
+def run_id(run_dir: Path) -> str:
+    """By which its processes are known."""
+    return str(json.loads((run_dir / "run.json").read_text())["run_id"])
+
+
+def worker(run_dir: Path, rank: int) -> psutil.Process:
+    """The process of a training rank."""
+    processes = [psutil.Process(pid) for pid in orphans.marked(run_id(run_dir))]
+    return next(
+        one
+        for one in processes
+        if "gspo_hpc.worker" in one.cmdline() and one.environ().get("RANK") == str(rank) and one.ppid() != os.getpid()
+    )
 
 
 def journal_lines(run_dir: Path, rollout: int) -> int:

@@ -1,28 +1,23 @@
 """diagnose on runs that really went wrong: what is wrong was done to them here, and is found by its name, with numbers.
 
-What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py; what the
-tiny model does not bring about (a tail of generation, uneven packing or experts, a growing gap) in test_symptoms.py.
+Starts that fail are in test_failed_starts.py, a model that is to blame in test_mixture.py, nodes and disks in
+tests/slurm. What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py, test_symptoms.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from gspo_hpc import orphans
 from tests.run import harness
+from tests.run.harness import Found
 from tests.run.test_faults import engine_cores
 
 LENGTH = '''
@@ -46,15 +41,6 @@ def slow(completion, *, prompt, fields):
         raise RuntimeError("tired")
     return random.random() * 1.1**call
 '''
-Found = dict[str, dict[str, Any]]
-
-
-def diagnose(run_dir: Path) -> tuple[int, Found]:
-    """Exit code of `gspo-hpc diagnose RUN --json`, and the symptoms by name."""
-    line = [sys.executable, "-m", "gspo_hpc.cli", "diagnose", str(run_dir), "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
-    assert done.returncode in (0, 1), done.stderr
-    return done.returncode, {symptom["name"]: symptom for symptom in json.loads(done.stdout)["symptoms"]}
 
 
 @contextmanager
@@ -83,17 +69,6 @@ def throttled(*processes: psutil.Process) -> Iterator[None]:
         tell(signal.SIGCONT)
 
 
-def worker(run_dir: Path, rank: int) -> psutil.Process:
-    """The process of a training rank."""
-    run_id = json.loads((run_dir / "run.json").read_text())["run_id"]
-    processes = [psutil.Process(pid) for pid in orphans.marked(run_id)]
-    return next(
-        one
-        for one in processes
-        if "gspo_hpc.worker" in one.cmdline() and one.environ().get("RANK") == str(rank) and one.ppid() != os.getpid()
-    )
-
-
 @pytest.fixture(scope="module")
 def strained(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """A run that pays for length, with far too large steps: soon all completions are as long as they may be, and earn
@@ -119,12 +94,12 @@ def strained(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Fou
     )
     process = harness.start(command, log)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 48, process, log)
-    worker(run_dir, 1).kill()
+    harness.worker(run_dir, 1).kill()
     assert harness.finish(process, log) == 1, log.read_text()[-3000:]
     process = harness.start(command, log)
     harness.wait_for((run_dir / "attempts" / "0002" / "attempt.json").exists, process, log)
     harness.kill(process)
-    code, found = diagnose(run_dir)
+    code, found = harness.diagnose(run_dir)
     assert code == 1
     return found
 
@@ -158,17 +133,17 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
     )
     process = harness.start(command, log)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 1, process, log)
-    slow, cores = worker(run_dir, 1), engine_cores(run_dir)
+    slow, cores = harness.worker(run_dir, 1), engine_cores(run_dir)
     (own,) = (core for core in cores if slow in core.parents())
     with throttled(slow, own):
         harness.wait_for(lambda: harness.last_step(run_dir) >= 49, process, log)
         next(core for core in cores if core != own).kill()
         assert harness.finish(process, log) == 0, log.read_text()[-3000:]
-    return diagnose(run_dir)[1]
+    return harness.diagnose(run_dir)[1]
 
 
 def test_a_run_that_was_left_alone_has_nothing_to_be_mended(uninterrupted: Path) -> None:
-    code, found = diagnose(uninterrupted)
+    code, found = harness.diagnose(uninterrupted)
     assert code == 0, found
     # It saves after every step of a fraction of a second, which on a busy machine is a tenth of its time.
     assert {name for name, one in found.items() if one["severity"] != "note"} <= {"slow_checkpoints"}, found

@@ -20,8 +20,7 @@ SHORT = ("eval.before=false", "eval.after=false", "eval.interval=null", "checkpo
 
 def engine_cores(run_dir: Path) -> list[psutil.Process]:
     """The processes of this run's engines: what has both the run's mark and an engine's."""
-    run_id = json.loads((run_dir / "run.json").read_text())["run_id"]
-    found = [psutil.Process(pid) for pid in orphans.marked(run_id)]
+    found = [psutil.Process(pid) for pid in orphans.marked(harness.run_id(run_dir))]
     return [process for process in found if "GSPO_HPC_ENGINE" in process.environ()]
 
 
@@ -64,17 +63,29 @@ def test_engines_die_and_a_stop_comes_and_nothing_changes(
 
 
 def test_an_engine_that_keeps_dying_ends_the_attempt_with_a_reason(tiny_config: Path, tmp_path: Path) -> None:
+    """After a rollout of which nothing was any good."""
+    (tmp_path / "grader.py").write_text(STRICT)
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    overrides = ("run.max_steps=8", "faults.max_engine_restarts=0", *SHORT)  # the second rollout at the latest needs it
+    functions = f"reward.functions=[{{function: '{tmp_path}/grader.py:strict'}}]"
+    overrides = ("run.max_steps=80", "faults.max_engine_restarts=0", functions, *SHORT)
     process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
-    harness.wait_for(lambda: 0 < harness.journal_lines(run_dir, 0), process, log)
+    harness.wait_for(lambda: harness.last_step(run_dir) >= 4, process, log)
     for core in engine_cores(run_dir):
         core.kill()
     assert harness.finish(process, log) == 1, log.read_text()[-3000:]
     assert "died 1 times (faults.max_engine_restarts 0)" in log.read_text()
     assert not engine_cores(run_dir)
+    code, found = harness.diagnose(run_dir)
+    assert code == 1 and found["reward_absent"]["severity"] == found["engine_restarts"]["severity"] == "problem"
+    assert found["reward_absent"]["evidence"][0].startswith("the reward of every completion was 0, steps 1 to ")
+    assert "faults.max_engine_restarts=3" in found["engine_restarts"]["settings"]
 
 
+STRICT = '''
+def strict(completion, *, prompt, fields):
+    """Nothing is good enough."""
+    return 0.0
+'''
 GRADER = '''
 import itertools
 import time

@@ -56,6 +56,14 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     restarts = [record["engine_restarts"] for record in runs.metrics(run.run_dir) if "engine_restarts" in record]
     assert max(restarts) == 1
     assert_equal(run, undisturbed)
+    _, found = runs.diagnose(run.run_dir)
+    for name, evidence in {
+        "killed_rank": "attempt 1: rank 1 on",
+        "hanging_rank": "attempt 2: rank 1 on",
+        "engine_restarts": "1 restart in place",
+        "restarts": "3 attempts: 2 failed",
+    }.items():
+        assert found[name]["severity"] == "warning" and found[name]["evidence"][0].startswith(evidence), found[name]
 
 
 @pytest.mark.timeout(600)
@@ -78,6 +86,10 @@ def test_preempted_without_grace_and_a_lost_node(cluster: Cluster, submit: Submi
     reasons = [record["reason"] for record in run.attempts()]
     assert reasons[0] != "failed" and reasons[1:] == ["failed", "done"], reasons
     assert_equal(run, undisturbed)
+    _, found = runs.diagnose(run.run_dir)
+    assert found["lost_node"]["severity"] == found["restarts"]["severity"] == "warning", found
+    assert any(lost in text for text in found["lost_node"]["evidence"]), found["lost_node"]
+    assert found["lost_node"]["settings"] == [f"slurm.exclude={lost}"]
 
 
 @pytest.mark.timeout(300)
@@ -95,6 +107,9 @@ def test_a_crash_loop_ends(submit: Submit) -> None:
     told = run.command("status", str(run.run_dir)).stdout
     assert "failed" in told and "rank 0 on" in told, told
     assert harness.processes_of(run.run_dir) == []
+    code, found = runs.diagnose(run.run_dir)
+    assert code == 1 and found["killed_rank"]["severity"] == found["crash_loop"]["severity"] == "problem", found
+    assert "gives up: 2 failures without progress" in found["crash_loop"]["evidence"][-1]
 
 
 @pytest.mark.timeout(300)
@@ -106,3 +121,5 @@ def test_a_rank_that_does_not_come_up_is_named(submit: Submit) -> None:
     run.wait_until_ended("FAILED", timeout=60)
     detail = run.attempts()[0]["detail"]
     assert "rank 1 on" in detail, detail
+    code, found = runs.diagnose(run.run_dir)
+    assert code == 1 and found["hanging_rank"]["settings"] == ["faults.bringup_timeout=30"], found

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc import commit
+from tests.run import harness as runs
 from tests.slurm.harness import Cluster, SlurmRun
 from tests.slurm.test_preemption import assert_equal
 
@@ -46,11 +47,15 @@ def test_the_disk_is_full(cluster: Cluster, tiny_config: Path, undisturbed: Slur
         assert "Traceback" not in run.log()
         steps = [path for path in (run.run_dir / "checkpoints").iterdir() if path.name.isdigit()]
         assert steps and all(commit.verify(path) == [] for path in steps)
+        code, found = runs.diagnose(run.run_dir)
+        assert code == 1 and found["disk_full"]["severity"] == "problem", found
+        assert "checkpoint.keep=1" in found["disk_full"]["settings"]
 
         (small_disk / "filler").unlink()
         run.submit()
         run.wait_until_ended()
         assert_equal(run, undisturbed)
         assert not list((run.run_dir / "checkpoints").glob(".*"))
+        assert runs.diagnose(run.run_dir)[1]["disk_full"]["severity"] == "warning", "it got over it"
     finally:
         subprocess.run(["scancel", run.job_id], capture_output=True, check=False)

@@ -176,6 +176,25 @@ def test_the_oom_killer_and_a_kill_that_nobody_explains(make: Make) -> None:
     assert "oom_kill" in found(run)["out_of_host_memory"].evidence[0] and "killed_rank" not in found(run)
 
 
+@pytest.mark.parametrize(
+    "detail", ["rank 1 was killed by SIGBUS", "rank 1 on n2 crashed (Segmentation fault (core dumped))"]
+)
+def test_a_crash_is_no_want_of_memory(make: Make, detail: str) -> None:
+    run = make()
+    attempt(run, "failed", detail)
+    symptoms = found(run)
+    assert symptoms.keys() == {"crashed_rank"} and detail in symptoms["crashed_rank"].evidence[0]
+
+
+def test_lost_nodes_are_named_and_left_out(make: Make) -> None:
+    run = make(slurm={"exclude": "n9"})
+    attempt(run, "failed", "rank 1 on n2 has gone and its step has not")
+    (run.path / "jobs" / "0001").mkdir(parents=True)
+    said = "gspo-hpc: no answer from n2, n3: the job goes back to the queue, without them\n"
+    (run.path / "jobs" / "0001" / "7_0_log.out").write_text(said)
+    assert found(run)["lost_node"].settings == ("slurm.exclude=n9,n2,n3",)
+
+
 def test_a_hanging_rank_with_its_stacks(make: Make) -> None:
     run = make()
     begun = attempt(run, "failed", "rank 1 on n2 hangs in 'update' for 900 s (faults.hang_timeout)")

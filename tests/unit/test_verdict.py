@@ -69,6 +69,13 @@ def test_an_error_about_another_rank_is_not_the_cause(tmp_path: Path) -> None:
     assert verdict.detail.startswith("rank 1 on n2 was killed (Out Of Memory)")
 
 
+def test_a_crash_is_not_called_a_kill(tmp_path: Path) -> None:
+    log = tmp_path / "srun.log"
+    log.write_text("srun: error: n2: task 1: Segmentation fault (core dumped)\n")
+    verdict = judged(rank(0, None), rank(1, None, lost=True), code=139, log=log)
+    assert verdict.detail == "rank 1 on n2 crashed (Segmentation fault (core dumped))"
+
+
 def test_without_any_rank_srun_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "srun.log"
     log.write_text("srun: error: n2: task 1: Terminated\nsrun: error: n1: task 0: Killed\n")
