@@ -200,7 +200,9 @@ def stragglers(run: Evidence) -> Symptom | None:
     records = [
         r
         for r in run.recent
-        if (value(r, "seconds/computing") or 0.0) > 0.0 and value(r, "rank_of_most_seconds") is not None
+        if (value(r, "seconds/computing") or 0.0) > 0.0
+        and value(r, "seconds/computing_most") is not None
+        and value(r, "rank_of_most_seconds") is not None
     ]
     if waited is None or len(records) < ENOUGH_FOR_TREND or waited[0] < STRAGGLER_COST:
         return None

@@ -42,6 +42,23 @@ DEEPSEEK_V3 = Sizes(
     cache_bytes=2.0 * 61 * 576,
     cache_heads=1,
 )
+NCCL = "https://github.com/NVIDIA/nccl/issues"
+# Of the network, not calibrated: what others measured on such networks, with its source.
+MEASURED = {
+    "LINK": (
+        "all-reduces over two nodes of H20, 50 GB/s a GPU: 0.39 of it with 16 MB, 0.67 with 64 MB, 0.86 with the most "
+        f"([nccl#1244]({NCCL}/1244)); rings in a node of H100: 0.8 ([nccl#1455]({NCCL}/1455))"
+    ),
+    "NETWORK_LATENCY": (
+        f"few bytes over two nodes: 46 to 48 µs on 16 H20 ([nccl#1244]({NCCL}/1244)), 62 to 75 µs on 16 H100 "
+        f"([nccl#1453]({NCCL}/1453))"
+    ),
+    "NODE_LATENCY": f"two H100, in a CUDA graph: 6 µs ([nccl#1259]({NCCL}/1259))",
+    "SYNC_LINK": (
+        "Qwen3-235B to 8 H800 in 6.2 s: 0.38 of NVLink; DeepSeek-V3.1 in 8 bits to 256 H20 in 11.3 s: more than one "
+        "card of the network gives ([checkpoint-engine](https://github.com/MoonshotAI/checkpoint-engine))"
+    ),
+}
 VERL_TOKENS = 2000.0  # of a response; not published: what makes the first of these runs fit
 
 
@@ -54,6 +71,7 @@ class Run:
     gpus: int
     seconds: float
     phases: dict[str, float]
+    rate: float | None  # tokens a second and GPU, as published
     calibration: bool
     model: str
     config: dict[str, Any]
@@ -77,8 +95,8 @@ def _sizes(name: str) -> Sizes:
 
 
 def _nemo(
-    name: str, gpus: int, seconds: float, engine: int, layout: tuple[int, int, int, int], completions: int, length: int,
-    longest: int, calibration: bool = False,
+    name: str, gpus: int, seconds: float, rate: float, engine: int, layout: tuple[int, int, int, int], completions: int,
+    length: int, longest: int, calibration: bool = False,
 ) -> Run:  # fmt: skip
     """On H100, bf16, on-policy, with a reference policy; its tables give layouts, lengths with the prompt and batches.
     Prompts of OpenMathInstruct-2 have about 120 tokens, groups 32 completions (its recipes)."""
@@ -111,7 +129,7 @@ def _nemo(
         "optimizer": {"distributed": True},
     }
     work = Work(completions, 32, 120.0, length - 120.0, longest - 120)
-    return Run(f"{name}, {gpus} H100", NEMO, gpus, seconds, {}, calibration, name, config, work)
+    return Run(f"{name}, {gpus} H100", NEMO, gpus, seconds, {}, rate, calibration, name, config, work)
 
 
 def _verl(gpus: int, seconds: float, phases: tuple[float, float, float], calibration: bool = False) -> Run:
@@ -131,15 +149,15 @@ def _verl(gpus: int, seconds: float, phases: tuple[float, float, float], calibra
     told = dict(zip(("generation", "old_logprobs", "update"), phases, strict=True))
     work = Work(8192, 16, 150.0, VERL_TOKENS, 28672)
     name = f"Qwen2.5-Math-7B, {gpus} H20"
-    return Run(name, VERL, gpus, seconds, told, calibration, "Qwen2.5-Math-7B", config, work)
+    return Run(name, VERL, gpus, seconds, told, None, calibration, "Qwen2.5-Math-7B", config, work)
 
 
 RUNS = (
-    _nemo("Qwen3-30B-A3B", 32, 192, 2, (1, 1, 8, 1), 2048, 3203, 4096, calibration=True),
-    _nemo("Qwen3-235B-A22B", 128, 395, 16, (2, 2, 16, 8), 512, 5698, 8192),
-    _nemo("Qwen3-235B-A22B", 256, 312, 16, (2, 2, 16, 8), 512, 5713, 8192),
-    _nemo("DeepSeek-V3", 256, 134, 32, (1, 1, 16, 16), 512, 701, 1536),
-    _nemo("DeepSeek-V3", 512, 111, 32, (1, 1, 16, 16), 512, 697, 1536),
+    _nemo("Qwen3-30B-A3B", 32, 192, 1102, 2, (1, 1, 8, 1), 2048, 3203, 4096, calibration=True),
+    _nemo("Qwen3-235B-A22B", 128, 395, 58.9, 16, (2, 2, 16, 8), 512, 5698, 8192),
+    _nemo("Qwen3-235B-A22B", 256, 312, 37.4, 16, (2, 2, 16, 8), 512, 5713, 8192),
+    _nemo("DeepSeek-V3", 256, 134, 12.1, 32, (1, 1, 16, 16), 512, 701, 1536),
+    _nemo("DeepSeek-V3", 512, 111, 7.24, 32, (1, 1, 16, 16), 512, 697, 1536),
     _verl(32, 790, (357, 108, 314), calibration=True),
     _verl(64, 365, (151, 70, 133)),
     _verl(128, 356, (178, 54, 114)),
@@ -187,6 +205,16 @@ def growth(model: str, parallel: dict[str, Any], engine: int) -> list[tuple[int,
     return found
 
 
+def moved(constant: str, factor: float) -> list[float]:
+    """Errors of the predictions with a constant that is so many times what it is."""
+    kept = getattr(time_estimate, constant)
+    setattr(time_estimate, constant, kept * factor)
+    try:
+        return [run.estimate().rollout / run.seconds - 1.0 for run in RUNS if not run.calibration]
+    finally:
+        setattr(time_estimate, constant, kept)
+
+
 def page() -> str:
     """docs/estimates.md."""
     rows, phases, errors = [], [], []
@@ -195,9 +223,12 @@ def page() -> str:
         error = times.rollout / run.seconds - 1.0
         if not run.calibration:
             errors.append(abs(error))
-        rate = f"{times.tokens / times.rollout / run.gpus:,.0f}"
+        rate = times.tokens / times.rollout / run.gpus
+        told = "not told | " if run.rate is None else f"{run.rate:,.4g} | "
+        told += f"{rate:,.3g} | " if rate < 1000 else f"{rate:,.0f} | "
+        told += "" if run.rate is None else f"{rate / run.rate - 1.0:+.0%}"
         role = "calibration" if run.calibration else "prediction"
-        rows.append(f"| {run.name} | {role} | {run.seconds:,.0f} | {times.rollout:,.0f} | {error:+.0%} | {rate} |")
+        rows.append(f"| {run.name} | {role} | {run.seconds:,.0f} | {times.rollout:,.0f} | {error:+.0%} | {told} |")
         shown = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in times.seconds.items() if seconds >= 0.5)
         told = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in run.phases.items()) or "not told"
         phases.append(f"| {run.name} | {told} | {shown} |")
@@ -205,6 +236,11 @@ def page() -> str:
     constants = "\n".join(
         f"| `{name}` | {getattr(time_estimate, name):g} |"
         for name in ("EFFICIENCY", "EXPERTS_EFFICIENCY", "STEP_SECONDS", "LAYER_SECONDS", "EXPERTS_SECONDS", "SPREAD")
+    )
+    network = "\n".join(
+        f"| `{name}` | {getattr(time_estimate, name):g} | {others} | {_span(moved(name, 0.5))} "
+        f"| {_span(moved(name, 1.5))} |"
+        for name, others in MEASURED.items()
     )
     curves = "\n".join(
         f"| {model} | " + ", ".join(f"{gpus:,}: {cost:.1f}" for gpus, cost in growth(model, parallel, engine)) + " |"
@@ -222,8 +258,8 @@ Two are calibrated on, the rest are predictions; {within} of the {len(errors)} p
 farthest is off by {max(errors):.0%}. Seconds are of one step in these projects' sense: a rollout with all its
 updates.
 
-| run | used as | published s | estimated s | error | estimated tokens/s/GPU |
-|---|---|---|---|---|---|
+| run | used as | published s | estimated s | error | published tokens/s/GPU | estimated | error |
+|---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
 | run | published phases, s | estimated phases, s |
@@ -240,9 +276,17 @@ sync".
 {constants}
 
 Qwen3-30B-A3B on 32 GPUs fixes what mixtures reach of the GPUs and what their layers cost an engine; verl's run on 32
-GPUs fixes what dense layers reach, and how far response lengths spread. The share of links and the latency of the
-network (LINK, SYNC_LINK, NETWORK_LATENCY) are round numbers that were chosen with all runs in view: the predictions
-are not blind.
+GPUs fixes what dense layers reach, and how far response lengths spread.
+
+## What is not
+
+Constants of the network are round numbers near what others measured; no run was fitted with them. They were chosen
+with all runs in view, though, so what each does to the predictions stands beside it: the least and the greatest error
+with half of it, and with one and a half times as much.
+
+| constant | value | measured by others | errors with half | with 1.5 times |
+|---|---|---|---|---|
+{network}
 
 ## Where it misses, and why
 
@@ -273,6 +317,10 @@ replica does not fit. In GPU-seconds of a completion:
 Cost stays about level while engines are full, and rises when each has so few sequences that a token costs latency,
 and the longest response is waited for by all: larger rollouts, or more updates a rollout, keep it level for longer.
 """
+
+
+def _span(errors: list[float]) -> str:
+    return f"{min(errors):+.0%} to {max(errors):+.0%}"
 
 
 _COLORS = ("#2563eb", "#d97706", "#059669")

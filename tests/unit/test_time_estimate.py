@@ -114,11 +114,11 @@ def test_a_run_has_hours_and_a_price() -> None:
     assert estimated(made()).to_json(price=2.0)["cost"] is None
 
 
-def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_a_third() -> None:
+def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_the_aim() -> None:
     command = [sys.executable, "tools/estimates.py", "--check"]
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = [line for line in (PROJECT / "docs/estimates.md").read_text().splitlines() if "| prediction |" in line]
     errors = [abs(float(line.split("|")[5].strip().rstrip("%"))) for line in rows]
-    assert len(errors) == 6 and max(errors) <= 33, rows
+    assert len(errors) == 6 and max(errors) <= 30, rows
