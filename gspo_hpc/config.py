@@ -136,6 +136,9 @@ class Rollout:
     top_k: int = -1
     dtype: Literal["float32", "bfloat16", "float16"] | None = None  # default: model.dtype
     kv_cache_gb: float = 1.0  # CPU only; on GPUs: engine.gpu_memory_utilization
+    # vLLM's sleep level while the trainer works. 1: weights wait in host memory; 2: they are dropped, and pushed again
+    # before anything is generated
+    sleep_level: int = 1
     probe_tokens: int = 96  # tokens of the probe that engine and trainer must agree on after each weight sync
     probe_max_gap: float | None = None  # max |difference of log-probs|; default 1e-3 (float32) or 0.5 (16 bit)
     probe_mean_gap: float | None = None  # mean of the same; default 1e-4 (float32) or 0.05 (16 bit)

@@ -35,6 +35,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "batch.reference_micro_batch_tokens",
         "rollout.engines_per_node",
         "rollout.kv_cache_gb",
+        "rollout.sleep_level",
         "rollout.engine.gpu_memory_utilization",
         "reward.workers",
         "eval.interval",

@@ -48,6 +48,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rollout.top_p": (lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
     "rollout.top_k": (lambda v: v == -1 or v >= 1, "must be 1 or more, or -1 for all tokens"),
     "rollout.kv_cache_gb": _ABOVE_0,
+    "rollout.sleep_level": (lambda v: v in (1, 2), "must be 1 (weights wait in host memory) or 2 (they are dropped)"),
     "reward.timeout": _ABOVE_0,
     "reward.functions.function": (lambda v: v.strip() == v != "", "must name a function"),
     "reward.functions.weight": _ANY,

@@ -55,7 +55,6 @@ REASONS_SWIFT: Mapping[str, str] = {
     "no_initialization": "weights are always read from model.path",
     "save_safetensors": "gspo-hpc export writes safetensors of any checkpoint",
     "use_vllm": "vLLM generates here in any case",
-    "sleep_level": "engines sleep while the trainer works",
     "offload_bridge": "weights are streamed to the engines, a bounded piece at a time",
     "vllm_max_model_len": "follows from rollout.max_prompt_length and max_response_length",
     "vllm_enable_lora": _ADAPTERS,

@@ -154,6 +154,7 @@ def _generation(draft: Draft) -> None:
     draft.put("rollout.top_p", draft.number("top_p", 1.0), "top_p")
     draft.put("rollout.top_k", draft.whole("top_k", -1, least=-1) or -1, "top_k")
     parts.engine(draft, _ENGINE)
+    _sleep(draft)
     parts.data(draft, "dataset", "data.train")
     parts.data(draft, "val_dataset", "data.eval")
     cut = draft.choice("truncation_strategy", ("left", "delete"), "left")
@@ -165,6 +166,15 @@ def _generation(draft: Draft) -> None:
         else:
             draft.put("data.system_prompt", system, "system")
     parts.rewards(draft, "reward_funcs", "reward_weights")
+
+
+def _sleep(draft: Draft) -> None:
+    """Puts the sleep level; 0, their default, is none here."""
+    level = draft.choice("sleep_level", ("0", "1", "2"), "0")
+    if level != "0":
+        draft.put("rollout.sleep_level", int(level), "sleep_level")
+    elif draft.given("sleep_level"):
+        draft.drop("sleep_level", "engines always sleep here while the trainer works, at level 1 or 2")
 
 
 def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:

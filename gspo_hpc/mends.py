@@ -28,6 +28,8 @@ _WEIGHTS: dict[str, float] = {
     "memory.recompute_granularity": 0.6,
     "memory.offload_optimizer": 0.8,
     "memory.offload_trainer": 0.8,
+    "rollout.sleep_level": 0.5,
+    "checkpoint.async_save": 0.8,
     "optimizer.grad_reduce_in_fp32": 2.5,
     "batch.micro_batch_size": 0.9,  # the same run in other pieces
     "batch.micro_batch_tokens": 0.9,
@@ -308,7 +310,7 @@ def _switches(config: Config) -> dict[str, set[Any]]:
 
 
 def _lighter(config: Config) -> dict[str, set[Any]]:
-    """What takes less of a GPU."""
+    """What takes less of a GPU, or of a node."""
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     found: dict[str, set[Any]] = {
         "memory.recompute_granularity": {"full"},
@@ -316,6 +318,8 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
         "memory.offload_trainer": {True},
         "optimizer.distributed": {True},
         "optimizer.grad_reduce_in_fp32": {False},
+        "rollout.sleep_level": {2},
+        "checkpoint.async_save": {False},
     }
     if tokens := config.batch.micro_batch_tokens:
         found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}

@@ -206,6 +206,13 @@ def test_min_lr_is_not_above_lr() -> None:
         from_dict({"optimizer": {"lr": 1e-6, "min_lr": 1e-5}})
 
 
+def test_there_are_two_sleep_levels() -> None:
+    assert load(None, ["rollout.sleep_level=2"]).rollout.sleep_level == 2
+    for wrong in (0, 3):
+        with pytest.raises(ConfigError, match=f"rollout.sleep_level must be 1 .* or 2 .*; found {wrong}"):
+            load(None, [f"rollout.sleep_level={wrong}"])
+
+
 def test_the_table_of_ranges_names_real_keys() -> None:
     keys = set(config_file._keys()) | {f"reward.functions.{item.name}" for item in dataclasses.fields(RewardFunction)}
     keys |= {f"slurm.container.{item.name}" for item in dataclasses.fields(Container)}
@@ -263,6 +270,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(kinds[base])
             raw.setdefault(section, {})[name] = value
     raw.get("optimizer", {}).pop("min_lr", None)
+    if "sleep_level" in raw.get("rollout", {}):
+        raw["rollout"]["sleep_level"] = 2
     return raw
 
 
@@ -320,9 +329,9 @@ def test_what_may_change_between_attempts() -> None:
         "tracking": {"wandb": "disabled"},
         "faults": {"max_skipped_steps": 0},
         "eval": {"interval": 3},
-        "rollout": {"engine": {"gpu_memory_utilization": 0.5}},
+        "rollout": {"sleep_level": 2, "engine": {"gpu_memory_utilization": 0.5}},
     }
-    assert len(difference(old, from_dict(allowed))) == 8
+    assert len(difference(old, from_dict(allowed))) == 9
     assert refused_changes(old, from_dict(allowed)) == []
     refused: dict[str, dict[str, Any]] = {
         "run": {"seed": 1, "name": "b"},
