@@ -86,6 +86,9 @@ class Moe:
     router_dtype: Literal["float32", "float64"] | None = "float32"  # of scores and routing; none: the model's
     aux_loss_coeff: float = 0.0  # weight of the load-balancing loss (Switch Transformer), per micro-batch
     z_loss_coeff: float = 0.0  # weight of the loss that keeps the router's logits small (ST-MoE)
+    # What brings tokens to their experts and back, Megatron's moe_token_dispatcher_type. flex: DeepEP's fused kernels,
+    # on GPUs, for experts on several ranks
+    token_dispatcher: Literal["alltoall", "flex"] = "alltoall"
     # Tokens go to the experts that they had before: in the engine, or in the pass for old log-probs. auto: the engine's
     # where vLLM tells them, which its CPU build does not.
     router_replay: Literal["off", "auto", "rollout", "old_logprobs"] = "off"

@@ -25,6 +25,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "cluster.network_gb_per_s",
         "parallel.*",
         "memory.*",
+        "moe.token_dispatcher",
         "optimizer.distributed",
         "rollout.tensor_parallel_size",
         "batch.micro_batch_size",

@@ -68,7 +68,6 @@ REASONS_SWIFT: Mapping[str, str] = {
     "*_fusion": _FUSED,
     "cross_entropy_*": "log-probs are computed in chunks here, never all logits at once",
     "moe_grouped_gemm": _FUSED,
-    "moe_token_dispatcher_type": "chosen here by the platform",
     "dataloader_*": "prompts are read by every rank, no loader",
     "dataset_num_proc": "prompts are read by every rank, no loader",
     "load_from_cache_file": "prompts are read by every rank, no loader",

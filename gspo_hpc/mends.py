@@ -30,6 +30,7 @@ _WEIGHTS: dict[str, float] = {
     "memory.offload_trainer": 0.8,
     "rollout.sleep_level": 0.5,
     "checkpoint.async_save": 0.8,
+    "moe.token_dispatcher": 0.5,
     "optimizer.grad_reduce_in_fp32": 2.5,
     "batch.micro_batch_size": 0.9,  # the same run in other pieces
     "batch.micro_batch_tokens": 0.9,
@@ -293,6 +294,8 @@ def _switches(config: Config) -> dict[str, set[Any]]:
         "model.layers": {"auto", "torch"},
         "model.provider": {"own"},
         "moe.router_replay": {"off", "old_logprobs"},
+        "moe.token_dispatcher": {"alltoall"},
+        "moe.router_dtype": {"float32"},
     }
     if config.model.fp8:
         found["model.fp8"] = {None}

@@ -14,6 +14,7 @@ same ranks another way, ``expert_dp_size = world_size / (ETP x EP x PP)``. The r
 9.  global_batch_size is divisible by micro_batch_size x dp_size (with a token budget: at least dp_size)
 10. generation_batch_size and steps_per_generation, both given, agree
 11. the data set fills a rollout; model, sequence length and nodes divide by the parallel sizes that cut them
+    (and what Megatron-Core and its libraries want of such sizes: plan_limits.py)
 12. each pass has a size or a token budget, not both, and a budget holds the longest sequence
 13. engines fit on their node, and GPUs set apart leave some to train
 14. the objective does not contradict itself

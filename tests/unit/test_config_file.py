@@ -330,8 +330,9 @@ def test_what_may_change_between_attempts() -> None:
         "faults": {"max_skipped_steps": 0},
         "eval": {"interval": 3},
         "rollout": {"sleep_level": 2, "engine": {"gpu_memory_utilization": 0.5}},
+        "moe": {"token_dispatcher": "flex"},
     }
-    assert len(difference(old, from_dict(allowed))) == 9
+    assert len(difference(old, from_dict(allowed))) == 10
     assert refused_changes(old, from_dict(allowed)) == []
     refused: dict[str, dict[str, Any]] = {
         "run": {"seed": 1, "name": "b"},

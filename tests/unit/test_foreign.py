@@ -145,6 +145,22 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     assert "rollout.sleep_level" not in settings(awake.text) and "engines always sleep here" in " ".join(awake.dropped)
 
 
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("--moe_token_dispatcher_type flex", "flex"),
+        ("--moe_token_dispatcher_type flex --moe_enable_deepep true", "flex"),
+        ("--moe_token_dispatcher_type alltoall", "alltoall"),
+        ("--moe_token_dispatcher_type allgather", None),
+        ("", None),
+    ],
+)
+def test_the_dispatcher_of_megatron_swift(words: str, kept: str | None) -> None:
+    found = convert(SWIFT_MOE.replace("--lr 1e-6", f"{words} --lr 1e-6"))
+    assert settings(found.text).get("moe.token_dispatcher") == kept
+    assert ("as many tokens from each rank" in " ".join(found.dropped)) == ("allgather" in words)
+
+
 def test_a_mixture_of_experts_of_megatron_swift_on_two_nodes() -> None:
     found = convert(SWIFT_MOE)
     got = settings(found.text)
