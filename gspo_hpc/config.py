@@ -127,7 +127,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Generation. `engine` is handed to vllm.LLM unchanged."""
+    """Generation. `engine` is handed to vllm.LLM unchanged; null in it is vLLM's own default."""
 
     mode: Literal["colocate", "server"] = "colocate"
     tensor_parallel_size: int = 1

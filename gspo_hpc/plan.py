@@ -30,7 +30,7 @@ class PlanError(ValueError):
 
 
 MEMORY_RULE = 16
-_LAYOUT_RULES = (1, 9, 11, 12, 13)  # where one of them is broken there is no rank to speak of
+_LAYOUT_RULES = (1, 9, 11, 12, 13, 17)  # where one of them is broken there is no rank or no engine to speak of
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,9 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("optimizer.lr=nan", "must be a number; found 'nan'"),
         ("optimizer.lr=[1]", "must be a number; found a list"),
         ("optimizer.adam_beta2=1", "below 1"),
-        ("rollout.temperature=0", "must be above 0"),
+        ("rollout.temperature=0", "must be at least 0.01 and at most 2"),
+        ("rollout.temperature=2.1", "must be at least 0.01 and at most 2: vLLM samples at no other; found 2.1"),
+        ("eval.temperature=0.001", "must be at least 0.01 and at most 2"),
         ("rollout.top_p=1.1", "at most 1"),
         ("rollout.top_k=0", "-1 for all tokens"),
         ("rollout.engine=3", "must be a mapping; found 3"),
@@ -272,6 +274,9 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
     raw.get("optimizer", {}).pop("min_lr", None)
     if "sleep_level" in raw.get("rollout", {}):
         raw["rollout"]["sleep_level"] = 2
+    for section in ("rollout", "eval"):
+        if "temperature" in raw.get(section, {}):
+            raw[section]["temperature"] = 0.01 + raw[section]["temperature"]
     return raw
 
 
@@ -299,12 +304,12 @@ def test_dump_is_resolved_and_loads_from_a_file(tmp_path: Path) -> None:
 
 def test_difference_names_key_old_and_new() -> None:
     old = from_dict({"run": {"seed": 1}, "rollout": {"engine": {"a": 1, "b": {"c": True}}}})
-    new = from_dict({"run": {"seed": 2}, "rollout": {"engine": {"a": 1.0, "b": {"c": 1}, "d": None}}})
+    new = from_dict({"run": {"seed": 2}, "rollout": {"engine": {"a": 1.0, "b": {"c": 1}, "d": "x", "e": None}}})
     assert difference(old, new) == [
         ("run.seed", 1, 2),
         ("rollout.engine.a", 1, 1.0),
         ("rollout.engine.b.c", True, 1),
-        ("rollout.engine.d", "(not given)", None),
+        ("rollout.engine.d", "(not given)", "x"),  # and e, whose null is vLLM's own default, is as if not given
     ]
     one = from_dict({"reward": {"functions": [{"function": "a"}]}})
     (row,) = difference(Config(), one)
