@@ -139,6 +139,7 @@ def _settings(config: Config) -> Any:
             "expert_model_parallel_size": parallel.expert_model_parallel_size,
             "expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,
             "sequence_parallel": parallel.sequence_parallel,
+            "moe_token_dispatcher_type": moe.token_dispatcher,
             "moe_router_dtype": routers[moe.router_dtype],
             "moe_aux_loss_coeff": moe.aux_loss_coeff,
             "moe_z_loss_coeff": moe.z_loss_coeff or None,

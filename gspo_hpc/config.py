@@ -86,6 +86,9 @@ class Moe:
     router_dtype: Literal["float32", "float64"] | None = "float32"  # of scores and routing; none: the model's
     aux_loss_coeff: float = 0.0  # weight of the load-balancing loss (Switch Transformer), per micro-batch
     z_loss_coeff: float = 0.0  # weight of the loss that keeps the router's logits small (ST-MoE)
+    # What brings tokens to their experts and back, Megatron's moe_token_dispatcher_type. flex: DeepEP's fused kernels,
+    # on GPUs, for experts on several ranks
+    token_dispatcher: Literal["alltoall", "flex"] = "alltoall"
     # Tokens go to the experts that they had before: in the engine, or in the pass for old log-probs. auto: the engine's
     # where vLLM tells them, which its CPU build does not.
     router_replay: Literal["off", "auto", "rollout", "old_logprobs"] = "off"
@@ -124,7 +127,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Generation. `engine` is handed to vllm.LLM unchanged."""
+    """Generation. `engine` is handed to vllm.LLM unchanged; null in it is vLLM's own default."""
 
     mode: Literal["colocate", "server"] = "colocate"
     tensor_parallel_size: int = 1
@@ -136,6 +139,9 @@ class Rollout:
     top_k: int = -1
     dtype: Literal["float32", "bfloat16", "float16"] | None = None  # default: model.dtype
     kv_cache_gb: float = 1.0  # CPU only; on GPUs: engine.gpu_memory_utilization
+    # vLLM's sleep level while the trainer works. 1: weights wait in host memory; 2: they are dropped, and pushed again
+    # before anything is generated
+    sleep_level: int = 1
     probe_tokens: int = 96  # tokens of the probe that engine and trainer must agree on after each weight sync
     probe_max_gap: float | None = None  # max |difference of log-probs|; default 1e-3 (float32) or 0.5 (16 bit)
     probe_mean_gap: float | None = None  # mean of the same; default 1e-4 (float32) or 0.05 (16 bit)

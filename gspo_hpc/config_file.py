@@ -29,6 +29,8 @@ _ANY = (lambda v: True, "")
 _FROM_0 = (lambda v: v >= 0, "must be 0 or more")
 _ABOVE_0 = (lambda v: v > 0, "must be above 0")
 _BELOW_1 = (lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+# vLLM refuses above 2, and takes 0.01 for anything between it and 0 without a word that reaches the trainer.
+_TEMPERATURE = (lambda v: 0.01 <= v <= 2, "must be at least 0.01 and at most 2: vLLM samples at no other")
 _ONE_LINE = (lambda v: v.isprintable() and v != "", "must be one line of text")
 # What a line of #SBATCH carries: nothing there that a shell or sbatch itself takes for a quote, a command or an escape.
 SBATCH_VALUE = re.compile(r"[A-Za-z0-9 _.,:@%+=/\[\]()|&*!~^-]+")
@@ -44,10 +46,11 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "run.dir": (lambda v: "\0" not in v and v.splitlines() == [v], "must be a path without line breaks"),
     "run.seed": (lambda v: 0 <= v < 2**63, "must be at least 0 and below 2**63"),
-    "rollout.temperature": _ABOVE_0,
+    "rollout.temperature": _TEMPERATURE,
     "rollout.top_p": (lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
     "rollout.top_k": (lambda v: v == -1 or v >= 1, "must be 1 or more, or -1 for all tokens"),
     "rollout.kv_cache_gb": _ABOVE_0,
+    "rollout.sleep_level": (lambda v: v in (1, 2), "must be 1 (weights wait in host memory) or 2 (they are dropped)"),
     "reward.timeout": _ABOVE_0,
     "reward.functions.function": (lambda v: v.strip() == v != "", "must name a function"),
     "reward.functions.weight": _ANY,
@@ -56,7 +59,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizer.adam_beta2": _BELOW_1,
     "optimizer.adam_eps": _ABOVE_0,
     "tracking.samples": _FROM_0,
-    "eval.temperature": _ABOVE_0,
+    "eval.temperature": _TEMPERATURE,
     "faults.max_engine_restarts": _FROM_0,
     "faults.max_skipped_steps": _FROM_0,
     "faults.engine_timeout": _ABOVE_0,
@@ -242,6 +245,9 @@ def _read_config(raw: Mapping[str, Any], place: Callable[[str], str], problems: 
     if problems:
         return None
     config = Config(**sections)
+    if None in config.rollout.engine.values():  # null: vLLM's own default
+        given = {name: value for name, value in config.rollout.engine.items() if value is not None}
+        config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, engine=given))
     if config.optimizer.min_lr > config.optimizer.lr:
         problems.append(
             f"{place('optimizer.min_lr')}: optimizer.min_lr ({config.optimizer.min_lr}) must not be above "

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gspo_hpc import doctor_sizes
 from gspo_hpc.config import Config
 from gspo_hpc.doctor_finding import Section, gib
 
@@ -34,13 +35,16 @@ class Space:
     free: int
 
 
-def judge_memory(section: Section, available: int, needed: int | None, why: str = "") -> None:
-    """Memory of this machine that a run can have, against what the plan puts there."""
+def judge_memory(
+    section: Section, available: int, needed: int | None, why: str = "", *, sleeping: bool = False
+) -> None:
+    """Memory of this machine that a run can have, against what the plan puts there. `sleeping`: weights of engines that
+    sleep at level 1 are among it."""
     if needed is None:
         section.ok("memory", f"{gib(available)} available{why}")
         return
     text = f"{gib(available)} available{why}; trainer and engines of a node take {gib(needed)} and more"
-    fix = (
+    fix = "rollout.sleep_level=2, " * sleeping + (
         "fewer ranks a node, optimizer.distributed=true, memory.offload_trainer=false or checkpoint.async_save=false; "
         "slurm.mem=0 asks for all of a node"
     )
@@ -150,7 +154,8 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
     """All lines of the group for this machine. `needed` and `shm` in bytes."""
     section = Section("host")
     available, bounded = available_memory()
-    judge_memory(section, available, needed, " to this job" if bounded else "")
+    sleeping = doctor_sizes.sleeping(config)
+    judge_memory(section, available, needed, " to this job" if bounded else "", sleeping=sleeping)
     judge_shm(section, space_of("/dev/shm"), shm)
     temporary = space_of("/tmp")
     if temporary is None or not os.access("/tmp", os.W_OK):

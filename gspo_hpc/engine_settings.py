@@ -13,16 +13,8 @@ from typing import Any, Literal
 import torch
 
 from gspo_hpc import heap
+from gspo_hpc.plan_limits import OWN_ENGINE_ARGUMENTS
 
-_OWN_ARGS = {  # vLLM arguments that are not the user's to give, and where they come from
-    "model": "model.path",
-    "dtype": "rollout.dtype",
-    "tensor_parallel_size": "rollout.tensor_parallel_size",
-    "max_model_len": "rollout.max_prompt_length and rollout.max_response_length",
-    "seed": "run.seed",
-    "logprobs_mode": "the log-probs that training needs",
-    "weight_transfer_config": "the way weights are sent",
-}
 _GROUP_PROMPTS = {
     "kv_connector": "GroupPrompts",
     "kv_connector_module_path": "gspo_hpc.vllm_prompts",
@@ -83,8 +75,8 @@ class EngineSettings:
 def refuse_own_arguments(settings: EngineSettings) -> None:
     """Raise ValueError if `engine_args` has something that other settings decide."""
     for key in settings.engine_args:
-        if key in _OWN_ARGS:
-            raise ValueError(f"rollout.engine.{key} cannot be given: it follows from {_OWN_ARGS[key]}")
+        if key in OWN_ENGINE_ARGUMENTS:
+            raise ValueError(f"rollout.engine.{key} cannot be given: it follows from {OWN_ENGINE_ARGUMENTS[key]}")
 
 
 def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:

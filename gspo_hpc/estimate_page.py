@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gspo_hpc.config import Config
-from gspo_hpc.memory_estimate import GIB, Estimate, bars, shown
+from gspo_hpc.memory_estimate import ENGINE, GIB, Estimate, bars, shown
 from gspo_hpc.suggest import Layout
 from gspo_hpc.time_estimate import Times
 
@@ -23,6 +23,11 @@ def memory_lines(found: Estimate, config: Config) -> Iterator[str]:
         yield f"  {'':<14}  {legend}"
     parts = ", ".join(f"{shown(name)} {size / GIB:.0f}" for name, size in found.host.items() if size >= GIB / 2)
     yield f"  {'a node':<14} {sum(found.host.values()) / GIB:.0f} GiB of its own memory: {parts}"
+    if "engine_weights_asleep" in found.host:
+        kept, other = found.host["engine_weights_asleep"] / GIB, 3 - found.sleep_level
+        text = f"{found.sleep_level}: asleep, engines keep {ENGINE / GIB:.1f} GiB of each GPU and {kept:.1f} of a node"
+        instead = f"with rollout.sleep_level={other} a node takes {found.host_otherwise / GIB:.0f}"
+        yield f"  {'sleep level':<14} {text}; {instead}"
     yield f"  {'KV cache':<14} {found.cache_tokens:,} tokens an engine"
 
 

@@ -113,6 +113,7 @@ def _layout(draft: Draft) -> None:
     for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
         if draft.given(name):
             draft.put(name.replace("_", ".", 1), draft.number(name, 0.0), name)
+    _dispatcher(draft)
     replay = {"disabled": "off", "R2": "old_logprobs", "R3": "rollout"}
     mode = draft.choice("router_replay_mode", tuple(replay), "disabled")
     draft.put("moe.router_replay", replay[mode], "router_replay_mode")
@@ -124,6 +125,16 @@ def _layout(draft: Draft) -> None:
     half = draft.switch("fp16") or dtype == "float16"
     full = not half and (dtype == "float32" or not draft.switch("bf16", True))
     draft.put("model.dtype", "float16" if half else "float32" if full else "bfloat16")
+
+
+def _dispatcher(draft: Draft) -> None:
+    """Puts what brings tokens to experts; allgather wants equally many from each rank, which nobody has here."""
+    fast = draft.switch("moe_enable_deepep")
+    kind = draft.choice("moe_token_dispatcher_type", ("allgather", "alltoall", "flex"), "alltoall")
+    if kind == "allgather":
+        draft.drop("moe_token_dispatcher_type", "wants as many tokens from each rank; alltoall here, or flex")
+    elif draft.given("moe_token_dispatcher_type") or fast:
+        draft.put("moe.token_dispatcher", "flex" if fast else kind)
 
 
 def _batch(draft: Draft) -> int:
@@ -154,6 +165,7 @@ def _generation(draft: Draft) -> None:
     draft.put("rollout.top_p", draft.number("top_p", 1.0), "top_p")
     draft.put("rollout.top_k", draft.whole("top_k", -1, least=-1) or -1, "top_k")
     parts.engine(draft, _ENGINE)
+    _sleep(draft)
     parts.data(draft, "dataset", "data.train")
     parts.data(draft, "val_dataset", "data.eval")
     cut = draft.choice("truncation_strategy", ("left", "delete"), "left")
@@ -165,6 +177,15 @@ def _generation(draft: Draft) -> None:
         else:
             draft.put("data.system_prompt", system, "system")
     parts.rewards(draft, "reward_funcs", "reward_weights")
+
+
+def _sleep(draft: Draft) -> None:
+    """Puts the sleep level; 0, their default, is none here."""
+    level = draft.choice("sleep_level", ("0", "1", "2"), "0")
+    if level != "0":
+        draft.put("rollout.sleep_level", int(level), "sleep_level")
+    elif draft.given("sleep_level"):
+        draft.drop("sleep_level", "engines always sleep here while the trainer works, at level 1 or 2")
 
 
 def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:

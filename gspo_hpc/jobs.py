@@ -352,7 +352,7 @@ def _engine_settings(config: Config, per_node: int, experts: bool) -> EngineSett
         platform=config.cluster.platform,
         kv_cache_gb=rollout.kv_cache_gb,
         threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
-        seed=config.run.seed,
+        seed=config.run.seed % 2**32,  # vLLM takes no more; every completion has a seed of its own
         timeout=config.faults.engine_timeout,
         tell_experts=experts and passes.router_replay(config) == "rollout",
         engine_args=dict(rollout.engine),

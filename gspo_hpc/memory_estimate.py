@@ -7,6 +7,7 @@ CUDA, NCCL and vLLM take for themselves is a figure of experience and marked so:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class Estimate:
     phases: tuple[Phase, ...]
     host: dict[str, int]  # of one node, by what it is for
     cache_tokens: int  # that the KV cache of one engine holds; 0: there is no room for one
+    sleep_level: int  # rollout.sleep_level, which `host` counts with
+    host_otherwise: int  # bytes of a node's own memory, all of it, at the other sleep level
 
     @property
     def peak(self) -> Phase:
@@ -78,6 +81,8 @@ class Estimate:
             "phases": {phase.name: {**phase.parts, "total": phase.total} for phase in self.phases},
             "headroom": self.headroom,
             "host_bytes": {**self.host, "total": sum(self.host.values())},
+            "sleep_level": self.sleep_level,
+            "host_bytes_at_other_sleep_level": self.host_otherwise,
             "cache_tokens_per_engine": self.cache_tokens,
         }
 
@@ -109,7 +114,9 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
         Phase("save", trainer | own | asleep),
     )
     cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
-    return Estimate(device.memory, stage, phases, _host(arch, config, stage), cache)
+    level = config.rollout.sleep_level
+    host, otherwise = _host(arch, config, stage, level), sum(_host(arch, config, stage, 3 - level).values())
+    return Estimate(device.memory, stage, phases, host, cache, level, otherwise)
 
 
 def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
@@ -199,15 +206,18 @@ def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[
     return {"engine_weights": weights, "engine_working": working, "engine_asleep": ENGINE, "kv_cache": cache}
 
 
-def _host(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
-    """A node's own memory, beside what processes take for their code (some 4 GiB a rank with its engine)."""
+def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> dict[str, int]:
+    """A node's own memory, beside what processes take for their code (some 4 GiB a rank with its engine). Engines that
+    sleep at level 1 keep their weights there, at level 2 nothing but small tables."""
     state, gpus = model_memory.state(arch, config, stage), config.cluster.gpus_per_node
     wide = (config.rollout.dtype or config.model.dtype) == "float32"
     own_masters = config.model.dtype == "float32"
-    engine = model_memory.parameters(arch) * (4 if wide else 2) // config.rollout.tensor_parallel_size
+    tp = config.rollout.tensor_parallel_size
+    engine = model_memory.parameters(arch) * (4 if wide else 2) // tp
+    workers = tp * (config.rollout.engines_per_node or gpus // tp)
     found = {"processes": 4 * GIB * gpus}
     if config.rollout.mode == "colocate":
-        found["engine_weights_asleep"] = engine * gpus
+        found["engine_weights_asleep"] = engine * workers * (sleep_level == 1)
     if offload_trainer(config):
         found["trainer_lent"] = (state.weights + state.optimizer) * gpus
     elif config.memory.offload_optimizer:
@@ -261,7 +271,33 @@ def judge(found: Estimate, config: Config, gpu: str) -> tuple[list[str], list[st
             f"generation takes {generation.total / GIB:.1f} GiB of the {card}, the trainer's part included: lower "
             "rollout.engine.gpu_memory_utilization, or set memory.offload_trainer=true"
         )
+    room, total = node_memory(config), sum(found.host.values())
+    if room is not None and total > room:
+        largest = sorted(found.host.items(), key=_size)[:3]
+        parts = ", ".join(f"{shown(name)} {size / GIB:.1f}" for name, size in largest)
+        text = f"a node takes {total / GIB:.1f} GiB of its own memory ({parts}), and slurm.mem={config.slurm.mem} "
+        text += f"gives {room / GIB:.1f}: {_lighter_host(found, config)}"
+        # What processes take is a figure of experience; the rest is certain to be there.
+        (refused if total - found.host["processes"] > room else warned).append(text)
     return refused, warned
+
+
+def node_memory(config: Config) -> int | None:
+    """Bytes of a node's memory that slurm.mem gives a job; None where it is not given, or all of the node (0)."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)", (config.slurm.mem or "").strip(), re.IGNORECASE)
+    if match is None:
+        return None
+    return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()] or None
+
+
+def _lighter_host(found: Estimate, config: Config) -> str:
+    """What to try first where a node's own memory does not do."""
+    options = []
+    if found.host.get("engine_weights_asleep"):
+        options.append("rollout.sleep_level=2")
+    if found.host.get("saved_copy"):
+        options.append("checkpoint.async_save=false")
+    return " or ".join([*options, "a larger slurm.mem (0: all of the node)"])
 
 
 def _lighter(phase: Phase, config: Config) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from gspo_hpc import model_config
 from gspo_hpc.config import Config
 from gspo_hpc.plan import MEMORY_RULE, Plan, make_plan
+from gspo_hpc.plan_limits import ENGINE_RULE
 
 MAX_OFFERED = 6
 _NEAREST = 6  # values of a setting that are tried together with those of another
@@ -28,6 +29,9 @@ _WEIGHTS: dict[str, float] = {
     "memory.recompute_granularity": 0.6,
     "memory.offload_optimizer": 0.8,
     "memory.offload_trainer": 0.8,
+    "rollout.sleep_level": 0.5,
+    "checkpoint.async_save": 0.8,
+    "moe.token_dispatcher": 0.5,
     "optimizer.grad_reduce_in_fp32": 2.5,
     "batch.micro_batch_size": 0.9,  # the same run in other pieces
     "batch.micro_batch_tokens": 0.9,
@@ -139,13 +143,18 @@ def _seconds(
 
 
 def _with(config: Config, change: Change) -> Config:
-    section, name = change.key.split(".")
-    return replace(config, **{section: replace(getattr(config, section), **{name: change.value})})
+    section, name, *inner = change.key.split(".")
+    value = change.value
+    if inner:  # of a free-form setting, in which None is what is not there
+        values = getattr(getattr(config, section), name) | {inner[0]: value}
+        value = {key: item for key, item in values.items() if item is not None}
+    return replace(config, **{section: replace(getattr(config, section), **{name: value})})
 
 
 def _value(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
+    section, name, *inner = key.split(".")
+    value = getattr(getattr(config, section), name)
+    return value.get(inner[0]) if inner else value
 
 
 def _distance(change: Change) -> float:
@@ -186,6 +195,8 @@ def _candidates(config: Config, plan: Plan, rows: int | None) -> dict[str, set[A
     found = _batch_sizes(config, plan, rows) | _layouts(config, plan) | _switches(config)
     if any(item.rule == MEMORY_RULE for item in plan.broken):
         found |= _lighter(config)
+    if any(item.rule == ENGINE_RULE for item in plan.broken):
+        found |= _engine(config)
     rollout, cp = config.rollout, config.parallel.context_parallel_size
     prompt, response = rollout.max_prompt_length, rollout.max_response_length
     budgets = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
@@ -291,6 +302,8 @@ def _switches(config: Config) -> dict[str, set[Any]]:
         "model.layers": {"auto", "torch"},
         "model.provider": {"own"},
         "moe.router_replay": {"off", "old_logprobs"},
+        "moe.token_dispatcher": {"alltoall"},
+        "moe.router_dtype": {"float32"},
     }
     if config.model.fp8:
         found["model.fp8"] = {None}
@@ -308,7 +321,7 @@ def _switches(config: Config) -> dict[str, set[Any]]:
 
 
 def _lighter(config: Config) -> dict[str, set[Any]]:
-    """What takes less of a GPU."""
+    """What takes less of a GPU, or of a node."""
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     found: dict[str, set[Any]] = {
         "memory.recompute_granularity": {"full"},
@@ -316,9 +329,25 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
         "memory.offload_trainer": {True},
         "optimizer.distributed": {True},
         "optimizer.grad_reduce_in_fp32": {False},
+        "rollout.sleep_level": {2},
+        "checkpoint.async_save": {False},
     }
     if tokens := config.batch.micro_batch_tokens:
         found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
+    return found
+
+
+def _engine(config: Config) -> dict[str, set[Any]]:
+    """What vLLM would take: its own default, or the bound that two of its arguments have in common."""
+    given = config.rollout.engine
+    found: dict[str, set[Any]] = {f"rollout.engine.{key}": {None} for key in given}
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    tokens, sequences = (given.get(f"max_num_{name}") for name in ("batched_tokens", "seqs"))
+    if isinstance(tokens, int) and isinstance(sequences, int):
+        found["rollout.engine.max_num_seqs"] |= {tokens}
+        found["rollout.engine.max_num_batched_tokens"] |= {sequences}
+    if isinstance(tokens, int) and given.get("enable_chunked_prefill") is False:
+        found["rollout.engine.max_num_batched_tokens"] |= {longest, max(longest, sequences or 0)}
     return found
 
 

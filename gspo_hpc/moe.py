@@ -2,7 +2,9 @@
 
 Floor 3. Experts are Megatron's: one after the other (SequentialMLP), which runs on the CPU and without Transformer
 Engine, or all of a rank at once by its grouped products. Tokens go to them and come back with its all-to-all
-dispatcher, which takes any number of tokens from each rank; no token is ever dropped.
+dispatcher, or with DeepEP's kernels (flex): both take any number of tokens from each rank, and no token is ever
+dropped. Its third dispatcher, allgather, wants equally many from each, which packed samples are not: Megatron refuses
+it with variable_seq_lengths.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ class Router(TopKRouter):
 
 def settings(arch: Architecture, config: Config, fused: bool) -> dict[str, Any]:
     """What Megatron's TransformerConfig is told, whether the model has experts or not."""
-    # Megatron refuses its default dispatcher with samples of any length, experts or not.
+    # Megatron refuses its default dispatcher, allgather, with samples of any length, experts or not.
     told: dict[str, Any] = {"moe_token_dispatcher_type": "alltoall"}
     experts, options = arch.experts, config.moe
     if experts is None:
         return told
     return told | {
+        "moe_token_dispatcher_type": options.token_dispatcher,
+        "moe_flex_dispatcher_backend": "deepep",  # read with flex only
         "num_moe_experts": experts.count,
         "moe_grouped_gemm": fused,
         "moe_router_topk": experts.top_k,

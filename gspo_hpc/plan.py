@@ -1,6 +1,7 @@
 """The arithmetic of a run, before anything is allocated: sizes, layout, passes, steps, and every rule they must keep.
 
-``make_plan`` works on whatever part of a config is there; the rules themselves are in plan_rules.py.
+``make_plan`` works on whatever part of a config is there; the rules themselves are in plan_rules.py and
+plan_limits.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from gspo_hpc import devices, memory_estimate, model_config
 from gspo_hpc.config import Config
 from gspo_hpc.passes import PassSize, pass_sizes
+from gspo_hpc.plan_limits import apply_limits
 from gspo_hpc.plan_rules import Book, Broken, Number, apply_rules, show
 
 __all__ = ["Broken", "Plan", "PlanError", "make_plan", "max_steps"]
@@ -28,7 +30,7 @@ class PlanError(ValueError):
 
 
 MEMORY_RULE = 16
-_LAYOUT_RULES = (1, 9, 11, 12, 13)  # where one of them is broken there is no rank to speak of
+_LAYOUT_RULES = (1, 9, 11, 12, 13, 17)  # where one of them is broken there is no rank or no engine to speak of
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
     """The plan of a config, or of the part of one that is there. `rows`: prompts in the training data, if known."""
     book = Book(config, rows)
     apply_rules(book)
+    apply_limits(book)
     _steps(book)
     memory = _memory(book)
     book.broken.sort(key=lambda item: item.rule)

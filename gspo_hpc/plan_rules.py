@@ -19,6 +19,7 @@ same ranks another way, ``expert_dp_size = world_size / (ETP x EP x PP)``. The r
 14. the objective does not contradict itself
 15. global_batch_size is divisible by num_generations: an update is made of whole groups
 16. what every phase takes of a GPU fits on it, where cluster.gpu says which (memory_estimate.py)
+17. what rollout.engine gives is what vLLM takes, and contradicts no setting beside it (plan_limits.py)
 
 With a token budget packing decides the micro-batches: 4 and 5 do not apply. With GPUs set apart for generation (server
 mode) prompts belong to no DP group: 3, 4, 5 and the second half of 2 do not apply. Rules are evaluated as they stand,

@@ -284,6 +284,8 @@ def unbalanced_experts(run: Evidence) -> Symptom | None:
     tokens = " / ".join("?" if count is None else f"{count:,.0f}" for count in counts)
     idle = value(last, "experts/idle") or 0.0
     aux = run.config.moe.aux_loss_coeff
+    spread = run.config.cluster.platform == "cuda" and run.config.parallel.expert_model_parallel_size > 1
+    flex = ["moe.token_dispatcher=flex"] if spread and run.config.moe.token_dispatcher != "flex" else []
     return Symptom(
         "unbalanced_experts",
         "problem" if middle(worst) >= EXPERTS_UNEVEN_HIGH else "warning",
@@ -291,9 +293,9 @@ def unbalanced_experts(run: Evidence) -> Symptom | None:
             f"the fullest expert of the worst layer gets {middle(worst):.1f} times the mean (median, {span(worst)})",
             f"tokens per expert at step {step}: least / mean / most {tokens}; {idle:.0f} experts had none",
         ),
-        "the router prefers some experts; ranks that hold them compute while the others wait. Dispatching tokens "
-        "otherwise does not even that out",
-        (f"moe.aux_loss_coeff={number(3 * aux) if aux else '0.001'}", "moe.z_loss_coeff=0.001"),
+        "the router prefers some experts; ranks that hold them compute while the others wait. The losses even that "
+        "out; the flex dispatcher does not, but brings tokens to experts on other ranks faster",
+        (f"moe.aux_loss_coeff={number(3 * aux) if aux else '0.001'}", "moe.z_loss_coeff=0.001", *flex),
     )
 
 

@@ -62,6 +62,7 @@ class Outlet(Protocol):
 
 
 _PATIENCE = 30.0  # seconds that a failing rank waits for a save under way
+_NO_VERSION = -1  # of weights: none that there ever is
 
 
 class TooManySkippedSteps(RuntimeError):
@@ -94,7 +95,7 @@ class Session:
     traces: Path  # where those of tracking.profile_steps go
     weights_version: int = 0
     synced: sync.Synced | None = None
-    synced_version: int = -1
+    synced_version: int = _NO_VERSION  # of the weights that the engines have
     deaths_told: int = 0
     rollout_seconds: float | None = None  # of what came before the first update; None where an earlier attempt did it
 
@@ -224,9 +225,7 @@ def _rollout(session: Session, cursor: Cursor) -> tuple[list[Group], Position]:
                 writer.close()
             session.seconds["reward_wait"] = session.station.seconds_waiting_for_rewards
             session.station.seconds_waiting_for_rewards = 0.0
-    if session.station.engine is not None:
-        with contextlib.suppress(EngineDied):  # mended by the next sync
-            session.station.engine.sleep()
+    _sleep(session)
     groups = sorted([*finished.values(), *fresh], key=lambda group: group.slot)
     groups = update.with_advantages(groups, session.objective.normalize_advantage)
     session.outlet.samples(cursor.step, "train", groups)
@@ -257,7 +256,8 @@ def _logprobs(session: Session, groups: list[Group]) -> list[Group]:
 
 
 def _sync(session: Session) -> sync.Synced:
-    """Give the engines the current weights, unless they have them, and check that they do."""
+    """Give the engines the current weights, unless they have them, and check that they do. Collective: whether they
+    have them is known from what all ranks did, not from an engine that only some of them own."""
     engine, ranks = session.station.engine, session.policy.ranks
     if session.synced is not None and session.synced_version == session.weights_version:
         if offload_trainer(session.config):
@@ -277,6 +277,17 @@ def _sync(session: Session) -> sync.Synced:
     return synced
 
 
+def _sleep(session: Session) -> None:
+    """Put the engines to sleep. At level 2 they have no weights from now on, so the next :func:`_sync` gives them all
+    of the weights again, also where no update has changed them (one that was skipped, a batch without a gradient)."""
+    level = session.config.rollout.sleep_level
+    if level == 2:
+        session.synced_version = _NO_VERSION
+    if session.station.engine is not None:
+        with contextlib.suppress(EngineDied):  # mended by the next sync
+            session.station.engine.sleep(level)
+
+
 def _evaluate(session: Session, step: int, phase: str) -> dict[str, float]:
     _sync(session)
     with session.clock("eval"):
@@ -293,6 +304,8 @@ def _finish(session: Session, cursor: Cursor, record: dict[str, Any]) -> None:
     due = (options.after and last) or (options.interval is not None and cursor.step % options.interval == 0)
     scores = _evaluate(session, cursor.step, "after" if last else "during") if due and session.eval_prompts else {}
     seconds = {f"seconds/{phase}": session.seconds[phase] for phase in ("save", "eval") if phase in session.seconds}
+    if scores and cursor.update:
+        _sleep(session)  # the next step is another update of this rollout, and needs the memory
     session.outlet.step(record | seconds | scores)
     if cursor.skipped_in_a_row > faults.max_skipped_steps:
         raise TooManySkippedSteps(

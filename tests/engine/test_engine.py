@@ -192,6 +192,22 @@ def test_new_weights_count_and_old_ones_come_back_exactly(
     assert bits(generate(engine, [0, 1])) == {slot: bits(baseline)[slot] for slot in (0, 1)}
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_nothing_is_computed_between_a_sleep_at_level_2_and_new_weights(
+    level: int, engine: Engine, baseline: dict[int, Group], weights: dict[str, torch.Tensor]
+) -> None:
+    engine.sleep(level)
+    engine.wake_up(["weights"])
+    engine.wake_up()
+    if level == 2:
+        for refused in (lambda: engine.prompt_logprobs([[1, 2, 3]]), lambda: generate(engine, [0])):
+            with pytest.raises(RuntimeError, match="slept at level 2 and has no weights"):
+                refused()
+        engine.abort()
+        engine.update_weights(weights.items())
+    assert bits(generate(engine, [0])) == {0: bits(baseline)[0]}
+
+
 def test_experts_are_those_of_the_tokens_that_were_computed() -> None:
     """vLLM's CPU build tells none, so its answer is made by hand here: a row for all tokens but the last one."""
     rows = np.arange(6 * 2 * 2, dtype=np.uint8).reshape(6, 2, 2)

@@ -11,8 +11,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from gspo_hpc import algorithms, checkpoint, convert, hf_folder, model_config, pipeline, sync, update, weights
+from gspo_hpc import algorithms, checkpoint, convert, hf_folder, model_config, pipeline, sync, trainer, update, weights
 from gspo_hpc.accelerator import Accelerator
 from gspo_hpc.collective_time import CollectiveTime
 from gspo_hpc.config import Config
@@ -339,6 +340,43 @@ def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Ar
     return {"gap": np.array([synced.gap_max, synced.gap_mean])}
 
 
+def slept(model: str, world: int, level: int) -> Arrays:
+    """The trainer's own syncs around a sleep, with weights that nothing changes in between, and an engine of rank 0:
+    how often they were pushed, what it says on the probe, and whether it would have said anything without a push."""
+    settings = config(model, world, rollout={"sleep_level": level})
+    made, ranks = policy(settings)
+    _two_steps(made, settings)
+    engine = _engine(model, 1) if ranks.rank == 0 else None
+    probe = np.random.default_rng(1).integers(0, 90, (4, 12)).tolist()
+    given: dict[str, Any] = {field.name: None for field in fields(trainer.Session)}
+    given |= {"config": settings, "policy": made, "probe": probe, "weights_version": 5, "synced_version": -1}
+    station = SimpleNamespace(engine=engine, revive=None)
+    meter = SimpleNamespace(phase=lambda name: contextlib.nullcontext())
+    session = trainer.Session(**{**given, "station": station, "meter": meter})
+    pushes = []
+    stream = made.stream
+    made.stream = lambda *args: pushes.append(1) or stream(*args)  # every rank takes part in a push
+    fingerprints, counts = [], []
+
+    def synced() -> list[np.ndarray]:
+        fingerprints.append(trainer._sync(session).fingerprint)
+        counts.append(len(pushes))
+        return engine.prompt_logprobs(probe) if engine is not None else []
+
+    first, again = synced(), synced()
+    trainer._sleep(session)
+    refused = False
+    try:
+        if engine is not None:
+            engine.prompt_logprobs(probe)
+    except RuntimeError:
+        refused = True
+    after = synced()
+    same = [np.array_equal(a, b) and np.array_equal(a, c) for a, b, c in zip(first, again, after, strict=True)]
+    assert len(set(fingerprints)) == 1
+    return {"pushes": np.array(counts), "refused": np.array(refused), "same": np.array(same)}
+
+
 _engines: dict[tuple[str, int], Engine] = {}
 _probes: list[str] = []
 
@@ -597,6 +635,7 @@ def main() -> None:
             saved,
             loaded,
             probed,
+            slept,
             full,
             exported,
             held,

@@ -151,6 +151,7 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
         work[f"aside-{name}"] = ("lent", {"model": tied, "memory": {"offload_optimizer": True}, **sections})
         work[f"kept-{name}"] = ("steps", {"model": tied, "count": 2, **sections})
     two["metered"] = ("metered", {"model": tied})
+    two |= {f"slept-{level}": ("slept", {"model": str(models["qwen3-untied"]), "level": level}) for level in (1, 2)}
     one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})
     two |= {f"stopped-{name}": ("steps", {"model": tied, "stop_rank": 1, **LAYOUTS[name]}) for name in LAYOUTS}
     for name in ("tp2", "pp2", "pp2-vpp2"):

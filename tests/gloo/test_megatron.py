@@ -168,6 +168,16 @@ def test_an_engine_agrees_with_every_layout(layout: str, results: dict[str, Arra
     assert 0 < gap_mean <= gap_max < 1e-3
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_weights_that_sleep_dropped_are_pushed_again(level: int, results: dict[str, Arrays]) -> None:
+    """Once, not again while the engine is awake, and after a sleep at level 2 again though no update has changed them:
+    until then the engine computes nothing."""
+    found = results[f"slept-{level}"]
+    assert found["pushes"].tolist() == [1, 1, level]
+    assert bool(found["refused"]) == (level == 2)
+    assert found["same"].tolist() == [True] * 4
+
+
 def test_a_rank_that_waits_for_another_is_seen_to_wait(results: dict[str, Arrays]) -> None:
     """Rank 1 sleeps for a second within the phase; half of that is the mean of both ranks' waiting."""
     assert results["metered"]["phases"].tolist() == ["update"]

@@ -115,7 +115,9 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("optimizer.lr=nan", "must be a number; found 'nan'"),
         ("optimizer.lr=[1]", "must be a number; found a list"),
         ("optimizer.adam_beta2=1", "below 1"),
-        ("rollout.temperature=0", "must be above 0"),
+        ("rollout.temperature=0", "must be at least 0.01 and at most 2"),
+        ("rollout.temperature=2.1", "must be at least 0.01 and at most 2: vLLM samples at no other; found 2.1"),
+        ("eval.temperature=0.001", "must be at least 0.01 and at most 2"),
         ("rollout.top_p=1.1", "at most 1"),
         ("rollout.top_k=0", "-1 for all tokens"),
         ("rollout.engine=3", "must be a mapping; found 3"),
@@ -206,6 +208,13 @@ def test_min_lr_is_not_above_lr() -> None:
         from_dict({"optimizer": {"lr": 1e-6, "min_lr": 1e-5}})
 
 
+def test_there_are_two_sleep_levels() -> None:
+    assert load(None, ["rollout.sleep_level=2"]).rollout.sleep_level == 2
+    for wrong in (0, 3):
+        with pytest.raises(ConfigError, match=f"rollout.sleep_level must be 1 .* or 2 .*; found {wrong}"):
+            load(None, [f"rollout.sleep_level={wrong}"])
+
+
 def test_the_table_of_ranges_names_real_keys() -> None:
     keys = set(config_file._keys()) | {f"reward.functions.{item.name}" for item in dataclasses.fields(RewardFunction)}
     keys |= {f"slurm.container.{item.name}" for item in dataclasses.fields(Container)}
@@ -263,6 +272,11 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(kinds[base])
             raw.setdefault(section, {})[name] = value
     raw.get("optimizer", {}).pop("min_lr", None)
+    if "sleep_level" in raw.get("rollout", {}):
+        raw["rollout"]["sleep_level"] = 2
+    for section in ("rollout", "eval"):
+        if "temperature" in raw.get(section, {}):
+            raw[section]["temperature"] = 0.01 + raw[section]["temperature"]
     return raw
 
 
@@ -290,12 +304,12 @@ def test_dump_is_resolved_and_loads_from_a_file(tmp_path: Path) -> None:
 
 def test_difference_names_key_old_and_new() -> None:
     old = from_dict({"run": {"seed": 1}, "rollout": {"engine": {"a": 1, "b": {"c": True}}}})
-    new = from_dict({"run": {"seed": 2}, "rollout": {"engine": {"a": 1.0, "b": {"c": 1}, "d": None}}})
+    new = from_dict({"run": {"seed": 2}, "rollout": {"engine": {"a": 1.0, "b": {"c": 1}, "d": "x", "e": None}}})
     assert difference(old, new) == [
         ("run.seed", 1, 2),
         ("rollout.engine.a", 1, 1.0),
         ("rollout.engine.b.c", True, 1),
-        ("rollout.engine.d", "(not given)", None),
+        ("rollout.engine.d", "(not given)", "x"),  # and e, whose null is vLLM's own default, is as if not given
     ]
     one = from_dict({"reward": {"functions": [{"function": "a"}]}})
     (row,) = difference(Config(), one)
@@ -320,9 +334,10 @@ def test_what_may_change_between_attempts() -> None:
         "tracking": {"wandb": "disabled"},
         "faults": {"max_skipped_steps": 0},
         "eval": {"interval": 3},
-        "rollout": {"engine": {"gpu_memory_utilization": 0.5}},
+        "rollout": {"sleep_level": 2, "engine": {"gpu_memory_utilization": 0.5}},
+        "moe": {"token_dispatcher": "flex"},
     }
-    assert len(difference(old, from_dict(allowed))) == 8
+    assert len(difference(old, from_dict(allowed))) == 10
     assert refused_changes(old, from_dict(allowed)) == []
     refused: dict[str, dict[str, Any]] = {
         "run": {"seed": 1, "name": "b"},

@@ -216,6 +216,10 @@ def test_memory() -> None:
     assert (
         judged(8 * GIB, 9 * GIB).state == "fail" and "8.0 GiB available to this job" in judged(8 * GIB, 9 * GIB).finding
     )
+    section = Section("host")
+    doctor_host.judge_memory(section, 8 * GIB, 9 * GIB, sleeping=True)
+    assert one(section).fix.startswith("rollout.sleep_level=2, ")
+    assert "sleep_level" not in judged(8 * GIB, 9 * GIB).fix
     available, _ = doctor_host.available_memory()
     assert 0 < available <= doctor_host.total_memory()
 

@@ -227,6 +227,10 @@ def test_sizes_are_those_of_the_plan(model: Path, rows: Path) -> None:
     assert sizes.host == 2 * count * 16 + count * 4 + 2**30 + 2 * count * 12
     gpu = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda"))
     assert gpu is not None and gpu.rank_gpu == count * (2 + 4 + 12) and gpu.checkpoint == count * 14
+    # What is lent, the copy that is saved, and the weights of the engine that sleeps; but for these at level 2.
+    assert gpu.host == count * (2 + 4 + 12) + count * (2 + 12) + count * 2
+    dropped = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda", "rollout.sleep_level=2"))
+    assert dropped is not None and dropped.host == gpu.host - count * 2
     assert doctor_sizes.of(given_config(model / "gone", rows)) is None
 
 

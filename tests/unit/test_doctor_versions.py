@@ -118,6 +118,17 @@ def test_what_is_here_is_what_setup_cfg_wants() -> None:
     assert found["torchvision trap"].finding == "not sprung"
 
 
+def test_what_flex_is_made_of(install: Install) -> None:
+    """On CPUs, too: that there it cannot be is the plan's to say."""
+    assert "deep_ep" not in look()
+    lacks = look("moe.token_dispatcher=flex")["deep_ep"]
+    assert lacks.state == "fail" and "moe.token_dispatcher=flex is made of it" in lacks.finding
+    assert "DeepEP@v1.2.1" in lacks.fix and lacks.fix.endswith("or moe.token_dispatcher=alltoall")
+    assert look("moe.token_dispatcher=flex", elsewhere="slurm.container")["deep_ep"].state == "skip"
+    install("deep_ep", "1.2.1+9af0e0d")
+    assert look("moe.token_dispatcher=flex")["deep_ep"].finding.startswith("1.2.1+9af0e0d")
+
+
 def test_the_torchvision_trap(install: Install) -> None:
     install("torchvision", "0.28.0")
     install("torchaudio", "2.13.0+cpu")

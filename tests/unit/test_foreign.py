@@ -121,6 +121,7 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
         "rollout.max_response_length": 2048,
         "rollout.temperature": 1.0,
         "rollout.engine": {"gpu_memory_utilization": 0.7},
+        "rollout.sleep_level": 2,
         "algorithm.name": "grpo",
         "algorithm.clip_low": 0.2,
         "algorithm.clip_high": 0.28,
@@ -135,11 +136,29 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     }
     assert "  lr_decay_style: cosine # default of Megatron-SWIFT\n" in found.text
     assert "  temperature: 1.0\n" in found.text
-    for name in ("save_safetensors", "reward_funcs", "use_vllm", "sleep_level", "finetune", "no_save_optim"):
+    for name in ("save_safetensors", "reward_funcs", "use_vllm", "finetune", "no_save_optim"):
         assert f"--{name}" in " ".join(found.dropped), name
     assert "switched off there, and absent here: --merge_lora" in found.dropped
     assert found.assumed == ()
     assert "no batch size" in found.differs[0]
+    awake = convert(SWIFT_DENSE.replace("--sleep_level 2", "--sleep_level 0"))
+    assert "rollout.sleep_level" not in settings(awake.text) and "engines always sleep here" in " ".join(awake.dropped)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("--moe_token_dispatcher_type flex", "flex"),
+        ("--moe_token_dispatcher_type flex --moe_enable_deepep true", "flex"),
+        ("--moe_token_dispatcher_type alltoall", "alltoall"),
+        ("--moe_token_dispatcher_type allgather", None),
+        ("", None),
+    ],
+)
+def test_the_dispatcher_of_megatron_swift(words: str, kept: str | None) -> None:
+    found = convert(SWIFT_MOE.replace("--lr 1e-6", f"{words} --lr 1e-6"))
+    assert settings(found.text).get("moe.token_dispatcher") == kept
+    assert ("as many tokens from each rank" in " ".join(found.dropped)) == ("allgather" in words)
 
 
 def test_a_mixture_of_experts_of_megatron_swift_on_two_nodes() -> None:

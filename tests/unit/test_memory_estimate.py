@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc import activation_memory, devices, memory_estimate, mends, model_config, model_memory
+from gspo_hpc import activation_memory, devices, estimate_page, memory_estimate, mends, model_config, model_memory
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict, load
 from gspo_hpc.memory_estimate import Estimate, Phase
@@ -117,6 +117,70 @@ def test_generation_beside_a_trainer_that_stays() -> None:
     stays = {"offload_trainer": False, "recompute_granularity": "full"}
     (broken,) = make_plan(made(memory=stays)).broken
     assert "generation takes" in broken.message and "memory.offload_trainer=true" in broken.message
+
+
+WEIGHTS = 7_615_616_512 * 2  # of Qwen2.5-7B in bfloat16
+
+
+def test_what_sleeping_engines_keep_in_host_memory() -> None:
+    """Eight GPUs are four engines of two: four copies of the weights at level 1, none at level 2."""
+    first, second = estimated(made()), estimated(made(rollout={"sleep_level": 2}))
+    assert first.host["engine_weights_asleep"] == 4 * WEIGHTS and second.host["engine_weights_asleep"] == 0
+    assert {**first.host, "engine_weights_asleep": 0} == second.host and first.phases == second.phases
+    assert first.host_otherwise == sum(second.host.values()) == sum(first.host.values()) - 4 * WEIGHTS
+    assert second.host_otherwise == sum(first.host.values())
+    told = second.to_json()
+    assert (
+        told["sleep_level"] == 2
+        and told["host_bytes_at_other_sleep_level"] == told["host_bytes"]["total"] + 4 * WEIGHTS
+    )
+    one = estimated(made(rollout={"engines_per_node": 1}))
+    assert one.host["engine_weights_asleep"] == WEIGHTS
+    apart = estimated(made(rollout={"mode": "server", "engines_per_node": 2}))
+    assert "engine_weights_asleep" not in apart.host and apart.host_otherwise == sum(apart.host.values())
+
+
+def test_the_page_tells_what_the_other_sleep_level_takes() -> None:
+    for level, kept in ((1, 4 * WEIGHTS), (2, 0)):
+        config = made(rollout={"sleep_level": level})
+        found = estimated(config)
+        (line,) = [text for text in estimate_page.memory_lines(found, config) if "sleep level" in text]
+        assert (
+            f"sleep level    {level}: asleep, engines keep 1.5 GiB of each GPU and {kept / 2**30:.1f} of a node" in line
+        )
+        assert line.endswith(f"with rollout.sleep_level={3 - level} a node takes {found.host_otherwise / 2**30:.0f}")
+    apart = made(rollout={"mode": "server", "engines_per_node": 2})
+    assert not any("sleep level" in text for text in estimate_page.memory_lines(estimated(apart), apart))
+
+
+@pytest.mark.parametrize(
+    ("mem", "room"),
+    [
+        ("64G", 64 << 30),
+        ("64g", 64 << 30),
+        ("1024", 1 << 30),
+        ("1T", 1 << 40),
+        ("0", None),
+        ("half", None),
+        (None, None),
+    ],
+)
+def test_memory_of_a_node_is_read_as_slurm_reads_it(mem: str | None, room: int | None) -> None:
+    assert memory_estimate.node_memory(made(slurm={"mem": mem})) == room
+
+
+def test_host_memory_that_does_not_do_is_refused_and_mended() -> None:
+    fits = {"memory": {"recompute_granularity": "full"}}
+    total = sum(estimated(made(**fits)).host.values())
+    less = made(**fits, slurm={"mem": f"{(total - 40 * 2**30) >> 20}"})  # 36 GiB beside that are what processes take
+    (broken,) = make_plan(less).broken
+    assert broken.rule == 16 and f"a node takes {total / 2**30:.1f} GiB of its own memory" in broken.message
+    assert "rollout.sleep_level=2 or checkpoint.async_save=false or a larger slurm.mem" in broken.message
+    assert str(mends.find(less)[0]) == "rollout.sleep_level=2"
+    assert make_plan(replace(less, rollout=replace(less.rollout, sleep_level=2))).valid
+    tight = make_plan(made(**fits, slurm={"mem": f"{(total - 20 * 2**30) >> 20}"}))
+    assert tight.valid and any("rollout.sleep_level=2" in text for text in tight.warnings)
+    assert not any("of its own memory" in text for text in make_plan(made(**fits, slurm={"mem": "0"})).warnings)
 
 
 def test_an_unknown_gpu_is_named() -> None:

@@ -258,6 +258,23 @@ def test_a_setting_that_is_there_already_is_not_offered() -> None:
     assert "parallel.overlap_grad_reduce=true" not in only(run).settings
 
 
+@pytest.mark.parametrize(
+    ("sections", "offered"),
+    [
+        ({"parallel": {"expert_model_parallel_size": 4}}, True),
+        ({}, False),
+        ({"parallel": {"expert_model_parallel_size": 4}, "cluster": {"platform": "cpu"}}, False),
+        ({"parallel": {"expert_model_parallel_size": 4}, "moe": {"token_dispatcher": "flex"}}, False),
+    ],
+)
+def test_the_flex_dispatcher_is_offered_where_it_can_be(sections: dict[str, dict[str, Any]], offered: bool) -> None:
+    """After the losses, which make experts even."""
+    found = [s for s in found_in(evidence(lambda s: {"experts/imbalance_max": 3.0}, **sections), FINDERS)]
+    (symptom,) = [one for one in found if one.name == "unbalanced_experts"]
+    assert symptom.settings[:2] == ("moe.aux_loss_coeff=0.001", "moe.z_loss_coeff=0.001")
+    assert symptom.settings[2:] == (("moe.token_dispatcher=flex",) if offered else ())
+
+
 def test_a_setting_with_which_the_plan_would_break_is_not_offered() -> None:
     """Sixteen completions a group would leave ranks without a prompt."""
     run = evidence(lambda s: {"zero_variance_groups": 1}, batch={"global_batch_size": 16})
