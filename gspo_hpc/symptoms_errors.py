@@ -123,6 +123,7 @@ def out_of_host_memory(run: Evidence) -> Symptom | None:
         (
             *([f"rollout.kv_cache_gb={cache / 2:g}"] if "memory for kv" in told.text else []),  # of an engine on a CPU
             *(["slurm.mem='0'"] if run.config.slurm.mem != "0" else []),
+            *(["rollout.sleep_level=2"] if run.config.cluster.platform == "cuda" else []),  # CPU engines do not sleep
             *(["checkpoint.async_save=false"] if async_save else []),
             f"reward.workers={max(1, run.config.reward.workers // 2)}",
             *(["memory.offload_optimizer=false"] if run.config.memory.offload_optimizer else []),

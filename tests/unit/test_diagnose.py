@@ -174,6 +174,7 @@ def test_the_oom_killer_and_a_kill_that_nobody_explains(make: Make) -> None:
     said = "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"
     (begun.path / "srun.log").write_text(said)
     assert "oom_kill" in found(run)["out_of_host_memory"].evidence[0] and "killed_rank" not in found(run)
+    assert "rollout.sleep_level=2" in found(run)["out_of_host_memory"].settings, "engines keep their weights there"
 
 
 @pytest.mark.parametrize(
