@@ -24,6 +24,7 @@ from gspo_hpc.plan_page import paint
 from gspo_hpc.slurm_commands import SlurmError
 
 DONE, FAILED = 0, 1
+_CUT_OFF = 141  # as a shell shows what SIGPIPE has ended: whoever read the output wanted no more of it
 
 _WATCH_SECONDS = 5.0
 _ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped")  # states of a run that nothing goes on with
@@ -32,7 +33,16 @@ _ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped")  # stat
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. A user's mistake is one or two lines on stderr, never a traceback;
     GSPO_HPC_DEBUG=1 shows the traceback too."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # plan ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CUT_OFF
+
+
+def _run(words: list[str]) -> int:
     top, commands = parsers(_HANDLERS)
     try:
         name = words[0] if words else ""
@@ -42,16 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _unknown(name, top, list(commands))
         args = commands[name].parse_intermixed_args(words[1:])
         handler: Handler = args.handler
-        code = handler(args)
-        sys.stdout.flush()
-        return code
+        return handler(args)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # plan ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ModuleNotFoundError, SlurmError) as error:
         if os.environ.get("GSPO_HPC_DEBUG") or _own_bug(error):
             raise
@@ -205,6 +212,8 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    if args.config != "-":
+        _exists(Path(args.config), "file")
     from gspo_hpc import foreign
 
     return foreign.run(args)

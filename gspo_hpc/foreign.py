@@ -35,6 +35,8 @@ _SCRIPT = re.compile(
     r"(?:^|\s)(?:\+{0,2})(?:data|actor_rollout_ref|algorithm|trainer)\.[\w.]+="
 )
 _TRAINER = re.compile(r"(?:^|/)[\w-]*grpo[\w-]*\.py")
+_HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
+_VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer")  # config names whose defaults are known here
 _ACCELERATE = ("num_processes", "num_machines", "distributed_type")
 
 
@@ -46,6 +48,7 @@ class _Found(NamedTuple):
     variables: dict[str, str]
     commands: list[Command]
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def convert(
     description, converter = _PROJECTS[found.source]
     draft = Draft(description, found.values, found.variables)
     draft.assumed += found.notes
+    draft.dropped += found.dropped
     converter(draft, found.commands, gpus, rows)
     config, body = draft.finish()
     head = [
@@ -106,10 +110,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name} {count}: must be 1 or more")
     if args.out is not None and args.out.exists():
         raise ValueError(f"{args.out} is there already; name another file")
-    try:
-        text = sys.stdin.read() if args.config == "-" else path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{args.config}: not UTF-8 text ({error.reason})") from None
+    text = _read(None if args.config == "-" else path)
     try:
         found = convert(text, args.source, args.gpus, args.rows, Path() if args.config == "-" else path.parent)
     except ValueError as error:
@@ -138,6 +139,16 @@ def _warnings(found: Converted, rows: int | None) -> list[str]:
     return lines + [f"{text}" for text in plan.warnings]
 
 
+def _read(path: Path | None) -> str:
+    """The text of a file, or of standard input. ValueError where it is none: nothing has begun."""
+    try:
+        return sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path or '-'}: not UTF-8 text ({error.reason})") from None
+    except OSError as error:
+        raise ValueError(f"{path or '-'}: cannot be read: {error.strerror}") from None
+
+
 def _find(text: str, source: str | None, folder: Path) -> _Found:
     """The one run in a text."""
     if not text.strip():
@@ -161,7 +172,8 @@ def _find(text: str, source: str | None, folder: Path) -> _Found:
     for more in lists:  # a command broken in two by a comment or a line without its backslash
         name = next(iter(more.values), "")
         text = f"{name} and what follows stand apart from the command: taken as part of it; a \\ is missing before them"
-        found = found._replace(values=found.values | more.values, notes=(*found.notes, text))
+        dropped = (*found.dropped, *more.dropped)
+        found = found._replace(values=found.values | more.values, notes=(*found.notes, text), dropped=dropped)
     return found
 
 
@@ -243,8 +255,8 @@ def _make(
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)
     if source == "verl":
-        values, notes = _overrides(words[first:], variables)
-        return _Found(source, values, variables, commands, notes)
+        values, notes, dropped = _overrides(words[first:], variables)
+        return _Found(source, values, variables, commands, notes, dropped)
     values, before = options(words[first:])
     for named in [word for word in before if word.endswith((".yaml", ".yml"))] if source == "swift" else []:
         values = _named(folder, named) | values
@@ -266,22 +278,35 @@ def _named(folder: Path, name: str) -> dict[str, Any]:
     if path is None:
         text = "is not set in the script" if is_unset(name) else "is not there"
         raise ValueError(f"{name}, which the command reads, {text}: put it beside the script")
-    raw = read_yaml(path.read_text(encoding="utf-8"))
+    raw = read_yaml(_read(path))
     if raw is None:
         raise ValueError(f"{name}: not a mapping of names to values")
     return {str(key): value for key, value in raw.items()}
 
 
-def _overrides(words: tuple[str, ...], variables: dict[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Hydra's overrides, values as YAML; and words that nobody can know."""
+def _overrides(
+    words: tuple[str, ...], variables: dict[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """Hydra's overrides, values as YAML; words that nobody can know; and what has no counterpart."""
     values: dict[str, Any] = {}
     notes: list[str] = []
-    for word in words:
+    dropped: list[str] = []
+    rest = iter(words)
+    for word in rest:
         name, equals, value = word.partition("=")
-        if word.startswith("--"):
-            variables[name[2:].replace("-", "_")] = value
+        if (flag := _HYDRA.get(name, name)).startswith("--"):
+            if not equals and flag in _HYDRA.values():
+                value = next(rest, "")
+            variables[flag[2:].replace("-", "_")] = value
+            if flag not in _HYDRA.values():
+                dropped.append(f"{word}: no setting of the run")
+            elif flag != "--config-name" or value.removesuffix(".yaml") not in _VERLS_OWN:
+                dropped.append(f"{flag} {value}: that file is not read; what it sets is taken from verl's defaults")
         elif word.startswith("~"):
-            values.pop(name[1:], None)
+            gone = [key for key in values if key == name[1:] or key.startswith(f"{name[1:]}.")]
+            for key in gone:
+                del values[key]
+            dropped.append(f"{word}: " + (f"taken out: {', '.join(gone)}" if gone else "nothing is given before it to take out"))
         elif equals and "." in name:
             try:
                 read = yaml.safe_load(value)
@@ -292,4 +317,4 @@ def _overrides(words: tuple[str, ...], variables: dict[str, str]) -> tuple[dict[
             notes.append(f"{word}: not set in the script; what it adds is not known")
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
-    return values, tuple(notes)
+    return values, tuple(notes), tuple(dropped)
