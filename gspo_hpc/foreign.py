@@ -306,7 +306,8 @@ def _overrides(
             gone = [key for key in values if key == name[1:] or key.startswith(f"{name[1:]}.")]
             for key in gone:
                 del values[key]
-            dropped.append(f"{word}: " + (f"taken out: {', '.join(gone)}" if gone else "nothing is given before it to take out"))
+            told = f"taken out: {', '.join(gone)}" if gone else "nothing is given before it to take out"
+            dropped.append(f"{word}: {told}")
         elif equals and "." in name:
             try:
                 read = yaml.safe_load(value)

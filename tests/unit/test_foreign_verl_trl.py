@@ -177,7 +177,9 @@ def test_verl_on_megatron_with_arrays_branches_and_variables() -> None:
     assert not any("$GPUS" in item for item in told.assumed)
 
 
-@pytest.mark.parametrize("flag", ["--config-name x", "--config-name=x", "-cn x", "-cn=x", "--config-path /a --foo -cn x"])
+@pytest.mark.parametrize(
+    "flag", ["--config-name x", "--config-name=x", "-cn x", "-cn=x", "--config-path /a --foo -cn x"]
+)
 def test_flags_of_hydra_are_no_overrides_and_are_listed(flag: str) -> None:
     words = "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 data.train_batch_size=64"
     words += " actor_rollout_ref.actor.ppo_mini_batch_size=32"
