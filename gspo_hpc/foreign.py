@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,8 @@ _SCRIPT = re.compile(
 )
 _TRAINER = re.compile(r"(?:^|/)[\w-]*grpo[\w-]*\.py")
 _HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
-_VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer")  # config names whose defaults are known here
+_VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer")  # its config names, the default first; their defaults are known
+_UNSET_WORD = "not set in the script; what it adds is not known"
 _ACCELERATE = ("num_processes", "num_machines", "distributed_type")
 
 
@@ -174,7 +175,16 @@ def _find(text: str, source: str | None, folder: Path) -> _Found:
         text = f"{name} and what follows stand apart from the command: taken as part of it; a \\ is missing before them"
         dropped = (*found.dropped, *more.dropped)
         found = found._replace(values=found.values | more.values, notes=(*found.notes, text), dropped=dropped)
-    return found
+    return found._replace(notes=(*found.notes, *_cut_off(found, commands)))
+
+
+def _cut_off(found: _Found, commands: list[Command]) -> Iterator[str]:
+    """What a ; & or | without quotes has made another command, by the look of its arguments."""
+    known = _PROJECTS[found.source][0].known
+    for first, *words in (command.words for command in commands):
+        given = [name for name in options(words)[0] if name in known]
+        if len(given) > 1 and words[0].startswith("--") and not first.startswith("-"):
+            yield f"{first[:40]} {words[0]} ... is a command of its own to a shell: put quotes around text with ; & |"
 
 
 def _without_comments(text: str) -> str:
@@ -255,11 +265,18 @@ def _make(
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)
     if source == "verl":
-        values, notes, dropped = _overrides(words[first:], variables)
-        return _Found(source, values, variables, commands, notes, dropped)
+        values, unknown, lost = _overrides(words[first:], variables)
+        return _Found(source, values, variables, commands, unknown, lost)
     values, before = options(words[first:])
-    for named in [word for word in before if word.endswith((".yaml", ".yml"))] if source == "swift" else []:
-        values = _named(folder, named) | values
+    notes: list[str] = []
+    dropped: list[str] = []
+    for word in before:
+        if source == "swift" and word.endswith((".yaml", ".yml")):
+            values = _named(folder, word) | values
+        elif is_unset(word):
+            notes.append(f"{word}: {_UNSET_WORD}")
+        elif word:
+            dropped.append(f"{word}: no argument")
     if source == "trl":
         if given := values.pop("config", None):
             values = _named(folder, str(given)) | values
@@ -269,7 +286,7 @@ def _make(
                 launch = _named(folder, file)
                 variables = {key: str(launch[key]) for key in _ACCELERATE if key in launch} | variables
         variables |= {name: str(values.pop(name)) for name in _ACCELERATE if name in values}
-    return _Found(source, values, variables, commands)
+    return _Found(source, values, variables, commands, tuple(notes), tuple(dropped))
 
 
 def _named(folder: Path, name: str) -> dict[str, Any]:
@@ -300,8 +317,6 @@ def _overrides(
             variables[flag[2:].replace("-", "_")] = value
             if flag not in _HYDRA.values():
                 dropped.append(f"{word}: no setting of the run")
-            elif flag != "--config-name" or value.removesuffix(".yaml") not in _VERLS_OWN:
-                dropped.append(f"{flag} {value}: that file is not read; what it sets is taken from verl's defaults")
         elif word.startswith("~"):
             gone = [key for key in values if key == name[1:] or key.startswith(f"{name[1:]}.")]
             for key in gone:
@@ -315,7 +330,12 @@ def _overrides(
                 read = value
             values[name.lstrip("+")] = value if is_unset(value) or isinstance(read, Mapping) else read
         elif is_unset(word):
-            notes.append(f"{word}: not set in the script; what it adds is not known")
+            notes.append(f"{word}: {_UNSET_WORD}")
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
+    given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
+    own = given.get("--config-name", _VERLS_OWN[0]).removesuffix(".yaml") in _VERLS_OWN
+    if not own or os.path.normpath(given.get("--config-path", "config")) != "config" or "--config-dir" in given:
+        flags = " ".join(f"{flag} {value}" for flag, value in given.items())
+        dropped.append(f"{flags}: that file is not read; what it sets is taken from verl's defaults")
     return values, tuple(notes), tuple(dropped)

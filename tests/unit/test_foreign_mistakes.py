@@ -357,6 +357,17 @@ def test_nothing_behind_a_smaller_sign_is_lost(text: str) -> None:
     assert any("stop_words" in line for line in told.dropped)
 
 
+def test_words_before_the_options_and_behind_a_semicolon_are_told() -> None:
+    found = convert(f"{SWIFT.replace('rlhf ', 'rlhf $MORE stray ', 1)} --lr 1e-6")
+    assert "$MORE: not set in the script; what it adds is not known" in found.assumed
+    assert "stray: no argument" in found.dropped
+    cut = "megatron rlhf --rlhf_type grpo --num_generations 4 --system Think;answer --global_batch_size 32 --lr 1e-6"
+    told = "answer --global_batch_size ... is a command of its own to a shell: put quotes around text with ; & |"
+    assert told in convert(cut).assumed
+    quoted = convert(cut.replace("Think;answer", "'Think;answer'"))
+    assert told not in quoted.assumed and quoted.config.batch.global_batch_size == 32
+
+
 def test_options_take_several_values_dashes_and_equals_signs() -> None:
     values, before = options(
         ["run", "--target-modules", "a", "b", "--top_k", "-1", "--lr=1e-6", "--finetune", "--x", "{}"]
