@@ -1,7 +1,8 @@
 """``gspo-hpc``: what a person types.
 
 Floor 6. Whatever trains or reads a run is imported by the command that needs it, so that ``--help`` and ``plan`` answer
-at once on a login node. Exit codes: 0 done, 2 refused before it began, 75 stopped to be requeued, 1 failed.
+at once on a login node. Exit codes: 0 done, 2 refused before it began, 75 stopped to be requeued, 1 failed;
+141, as after SIGPIPE, where whoever read the output has closed it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gspo_hpc.plan_page import paint
 from gspo_hpc.slurm_commands import SlurmError
 
 DONE, FAILED = 0, 1
+_CUT_OFF = 141  # as a shell shows what SIGPIPE has ended: whoever read the output wanted no more of it
 
 _WATCH_SECONDS = 5.0
 _ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped")  # states of a run that nothing goes on with
@@ -32,7 +34,16 @@ _ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped")  # stat
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. A user's mistake is one or two lines on stderr, never a traceback;
     GSPO_HPC_DEBUG=1 shows the traceback too."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # plan ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CUT_OFF
+
+
+def _run(words: list[str]) -> int:
     top, commands = parsers(_HANDLERS)
     try:
         name = words[0] if words else ""
@@ -42,16 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _unknown(name, top, list(commands))
         args = commands[name].parse_intermixed_args(words[1:])
         handler: Handler = args.handler
-        code = handler(args)
-        sys.stdout.flush()
-        return code
+        return handler(args)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # plan ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ModuleNotFoundError, SlurmError) as error:
         if os.environ.get("GSPO_HPC_DEBUG") or _own_bug(error):
             raise
@@ -89,8 +97,9 @@ def _unknown(name: str, top: argparse.ArgumentParser, commands: list[str]) -> in
 def _plan(args: argparse.Namespace) -> int:
     from gspo_hpc import plan_command
 
+    config = _config(args)
     options = {"as_json": args.json, "ranks": args.ranks, "sbatch": args.sbatch, "price": args.price}
-    valid = plan_command.plan(args.config, _config(args), **options, response_tokens=args.response_tokens)
+    valid = plan_command.plan(args.config, config, **options, response_tokens=args.response_tokens)
     return DONE if valid else REFUSED
 
 
@@ -183,6 +192,8 @@ def _completion(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
+    if not args.target.exists() and args.target.suffix in (".yaml", ".yml"):
+        args.target = Path(_config_path(str(args.target)))
     _exists(args.target, "config, run directory or model folder")
     from gspo_hpc.launch import evaluate
 
@@ -205,6 +216,8 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    if args.config != "-":
+        _exists(Path(args.config), "file")
     from gspo_hpc import foreign
 
     return foreign.run(args)
@@ -220,9 +233,25 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    if "=" in args.config and not Path(args.config).exists():
-        raise ValueError(f"{args.config} is a setting; the config file comes first: gspo-hpc COMMAND CONFIG key=value")
+    """The config that a command is given; `args.config` is its file from here on."""
+    args.config = _config_path(args.config)
     return config_file.load(args.config, args.overrides)
+
+
+def _config_path(given: str) -> str:
+    """The file of a config: a path, or the name of a preset in configs/ here or beside the package."""
+    path = Path(given)
+    if path.exists():
+        return given
+    if "=" in given:
+        raise ValueError(f"{given} is a setting; the config file comes first: gspo-hpc COMMAND CONFIG key=value")
+    folders = (path.parent, Path("configs"), Path(__file__).parents[1] / "configs")
+    there = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*.y*ml"))}
+    stem = path.stem if path.suffix in (".yaml", ".yml") else path.name
+    if path.name == given and stem in there:
+        return str(there[stem])
+    nearest = difflib.get_close_matches(stem, there, n=1)
+    raise ValueError(f"{given}: no such config file{f'; nearest: {there[nearest[0]]}' if nearest else ''}")
 
 
 def _to_stderr(text: str) -> None:

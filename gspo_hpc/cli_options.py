@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,14 +22,31 @@ Handler = Callable[[argparse.Namespace], int]  # gives the exit code
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that names the nearest option for a mistyped one."""
+    """An argument parser that names the nearest option for an unknown one, and the nearest choice for a wrong one."""
 
     def error(self, message: str) -> NoReturn:
-        options = [text for action in self._actions for text in action.option_strings]
-        wrong = [word for word in message.split() if word.startswith("-")]
-        nearest = difflib.get_close_matches(wrong[0].split("=")[0], options, n=1) if wrong else []
-        hint = f"; nearest: {nearest[0]}" if nearest and nearest[0] != wrong[0] else ""
+        head, colon, names = message.partition(": ")
+        hint = ""
+        if head.startswith("the following arguments are required"):
+            spare = [action.metavar for action in self._actions if action.nargs in ("*", "?")]  # intermixed parsing
+            message = head + colon + ", ".join(name for name in names.split(", ") if name not in spare)
+        elif head.startswith("unrecognized arguments"):
+            options = [text for action in self._actions for text in action.option_strings]
+            wrong = next((word.split("=")[0] for word in names.split() if word.startswith("-")), "")
+            hint = _nearest(wrong, options)
         self.exit(REFUSED, f"{self.prog}: {message}{hint}\n{self.format_usage()}")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = _nearest(str(value), [str(choice) for choice in action.choices or ()])
+            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
+
+
+def _nearest(wrong: str, names: Sequence[str]) -> str:
+    found = difflib.get_close_matches(wrong, names, n=1)
+    return f"; nearest: {found[0]}" if found else ""
 
 
 def parsers(handlers: Mapping[str, Handler]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
@@ -57,7 +74,7 @@ def parsers(handlers: Mapping[str, Handler]) -> tuple[argparse.ArgumentParser, d
         return parser
 
     def takes_config(parser: Parser) -> None:
-        parser.add_argument("config", metavar="CONFIG", help="YAML file")
+        parser.add_argument("config", metavar="CONFIG", help="YAML file, or the name of a preset in configs/")
         parser.add_argument("overrides", metavar="key=value", nargs="*", help=setting)
 
     setting = "settings put over the file, such as run.max_steps=10 or batch.num_generations=8"
@@ -65,7 +82,9 @@ def parsers(handlers: Mapping[str, Handler]) -> tuple[argparse.ArgumentParser, d
     plan = add("plan", "show what a config amounts to: sizes, layout, passes, steps", text, _PLAN_EXAMPLES)
     takes_config(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
-    plan.add_argument("--ranks", action="store_true", help="with --json: also which rank sits where, every one")
+    plan.add_argument(
+        "--ranks", action="store_true", help="which rank sits where, every one: a row each, or a list in JSON"
+    )
     plan.add_argument("--sbatch", action="store_true", help="print also the batch script that submit would hand in")
     plan.add_argument("--price", type=float, metavar="P", help="of one GPU for one hour: the cost of the run")
     expected = "average response that time is estimated for (default: half of the longest)"
@@ -167,6 +186,7 @@ exit codes: 0 done, 2 refused before it began, 75 stopped to be requeued, 1 fail
 _PLAN_EXAMPLES = """
     gspo-hpc plan configs/tiny_cpu.yaml
     gspo-hpc plan my.yaml cluster.nodes=8 batch.global_batch_size=512
+    gspo-hpc plan qwen3_30b_a3b_ep8 cluster.nodes=4
     gspo-hpc plan my.yaml --sbatch
     gspo-hpc plan my.yaml cluster.gpu=H100 --price 2.5
     gspo-hpc plan my.yaml --json --ranks"""

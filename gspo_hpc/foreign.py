@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,9 @@ _SCRIPT = re.compile(
     r"(?:^|\s)(?:\+{0,2})(?:data|actor_rollout_ref|algorithm|trainer)\.[\w.]+="
 )
 _TRAINER = re.compile(r"(?:^|/)[\w-]*grpo[\w-]*\.py")
+_HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
+_VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer")  # its config names, the default first; their defaults are known
+_UNSET_WORD = "not set in the script; what it adds is not known"
 _ACCELERATE = ("num_processes", "num_machines", "distributed_type")
 
 
@@ -46,6 +49,7 @@ class _Found(NamedTuple):
     variables: dict[str, str]
     commands: list[Command]
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def convert(
     description, converter = _PROJECTS[found.source]
     draft = Draft(description, found.values, found.variables)
     draft.assumed += found.notes
+    draft.dropped += found.dropped
     converter(draft, found.commands, gpus, rows)
     config, body = draft.finish()
     head = [
@@ -106,10 +111,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name} {count}: must be 1 or more")
     if args.out is not None and args.out.exists():
         raise ValueError(f"{args.out} is there already; name another file")
-    try:
-        text = sys.stdin.read() if args.config == "-" else path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{args.config}: not UTF-8 text ({error.reason})") from None
+    text = _read(None if args.config == "-" else path)
     try:
         found = convert(text, args.source, args.gpus, args.rows, Path() if args.config == "-" else path.parent)
     except ValueError as error:
@@ -138,6 +140,16 @@ def _warnings(found: Converted, rows: int | None) -> list[str]:
     return lines + [f"{text}" for text in plan.warnings]
 
 
+def _read(path: Path | None) -> str:
+    """The text of a file, or of standard input. ValueError where it is none: nothing has begun."""
+    try:
+        return sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path or '-'}: not UTF-8 text ({error.reason})") from None
+    except OSError as error:
+        raise ValueError(f"{path or '-'}: cannot be read: {error.strerror}") from None
+
+
 def _find(text: str, source: str | None, folder: Path) -> _Found:
     """The one run in a text."""
     if not text.strip():
@@ -161,8 +173,18 @@ def _find(text: str, source: str | None, folder: Path) -> _Found:
     for more in lists:  # a command broken in two by a comment or a line without its backslash
         name = next(iter(more.values), "")
         text = f"{name} and what follows stand apart from the command: taken as part of it; a \\ is missing before them"
-        found = found._replace(values=found.values | more.values, notes=(*found.notes, text))
-    return found
+        dropped = (*found.dropped, *more.dropped)
+        found = found._replace(values=found.values | more.values, notes=(*found.notes, text), dropped=dropped)
+    return found._replace(notes=(*found.notes, *_cut_off(found, commands)))
+
+
+def _cut_off(found: _Found, commands: list[Command]) -> Iterator[str]:
+    """What a ; & or | without quotes has made another command, by the look of its arguments."""
+    known = _PROJECTS[found.source][0].known
+    for first, *words in (command.words for command in commands):
+        given = [name for name in options(words)[0] if name in known]
+        if len(given) > 1 and words[0].startswith("--") and not first.startswith("-"):
+            yield f"{first[:40]} {words[0]} ... is a command of its own to a shell: put quotes around text with ; & |"
 
 
 def _without_comments(text: str) -> str:
@@ -243,11 +265,18 @@ def _make(
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)
     if source == "verl":
-        values, notes = _overrides(words[first:], variables)
-        return _Found(source, values, variables, commands, notes)
+        values, unknown, lost = _overrides(words[first:], variables)
+        return _Found(source, values, variables, commands, unknown, lost)
     values, before = options(words[first:])
-    for named in [word for word in before if word.endswith((".yaml", ".yml"))] if source == "swift" else []:
-        values = _named(folder, named) | values
+    notes: list[str] = []
+    dropped: list[str] = []
+    for word in before:
+        if source == "swift" and word.endswith((".yaml", ".yml")):
+            values = _named(folder, word) | values
+        elif is_unset(word):
+            notes.append(f"{word}: {_UNSET_WORD}")
+        elif word:
+            dropped.append(f"{word}: no argument")
     if source == "trl":
         if given := values.pop("config", None):
             values = _named(folder, str(given)) | values
@@ -257,7 +286,7 @@ def _make(
                 launch = _named(folder, file)
                 variables = {key: str(launch[key]) for key in _ACCELERATE if key in launch} | variables
         variables |= {name: str(values.pop(name)) for name in _ACCELERATE if name in values}
-    return _Found(source, values, variables, commands)
+    return _Found(source, values, variables, commands, tuple(notes), tuple(dropped))
 
 
 def _named(folder: Path, name: str) -> dict[str, Any]:
@@ -266,22 +295,34 @@ def _named(folder: Path, name: str) -> dict[str, Any]:
     if path is None:
         text = "is not set in the script" if is_unset(name) else "is not there"
         raise ValueError(f"{name}, which the command reads, {text}: put it beside the script")
-    raw = read_yaml(path.read_text(encoding="utf-8"))
+    raw = read_yaml(_read(path))
     if raw is None:
         raise ValueError(f"{name}: not a mapping of names to values")
     return {str(key): value for key, value in raw.items()}
 
 
-def _overrides(words: tuple[str, ...], variables: dict[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Hydra's overrides, values as YAML; and words that nobody can know."""
+def _overrides(
+    words: tuple[str, ...], variables: dict[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """Hydra's overrides, values as YAML; words that nobody can know; and what has no counterpart."""
     values: dict[str, Any] = {}
     notes: list[str] = []
-    for word in words:
+    dropped: list[str] = []
+    rest = iter(words)
+    for word in rest:
         name, equals, value = word.partition("=")
-        if word.startswith("--"):
-            variables[name[2:].replace("-", "_")] = value
+        if (flag := _HYDRA.get(name, name)).startswith("--"):
+            if not equals and flag in _HYDRA.values():
+                value = next(rest, "")
+            variables[flag[2:].replace("-", "_")] = value
+            if flag not in _HYDRA.values():
+                dropped.append(f"{word}: no setting of the run")
         elif word.startswith("~"):
-            values.pop(name[1:], None)
+            gone = [key for key in values if key == name[1:] or key.startswith(f"{name[1:]}.")]
+            for key in gone:
+                del values[key]
+            told = f"taken out: {', '.join(gone)}" if gone else "nothing is given before it to take out"
+            dropped.append(f"{word}: {told}")
         elif equals and "." in name:
             try:
                 read = yaml.safe_load(value)
@@ -289,7 +330,12 @@ def _overrides(words: tuple[str, ...], variables: dict[str, str]) -> tuple[dict[
                 read = value
             values[name.lstrip("+")] = value if is_unset(value) or isinstance(read, Mapping) else read
         elif is_unset(word):
-            notes.append(f"{word}: not set in the script; what it adds is not known")
+            notes.append(f"{word}: {_UNSET_WORD}")
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
-    return values, tuple(notes)
+    given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
+    own = given.get("--config-name", _VERLS_OWN[0]).removesuffix(".yaml") in _VERLS_OWN
+    if not own or os.path.normpath(given.get("--config-path", "config")) != "config" or "--config-dir" in given:
+        flags = " ".join(f"{flag} {value}" for flag, value in given.items())
+        dropped.append(f"{flags}: that file is not read; what it sets is taken from verl's defaults")
+    return values, tuple(notes), tuple(dropped)

@@ -22,7 +22,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _LEFT = re.compile(r"\$(?:[A-Za-z_{(]|\d)")
 _ARRAY = re.compile(r"\s*([A-Za-z_]\w*)=\((.*)\)\s*", re.DOTALL)
 _ELEMENTS = re.compile(r'"\$\{(\w+\[)[@*]\]\}"|\$\{(\w+\[)[@*]\]\}')
-_REDIRECTION = re.compile(r"\d?[<>]|&>")
+_REDIRECTION = re.compile(r"&>>?|<<<|<<-?|<>|>>|>\||[<>]&|[<>](?!\()")
+_NUMBERED = re.compile(r"\d*(?=[<>])")  # 2> is one sign, where a word begins with the number
+_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"?|'[^']*'?|`(?:[^`\\]|\\.)*`?|\\.", re.DOTALL)
+_HERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1")
 _WORDS_BEFORE = ("export", "declare", "local", "readonly", "exec", "time", "env", "nohup", "do", "{")
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -47,7 +50,10 @@ def is_unset(value: Any) -> bool:
 
 
 def read_script(text: str) -> list[Command]:
-    """The commands of a shell script, with its own variables put in. Raises ValueError for a quote that never ends."""
+    """The commands of a shell script, with its own variables put in.
+
+    Raises ValueError for a quote that never ends, and for a redirection that leads nowhere.
+    """
     variables: dict[str, str] = {}
     found: list[Command] = []
     branches: list[tuple[bool, bool]] = []  # of each `if` around: whether this branch counts, whether one has counted
@@ -55,7 +61,7 @@ def read_script(text: str) -> list[Command]:
         if match := _ARRAY.fullmatch(statement):
             variables[f"{match[1]}[@]"] = shlex.join(_split(_expand(match[2], variables)))
             continue
-        words = _split(_expand(statement, variables))
+        words = _split(_expand(_without_redirections(statement), variables))
         while words and words[0] in ("if", "elif", "then", "else", "fi"):
             word, *words = words
             if word == "if":
@@ -79,9 +85,8 @@ def read_script(text: str) -> list[Command]:
             here[word[: match.end() - 1]] = word[match.end() :]
         while words and words[0] in _WORDS_BEFORE:
             del words[0]
-        end = next((number for number, word in enumerate(words) if _REDIRECTION.match(word)), len(words))
-        if words[:end]:
-            found.append(Command(tuple(words[:end]), variables | here))
+        if words:
+            found.append(Command(tuple(words), variables | here))
         else:
             variables |= here
     return found
@@ -131,6 +136,7 @@ def _statements(text: str) -> Iterator[str]:
     """The statements of a script, quotes and variables still in them."""
     text = re.sub(r"[ \t]*\r?\n", "\n", text)  # blanks after a continuation end a command; nobody means that
     here, quote, depth, start, array = "", "", 0, True, False
+    ends: list[str] = []  # of the here-documents that begin on the next line
     position = 0
     while position < len(text):
         char, pair = text[position], text[position : position + 2]
@@ -145,7 +151,7 @@ def _statements(text: str) -> Iterator[str]:
         elif pair in ("$(", "${"):
             here, depth, position = here + pair, depth + 1, position + 2
             continue
-        elif char in "(){}" and (depth or (char == "(" and here.endswith("="))):
+        elif char in "(){}" and (depth or (char == "(" and here.endswith(("=", "<", ">")))):
             array = array or not depth
             depth += 1 if char in "({" else -1
             array = array and depth > 0
@@ -154,9 +160,14 @@ def _statements(text: str) -> Iterator[str]:
             if position < 0:
                 break
             continue
+        elif not depth and text.startswith("<<", position) and not here.endswith("<"):
+            ends += [match[2]] if (match := _HERE.match(text, position)) else []
         elif not depth and _ends(text, position):
             yield here
             here, start, position = "", True, position + 1
+            while ends and char == "\n":
+                last = re.compile(rf"^\t*{ends.pop(0)}$", re.MULTILINE).search(text, position)
+                position = last.end() if last else len(text)
             continue
         here, start, position = here + char, char.isspace() and not quote, position + 1
     if quote:
@@ -166,9 +177,39 @@ def _statements(text: str) -> Iterator[str]:
 
 def _ends(text: str, position: int) -> bool:
     char = text[position]
+    before = text[position - 1 : position]
     if char == "&":  # 2>&1 and &> send output elsewhere
-        return text[position - 1 : position] != ">" and text[position + 1 : position + 2] != ">"
-    return char in "\n;|"
+        return before not in ("<", ">") and text[position + 1 : position + 2] != ">"
+    return char in "\n;" or (char == "|" and before != ">")
+
+
+def _without_redirections(statement: str) -> str:
+    """The statement without what sends its input and output elsewhere; in quotes, < and > are text."""
+    done, position, start = "", 0, True
+    while position < len(statement):
+        number = _NUMBERED.match(statement, position) if start else None
+        if sign := _REDIRECTION.match(statement, number.end() if number else position):
+            begin = sign.end() + len(statement[sign.end() :]) - len(statement[sign.end() :].lstrip())
+            end = begin
+            while end < len(statement) and not statement[end].isspace() and not _REDIRECTION.match(statement, end):
+                end = _piece(statement, end)
+            if end == begin:
+                around = " ".join(statement[max(0, position - 30) :].split())[:60]
+                raise ValueError(f"{sign.group()} leads to no file: put quotes around text with < > | & ;: ...{around}")
+            done, position, start = f"{done} ", end, True
+            continue
+        end = _piece(statement, position)
+        done, start, position = done + statement[position:end], statement[position].isspace(), end
+    return done
+
+
+def _piece(text: str, position: int) -> int:
+    """Where a quoted text, an expression in brackets, or else one character ends."""
+    if match := _QUOTED.match(text, position):
+        return match.end()
+    if text[position : position + 2] in ("$(", "${", "<(", ">("):
+        return position + _closing(text[position:])
+    return position + 1
 
 
 def _split(statement: str) -> list[str]:

@@ -5,9 +5,12 @@ Floor 6.
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gspo_hpc import devices, mends, model_config, suggest, time_estimate
@@ -30,21 +33,25 @@ def plan(
     price: float | None,
     response_tokens: float | None,
 ) -> bool:
-    """Prints the plan; whether every rule holds, and there is a batch script if one was asked for."""
-    for option, value in (("--price", price), ("--response-tokens", response_tokens)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{option} {value:g} must be more than 0")
+    """Prints the plan; whether every rule holds, and there is a batch script if one was asked for. `ranks`: with every
+    rank, however many there are."""
+    _check("--price", price)
+    _check("--response-tokens", response_tokens)
     rows = _count_rows(config.data.train)
     found = make_plan(config, rows)
     offered = mends.find(config, rows)
     times, tokens = _times(config, found, response_tokens)
+    notes = [*_absent(config), *_cut(config, response_tokens)]
+    if times is None and (price or response_tokens):
+        notes.append("--price and --response-tokens change nothing: time is not estimated.")
+    found = replace(found, notes=(*found.notes, *notes))
     script = batch_script(config) if sbatch else None
     if as_json:
         more: dict[str, object] = {"time": None if times is None else times.to_json(price)}
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(content(found, offered, ranks=ranks) | more, indent=2))
         return found.valid and bool(script) == sbatch
-    print("\n".join(page(name, config, found, offered)))
+    print("\n".join(page(name, config, found, offered, ranks=ranks)))
     if found.memory is not None:
         print("\n" + paint("Memory", "1", sys.stdout))
         print("\n".join(memory_lines(found.memory, config)))
@@ -61,7 +68,18 @@ def suggest_layouts(
     """Prints layouts, best first; whether there is one."""
     if limit < 1:
         raise ValueError(f"--limit {limit} must be at least 1")
+    _check("--response-tokens", response_tokens)
+    for key in set(keep).difference(suggest.KEYS):
+        if key in _keys():
+            raise ValueError(f"--keep {key}: suggest never changes it, so it stays as it is; leave it out")
+        nearest = difflib.get_close_matches(key, suggest.KEYS, n=1)
+        known = f"; nearest: {nearest[0]}" if nearest else f"\nwhat suggest chooses: {', '.join(suggest.KEYS)}"
+        raise ValueError(f"--keep {key}: no such setting{known}")
+    if config.model.path is None:
+        raise ValueError("model.path must be given: a folder, or a model that plan knows, such as Qwen/Qwen3-8B")
     found = suggest.find(config, frozenset(keep), limit, response_tokens)
+    for text in _cut(config, response_tokens):
+        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
     if as_json:
         print(json.dumps([layout.to_json() for layout in found], indent=2))
     elif found:
@@ -70,6 +88,32 @@ def suggest_layouts(
         print(f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule", end="; ")
         print("plan shows what is broken: more GPUs, larger ones, or other batch sizes may mend it")
     return bool(found)
+
+
+def _keys() -> set[str]:
+    """Every key of a config, dotted."""
+    sections = {name: getattr(Config(), name) for name in Config.__dataclass_fields__}
+    return {f"{name}.{key}" for name, section in sections.items() for key in vars(section)}
+
+
+def _check(option: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
+        raise ValueError(f"{option} {value:g} must be {'finite' if value == float('inf') else 'more than 0'}")
+
+
+def _cut(config: Config, response_tokens: float | None) -> Iterator[str]:
+    """What is to be said of a response that is longer than responses can be."""
+    longest = config.rollout.max_response_length
+    if response_tokens is not None and response_tokens > longest:
+        yield f"--response-tokens {response_tokens:,.0f} is cut to rollout.max_response_length ({longest:,})."
+
+
+def _absent(config: Config) -> Iterator[str]:
+    """What is to be said of data files that a run needs and that are not there."""
+    for key, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if name is not None and not os.path.exists(name):
+            counted = ": its prompts are not counted" if key == "data.train" else ""
+            yield f"{key} {name} is not there{counted}. A run needs the file."
 
 
 def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:

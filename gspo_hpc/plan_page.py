@@ -55,8 +55,8 @@ def content(plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> d
     return found
 
 
-def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = ()) -> Iterator[str]:
-    """The lines of the plan page; `mends` are those of a plan that is refused."""
+def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> Iterator[str]:
+    """The lines of the plan page; `mends` are those of a plan that is refused. `ranks`: a row for each of them."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
 
     def title(text: str) -> str:
@@ -89,9 +89,9 @@ def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = ()) -> I
             yield f"  {key:<12} micro_batch_tokens {size.micro_batch_tokens:,}"
         else:
             yield f"  {key:<12} micro_batch_size {size.micro_batch_size or 'not given'}"
-    if plan.quantities.get("world_size", 0) != 1:
+    if ranks or plan.quantities.get("world_size", 0) != 1:
         yield title("Ranks")
-        yield from _ranks(plan)
+        yield from _ranks(plan, ranks)
     if plan.broken:
         yield title("Broken rules")
         yield from items([(f"rule {item.rule:>2}", item.message) for item in plan.broken], "31")
@@ -120,9 +120,9 @@ def batch_script(config: Config) -> str | None:
         return None
 
 
-def _ranks(plan: Plan) -> Iterator[str]:
+def _ranks(plan: Plan, every: bool) -> Iterator[str]:
     try:
-        yield from rank_page.lines(plan.layout)
+        yield from rank_page.lines(plan.layout, every)
     except ValueError as error:
         yield f"  {error}"
 

@@ -1,4 +1,4 @@
-"""The table of ranks that ``gspo-hpc plan --ranks`` prints: short, however many there are.
+"""The table of ranks that ``gspo-hpc plan`` prints: short, however many there are, but for --ranks.
 
 Floor 6.
 """
@@ -13,9 +13,9 @@ _MAX_ROWS = 32
 _HEADS = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "etp": "ETP", "ep": "EP", "expert_dp": "EDP"}
 
 
-def lines(layout: Mapping[str, int]) -> Iterator[str]:
+def lines(layout: Mapping[str, int], every: bool = False) -> Iterator[str]:
     """How ranks are counted, how far groups reach, and a table of ranks: one a row, or a node, or as many nodes as make
-    a short table. ValueError where ranks cannot be placed."""
+    a short table. `every`: one a row in any case. ValueError where ranks cannot be placed."""
     placed, found = seats(layout), dimensions(layout)
     expert_names = ("etp", "ep", "expert_dp")
     experts = layout["expert_model_parallel_size"] > 1 or (
@@ -32,12 +32,13 @@ def lines(layout: Mapping[str, int]) -> Iterator[str]:
     for item in shown:
         where = "inside a node" if item.nodes == 1 else f"over {item.nodes} nodes"
         groups = len(placed) // item.size
-        yield f"  {_HEADS[item.name]:<8} {groups:,} groups of {item.size:,} ranks, {item.apart:,} apart, {where}"
+        count = f"{groups:,} group{'s' * (groups > 1)}"
+        yield f"  {_HEADS[item.name]:<8} {count} of {item.size:,} ranks, {item.apart:,} apart, {where}"
     yield f"  engines  on every node: GPUs {' | '.join(map(ranges, engine_gpus(layout)))}"
     yield ""
     names = ["node", "gpu", *(item.name for item in shown), "engine"]
     rows = [["ranks", *(_HEADS.get(name, name.replace("gpu", "GPU")) for name in names)]]
-    size = _rows_of(len(placed), len(placed) // layout["nodes"], layout["nodes"])
+    size = 1 if every else _rows_of(len(placed), len(placed) // layout["nodes"], layout["nodes"])
     for first in range(0, len(placed), size):
         block = placed[first : first + size]
         rows.append([_values(block, "rank"), *(_values(block, name) for name in names)])

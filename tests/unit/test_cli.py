@@ -134,6 +134,33 @@ def test_mistakes_are_explained_and_refused(
     assert "Traceback" not in output.err and output.out == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["plan"], "gspo-hpc plan: the following arguments are required: CONFIG"),
+        (["suggest", "--json"], "gspo-hpc suggest: the following arguments are required: CONFIG"),
+        (["plan", "CONFIG", "--price", "x"], "gspo-hpc plan: argument --price: invalid float value: 'x'"),
+        (["plan", "CONFIG", "--price"], "gspo-hpc plan: argument --price: expected one argument"),
+        (["doctor", "--nodes", "x"], "gspo-hpc doctor: argument --nodes: invalid int value: 'x'"),
+        (["suggest", "CONFIG", "--limit", "1.5"], "gspo-hpc suggest: argument --limit: invalid int value: '1.5'"),
+    ],
+)
+def test_no_hint_at_an_option_that_is_right(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.splitlines()[0] == expected
+
+
+def test_the_nearest_choice_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "x", "--from", "vrl"]) == 2
+    assert capsys.readouterr().err.splitlines()[0].endswith("; nearest: verl")
+    assert main(["completion", "bsh"]) == 2
+    assert capsys.readouterr().err.splitlines()[0].endswith("; nearest: bash")
+    assert main(["convert", "x", "--from", "nemo"]) == 2
+    assert "nearest" not in capsys.readouterr().err
+
+
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "commands:" in capsys.readouterr().err
@@ -177,14 +204,22 @@ def test_the_program_itself(config: str) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # the pipe breaks at the end, or while printing
-def test_a_closed_pipe_is_no_traceback(config: str, unbuffered: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["plan", "CONFIG"], ["plan", "CONFIG", "batch.num_generations=1"], ["--help"], ["convert", "-"], ["plan", "-h"]],
+)
+def test_a_closed_pipe_ends_quietly(config: str, words: list[str], unbuffered: str) -> None:
+    """As tools end that SIGPIPE ends: no traceback, and no code that says that the command failed."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "gspo_hpc.cli", "plan", config]
+    command = [sys.executable, "-m", "gspo_hpc.cli", *(config if word == "CONFIG" else word for word in words)]
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
+    given = b"megatron rlhf --rlhf_type grpo --global_batch_size 8 --num_generations 8" if "-" in words else b""
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, input=given, env=env, timeout=60, check=False)
     os.close(write)
-    assert done.stderr == b"" and done.returncode == 1
+    assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr, done.stderr
+    argparses_own = unbuffered and words[-1] in ("--help", "-h")  # which it prints without looking whether it can
+    assert done.returncode == (0 if argparses_own else 141)
 
 
 def test_a_missing_library_is_named(config: str) -> None:

@@ -253,3 +253,23 @@ def test_convert_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("sys.stdin", io.StringIO(words + " --global_batch_sise 64"))
     assert main(["convert", "-", "--gpus", "4"]) == 2
     assert capsys.readouterr().err == "error: -: unknown argument --global_batch_sise; nearest: --global_batch_size\n"
+
+
+def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.sh").write_text(" \n")
+    (tmp_path / "binary.sh").write_bytes(b"\x80\xff\x00")
+    (tmp_path / "zero.sh").write_bytes(b"a\0b")
+    (tmp_path / "run.sh").write_text("trl grpo --config folder.yaml")
+    (tmp_path / "named.sh").write_text("trl grpo --config binary.sh")
+    for name, expected in {
+        "": "cannot be read: Is a directory",
+        "empty.sh": "it is empty",
+        "binary.sh": "not UTF-8 text",
+        "zero.sh": "not valid YAML",
+        "rn.sh": f"no such file; nearest: {tmp_path}/run.sh",
+        "run.sh": "folder.yaml, which the command reads, is not there",
+        "named.sh": "binary.sh: not UTF-8 text",
+    }.items():
+        assert main(["convert", str(tmp_path / name)]) == 2, name
+        said = capsys.readouterr()
+        assert expected in said.err and len(said.err.splitlines()) == 1 and said.out == "", said

@@ -57,6 +57,7 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
             f"{SWIFT} --vllm_max_model_len 512 --max_completion_length 1024",
             "must be above the longest completion (1024)",
         ),
+        (f"{SWIFT} --stop_words <|im_end|> --lr 1e-6", "< leads to no file: put quotes around text with < > | & ;"),
         (f"NPROC_PER_NODE=eight {SWIFT}", "NPROC_PER_NODE=eight: must be a whole number, 1 or more"),
         (f"{VERL} {ACTOR}.ppo_mini_batch_size=128", "must not be above data.train_batch_size (64): both count prompts"),
         (f"{VERL} actor_rollout_ref.rollout.n=1", "must be 2 or more, since one completion has no group"),
@@ -296,6 +297,12 @@ def test_sizes_of_trl(size: int, processes: int, accumulation: int, rollouts: in
         'L="\n  x=1 \\\n y=2"\na $L z',
         "X=b\nX=$X$X a; a $X",
         'P="say \\"hi\\" \\\\ $((1+1))"; a $P "$P"',
+        "a '<|im_end|>' b \"<think> first\" c \\<d e'>'f '2>&1' '| tee x' \"&\" ';' '&&' end",
+        "X='<a> & | ; > 2>b'; a $X c \"$X\" d",
+        "a b 2>/dev/null c >&2 d 2 >/dev/null e2>/dev/null f &>/dev/null g 1>&2 </dev/null h",
+        'a b >/dev/null 2>&1 && b c; d e 2>&1; e ${Q:-<x>} "$((3 * 2))" >/dev/null',
+        "a x <<'E' 2>/dev/null y <<-F\nb it's <no> \"command\nE\n\tc\n\tF\nd <<< 'x y' z",
+        'A=(\'<x>\' ">")\na "${A[@]}" end',
     ],
 )
 def test_scripts_are_read_as_bash_does(script: str) -> None:
@@ -315,13 +322,14 @@ def test_scripts_are_read_as_bash_does(script: str) -> None:
         ("a $@ ${@:2} ${1:-b}", [("a", "b")]),
         ("a 2>&1 | c log &\nb &> d", [("a",), ("c", "log"), ("b",)]),
         ("if some_program; then a; fi; b", [("b",)]),
+        ("a b > >(tee -a x | c) 2>&1 d $(e<f) <(g h)", [("a", "b", "d", "$(e<f)", "<(g", "h)")]),
     ],
 )
 def test_what_a_shell_would_run_or_find_is_left(script: str, words: list[tuple[str, ...]]) -> None:
     assert [command.words for command in read_script(script)] == words
 
 
-@given(st.text(alphabet="ab$ {}()'\"\\#\n=;:-[]@/1|&", max_size=60))
+@given(st.text(alphabet="ab$ {}()'\"\\#\n=;:-[]@/1|&<>`", max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_any_script_is_read_or_refused(script: str) -> None:
     try:
@@ -330,11 +338,34 @@ def test_any_script_is_read_or_refused(script: str) -> None:
         assert str(refused)
 
 
-@given(st.lists(st.text(alphabet="ab -_'\"$=#", min_size=1, max_size=8), max_size=4))
+@given(st.lists(st.text(alphabet="ab -_'\"$=#<>|&;2", min_size=1, max_size=8), max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_quoted_words_arrive_unchanged(words: list[str]) -> None:
-    (command,) = read_script("program " + shlex.join(words))
-    assert command.words == ("program", *words)
+    for behind in ("", " 2>&1 | tee log", " > log 2>&1 &", "; tail log", " && tail log"):
+        command, *_ = read_script("program " + shlex.join(words) + behind)
+        assert command.words == ("program", *words)
+
+
+@pytest.mark.parametrize("text", ["'<|im_end|>'", '"<think> first"', "'> x' 2>&1", "\\<a", "x > log 2>&1", "'2>&1'"])
+def test_nothing_behind_a_smaller_sign_is_lost(text: str) -> None:
+    """Quoted it is text; where it sends output elsewhere, the words behind it are arguments still."""
+    plain = convert("megatron rlhf --rlhf_type grpo --stop_words x --global_batch_size 128 --num_generations 8", gpus=8)
+    told = convert(
+        f"megatron rlhf --rlhf_type grpo --stop_words {text} --global_batch_size 128 --num_generations 8", gpus=8
+    )
+    assert told.config == plain.config and told.config.batch.global_batch_size == 128
+    assert any("stop_words" in line for line in told.dropped)
+
+
+def test_words_before_the_options_and_behind_a_semicolon_are_told() -> None:
+    found = convert(f"{SWIFT.replace('rlhf ', 'rlhf $MORE stray ', 1)} --lr 1e-6")
+    assert "$MORE: not set in the script; what it adds is not known" in found.assumed
+    assert "stray: no argument" in found.dropped
+    cut = "megatron rlhf --rlhf_type grpo --num_generations 4 --system Think;answer --global_batch_size 32 --lr 1e-6"
+    told = "answer --global_batch_size ... is a command of its own to a shell: put quotes around text with ; & |"
+    assert told in convert(cut).assumed
+    quoted = convert(cut.replace("Think;answer", "'Think;answer'"))
+    assert told not in quoted.assumed and quoted.config.batch.global_batch_size == 32
 
 
 def test_options_take_several_values_dashes_and_equals_signs() -> None:

@@ -177,6 +177,37 @@ def test_verl_on_megatron_with_arrays_branches_and_variables() -> None:
     assert not any("$GPUS" in item for item in told.assumed)
 
 
+@pytest.mark.parametrize(
+    "flag", ["--config-name x", "--config-name=x", "-cn x", "-cn=x", "--config-path /a --foo -cn x"]
+)
+def test_flags_of_hydra_are_no_overrides_and_are_listed(flag: str) -> None:
+    words = "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 data.train_batch_size=64"
+    words += " actor_rollout_ref.actor.ppo_mini_batch_size=32"
+    plain = convert(f"python -m verl.trainer.main_ppo {words}")
+    found = convert(f"python -m verl.trainer.main_ppo {flag} {words}")
+    assert found.config == plain.config
+    path = "--config-path /a " if "path" in flag else ""
+    told = {item.split(": ")[0]: item for item in found.dropped}
+    assert "not read; what it sets is taken from verl's defaults" in told[f"--config-name x {path}".strip()]
+    assert ("--foo: no setting of the run" in found.dropped) == ("--foo" in flag)
+    for own in ("-cn ppo_megatron_trainer", "--config-path=./config --config-name='ppo_megatron_trainer.yaml'"):
+        megatron = convert(f"python -m verl.trainer.main_ppo {own} {words}")  # verl's own defaults are known
+        assert megatron.config != plain.config and not any("config" in line for line in megatron.dropped)
+
+
+def test_a_tilde_takes_out_a_section_with_all_its_keys() -> None:
+    words = "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 data.train_batch_size=64"
+    words += " actor_rollout_ref.actor.ppo_mini_batch_size=32"
+    optim = "actor_rollout_ref.actor.optim"
+    plain = convert(f"python -m verl.trainer.main_ppo {words}")
+    found = convert(f"python -m verl.trainer.main_ppo {words} {optim}.lr=1e-5 {optim}.clip_grad=3 ~{optim} ~data.x")
+    assert found.config == plain.config
+    assert f"~{optim}: taken out: {optim}.lr, {optim}.clip_grad" in found.dropped
+    assert "~data.x: nothing is given before it to take out" in found.dropped
+    again = convert(f"python -m verl.trainer.main_ppo {words} {optim}.lr=1e-5 ~{optim} {optim}.lr=2e-5")
+    assert again.config.optimizer.lr == 2e-5
+
+
 def test_nested_yaml_of_verl_is_the_same_as_its_overrides() -> None:
     nested = {
         "data": {"train_batch_size": 64, "max_prompt_length": 256, "max_response_length": "${data.max_prompt_length}"},

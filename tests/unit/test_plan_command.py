@@ -67,6 +67,102 @@ def test_no_script_of_a_run_that_would_be_refused(
     assert "no batch script: to train, give also: run.max_steps, model.path" in capsys.readouterr().err
 
 
+def test_the_name_of_a_preset_is_enough(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From anywhere; a file of that name that is there goes before it."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", preset]) == 0
+    page = capsys.readouterr().out
+    for name in ("qwen2.5_32b_tp4_pp4", "qwen2.5_32b_tp4_pp4.yaml"):
+        assert main(["plan", name]) == 0
+        assert capsys.readouterr().out == page
+    for folder, shown in ((Path("configs"), "configs/"), (Path(), "")):
+        folder.mkdir(exist_ok=True)
+        (folder / "qwen2.5_32b_tp4_pp4.yaml").write_text(PARTIAL)
+        assert main(["plan", "qwen2.5_32b_tp4_pp4"]) == 0
+        assert capsys.readouterr().out.startswith(f"plan of {shown}qwen2.5_32b_tp4_pp4.yaml: valid\n")
+
+
+@pytest.mark.parametrize(
+    "given", ["qwen2.5-32b-tp4-pp4", "configs/qwen2.5-32b_tp4_pp4.yaml", "/no/such/folder/qwen2.5_32b_tp4_pp4.yaml"]
+)
+def test_the_nearest_preset_is_named(
+    given: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("plan", "suggest", "doctor", "train"):
+        assert main([command, given]) == 2
+        output = capsys.readouterr()
+        assert output.err == f"error: {given}: no such config file; nearest: {preset}\n" and output.out == ""
+    assert main(["plan", "xyzzy"]) == 2
+    assert capsys.readouterr().err == "error: xyzzy: no such config file\n"
+
+
+def test_every_rank_has_a_row_with_ranks(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*words: str) -> list[list[str]]:
+        assert main(["plan", preset, *words]) == 0
+        lines = capsys.readouterr().out.split("\nRanks\n")[1].split("\n\n")[1].splitlines()
+        return [line.split() for line in lines[1:]]
+
+    assert len(rows("cluster.nodes=8")) == 8
+    assert [row[0] for row in rows("cluster.nodes=8", "--ranks")] == [str(rank) for rank in range(64)]
+
+
+def test_a_single_group_is_one_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "tiny_cpu", "cluster.gpus_per_node=4"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "DP 1 group of 4 ranks" in text and " 1 groups" not in text
+
+
+def test_data_that_is_not_there_is_noted(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", preset, "data.train=/no/rows.jsonl", "data.eval=/no/eval.parquet", "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert "data.train /no/rows.jsonl is not there: its prompts are not counted. A run needs the file." in notes
+    assert "data.eval /no/eval.parquet is not there. A run needs the file." in notes
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n' * 500)
+    assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 0
+    assert not any(note.startswith("data.") for note in json.loads(capsys.readouterr().out)["notes"])
+
+
+def test_a_response_longer_than_the_longest_is_told(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    longest = config_file.load(preset).rollout.max_response_length
+    told = f"--response-tokens 1,000,000,000 is cut to rollout.max_response_length ({longest:,})."
+    assert main(["plan", preset, "--response-tokens", "1e9", "--json"]) == 0
+    assert told in json.loads(capsys.readouterr().out)["notes"]
+    assert main(["suggest", preset, "--response-tokens", "1e9", "--limit", "1"]) == 0
+    assert capsys.readouterr().err == f"warning: {told}\n"
+    assert main(["plan", preset, "--response-tokens", str(longest), "--json"]) == 0
+    assert not any("--response-tokens" in note for note in json.loads(capsys.readouterr().out)["notes"])
+    assert main(["plan", preset, "--price", "2", "cluster.gpu=null", "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert "--price and --response-tokens change nothing: time is not estimated." in notes
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--response-tokens", "nan"], "--response-tokens nan must be more than 0"),
+        (["--response-tokens", "-1"], "--response-tokens -1 must be more than 0"),
+        (["--response-tokens", "inf"], "--response-tokens inf must be finite"),
+        (
+            ["--keep", "parallel.tensor_model_parallel_siz"],
+            "no such setting; nearest: parallel.tensor_model_parallel_size",
+        ),
+        (["--keep", "batch.num_generations"], "suggest never changes it, so it stays as it is; leave it out"),
+        (["--keep", "xyzzy"], "what suggest chooses: parallel.tensor_model_parallel_size, "),
+        (["model.path=null"], "model.path must be given"),
+    ],
+)
+def test_suggest_refuses_what_means_nothing(
+    words: list[str], expected: str, preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["suggest", preset, *words]) == 2
+    output = capsys.readouterr()
+    assert expected in output.err and len(output.err.splitlines()) <= 2 and output.out == ""
+
+
 def keys_of(value: object) -> set[str]:
     """Every key of nested JSON."""
     if isinstance(value, dict):
