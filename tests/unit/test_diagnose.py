@@ -157,6 +157,15 @@ def test_the_cause_is_named_and_not_what_follows_from_it(make: Make) -> None:
     assert "out_of_memory_in_update" in found(run) and "nccl_error" not in found(run)
 
 
+@pytest.mark.parametrize(("given", "less"), [(None, "0.7"), (0.6, "0.4"), ("much", "0.7")])
+def test_an_engine_takes_less_than_it_was_given_or_than_its_default(make: Make, given: object, less: str) -> None:
+    run = make(rollout={"engine": {"gpu_memory_utilization": given}})
+    error = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
+    attempt(run, "failed", error, {0: traceback(error)})
+    settings = found(run)["out_of_memory_in_generation"].settings
+    assert f"rollout.engine.gpu_memory_utilization={less}" in settings
+
+
 def test_mig_devices_by_their_name(make: Make) -> None:
     run = make()
     attempt(run, "done", logs={0: "device: NVIDIA A100-SXM4-80GB MIG 3g.40gb\n", 1: "device: NVIDIA A100-SXM4-80GB\n"})
