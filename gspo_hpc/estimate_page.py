@@ -56,7 +56,7 @@ def _time(found: Times, response_tokens: float, price: float | None) -> Iterator
     updates = f"{found.updates} optimizer step{'s' * (found.updates > 1)}"
     yield f"  {'a rollout':<14} {found.rollout:8.1f} s  with {updates}: {told['seconds_per_step']:.1f} s a step"
     rate = f"{told['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
-    whose = "the GPUs'" if found.trainers == found.gpus else f"the {found.trainers:,} training GPUs'"
+    whose = "the GPUs'" if found.trainers == found.gpus else f"its GPUs' ({found.trainers:,})"
     yield f"  {'throughput':<14} {rate}; the update reaches {told['update_mfu']:.0%} of {whose} peak (MFU)"
     if told["gpu_hours"] is not None:
         cost = "" if told["cost"] is None else f", {told['cost']:,.0f} at {price:g} a GPU-hour"

@@ -28,7 +28,7 @@ from gspo_hpc.passes import offload_trainer, pass_sizes
 
 _MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
 _OF_ENGINES = {"engine_weights", "engine_working", "engine_asleep", "kv_cache"}
-_LARGER = "take GPUs with more memory"
+_LARGER = "GPUs with more memory"
 
 
 def judge(found: Estimate, config: Config, arch: Architecture, device: Device) -> tuple[list[str], list[str]]:
@@ -90,7 +90,7 @@ def _engines(generation: Phase, config: Config, arch: Architecture, device: Devi
     pieces = 2 * config.parallel.context_parallel_size
     if (length := room // pieces * pieces - rollout.max_prompt_length) > 0:
         return " ".join([*with_it, f"rollout.max_response_length={length}"])
-    return f"no engine that its node and the model's heads allow has room: {_LARGER}"
+    return f"no engine that its node and the model's heads allow has room: take {_LARGER}"
 
 
 def _sizes(config: Config, arch: Architecture) -> Iterator[tuple[Config, list[str]]]:
@@ -139,7 +139,7 @@ def _lighter(phase: Phase, config: Config) -> str:
     if sizes.get("optimizer", 0) > 0.2 * phase.total and not config.memory.offload_optimizer:
         options.append("memory.offload_optimizer=true")
     more = config.world_size > model_ranks * parallel.context_parallel_size
-    options.append("more tensor or pipeline parallel ranks" if more else f"more GPUs, or {_LARGER}")
+    options.append("more tensor or pipeline parallel ranks" if more else f"more GPUs that train, or {_LARGER}")
     return " or ".join(options)
 
 

@@ -274,6 +274,6 @@ def test_what_is_least_already_is_not_advised() -> None:
     )
     update = make_plan(config).broken[0].message
     assert "micro_batch" not in update and "parallel ranks" not in update and "optimizer.distributed" not in update
-    assert update.endswith("memory.offload_optimizer=true or more GPUs, or take GPUs with more memory"), update
+    assert update.endswith("memory.offload_optimizer=true or more GPUs that train, or GPUs with more memory"), update
     roomy = replace(config, batch=replace(config.batch, micro_batch_tokens=32768))
     assert "batch.micro_batch_tokens=8192 or" in make_plan(roomy).broken[0].message

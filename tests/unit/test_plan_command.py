@@ -144,7 +144,7 @@ def test_server_mode_shows_both_kinds_of_gpu_and_that_it_cannot_run_yet(
         "one of the GPUs that generate, 2 of a node's 8:"
     )
     assert "generation" not in training and "engine asleep" not in page and "update  " in training
-    assert "KV cache" in generating and "the 12 training GPUs' peak" in page
+    assert "KV cache" in generating and "of its GPUs' (12) peak" in page
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert any("no run in it can be started yet" in note for note in told["notes"]), told["notes"]
