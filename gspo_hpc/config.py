@@ -314,9 +314,16 @@ class Config:
     faults: Faults = field(default_factory=Faults)
 
     @property
+    def training_gpus_per_node(self) -> int:
+        """All GPUs of a node, but for those that server mode sets apart for its engines; 0: these leave none."""
+        rollout, gpus = self.rollout, self.cluster.gpus_per_node
+        apart = (rollout.engines_per_node or 0) * rollout.tensor_parallel_size if rollout.mode == "server" else 0
+        return max(0, gpus - apart)
+
+    @property
     def world_size(self) -> int:
-        """Training ranks: one per accelerator."""
-        return self.cluster.nodes * self.cluster.gpus_per_node
+        """Training ranks: one per accelerator that trains."""
+        return self.cluster.nodes * self.training_gpus_per_node
 
     @property
     def layout(self) -> dict[str, int]:

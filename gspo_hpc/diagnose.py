@@ -142,6 +142,7 @@ def gather(path: Path) -> tuple[Evidence, int | None]:
         attempts=attempts,
         job_said=tuple(Told(_below(run, log), line) for log in _newest_job(run) for line in _job_lines(log)),
         seconds_since_step=_silence(data),
+        damaged=data.damaged,
     )
     return evidence, data.max_steps
 
@@ -226,10 +227,7 @@ def _known_part(run: RunDir) -> Config:
 
 def _raw_attempts(run: RunDir, data: RunData) -> list[tuple[int, dict[str, Any]]]:
     """attempt.json of every attempt that can be read, by its number, the reason always given."""
-    try:
-        raw = {int(one["attempt"]): one for one in run.read_attempts()}
-    except (ValueError, OSError, KeyError, TypeError):
-        raw = {}
+    raw = {int(one["attempt"]): one for one in report_data.read_attempts(run)[0]}
     return [(number, one | {"reason": str(one.get("reason", "unknown"))}) for number, one in sorted(raw.items())]
 
 

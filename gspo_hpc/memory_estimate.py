@@ -24,8 +24,13 @@ HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts a
 CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
 COMMUNICATOR = 32 * 2**20  # of NCCL, for each group that a rank is in
 ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
-UTILIZATION = 0.92  # of the card, where rollout.engine.gpu_memory_utilization is not given: vLLM's own default
-BATCHED_TOKENS = 8192  # of one step of an engine, vLLM's own default, where max_num_batched_tokens is not given
+
+# Settings of rollout.engine that the estimates know, each a number above 0, with vLLM's own default.
+ENGINE_DEFAULTS = {
+    "gpu_memory_utilization": 0.92,  # of the card, at most 1
+    "max_num_batched_tokens": 8192,  # of one step
+    "max_num_seqs": 1024,  # sequences at once
+}
 
 LOGITS_BLOCK = 256 * 2**20  # logprobs.BLOCK_BYTES on CUDA: of logits at a time, three of them where a gradient is made
 BUCKET = 64 * 2**20  # of weights that travel at once: weights.BUCKET_BYTES and EngineSettings.bucket_bytes
@@ -47,7 +52,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of the GPU that is worst off, and of a node."""
+    """Of the GPU that is worst off, and of a node. Where GPUs are set apart for engines, generation is on one of these,
+    and every other phase on one that trains."""
 
     card: int  # bytes of the GPU
     stage: int  # the pipeline stage that is worst off in the update
@@ -103,7 +109,12 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     sync |= {name: size for name, size in resting.items() if name != "weights"}
     if colocated:
         sync |= {"engine_weights": engine["engine_weights"], **asleep}
-    generation = engine | (own | resting if colocated else {})
+    if colocated:
+        generation = engine | own | resting
+    else:  # on a GPU of its own, where nothing sleeps
+        generation = {name: size for name, size in engine.items() if name != "engine_asleep"} | {
+            "cuda_and_nccl": ENGINE
+        }
     stepping = Phase("optimizer_step", trainer | own | asleep)
     phases = (
         Phase("update", _update(arch, config, stage) | own | asleep),
@@ -117,6 +128,29 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     level = config.rollout.sleep_level
     host, otherwise = _host(arch, config, stage, level), sum(_host(arch, config, stage, 3 - level).values())
     return Estimate(device.memory, stage, phases, host, cache, level, otherwise)
+
+
+def engine_setting(config: Config, name: str) -> float:
+    """A number of rollout.engine: what is given, or vLLM's default where it is not given, null, or cannot be."""
+    given = config.rollout.engine.get(name)
+    return ENGINE_DEFAULTS[name] if given is None or not _possible(name, given) else float(given)
+
+
+def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tokens: int) -> int:
+    """What an engine takes of each of its GPUs, with a cache that holds so many tokens."""
+    parts = _engine(arch, config, device)
+    return sum(parts.values()) - parts["kv_cache"] + tokens * cache_bytes_per_token(arch, config)
+
+
+def _possible(name: str, given: Any) -> bool:
+    """Whether vLLM can take such a number. Text may hold one: YAML reads 9e-1, without a point, as text."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return False
+    try:
+        number = float(given)
+    except (ValueError, OverflowError):
+        return False
+    return 0 < number <= 1 if name == "gpu_memory_utilization" else 1 <= number < 1e9 and number == int(number)
 
 
 def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
@@ -194,14 +228,13 @@ def _working(arch: Architecture, config: Config) -> float:
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
     """What a worker of vLLM holds: it fills its share of the card with cache."""
     tp, wide = config.rollout.tensor_parallel_size, (config.rollout.dtype or config.model.dtype) == "float32"
-    options = config.rollout.engine
     item = 4 if wide else 2
     weights = model_memory.parameters(arch) * item // tp
-    tokens = int(options.get("max_num_batched_tokens", BATCHED_TOKENS))
+    tokens = int(engine_setting(config, "max_num_batched_tokens"))
     inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
     working = int(tokens * (4 * arch.hidden_size + 3 * inner / tp) * item)
-    working += min(tokens, int(options.get("max_num_seqs", 1024))) * arch.vocab_size * 4  # logits, in fp32
-    share = float(options.get("gpu_memory_utilization", UTILIZATION))
+    working += min(tokens, int(engine_setting(config, "max_num_seqs"))) * arch.vocab_size * 4  # logits, in fp32
+    share = engine_setting(config, "gpu_memory_utilization")
     cache = max(0, int(device.memory * share) - weights - working - ENGINE)
     return {"engine_weights": weights, "engine_working": working, "engine_asleep": ENGINE, "kv_cache": cache}
 
@@ -210,6 +243,7 @@ def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> d
     """A node's own memory, beside what processes take for their code (some 4 GiB a rank with its engine). Engines that
     sleep at level 1 keep their weights there, at level 2 nothing but small tables."""
     state, gpus = model_memory.state(arch, config, stage), config.cluster.gpus_per_node
+    trainers = config.training_gpus_per_node
     wide = (config.rollout.dtype or config.model.dtype) == "float32"
     own_masters = config.model.dtype == "float32"
     tp = config.rollout.tensor_parallel_size
@@ -219,13 +253,13 @@ def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> d
     if config.rollout.mode == "colocate":
         found["engine_weights_asleep"] = engine * workers * (sleep_level == 1)
     if offload_trainer(config):
-        found["trainer_lent"] = (state.weights + state.optimizer) * gpus
+        found["trainer_lent"] = (state.weights + state.optimizer) * trainers
     elif config.memory.offload_optimizer:
-        found["optimizer"] = state.optimizer * gpus
+        found["optimizer"] = state.optimizer * trainers
     if config.checkpoint.async_save:
-        found["saved_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * gpus
+        found["saved_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * trainers
     if config.algorithm.kl_beta > 0:
-        found["reference_and_policy"] = 2 * state.weights * gpus
+        found["reference_and_policy"] = 2 * state.weights * trainers
     return found
 
 
@@ -245,73 +279,12 @@ def _itemsize(config: Config) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
-def judge(found: Estimate, config: Config, gpu: str) -> tuple[list[str], list[str]]:
-    """(what is refused, what is warned of), each with its numbers and what would mend it."""
-    refused, warned = [], []
-    card = f"{found.card / GIB:.1f} GiB of {gpu}"
-
-    def told(phase: Phase) -> str:
-        parts = [f"{shown(name)} {size / GIB:.1f}" for name, size in sorted(phase.parts.items(), key=_size)[:3] if size]
-        return f"{shown(phase.name)} takes {phase.total / GIB:.1f} GiB of the {card} ({', '.join(parts)})"
-
-    if found.peak.total > found.card:
-        refused.append(f"{told(found.peak)}: out of memory; {_lighter(found.peak, config)}")
-    elif found.headroom < HEADROOM:
-        least = f"less than {HEADROOM:.0%} are left for peaks"
-        warned.append(f"{told(found.busiest)}: {least}; {_lighter(found.busiest, config)}")
-    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    if found.cache_tokens < longest:
-        refused.append(
-            f"the KV cache of an engine holds {found.cache_tokens:,} tokens, and the longest sequence has {longest:,}: "
-            "raise rollout.tensor_parallel_size or rollout.engine.gpu_memory_utilization"
-        )
-    generation = next(phase for phase in found.phases if phase.name == "generation")
-    if generation.total > found.card:
-        refused.append(
-            f"generation takes {generation.total / GIB:.1f} GiB of the {card}, the trainer's part included: lower "
-            "rollout.engine.gpu_memory_utilization, or set memory.offload_trainer=true"
-        )
-    room, total = node_memory(config), sum(found.host.values())
-    if room is not None and total > room:
-        largest = sorted(found.host.items(), key=_size)[:3]
-        parts = ", ".join(f"{shown(name)} {size / GIB:.1f}" for name, size in largest)
-        text = f"a node takes {total / GIB:.1f} GiB of its own memory ({parts}), and slurm.mem={config.slurm.mem} "
-        text += f"gives {room / GIB:.1f}: {_lighter_host(found, config)}"
-        # What processes take is a figure of experience; the rest is certain to be there.
-        (refused if total - found.host["processes"] > room else warned).append(text)
-    return refused, warned
-
-
 def node_memory(config: Config) -> int | None:
     """Bytes of a node's memory that slurm.mem gives a job; None where it is not given, or all of the node (0)."""
     match = re.fullmatch(r"(\d+)([KMGT]?)", (config.slurm.mem or "").strip(), re.IGNORECASE)
     if match is None:
         return None
     return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()] or None
-
-
-def _lighter_host(found: Estimate, config: Config) -> str:
-    """What to try first where a node's own memory does not do."""
-    options = []
-    if found.host.get("engine_weights_asleep"):
-        options.append("rollout.sleep_level=2")
-    if found.host.get("saved_copy"):
-        options.append("checkpoint.async_save=false")
-    return " or ".join([*options, "a larger slurm.mem (0: all of the node)"])
-
-
-def _lighter(phase: Phase, config: Config) -> str:
-    """What to try first."""
-    sizes, options = phase.parts, []
-    if not config.optimizer.distributed and sizes.get("optimizer"):
-        options.append("optimizer.distributed=true")
-    if sizes.get("activations", 0) > 0.2 * phase.total:
-        if config.memory.recompute_granularity != "full":
-            options.append("memory.recompute_granularity=full")
-        options.append("a smaller batch.micro_batch_tokens or micro_batch_size")
-    if sizes.get("optimizer", 0) > 0.2 * phase.total and not config.memory.offload_optimizer:
-        options.append("memory.offload_optimizer=true")
-    return " or ".join([*options, "more tensor or pipeline parallel ranks"])
 
 
 def bars(found: Estimate, width: int = 50) -> Iterable[tuple[str, str, str]]:

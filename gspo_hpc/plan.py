@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from gspo_hpc import devices, memory_estimate, model_config
+from gspo_hpc import devices, memory_advice, memory_estimate, model_config
 from gspo_hpc.config import Config
 from gspo_hpc.passes import PassSize, pass_sizes
 from gspo_hpc.plan_limits import apply_limits
@@ -93,6 +93,9 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
     apply_limits(book)
     _steps(book)
     memory = _memory(book)
+    if book.server:
+        text = "rollout.mode server can be planned, but no run in it can be started yet: train and submit refuse it."
+        book.notes.insert(0, f"{text} rollout.mode=colocate can be run.")
     book.broken.sort(key=lambda item: item.rule)
     return Plan(
         quantities=book.numbers(),
@@ -122,7 +125,7 @@ def _memory(book: Book) -> memory_estimate.Estimate | None:
         book.notes.append("Memory and time are not estimated: the sizes of the model are not known.")
         return None
     found = memory_estimate.estimate(arch, book.config, device)
-    refused, warned = memory_estimate.judge(found, book.config, device.name)
+    refused, warned = memory_advice.judge(found, book.config, arch, device)
     for text in refused:
         book.check(MEMORY_RULE, False, text)
     book.warnings += warned

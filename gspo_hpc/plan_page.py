@@ -6,10 +6,11 @@ Floor 6.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gspo_hpc import rank_grid, rank_page
@@ -55,9 +56,55 @@ def content(plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> d
     return found
 
 
+def page_width() -> int:
+    """Columns of a page: the terminal's, from 60 to 120; 120 into a pipe or a file."""
+    return min(max(shutil.get_terminal_size((120, 24)).columns, _NARROWEST), 120)
+
+
+def fitted(lines: Iterable[str], *, continued: str = "") -> Iterator[str]:
+    """Lines that are no longer than a page is wide: what is too much goes on below the last column that has room for
+    its words. `continued` ends a line that goes on; a no-break space is a space at which no line ends."""
+    width = page_width()
+    for line in lines:
+        rest = line.rstrip()
+        if _length(rest) > width:
+            chunks, below = re.findall(r" *[^ ]+", rest), " " * _column(rest, width - len(continued))
+            rest = chunks[0]
+            for number, chunk in enumerate(chunks[1:], 2):
+                if _length(rest + chunk + continued * (number < len(chunks))) > width:
+                    yield rest.replace("\xa0", " ") + continued
+                    rest = below + chunk.lstrip()
+                else:
+                    rest += chunk
+        yield rest.replace("\xa0", " ")
+
+
+def _column(line: str, width: int) -> int:
+    """Where a line that is too long goes on: the last column behind which every word fits."""
+    at, begins, words = 0, [0], []
+    for chunk in re.findall(r" *[^ ]+", line):
+        spaces = len(chunk) - len(chunk.lstrip(" "))
+        begins += [at + spaces] if spaces > 1 else []
+        words.append((at + spaces, _length(chunk) - spaces))
+        at += _length(chunk)
+    return max(begin for begin in begins if begin == 0 or begin + max(n for x, n in words if x >= begin) <= width)
+
+
+_NARROWEST = 60
+
+
+def _length(text: str) -> int:
+    """Columns of a text, colours left out."""
+    return len(re.sub(r"\033\[\d*m", "", text))
+
+
 def page(name: str, config: Config, plan: Plan, mends: Sequence[Mend] = (), *, ranks: bool = False) -> Iterator[str]:
     """The lines of the plan page; `mends` are those of a plan that is refused. `ranks`: a row for each of them."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    yield from fitted(_page(name, config, plan, mends, ranks))
+
+
+def _page(name: str, config: Config, plan: Plan, mends: Sequence[Mend], ranks: bool) -> Iterator[str]:
+    width = page_width()
 
     def title(text: str) -> str:
         return "\n" + paint(text, "1", sys.stdout)

@@ -1,19 +1,24 @@
 """What the report shows, read from a run directory in whatever state it is: young, killed, torn or half copied.
 
 Floor 6. Nothing here raises because a file is missing or has a line that is no record: what cannot be read
-is not shown.
+is not shown, and named in :attr:`RunData.damaged`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gspo_hpc import config_file
 from gspo_hpc.config import Config
@@ -44,6 +49,15 @@ class AttemptView:
 
 
 @dataclass(frozen=True)
+class Damage:
+    """A file of the run that does not hold what was written there. A last line that a kill tore is none."""
+
+    file: str  # below the run directory
+    what: str
+    hides: bool = False  # whether nobody can tell without it how far the run is, or how it ended
+
+
+@dataclass(frozen=True)
 class RunData:
     """Everything the page is made of. `records` are in order of their steps, one a step."""
 
@@ -54,6 +68,7 @@ class RunData:
     records: tuple[Mapping[str, Any], ...]
     samples: tuple[Mapping[str, Any], ...]
     attempts: tuple[AttemptView, ...]
+    damaged: tuple[Damage, ...] = ()
 
     @property
     def name(self) -> str:
@@ -121,9 +136,13 @@ def read_run(run_dir: Path) -> RunData:
         raise ValueError(f"{run_dir}: no such run directory")
     if not any(path.exists() for path in (run.info, run.config, run.metrics, run.attempts)):
         raise ValueError(f"{run_dir}: not a run directory (it has no run.json, config.yaml, metrics.jsonl or attempts)")
-    by_step = {record["step"]: record for record in _lines(run.metrics) if _is_step(record.get("step"))}
+    lost: dict[Path, list[int]] = {run.metrics: [], run.samples: []}  # numbers of lines that are no records
+    lines = _lines(run.metrics, lost[run.metrics], lambda record: _is_step(record.get("step")))
+    by_step = {record["step"]: record for record in lines}
     records = tuple(by_step[step] for step in sorted(by_step))
-    rows = {(str(row.get("step")), str(row.get("phase")), str(row.get("prompt"))): row for row in _lines(run.samples)}
+    samples = _lines(run.samples, lost[run.samples])
+    rows = {(str(row.get("step")), str(row.get("phase")), str(row.get("prompt"))): row for row in samples}
+    raw, torn = read_attempts(run)
     return RunData(
         path=run.path,
         info=_mapping(run.info),
@@ -131,8 +150,71 @@ def read_run(run_dir: Path) -> RunData:
         plan=_mapping(run.plan),
         records=records,
         samples=tuple(rows.values()),
-        attempts=_attempts(run, records),
+        attempts=_attempts(raw, records),
+        damaged=(*_damaged_files(run), *_damaged_attempts(raw, torn), *_damaged_lines(run, raw, records, lost)),
     )
+
+
+def read_attempts(run: RunDir) -> tuple[list[dict[str, Any]], set[int]]:
+    """attempt.json of every attempt, oldest first, as RunDir.read_attempts has it, and the numbers of those that cannot
+    be read: these have the reason "unknown", or "running"."""
+    with contextlib.suppress(ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError):
+        raw = run.read_attempts()
+        if all(isinstance(one, dict) and _is_step(one.get("attempt")) for one in raw):
+            return raw, set()
+    found, torn, holder = [], set(), {}
+    with contextlib.suppress(OSError, ValueError):
+        holder = run.holder() or {}
+    numbers = {int(path.name): path for path in run.attempts.glob("*") if re.fullmatch("[0-9]+", path.name)}
+    for number, folder in sorted(numbers.items()):
+        path = folder / "attempt.json"
+        one = _mapping(path)
+        if path.exists() and (one.get("attempt") != number or "ended" not in one):
+            torn.add(number)
+            one = {}
+        default = "running" if holder.get("attempt") == number else "unknown" if number in torn else "killed"
+        reason = default if one.get("ended") is None else one.get("reason", "unknown")
+        found.append(one | {"attempt": number, "ended": one.get("ended"), "reason": reason})
+    return found, torn
+
+
+def _damaged_files(run: RunDir) -> Iterator[Damage]:
+    for path in (run.info, run.plan):
+        if path.exists() and not _mapping(path):
+            yield Damage(path.name, "is no JSON object")
+    newest = sorted(run.path.glob("attempts/*/config.yaml"))[-1:]
+    for path in (run.config, *newest):
+        if path.exists() and not _is_yaml(path):
+            yield Damage(str(path.relative_to(run.path)), "is no YAML mapping")
+
+
+def _damaged_attempts(raw: Sequence[Mapping[str, Any]], torn: set[int]) -> Iterator[Damage]:
+    newest = max((one["attempt"] for one in raw), default=0)
+    for number in sorted(torn):
+        yield Damage(f"attempts/{number:04d}/attempt.json", "is no record of an attempt", hides=number == newest)
+
+
+def _damaged_lines(
+    run: RunDir, raw: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]], lost: Mapping[Path, list[int]]
+) -> Iterator[Damage]:
+    done = max((record["step"] for record in records), default=0)
+    for path, numbers in lost.items():
+        if numbers:
+            shown = ", ".join(map(str, numbers[:3])) + (", ..." if len(numbers) > 3 else "")
+            what = f"line{'s' * (len(numbers) > 1)} {shown}: no record{'s' * (len(numbers) > 1)}"
+            yield Damage(path.name, what, hides=path == run.metrics and not records)
+    last = raw[-1] if raw else {}
+    reached = last.get("reached")
+    steps = reached[0] if isinstance(reached, list) and reached and _is_step(reached[0]) else 0
+    saved = [int(path.parent.name) for path in run.checkpoints.glob("*/COMMITTED") if path.parent.name.isdigit()]
+    missing = "has no record" if run.metrics.exists() else "is not there"
+    if steps > done:
+        yield Damage(
+            run.metrics.name, f"{missing}{f' after step {done}' * bool(records)}; the run reached {steps}", True
+        )
+    elif not records and (last.get("reason") == "done" or max(saved, default=0) > 1):  # a save comes before its record
+        why = "the run is done" if last.get("reason") == "done" else f"there is a checkpoint of step {max(saved)}"
+        yield Damage(run.metrics.name, f"{missing}, and {why}", True)
 
 
 def value(record: Mapping[str, Any], key: str) -> float | None:
@@ -160,19 +242,28 @@ def _is_step(step: Any) -> bool:
     return isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 10**12
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; a torn last line and anything else that is no object is passed over."""
+def _lines(
+    path: Path, lost: list[int], wanted: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines that are wanted. `lost` gets the numbers of the other lines, but for a last
+    one that a kill tore: an object without its end."""
     try:
         with open(path, "rb") as file:
-            while line := file.readline(LARGEST_LINE):
+            for number in itertools.count(1):
+                if not (line := file.readline(LARGEST_LINE)):
+                    return
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError):
-                    continue
-                if isinstance(record, dict):
+                    record = None
+                if isinstance(record, dict) and wanted(record):
                     yield record
-    except OSError:
+                elif line.endswith(b"\n") or not line.startswith(b"{"):
+                    lost.append(number)
+    except FileNotFoundError:
         return
+    except OSError:
+        lost.append(1)
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -181,6 +272,13 @@ def _mapping(path: Path) -> dict[str, Any]:
     except (ValueError, OSError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _is_yaml(path: Path) -> bool:
+    try:
+        return isinstance(yaml.safe_load(path.read_text("utf-8")), dict)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return False
 
 
 def _config(run: RunDir) -> Config | None:
@@ -192,11 +290,7 @@ def _config(run: RunDir) -> Config | None:
     return None
 
 
-def _attempts(run: RunDir, records: tuple[Mapping[str, Any], ...]) -> tuple[AttemptView, ...]:
-    try:
-        raw = run.read_attempts()
-    except (ValueError, OSError, KeyError, TypeError):
-        return ()
+def _attempts(raw: Sequence[Mapping[str, Any]], records: tuple[Mapping[str, Any], ...]) -> tuple[AttemptView, ...]:
     views: list[AttemptView] = []
     for one in raw:
         own = [record for record in records if record.get("attempt") == one.get("attempt")]

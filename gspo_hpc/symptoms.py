@@ -22,7 +22,7 @@ from gspo_hpc.algorithms import updates_per_rollout
 from gspo_hpc.config import Config
 from gspo_hpc.config_changes import may_change
 from gspo_hpc.plan import make_plan
-from gspo_hpc.report_data import value
+from gspo_hpc.report_data import Damage, value
 
 Severity = Literal["problem", "warning", "note"]
 Point = tuple[int, float]  # a step and what was logged of it
@@ -94,6 +94,7 @@ class Evidence:
     attempts: tuple[AttemptEvidence, ...] = ()
     job_said: tuple[Told, ...] = ()  # lines of the Slurm jobs' logs that speak of trouble
     seconds_since_step: float | None = None  # of a run that is running
+    damaged: tuple[Damage, ...] = ()  # files of which something is missing in all the above
 
     @property
     def state(self) -> str:

@@ -1,4 +1,4 @@
-"""Symptoms of an end: how often a run was started, and why the starts before ended.
+"""Symptoms of an end: how often a run was started, why the starts before ended, and what is lost of their records.
 
 Floor 6. Every function is pure over the evidence, and answers None where the run does not show its symptom.
 """
@@ -124,6 +124,26 @@ def unknown_failure(run: Evidence) -> Symptom | None:
     )
 
 
+def damaged_records(run: Evidence) -> Symptom | None:
+    """Files of the run directory that do not hold what was written there."""
+    if not run.damaged:
+        return None
+    shown = [f"{one.file} {one.what}" for one in run.damaged[:_SHOWN]]
+    more = len(run.damaged) - len(shown)
+    return Symptom(
+        "damaged_records",
+        "problem" if any(one.hides for one in run.damaged) else "warning",
+        (*shown, *([f"{more} more"] if more else [])),
+        "a file system that lost what was written, a copy that ended early, or a change from outside: what these files "
+        "held is missing in all that is said here",
+        (),
+        ("copy the run directory again, or take these files from a backup",),
+    )
+
+
+_SHOWN = 8  # files that are named
+
+
 def _loop(run: Evidence) -> int:
     """Failures at the end of the run, in a row and without a step between them."""
     count = 0
@@ -140,4 +160,4 @@ def _at(attempt: AttemptEvidence) -> str:
     return " (no step)" if attempt.steps is None else f" (steps {attempt.steps[0]} to {attempt.steps[1]})"
 
 
-FINDERS: tuple[Finder, ...] = (engine_restarts, unknown_failure, restarts)
+FINDERS: tuple[Finder, ...] = (damaged_records, engine_restarts, unknown_failure, restarts)

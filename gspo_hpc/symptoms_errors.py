@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from gspo_hpc import memory_estimate
 from gspo_hpc.durable import DISK_FULL
 from gspo_hpc.symptoms import AttemptEvidence, Evidence, Finder, Severity, Symptom, Told
 
@@ -81,7 +82,7 @@ def out_of_gpu_memory(run: Evidence) -> Symptom | None:
     )
     if in_engine:
         name, cause = "out_of_memory_in_generation", "the engine finds less memory than its cache is to have"
-        used = float(rollout.engine.get("gpu_memory_utilization", 0.9))
+        used = memory_estimate.engine_setting(run.config, "gpu_memory_utilization")
         settings = [
             f"rollout.engine.gpu_memory_utilization={max(0.1, used - 0.2):.1f}",
             "memory.offload_trainer=true",

@@ -33,7 +33,6 @@ LINK = 0.6  # of a link's data sheet, in collectives
 NODE_LATENCY, NETWORK_LATENCY = 15e-6, 60e-6  # seconds of one all-reduce of little data
 SYNC_LINK = 0.6  # of a link, for weights that travel tensor by tensor
 SPREAD = 0.8  # of response lengths: standard deviation of their logarithm, before they are cut
-MAX_SEQUENCES = 1024  # an engine works on at once, where rollout.engine.max_num_seqs is not given: vLLM's default
 OVERHEAD_SECONDS = 3.0  # of a rollout: graders' last answers, packing, logging
 _QUANTILES = 64
 _POINTS = [(i + 0.5) / _QUANTILES for i in range(_QUANTILES)]
@@ -80,7 +79,8 @@ class Times:
     seconds: dict[str, float]
     updates: int  # optimizer steps of the rollout
     tokens: float  # prompts and responses that are trained on, once
-    gpus: int
+    gpus: int  # all
+    trainers: int  # of them, GPUs that train: fewer where some are set apart for engines
     model_flops: float  # of the updates, without what is computed again
     peak: float  # operations a second of one GPU
     steps: int | None = None  # of the whole run
@@ -99,7 +99,7 @@ class Times:
             "seconds_per_step": self.rollout / self.updates,
             "phases": self.seconds,
             "tokens_per_s_per_gpu": self.tokens / self.rollout / self.gpus,
-            "update_mfu": self.model_flops / (self.seconds["update"] * self.gpus * self.peak),
+            "update_mfu": self.model_flops / (self.seconds["update"] * self.trainers * self.peak),
             "hours": hours,
             "gpu_hours": gpu_hours,
             "cost": None if price is None or gpu_hours is None else price * gpu_hours,
@@ -165,6 +165,7 @@ def estimate(model: Sizes, config: Config, device: Device, given: Work, cache_to
         seconds,
         updates,
         trained,
+        config.cluster.nodes * config.cluster.gpus_per_node,
         config.world_size,
         3.0 * forward * passes,
         device.flops,
@@ -194,12 +195,9 @@ def _cut(given: Work, scale: float, point: float) -> float:
 
 def generation(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
     """Seconds until the last completion of a rollout has ended, prompts left out."""
-    engines = max(1, config.world_size // config.rollout.tensor_parallel_size)
-    if config.rollout.mode == "server" or config.rollout.engines_per_node:
-        engines = config.cluster.nodes * (config.rollout.engines_per_node or 1)
-    each = given.completions / engines
+    each = given.completions / _engines(config)
     held = max(1.0, cache_tokens / (given.prompt_tokens / given.completions_per_prompt + given.response_tokens))
-    at_once = min(each, held, float(config.rollout.engine.get("max_num_seqs", MAX_SEQUENCES)))
+    at_once = min(each, held, memory_estimate.engine_setting(config, "max_num_seqs"))
     ends = lengths(given)
     # While others wait, every sequence that ends makes room for one more.
     mean = sum(ends) / len(ends)
@@ -211,6 +209,13 @@ def generation(model: Sizes, config: Config, device: Device, given: Work, cache_
         begin = end
     last = longest_of(given) - begin  # of all engines, the one that has the longest
     return seconds + last * step_seconds(model, config, device, 1.0, begin, given)
+
+
+def _engines(config: Config) -> int:
+    """Of all nodes."""
+    if config.rollout.mode == "server" or config.rollout.engines_per_node:
+        return config.cluster.nodes * (config.rollout.engines_per_node or 1)
+    return max(1, config.world_size // config.rollout.tensor_parallel_size)
 
 
 def longest_of(given: Work) -> float:
@@ -255,13 +260,9 @@ def _forward_flops(model: Sizes, config: Config, given: Work) -> float:
 
 
 def _prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
-    prompts = given.completions / given.completions_per_prompt
-    return (
-        prompts
-        * given.prompt_tokens
-        * model.token_flops
-        / (config.world_size * device.sustained_flops * _efficiency(model))
-    )
+    operations = given.completions / given.completions_per_prompt * given.prompt_tokens * model.token_flops
+    gpus = _engines(config) * config.rollout.tensor_parallel_size
+    return operations / (gpus * device.sustained_flops * _efficiency(model))
 
 
 def _pass(
@@ -281,7 +282,7 @@ def _pass(
     batches = max(1.0, tokens / updates / replicas / micro)
     computing = work_factor * forward / (config.world_size * device.sustained_flops * _efficiency(model))
     own = tokens / replicas / cp  # of one rank
-    node = config.cluster.gpus_per_node
+    node = config.training_gpus_per_node
     bytes_ = {
         "node": 4.0 * (tp - 1) / tp * model.hidden * 2.0 * own * model.layers / pp,
         "network": 0.0,
@@ -324,9 +325,8 @@ def _optimizer(model: Sizes, config: Config, device: Device) -> float:
 
 def _sync(model: Sizes, config: Config, device: Device) -> float:
     """All weights pass by every engine; what the trainer lends goes to the host and comes back."""
-    link = (
-        device.network_bytes_per_s if _model_ranks(config) > config.cluster.gpus_per_node else device.node_bytes_per_s
-    )
+    over_nodes = _model_ranks(config) > config.training_gpus_per_node
+    link = device.network_bytes_per_s if over_nodes else device.node_bytes_per_s
     seconds = 2.0 * model.parameters / (link * SYNC_LINK)
     if offload_trainer(config):
         replicas = max(1, config.world_size // _model_ranks(config))

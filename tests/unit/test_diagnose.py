@@ -157,6 +157,15 @@ def test_the_cause_is_named_and_not_what_follows_from_it(make: Make) -> None:
     assert "out_of_memory_in_update" in found(run) and "nccl_error" not in found(run)
 
 
+@pytest.mark.parametrize(("given", "less"), [(None, "0.7"), (0.6, "0.4"), ("much", "0.7")])
+def test_an_engine_takes_less_than_it_was_given_or_than_its_default(make: Make, given: object, less: str) -> None:
+    run = make(rollout={"engine": {"gpu_memory_utilization": given}})
+    error = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
+    attempt(run, "failed", error, {0: traceback(error)})
+    settings = found(run)["out_of_memory_in_generation"].settings
+    assert f"rollout.engine.gpu_memory_utilization={less}" in settings
+
+
 def test_mig_devices_by_their_name(make: Make) -> None:
     run = make()
     attempt(run, "done", logs={0: "device: NVIDIA A100-SXM4-80GB MIG 3g.40gb\n", 1: "device: NVIDIA A100-SXM4-80GB\n"})
@@ -349,3 +358,91 @@ def test_torch_is_not_imported(make: Make) -> None:
         [sys.executable, "-c", code, "diagnose", str(run.path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+NOISE = bytes(range(255, 0, -1)) * 4  # with line breaks in it, as anything random has
+
+
+def finished(make: Make, name: str = "run") -> RunDir:
+    """Done, with two attempts, of which the first was preempted."""
+    run = make(name=name)
+    attempt(run, "preempted")
+    attempt(run, "done", logs={0: "nothing\n"})
+    run.append_samples({"step": step, "phase": "train", "prompt": "a"} for step in (1, 2))
+    assert "damaged_records" not in found(run)
+    return run
+
+
+def test_a_run_whose_records_are_noise_is_no_healthy_one(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished(make)
+    for path in (*run.path.rglob("*.json"), *run.path.rglob("*.jsonl")):
+        path.write_bytes(NOISE)
+    assert main(["diagnose", str(run.path)]) == 1
+    page = capsys.readouterr().out
+    assert "(unknown, step 0 of 100, 2 attempts)" in page.splitlines()[0]
+    symptom = found(run)["damaged_records"]
+    assert symptom.severity == "problem"
+    named = " ".join(symptom.evidence)
+    for name in ("run.json", "attempts/0001/attempt.json", "attempts/0002/attempt.json", "metrics.jsonl", "samples"):
+        assert name in named, name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "severity"),
+    [
+        ("metrics.jsonl", None, "problem"),
+        ("metrics.jsonl", b"", "problem"),
+        ("metrics.jsonl", NOISE, "problem"),
+        ("metrics.jsonl", b'{"step": "seven", "reward": 1.0}\n', "problem"),
+        ("attempts/0002/attempt.json", b'{"attempt": 2, "sta', "problem"),
+        ("attempts/0002/attempt.json", b"", "problem"),
+        ("attempts/0002/attempt.json", b"[2]", "problem"),
+        ("attempts/0001/attempt.json", b'{"attempt": 1, "sta', "warning"),
+        ("run.json", b"{", "warning"),
+        ("samples.jsonl", NOISE, "warning"),
+        ("config.yaml", NOISE, "warning"),
+    ],
+)
+def test_each_damaged_record_is_named(make: Make, name: str, content: bytes | None, severity: str) -> None:
+    run = finished(make)
+    if content is None:
+        (run.path / name).unlink()
+    else:
+        (run.path / name).write_bytes(content)
+    symptom = found(run)["damaged_records"]
+    assert symptom.severity == severity and all(name in text for text in symptom.evidence), symptom.evidence
+    diagnosis = diagnose.diagnose(run.path)
+    assert len(diagnosis.evidence.attempts) == 2, "an attempt whose record is torn was made all the same"
+    assert diagnosis.evidence.state == ("unknown" if "0002" in name else "done")
+
+
+def test_lines_that_are_lost_are_counted(make: Make) -> None:
+    run = finished(make)
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(b"".join([lines[0], NOISE[:9] + b"\n", *lines[2:]]))
+    symptom = found(run)["damaged_records"]
+    assert symptom.severity == "warning" and symptom.evidence == ("metrics.jsonl line 2: no record",)
+    run.metrics.write_bytes(b"".join(lines[:4]))
+    with run.lock():
+        run.new_attempt(config_file.load(run.config)).finish("preempted", 1, reached=(9, 0))
+    symptom = found(run)["damaged_records"]
+    assert symptom.severity == "problem"
+    assert symptom.evidence == ("metrics.jsonl has no record after step 4; the run reached 9",)
+
+
+def test_what_a_kill_and_a_first_step_leave_is_no_damage(make: Make) -> None:
+    """A torn last line; no records yet; a start that was killed before it wrote anything; a save before its record."""
+    killed = make()
+    attempt(killed)
+    killed.metrics.write_bytes(killed.metrics.read_bytes()[:-20])
+    killed.append_samples([{"step": 1, "phase": "train", "prompt": "a"}])
+    killed.samples.write_bytes(killed.samples.read_bytes() + b'{"step": 2, "pha')
+    assert found(killed).keys() == {"killed"}
+    young = make(0, name="young")
+    assert found(young) == {}
+    (young.attempts / "0001").mkdir()
+    (young.checkpoints / "000001").mkdir()
+    (young.checkpoints / "000001" / "COMMITTED").write_text("x")
+    assert found(young).keys() == {"killed"}
+    (young.checkpoints / "000001").rename(young.checkpoints / "000005")
+    assert "there is a checkpoint of step 5" in found(young)["damaged_records"].evidence[0]

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import importlib.util
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc import activation_memory, devices, estimate_page, memory_estimate, mends, model_config, model_memory
+from gspo_hpc import (
+    activation_memory,
+    config_file,
+    devices,
+    estimate_page,
+    memory_estimate,
+    mends,
+    model_config,
+    model_memory,
+)
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict, load
 from gspo_hpc.memory_estimate import Estimate, Phase
-from gspo_hpc.plan import make_plan
+from gspo_hpc.plan import Plan, make_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASE: dict[str, dict[str, Any]] = {
@@ -193,3 +205,148 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     for name, bar, _ in memory_estimate.bars(found, width=100):
         filled = len(bar.rstrip(" .!"))
         assert abs(filled - 100 * phase(found, name).total / found.card) <= 1, (name, bar)
+
+
+def test_gpus_set_apart_do_not_train() -> None:
+    """What those that train hold is what they would hold if they were alone, without an engine that sleeps."""
+    server = {"mode": "server", "engines_per_node": 3}
+    apart, alone = made(rollout=server), made(cluster={"gpus_per_node": 2})
+    assert apart.world_size == alone.world_size == 4 and apart.training_gpus_per_node == 2
+    found, other = estimated(apart), estimated(alone)
+    for name in ("update", "save"):
+        expected = {part: size for part, size in phase(other, name).parts.items() if part != "engine_asleep"}
+        assert phase(found, name).parts == expected, name
+    assert found.host["saved_copy"] == other.host["saved_copy"] and "engine_weights_asleep" not in found.host
+    generation = phase(found, "generation").parts
+    assert generation.keys() == {"engine_weights", "engine_working", "kv_cache", "cuda_and_nccl"}
+    assert sum(generation.values()) == pytest.approx(found.card * memory_estimate.ENGINE_DEFAULTS[SHARE])
+    assert "trainer_lent" not in found.host and made(rollout=server | {"engines_per_node": 4}).world_size == 0
+
+
+SHARE = "gpu_memory_utilization"
+
+
+def test_the_defaults_of_engines_are_those_of_the_engine() -> None:
+    """As they stand in vLLM's source, which is not imported here."""
+    package = importlib.util.find_spec("vllm")
+    if package is None or package.origin is None:
+        pytest.skip("vLLM is not installed")
+    source = (Path(package.origin).parent / "config" / "cache.py").read_text(encoding="utf-8")
+    (default,) = re.findall(rf"{SHARE}: float = Field\(default=([\d.]+)", source)
+    assert memory_estimate.ENGINE_DEFAULTS[SHARE] == float(default)
+
+
+@pytest.mark.parametrize("name", sorted(memory_estimate.ENGINE_DEFAULTS))
+def test_a_setting_of_the_engine_that_is_null_is_the_default(name: str) -> None:
+    lighter = {"recompute_granularity": "full"}
+    assert estimated(made(rollout={"engine": {name: None}})) == estimated(made())
+    for absurd in (0, -3, 1.5, "much", True, [], {}):
+        (broken,) = make_plan(made(rollout={"engine": {name: absurd}}, memory=lighter)).broken
+        assert broken.rule == 16 and f"rollout.engine.{name} ({absurd}) must be" in broken.message
+    as_text = made(rollout={"engine": {SHARE: "5e-1"}})
+    assert estimated(as_text) == estimated(made(rollout={"engine": {SHARE: 0.5}}))
+
+
+def advised(message: str) -> list[list[str]]:
+    """The ways that a message ends in, each as settings."""
+    ways = [way.split() for way in message.rsplit(": ", 1)[1].removeprefix("out of memory; ").split(" or ")]
+    return [way for way in ways if all(re.fullmatch(r"[\w.]+=[\w.]+", word) for word in way)]
+
+
+@given(
+    st.sampled_from([("Qwen2.5-72B", 8), ("Qwen3-235B-A22B", 4), ("Qwen2.5-7B", 4)]),
+    st.sampled_from(["A100-40GB", "A100-80GB", "H200", "B200"]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([None, 0.05, 0.3, 0.5, 0.99]),
+    st.sampled_from([(True, "colocate", None), (False, "colocate", None), (None, "server", 1), (None, "server", 2)]),
+    st.sampled_from([1000, 31000]),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_engines_are_advised_is_possible_and_does_it(
+    model: tuple[str, int],
+    gpu: str,
+    size: int,
+    share: float | None,
+    mode: tuple[bool | None, str, int | None],
+    response: int,
+) -> None:
+    name, heads = model
+    config = made(
+        cluster={"gpu": gpu, "nodes": 16},
+        model={"path": name},
+        parallel={"tensor_model_parallel_size": 4, "sequence_parallel": True},
+        batch={"micro_batch_tokens": 65536, "global_batch_size": 1024},
+        memory={"recompute_granularity": "full", "offload_trainer": mode[0]},
+        rollout={
+            "tensor_parallel_size": size,
+            "max_response_length": response,
+            "engine": {SHARE: share},
+            "mode": mode[1],
+            "engines_per_node": mode[2],
+        },
+    )
+    before = make_plan(config)
+    if {item.rule for item in before.broken} != {16}:
+        return
+
+    def of_engines(plan: Plan) -> list[str]:
+        texts = [item.message for item in plan.broken]
+        return [text for text in texts if text.startswith(("the KV cache", "generation takes"))]
+
+    for message in of_engines(before):
+        ways = advised(message)
+        if not ways:
+            assert message.endswith("take GPUs with more memory"), message
+            most = [n for n in (1, 2, 4, 8) if heads % n == 0 and (mode[2] is None or mode[2] * size % n == 0)][-1]
+            fewer = [f"rollout.engines_per_node={mode[2] * size // most}"] if mode[2] else []
+            larger = overridden(config, [f"rollout.tensor_parallel_size={most}", *fewer])
+            weights = phase(estimated(larger), "generation").parts["engine_weights"]
+            assert weights > 0.6 * devices.find(gpu).memory or mode[0] is False, message
+        for way in ways:
+            assert not {f"{SHARE}={share}", "memory.offload_trainer=true" if mode[0] else ""} & set(way)
+            after = make_plan(overridden(config, way))
+            assert not of_engines(after) and {item.rule for item in after.broken} <= {16}, (message, way)
+
+
+def overridden(config: Config, way: list[str]) -> Config:
+    raw: dict[str, Any] = asdict(config)
+    for text in way:
+        key, _, value = text.partition("=")
+        *sections, last = key.split(".")
+        inner = raw
+        for section in sections:
+            inner = inner[section]
+        inner[last] = yaml.safe_load(value)
+    return config_file.from_dict(raw)
+
+
+def test_advice_names_the_number() -> None:
+    """An engine of more GPUs where the weights alone are too much for one; more of the card where heads forbid that."""
+    big = made(
+        cluster={"gpu": "A100-80GB", "nodes": 8},
+        model={"path": "Qwen2.5-72B"},
+        parallel={"tensor_model_parallel_size": 8, "sequence_parallel": True},
+        memory={"recompute_granularity": "full"},
+        rollout={"tensor_parallel_size": 1},
+    )
+    sync, generation = (item.message for item in make_plan(big).broken)
+    assert generation.startswith("generation takes 140.") and "offload_trainer" not in generation
+    assert advised(generation) == [[f"rollout.tensor_parallel_size={size}"] for size in (2, 4, 8)]
+    assert sync.startswith("sync takes") and advised(sync) == [["rollout.tensor_parallel_size=4"]]
+    config = load(CONFIGS / "qwen3_235b_a22b_tp4_pp2_ep32.yaml", [f"rollout.engine.{SHARE}=0.5"])
+    (broken,) = make_plan(config).broken
+    ((way,),) = advised(broken.message)
+    assert way.startswith(f"rollout.engine.{SHARE}=0.8") and make_plan(overridden(config, [way])).valid
+
+
+def test_what_is_least_already_is_not_advised() -> None:
+    config = made(
+        cluster={"gpu": "A100-40GB", "nodes": 1, "gpus_per_node": 1},
+        rollout={"tensor_parallel_size": 1},
+        batch={"micro_batch_tokens": 8192, "global_batch_size": 256},
+    )
+    update = make_plan(config).broken[0].message
+    assert "micro_batch" not in update and "parallel ranks" not in update and "optimizer.distributed" not in update
+    assert update.endswith("memory.offload_optimizer=true or more GPUs that train, or GPUs with more memory"), update
+    roomy = replace(config, batch=replace(config.batch, micro_batch_tokens=32768))
+    assert "batch.micro_batch_tokens=8192 or" in make_plan(roomy).broken[0].message

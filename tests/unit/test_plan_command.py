@@ -209,3 +209,71 @@ def test_the_known_models_are_in_the_documentation(project: Path) -> None:
         prefix = re.match(r"(.*-)(?=\d)", first)
         listed += [first, *(f"{prefix[1] if prefix else ''}{other}" for other in others)]
     assert sorted(listed) == sorted(model_catalog.names())
+
+
+BATCH = ["model.path=Qwen3-8B", "cluster.gpu=H100"]
+
+
+@pytest.mark.parametrize("engine", ["max_num_seqs=0", "max_num_seqs=null", "max_num_batched_tokens=null", "dtype=null"])
+def test_settings_of_an_engine_that_are_null_or_absurd(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = tmp_path / "partial.yaml"
+    partial.write_text(PARTIAL)
+    assert main(["plan", str(partial), *BATCH, f"rollout.engine.{engine}"]) == (2 if engine.endswith("0") else 0)
+    page = capsys.readouterr().out
+    assert "\nTime\n" in page
+    assert ("rollout.engine.max_num_seqs (0) must be a whole number" in " ".join(page.split())) is engine.endswith("0")
+
+
+def test_server_mode_shows_both_kinds_of_gpu_and_that_it_cannot_run_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = tmp_path / "partial.yaml"
+    partial.write_text(PARTIAL)
+    server = ["rollout.mode=server", "rollout.engines_per_node=2", "parallel.tensor_model_parallel_size=1"]
+    words = ["plan", str(partial), *BATCH, *server, "batch.global_batch_size=48", "memory.recompute_granularity=full"]
+    words += ["optimizer.distributed=true"]
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    training, generating = page.split("one of the GPUs that train, 6 of a node's 8:")[1].split(
+        "one of the GPUs that generate, 2 of a node's 8:"
+    )
+    assert "generation" not in training and "engine asleep" not in page and "update  " in training
+    assert "KV cache" in generating and "of its GPUs' (12) peak" in page
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert any("no run in it can be started yet" in note for note in told["notes"]), told["notes"]
+    assert main(["plan", str(partial), "--json"]) == 0
+    assert not any("started yet" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120])
+def test_no_line_is_wider_than_the_terminal(
+    columns: int, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bars, tables and suggestions included; into a pipe it is 120."""
+    presets = [str(project / "configs" / f"{name}.yaml") for name in ("qwen3_30b_a3b_tp2_ep4_etp2", "tiny_cpu")]
+    if columns != 120:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    else:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    more = [["plan", preset, "--ranks", "batch.num_generations=7"] for preset in presets]
+    for words in [*(["plan", preset] for preset in presets), *more, ["suggest", presets[0], "--limit", "2"]]:
+        main(words)
+        page = capsys.readouterr().out
+        wide = [line for line in page.splitlines() if len(line) > columns]
+        assert page and not wide, (words, wide[:3])
+
+
+def test_a_suggestion_can_be_pasted_however_narrow(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    preset = str(project / "configs" / "qwen2.5_7b_tp2.yaml")
+    assert main(["suggest", preset, "--limit", "1"]) == 0
+    settings = capsys.readouterr().out.split("     parallel.", 1)[1]
+    words = subprocess.run(
+        ["bash", "-c", f'printf "%s\\n" parallel.{settings}'], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.split()
+    assert len(words) == 10 and main(["plan", preset, *words]) == 0

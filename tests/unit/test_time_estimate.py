@@ -122,3 +122,27 @@ def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_the_a
     rows = [line for line in (PROJECT / "docs/estimates.md").read_text().splitlines() if "| prediction |" in line]
     errors = [abs(float(line.split("|")[5].strip().rstrip("%"))) for line in rows]
     assert len(errors) == 6 and max(errors) <= 30, rows
+
+
+def test_gpus_set_apart_generate_and_do_not_train() -> None:
+    """Half of them: the update takes twice as long, and what is made a GPU counts all."""
+    memory = {"recompute_granularity": "full"}
+    server = {"mode": "server", "engines_per_node": 4}
+    apart, alone = made(rollout=server, memory=memory), made(cluster={"gpus_per_node": 4}, memory=memory)
+    few = made(rollout=server | {"engines_per_node": 6}, memory=memory)
+    found, other = estimated(apart), estimated(alone)
+    assert found.seconds["update"] == pytest.approx(other.seconds["update"])
+    assert 1.9 < found.seconds["update"] / estimated(made(memory=memory)).seconds["update"] < 2.1
+    assert estimated(few).seconds["generation"] < found.seconds["generation"]
+    assert estimated(few).seconds["update"] > 1.9 * found.seconds["update"]
+    assert estimated(few).seconds["save"] == pytest.approx(2 * found.seconds["save"])
+    assert (found.gpus, found.trainers) == (32, 16)
+    assert found.to_json()["update_mfu"] == pytest.approx(other.to_json()["update_mfu"])
+    assert found.to_json()["tokens_per_s_per_gpu"] == pytest.approx(found.tokens / found.rollout / 32)
+
+
+@pytest.mark.parametrize("absurd", [None, 0, -1, "many", True])
+def test_sequences_at_once_that_cannot_be_are_the_default(absurd: object) -> None:
+    rollout = {"engine": {"max_num_seqs": absurd}}
+    assert estimated(made(rollout=rollout)).seconds == estimated(made()).seconds
+    assert estimated(made(rollout={"engine": {"max_num_seqs": 2}})).rollout > estimated(made()).rollout
