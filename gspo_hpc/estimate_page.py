@@ -40,8 +40,8 @@ def _memory(found: Estimate, config: Config) -> Iterator[str]:
     yield f"  {'a node':<14}  {sum(found.host.values()) / GIB:.0f} GiB of its own memory: {parts}"
     if "engine_weights_asleep" in found.host:
         kept, other = found.host["engine_weights_asleep"] / GIB, 3 - found.sleep_level
-        text = f"{found.sleep_level}: asleep, engines keep {ENGINE / GIB:.1f} GiB of each GPU and {kept:.1f} of a node"
-        instead = f"with rollout.sleep_level={other} a node takes {found.host_otherwise / GIB:.0f}"
+        text = f"{found.sleep_level}: asleep, engines keep {ENGINE / GIB:.1f} GiB a GPU, {kept:.0f} of a node"
+        instead = f"rollout.sleep_level={other}: {found.host_otherwise / GIB:.0f} in all"
         yield f"  {'sleep level':<14}  {text}; {instead}"
     yield f"  {'KV cache':<14}  {found.cache_tokens:,} tokens an engine"
 

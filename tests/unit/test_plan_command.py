@@ -222,7 +222,7 @@ def test_settings_of_an_engine_that_are_null_or_absurd(
     partial.write_text(PARTIAL)
     assert main(["plan", str(partial), *BATCH, f"rollout.engine.{engine}"]) == (2 if engine.endswith("0") else 0)
     page = capsys.readouterr().out
-    assert "\nTime\n" in page
+    assert ("\nTime\n" in page) is not engine.endswith("0")
     assert ("rollout.engine.max_num_seqs (0) must be a whole number" in " ".join(page.split())) is engine.endswith("0")
 
 
