@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 from gspo_hpc import algorithms, model_config
 from gspo_hpc.config import Config
@@ -44,11 +45,26 @@ class Broken:
     message: str
 
 
+class Models:
+    """What is known of models, each read once: for many plans of one moment."""
+
+    def __init__(self) -> None:
+        self.planned = cache(model_config.planned)  # by model.path
+        self._found: dict[tuple[str | None, str], model_config.Architecture | None] = {}
+
+    def find(self, config: Config) -> model_config.Architecture | None:
+        """model_config.find."""
+        key = (config.model.path, config.model.provider)
+        if key not in self._found:
+            self._found[key] = model_config.find(config)
+        return self._found[key]
+
+
 class Book:
     """What is found while planning."""
 
-    def __init__(self, config: Config, rows: int | None) -> None:
-        self.config, self.rows = config, rows
+    def __init__(self, config: Config, rows: int | None, models: Models | None = None) -> None:
+        self.config, self.rows, self.models = config, rows, models or Models()
         self.server = config.rollout.mode == "server"
         self.world: int | None = config.world_size  # GPUs that train; None: cannot be known
         self.dp: int | None = None
@@ -60,7 +76,7 @@ class Book:
 
     def numbers(self) -> dict[str, Number]:
         """The quantities as plain numbers: whole ones as int, others as float."""
-        pairs = ((name, Fraction(value)) for name, value in self.quantities.items())
+        pairs = self.quantities.items()
         return {name: value.numerator if value.denominator == 1 else float(value) for name, value in pairs}
 
     def check(self, rule: int, holds: bool, message: str) -> None:
@@ -327,7 +343,7 @@ def _model(book: Book) -> None:
     if config.model.path is None:
         return
     try:
-        raw, note = model_config.planned(config.model.path)
+        raw, note = book.models.planned(config.model.path)
     except ValueError as error:
         book.check(11, False, str(error))
         return
