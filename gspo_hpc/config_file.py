@@ -337,14 +337,21 @@ def _read_scalar(given: Any, hint: type) -> Any:
     return given
 
 
+def highest(key: str) -> int:
+    """The largest whole number that a dotted key takes."""
+    return _MAXIMA.get(key, _MOST)
+
+
 def _in_range(value: Any, hint: type, key: str) -> Any:
     default = {int: (lambda v: v >= 1, "must be 1 or more"), float: _FROM_0}.get(hint, _ANY)
     name = re.sub(r"\[\d+\]", "", key)
     holds, rule = _RANGES.get(name, default)
     if not holds(value):
         raise _Wrong(f"{rule}; found {value!r}")
-    if hint is int and value > (most := _MAXIMA.get(name, _MOST)):
-        raise _Wrong(f"must be at most {most}; found {value if value < 10**18 else f'{len(str(value))} digits'}")
+    if hint is int and value > highest(name):
+        raise _Wrong(
+            f"must be at most {highest(name)}; found {value if value < 10**18 else f'{len(str(value))} digits'}"
+        )
     return value
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from gspo_hpc import devices, memory_estimate
 from gspo_hpc.config import Config
 from gspo_hpc.passes import PassSize, pass_sizes
-from gspo_hpc.plan_rules import Book, Broken, Models, Number, apply_rules, show
+from gspo_hpc.plan_book import Book, Broken, Models, Number, show
+from gspo_hpc.plan_rules import apply_rules
 
 __all__ = ["Broken", "Models", "Plan", "PlanError", "judge", "make_plan", "max_steps"]
 
@@ -107,7 +108,7 @@ def judge(config: Config, rows: int | None = None, models: Models | None = None,
     apply_rules(book)
     _steps(book)
     if memory and not book.broken:
-        _memory(book)
+        book.memory_judged = _memory(book) is not None
     return book
 
 

@@ -57,7 +57,7 @@ def _rows_of(world: int, node: int, nodes: int) -> int:
 
 
 def _values(layout: Mapping[str, int], name: str, first: int, last: int) -> str:
-    """What ranks `first` to `last`, one or those of whole nodes, have in a column: counted, not looked up one by one."""
+    """What ranks `first` to `last`, one or those of whole nodes, have in a column: counted, not looked up."""
     each, engines = ranks_per_node(layout), layout["engines_per_node"]
     if name == "node":
         return _span(first // each, last // each)

@@ -36,11 +36,15 @@ KEYS = (  # that are chosen, where they are not kept
 )
 
 
+# What belongs to the layout that the config has: it is printed where it is set back.
+_GIVEN_UP = ("parallel.virtual_pipeline_model_parallel_size", "memory.recompute_num_layers")
+
+
 @dataclass(frozen=True)
 class Layout:
     """One suggestion."""
 
-    settings: dict[str, Any]  # dotted key -> value: every one of KEYS
+    settings: dict[str, Any]  # dotted key -> value: every one of KEYS, and what a layout cannot keep of the config
     seconds: float  # of an optimizer step, its share of the rollout included
     tokens_per_s_per_gpu: float
     headroom: float  # share of the card that passes leave
@@ -82,12 +86,13 @@ def find(
         times = time_estimate.estimate(model, chosen, device, work, plan.memory.cache_tokens)
         found.append((times, chosen, plan))
     best = sorted(found, key=lambda one: one[0].rollout * ALIKE ** _cost(one[1]))[:limit]
-    return [_layout(times, chosen, plan) for times, chosen, plan in best]
+    return [_layout(config, times, chosen, plan) for times, chosen, plan in best]
 
 
-def _layout(times: time_estimate.Times, chosen: Config, plan: Plan) -> Layout:
+def _layout(config: Config, times: time_estimate.Times, chosen: Config, plan: Plan) -> Layout:
     assert plan.memory is not None
     settings = {key: _value(chosen, key) for key in KEYS}
+    settings |= {key: _value(chosen, key) for key in _GIVEN_UP if _value(config, key) != _value(chosen, key)}
     told = times.to_json()
     return Layout(
         settings,
@@ -120,6 +125,8 @@ def _fit(wanted: Config, keep: frozenset[str]) -> tuple[Config, Plan] | None:
         memory = wanted.memory
         if "memory.recompute_granularity" not in keep:
             memory = replace(memory, recompute_granularity="full" if full else None)
+            if not full or memory.recompute_num_layers > each:
+                memory = replace(memory, recompute_num_layers=min(memory.recompute_num_layers, each))
         if "memory.offload_optimizer" not in keep:
             memory = replace(memory, offload_optimizer=offload)
         chosen = replace(wanted, memory=memory)
