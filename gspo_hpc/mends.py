@@ -6,6 +6,7 @@ are tried is in mend_values.py.
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import math
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,9 @@ _TRIED = 60  # values of a setting that are tried alone: the nearest, and some o
 _ROOM = 1800  # pairs of changes that are looked at
 _MEMORY_COST = 4  # pairs that take as long as one estimate of memory
 _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens")  # the largest that fits is wanted
-_GROWTH = 6  # times that the distance to it is halved
+_GROWTH = 16  # times that the distance to it is halved, at most ...
+_GROWN_ENOUGH = 32  # ... until it is known to one in this many
+_WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "batch.num_generations")  # no memory in it
 
 # How much it changes what a run is: the distance of a change is this times the doublings.
 _WEIGHTS: dict[str, float] = {
@@ -174,7 +177,7 @@ class _Search:
         good, bad, found = best, before, list[Mend]()
         for _ in range(_GROWTH):
             middle = good + (bad - good) // 2 // unit * unit
-            if middle in (good, bad):
+            if middle in (good, bad) or bad - good <= good // _GROWN_ENOUGH:
                 break
             if mend := self._alone(key, [middle]):
                 good, found = middle, mend
@@ -203,14 +206,17 @@ class _Search:
         return sorted((mend for mend in known.values() if mend is not None), key=_order)
 
     def _seconds(self, alone: set[Change]) -> Iterator[tuple[Change, Config, Change]]:
+        """The two nearest values of each setting behind every first change, then the others."""
+        later = []
         for first, changed, book in self.firsts:
             broken = frozenset(item.rule for item in book.broken)
             for key, values in candidates(changed, book, broken, self.rows).items():
-                if key == first.key:
+                if key == first.key or (broken == {MEMORY_RULE} and key in _WEIGHTLESS):
                     continue
-                for second in _nearest(changed, key, values, _NEAREST):
-                    if second not in alone:
-                        yield first, changed, second
+                near = [change for change in _nearest(changed, key, values, _NEAREST) if change not in alone]
+                yield from ((first, changed, second) for second in near[:2])
+                later += [(first, changed, second) for second in near[2:]]
+        yield from later
 
 
 def _shown(mends: list[Mend], limit: int) -> list[Mend]:
@@ -254,11 +260,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
-    """Changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
-    before = value_of(config, key)
-    changes = [Change(key, before, value) for value in set(values) if value != before]
+    """Changes to these values, nearest first; of more than `most`, the nearest and, of many, some of the others."""
+    before, chosen = value_of(config, key), set(values)
+    if len(chosen) > most and _is_number(before):
+        numbers = sorted(value for value in chosen if _is_number(value))
+        at = bisect.bisect_left(numbers, before)
+        near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
+        far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
+        chosen = {value for value in chosen if not _is_number(value)} | near | {*far}
+    changes = [Change(key, before, value) for value in chosen if value != before]
     changes.sort(key=lambda change: (_distance(change), str(change)))
-    if len(changes) <= most or most <= _NEAREST:
-        return changes[:most]
-    near, far = changes[: most // 2], changes[most // 2 :]
-    return near + far[:: -(-len(far) // (most // 2))]
+    return changes if most > _NEAREST else changes[:most]

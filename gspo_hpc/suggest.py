@@ -9,15 +9,16 @@ and these before experts on ranks of their own; fewer cuts go before more.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gspo_hpc import devices, memory_estimate, model_config, time_estimate
 from gspo_hpc.config import Config
 from gspo_hpc.memory_estimate import GIB, shown
+from gspo_hpc.mend_values import divisors
 from gspo_hpc.model_config import Architecture
-from gspo_hpc.plan import MEMORY_RULE, Plan, make_plan
+from gspo_hpc.plan import MEMORY_RULE, Plan, judge, make_plan
 
 ALIKE = 1.03  # times that differ by less than estimates can tell: preference decides
 _TENSOR, _PIPELINE, _EXPERT, _CONTEXT = 0.3, 0.5, 0.4, 0.45  # what a doubling of each counts against a layout, of ALIKE
@@ -125,8 +126,6 @@ def _fit(wanted: Config, keep: frozenset[str]) -> tuple[Config, Plan] | None:
         memory = wanted.memory
         if "memory.recompute_granularity" not in keep:
             memory = replace(memory, recompute_granularity="full" if full else None)
-            if not full or memory.recompute_num_layers > each:
-                memory = replace(memory, recompute_num_layers=min(memory.recompute_num_layers, each))
         if "memory.offload_optimizer" not in keep:
             memory = replace(memory, offload_optimizer=offload)
         chosen = replace(wanted, memory=memory)
@@ -143,25 +142,41 @@ _PIECE = 8192  # tokens of a sequence that are worth a context-parallel rank of 
 
 def _layouts(arch: Architecture, config: Config, keep: frozenset[str]) -> Iterator[Config]:
     """Every way to cut the model that could be sensible: tensor-parallel ranks stay on their node."""
-    gpus, world, mixed = config.cluster.gpus_per_node, config.world_size, arch.experts is not None
-    own = config.parallel
 
     def choices(key: str, values: list[Any]) -> list[Any]:
         return [_value(config, key)] if key in keep else values
 
-    tensor = [n for n in _divisors(gpus) if arch.num_attention_heads % n == 0 and arch.num_key_value_heads % n == 0]
+    for engine in choices("rollout.tensor_parallel_size", _engines(arch, config)):
+        given = replace(config, rollout=replace(config.rollout, tensor_parallel_size=engine))
+        world = judge(given).world  # GPUs that train: what engines leave, where they are set apart
+        if world is not None:
+            yield from _cuts(arch, given, keep, world, choices)
+
+
+def _cuts(
+    arch: Architecture,
+    config: Config,
+    keep: frozenset[str],
+    world: int,
+    choices: Callable[[str, list[Any]], list[Any]],
+) -> Iterator[Config]:
+    """Every way to cut the model over `world` ranks."""
+    gpus, own, mixed = config.cluster.gpus_per_node, config.parallel, arch.experts is not None
+    most = min(gpus, world)
+    tensor = [n for n in range(1, most + 1) if not (arch.num_attention_heads % n or arch.num_key_value_heads % n)]
     pipeline = [n for n in _divisors(world) if arch.num_layers % n == 0 and n <= 32]
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     context = [n for n in _divisors(world) if n == 1 or longest / n >= _PIECE]
     expert = [n for n in _divisors(world) if arch.experts is not None and arch.experts.count % n == 0] or [1]
     for tp, pp, cp, ep in itertools.product(
-        choices("parallel.tensor_model_parallel_size", tensor),
+        choices("parallel.tensor_model_parallel_size", [n for n in tensor if world % n == 0]),
         choices("parallel.pipeline_model_parallel_size", pipeline),
         choices("parallel.context_parallel_size", context),
         choices("parallel.expert_model_parallel_size", expert),
     ):
         if world % (tp * pp * cp):
             continue
+        layers = min(config.memory.recompute_num_layers, max(1, arch.num_layers // pp))
         for etp in choices("parallel.expert_tensor_parallel_size", sorted({1, tp}) if mixed else [None]):
             if world % ((etp or tp) * ep * pp):
                 continue
@@ -176,9 +191,12 @@ def _layouts(arch: Architecture, config: Config, keep: frozenset[str]) -> Iterat
                 sequence_parallel=own.sequence_parallel if "parallel.sequence_parallel" in keep else tp > 1,
             )
             distributed = config.optimizer.distributed if "optimizer.distributed" in keep else world > tp * pp
-            cut = replace(config, parallel=parallel, optimizer=replace(config.optimizer, distributed=distributed))
-            for engine in choices("rollout.tensor_parallel_size", _engines(arch, config)):
-                yield replace(cut, rollout=replace(cut.rollout, tensor_parallel_size=engine))
+            yield replace(
+                config,
+                parallel=parallel,
+                memory=replace(config.memory, recompute_num_layers=layers),
+                optimizer=replace(config.optimizer, distributed=distributed),
+            )
 
 
 def _engines(arch: Architecture, config: Config) -> list[int]:
@@ -207,7 +225,7 @@ def _doublings(size: int) -> int:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0 and (n & (n - 1) == 0 or number <= 64)]
+    return [n for n in divisors(number) if n & (n - 1) == 0 or number <= 64]
 
 
 def _value(config: Config, key: str) -> Any:
