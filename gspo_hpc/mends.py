@@ -202,7 +202,7 @@ class _Search:
                 break
             book = self._judge(with_value(changed, second.key, second.value))
             room -= 1 + _MEMORY_COST * (book is not None and book.memory_judged)
-            known[both] = self._mend(book, change, second)
+            known[both] = self._mend(book, *sorted((change, second), key=_distance))
         return sorted((mend for mend in known.values() if mend is not None), key=_order)
 
     def _seconds(self, alone: set[Change]) -> Iterator[tuple[Change, Config, Change]]:
