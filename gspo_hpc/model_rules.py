@@ -50,7 +50,15 @@ def _recompute(book: Book) -> None:
             hint = f"; nearest: {nearest[0]}" if nearest else ""
             text = f"memory.recompute_modules: {name} is no part that can be computed again{hint}"
             book.check(11, False, f"{text}; known: {', '.join(RECOMPUTED)}")
-    arch = book.models.find(book.config)
+    arch, model = book.models.find(book.config), book.config.model
+    if memory.recompute_granularity == "selective":
+        fused = book.config.cluster.platform == "cuda" and model.layers != "torch"
+        text = "memory.recompute_modules: moe_act needs a model with experts, and layers of Transformer Engine on GPUs"
+        mixed = arch is None or arch.experts is not None
+        book.check(11, "moe_act" not in memory.recompute_modules or (fused and mixed), text)
+        delayed = model.fp8 is not None and model.fp8_recipe == "delayed"
+        text = "model.fp8_recipe: delayed does not go with moe_act or layernorm of memory.recompute_modules"
+        book.check(11, not delayed or not {"moe_act", "layernorm"}.intersection(memory.recompute_modules), text)
     if arch is not None and arch.num_layers % (pp * chunks) == 0:
         each = arch.num_layers // (pp * chunks)
         text = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc import mends
 from gspo_hpc.config_file import from_dict
 from gspo_hpc.model_rules import RECOMPUTED
 from gspo_hpc.plan import Plan, make_plan
@@ -26,7 +27,26 @@ def messages(found: Plan) -> list[str]:
 def test_modules_that_are_none_are_refused_with_the_nearest() -> None:
     (text,) = messages(plan({"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlpp"]}))
     assert text.startswith("memory.recompute_modules: mlpp is no part") and "; nearest: mlp; known: core_attn" in text
-    assert plan({"recompute_granularity": "selective", "recompute_modules": list(RECOMPUTED)}).valid
+    all_but_one = [name for name in RECOMPUTED if name != "moe_act"]
+    assert plan({"recompute_granularity": "selective", "recompute_modules": all_but_one}).valid
+
+
+@pytest.mark.parametrize(
+    ("model", "modules", "words"),
+    [
+        ({"path": "Qwen3-30B-A3B"}, ["moe_act"], None),
+        ({"path": "Qwen3-30B-A3B", "layers": "torch"}, ["moe_act"], "moe_act needs a model with experts"),
+        ({"path": "Qwen3-8B"}, ["moe_act"], "moe_act needs a model with experts"),
+        ({"path": "Qwen3-8B", "fp8": "hybrid"}, ["layernorm"], "model.fp8_recipe: delayed does not go"),
+        ({"path": "Qwen3-8B", "fp8": "hybrid", "fp8_recipe": "blockwise"}, ["layernorm"], None),
+    ],
+)
+def test_modules_that_the_layers_do_not_have(model: dict[str, str], modules: list[str], words: str | None) -> None:
+    memory = {"recompute_granularity": "selective", "recompute_modules": modules}
+    refused = from_dict({"model": model, "memory": memory})
+    found = messages(make_plan(refused))
+    assert [words in text for text in found] == [True] if words else found == []
+    assert not words or "memory.recompute_modules=[core_attn]" in [str(mend) for mend in mends.find(refused)]
 
 
 @pytest.mark.parametrize(
