@@ -25,6 +25,15 @@ _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 # A whole number is at least 1 and a number at least 0, unless it stands here. List positions are left out of keys.
+# A whole number beyond these is a slip of the hand, and nothing that counts with it may run for minutes.
+_MOST = 10**9
+_MAXIMA = {
+    "cluster.nodes": 100_000,  # several times the largest machines there are
+    "cluster.gpus_per_node": 256,  # racks that work as one node have 72; on CPUs a rank for each core at most
+    "rollout.tensor_parallel_size": 256,  # both stay on a node
+    "rollout.engines_per_node": 256,
+    "run.seed": 2**63 - 1,
+}
 _ANY = (lambda v: True, "")
 _FROM_0 = (lambda v: v >= 0, "must be 0 or more")
 _ABOVE_0 = (lambda v: v > 0, "must be above 0")
@@ -334,11 +343,21 @@ def _read_scalar(given: Any, hint: type) -> Any:
     return given
 
 
+def highest(key: str) -> int:
+    """The largest whole number that a dotted key takes."""
+    return _MAXIMA.get(key, _MOST)
+
+
 def _in_range(value: Any, hint: type, key: str) -> Any:
     default = {int: (lambda v: v >= 1, "must be 1 or more"), float: _FROM_0}.get(hint, _ANY)
-    holds, rule = _RANGES.get(re.sub(r"\[\d+\]", "", key), default)
+    name = re.sub(r"\[\d+\]", "", key)
+    holds, rule = _RANGES.get(name, default)
     if not holds(value):
         raise _Wrong(f"{rule}; found {value!r}")
+    if hint is int and value > highest(name):
+        raise _Wrong(
+            f"must be at most {highest(name)}; found {value if value < 10**18 else f'{len(str(value))} digits'}"
+        )
     return value
 
 

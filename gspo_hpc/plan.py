@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from gspo_hpc import devices, memory_advice, memory_estimate, model_config
+from gspo_hpc import devices, memory_advice, memory_estimate
 from gspo_hpc.config import Config
 from gspo_hpc.passes import PassSize, pass_sizes
+from gspo_hpc.plan_book import Book, Broken, Models, Number, show
 from gspo_hpc.plan_limits import apply_limits
-from gspo_hpc.plan_rules import Book, Broken, Number, apply_rules, show
+from gspo_hpc.plan_rules import apply_rules
 
-__all__ = ["Broken", "Plan", "PlanError", "make_plan", "max_steps"]
+__all__ = ["Broken", "Models", "Plan", "PlanError", "judge", "make_plan", "max_steps"]
 
 
 class PlanError(ValueError):
@@ -88,10 +89,7 @@ def max_steps(
 
 def make_plan(config: Config, rows: int | None = None) -> Plan:
     """The plan of a config, or of the part of one that is there. `rows`: prompts in the training data, if known."""
-    book = Book(config, rows)
-    apply_rules(book)
-    apply_limits(book)
-    _steps(book)
+    book = judge(config, rows)
     memory = _memory(book)
     if book.server:
         text = "rollout.mode server can be planned, but no run in it can be started yet: train and submit refuse it."
@@ -108,6 +106,18 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
     )
 
 
+def judge(config: Config, rows: int | None = None, models: Models | None = None, *, memory: bool = False) -> Book:
+    """What the rules say, for those who judge many configs of one moment: with `models`, each model is read once. Of
+    memory only if that is asked for, and only where every other rule holds: it is what takes longest."""
+    book = Book(config, rows, models)
+    apply_rules(book)
+    apply_limits(book)
+    _steps(book)
+    if memory and not book.broken:
+        book.memory_judged = _memory(book) is not None
+    return book
+
+
 def _memory(book: Book) -> memory_estimate.Estimate | None:
     """MEMORY_RULE. Of a layout that is whole: bytes of a rank that cannot be mean nothing."""
     cluster = book.config.cluster
@@ -120,7 +130,7 @@ def _memory(book: Book) -> memory_estimate.Estimate | None:
         return None
     if any(item.rule in _LAYOUT_RULES for item in book.broken):
         return None
-    arch = model_config.find(book.config)
+    arch = book.models.find(book.config)
     if arch is None:
         book.notes.append("Memory and time are not estimated: the sizes of the model are not known.")
         return None

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gspo_hpc import model_config
-from gspo_hpc.plan_rules import Book
+from gspo_hpc.plan_book import Book
 
 # Groups of ranks for which DeepEP has kernels, and how many of them it takes for those of one node.
 _DEEPEP_RANKS = (2, 4, 8, 16, 32, 64, 128, 144, 160)
@@ -88,7 +87,7 @@ def _flex(book: Book) -> None:
     config, who = book.config, "moe.token_dispatcher: flex"
     if config.moe.token_dispatcher != "flex":
         return
-    arch = model_config.find(config)
+    arch = book.models.find(config)
     if arch is not None and arch.experts is None:
         return
     text = f"{who} is DeepEP's kernels, which need GPUs (cluster.platform: cuda); alltoall runs everywhere"

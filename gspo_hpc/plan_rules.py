@@ -28,45 +28,10 @@ with exact fractions: half a prompt per device breaks 2, 3 and 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
-from gspo_hpc import algorithms, model_config
-from gspo_hpc.config import Config
-
-Number = int | float
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A rule that does not hold, with its numbers."""
-
-    rule: int
-    message: str
-
-
-class Book:
-    """What is found while planning."""
-
-    def __init__(self, config: Config, rows: int | None) -> None:
-        self.config, self.rows = config, rows
-        self.server = config.rollout.mode == "server"
-        self.world: int | None = config.world_size  # GPUs that train; None: cannot be known
-        self.dp: int | None = None
-        self.quantities: dict[str, int | Fraction] = {}
-        self.layout: dict[str, int] = {}
-        self.broken: list[Broken] = []
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    def numbers(self) -> dict[str, Number]:
-        """The quantities as plain numbers: whole ones as int, others as float."""
-        pairs = ((name, Fraction(value)) for name, value in self.quantities.items())
-        return {name: value.numerator if value.denominator == 1 else float(value) for name, value in pairs}
-
-    def check(self, rule: int, holds: bool, message: str) -> None:
-        if not holds:
-            self.broken.append(Broken(rule, message))
+from gspo_hpc import algorithms, model_rules
+from gspo_hpc.plan_book import Book, show
 
 
 def apply_rules(book: Book) -> None:
@@ -74,14 +39,8 @@ def apply_rules(book: Book) -> None:
     _engines(book)
     _grid(book)
     _batch(book)
-    _sequence(book)
-    _model(book)
+    model_rules.apply_rules(book)
     _objective(book)
-
-
-def show(value: Fraction | int) -> str:
-    """4, or 0.5: for messages."""
-    return str(value) if Fraction(value).denominator == 1 else f"{float(value):.6g}"
 
 
 def _engines(book: Book) -> None:
@@ -300,93 +259,6 @@ def _prompts(book: Book, gen: int, group: int) -> None:
                 f"({group}) / dp_size ({dp}); steps_per_generation has no part in it, global_batch_size must be a "
                 f"multiple of {group * dp * mbs}",
             )
-
-
-def _sequence(book: Book) -> None:
-    """Rules 11 and 12: the longest sequence, cut by CP and put into token budgets."""
-    config = book.config
-    prompt, response = config.rollout.max_prompt_length, config.rollout.max_response_length
-    longest, cp = prompt + response, config.parallel.context_parallel_size
-    made = f"max_prompt_length ({prompt}) + max_response_length ({response}) = {longest}"
-    book.check(
-        11,
-        cp == 1 or longest % (2 * cp) == 0,
-        f"{made} must be divisible by 2 x context_parallel_size ({cp}) = {2 * cp}: each rank takes two pieces",
-    )
-    for prefix in ("", "logprob_", "reference_"):
-        size = getattr(config.batch, f"{prefix}micro_batch_size")
-        tokens = getattr(config.batch, f"{prefix}micro_batch_tokens")
-        text = f"{prefix}micro_batch_size ({size}) and {prefix}micro_batch_tokens ({tokens}) exclude each other"
-        book.check(12, not (size and tokens), f"{text}; give one")
-        text = f"{prefix}micro_batch_tokens ({tokens}) must hold the longest sequence: {made} tokens"
-        book.check(12, tokens is None or tokens >= longest, text)
-
-
-def _model(book: Book) -> None:
-    """Rule 11 on the model's config.json, its own or a shipped one: what TP, PP, EP and the engines cut."""
-    config, p, engine_tp = book.config, book.config.parallel, book.config.rollout.tensor_parallel_size
-    if config.model.path is None:
-        return
-    try:
-        raw, note = model_config.planned(config.model.path)
-    except ValueError as error:
-        book.check(11, False, str(error))
-        return
-    book.notes += [note] if note else []
-    if raw is None:
-        return
-    raw = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
-
-    def size(*names: str) -> int | None:
-        return next((raw[name] for name in names if isinstance(raw.get(name), int)), None)
-
-    heads, experts = size("num_attention_heads"), size("num_experts", "num_local_experts", "n_routed_experts")
-    groups = size("num_key_value_heads") or heads
-    tp, pp, ep = p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.expert_model_parallel_size
-    for name, value, cut, parts in (
-        ("num_attention_heads", heads, "tensor_model_parallel_size", tp),
-        ("num_key_value_heads", groups, "tensor_model_parallel_size", tp),
-        ("intermediate_size", size("intermediate_size"), "tensor_model_parallel_size", tp),
-        (
-            "num_hidden_layers",
-            size("num_hidden_layers"),
-            "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size",
-            pp * (p.virtual_pipeline_model_parallel_size or 1),
-        ),
-        (
-            "moe_intermediate_size",
-            size("moe_intermediate_size") if experts else None,
-            "expert_tensor_parallel_size",
-            p.expert_tensor_parallel_size or tp,
-        ),
-        ("num_experts", experts or 1, "expert_model_parallel_size", ep),
-        ("num_attention_heads", heads, "rollout.tensor_parallel_size", engine_tp),
-        ("num_key_value_heads", groups, "rollout.tensor_parallel_size", engine_tp),
-    ):
-        text = f"{name} ({value}) of the model must be divisible by {cut} ({parts})"
-        book.check(11, value is None or value % parts == 0, text)
-    vocabulary = size("vocab_size")
-    if vocabulary is not None and vocabulary % tp:
-        padded = -(-vocabulary // tp) * tp
-        book.notes.append(
-            f"vocab_size ({vocabulary}) is filled up to {padded} rows: tensor_model_parallel_size ({tp})."
-        )
-    text = (
-        f"a model with experts needs parallel.sequence_parallel: true where tensor_model_parallel_size ({tp}) is not 1"
-    )
-    book.check(11, not experts or tp == 1 or p.sequence_parallel, text)
-    text = "moe.router_replay: rollout needs GPUs: vLLM's CPU build does not tell which experts it chose; old_logprobs "
-    text += "repeats the trainer's own choices"
-    book.check(11, not experts or config.cluster.platform == "cuda" or config.moe.router_replay != "rollout", text)
-    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    positions, scaling = size("max_position_embeddings"), raw.get("rope_scaling") or raw.get("rope_parameters")
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
-    book.check(
-        11,
-        positions is None or kind != "default" or longest <= positions,
-        f"max_prompt_length + max_response_length = {longest} must fit max_position_embeddings ({positions}) of the "
-        "model",
-    )
 
 
 def _objective(book: Book) -> None:

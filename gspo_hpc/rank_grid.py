@@ -7,7 +7,7 @@ the same ranks in two ways: rank = TP + tp x (CP + cp x (DP + dp x PP)) = ETP + 
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -47,38 +47,53 @@ def engine_gpus(layout: Mapping[str, int]) -> list[tuple[int, ...]]:
     return [tuple(range(first + i * spacing, first + i * spacing + size)) for i in range(engines)]
 
 
-def seats(layout: Mapping[str, int]) -> list[Seat]:
-    """Every rank of a plan's layout, in order. ValueError if its grids do not tile the ranks or engines do not fit."""
+def check(layout: Mapping[str, int]) -> None:
+    """ValueError if the grids of a plan's layout do not tile its ranks, or engines do not fit on their node."""
     if not {"data_parallel_size", "expert_data_parallel_size", "engines_per_node"} <= layout.keys():
         raise ValueError("ranks cannot be placed: rule 1 or 13 is broken")
-    each = layout["gpus_per_node"] - layout.get("gpus_set_apart_per_node", 0)
-    own = [gpu for gpus in engine_gpus(layout) for gpu in gpus]
-    if len(set(own)) != len(own) or own[-1] >= layout["gpus_per_node"]:
+    gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
+    if engines * size > gpus:
         raise ValueError("ranks cannot be placed: engines do not fit on their node")
+
+
+def ranks_per_node(layout: Mapping[str, int]) -> int:
+    """GPUs of a node that train."""
+    return layout["gpus_per_node"] - layout.get("gpus_set_apart_per_node", 0)
+
+
+def seats(layout: Mapping[str, int]) -> list[Seat]:
+    """Every rank of a plan's layout, in order. ValueError if its grids do not tile the ranks or engines do not fit."""
+    check(layout)
+    each, engines = ranks_per_node(layout), layout["engines_per_node"]
     engine_of = {gpu: number for number, gpus in enumerate(engine_gpus(layout)) for gpu in gpus}
-    strides = {name: (apart, size) for name, apart, size in _strides(layout)}
+    grid = [(name, apart, size) for name, apart, size in strides(layout)]
 
     def place(rank: int) -> Seat:
         node, gpu = divmod(rank, each)
-        at = {name: rank // apart % size for name, (apart, size) in strides.items()}
+        at = {name: rank // apart % size for name, apart, size in grid}
         engine = engine_of.get(gpu)
-        return Seat(
-            rank, node, gpu, **at, engine=None if engine is None else node * layout["engines_per_node"] + engine
-        )
+        return Seat(rank, node, gpu, **at, engine=None if engine is None else node * engines + engine)
 
     return [place(rank) for rank in range(layout["nodes"] * each)]
 
 
 def dimensions(layout: Mapping[str, int]) -> list[Dimension]:
-    """The kinds of groups of a plan's layout, nearest ranks first: attention's, then experts'."""
-    placed = seats(layout)
-    found = []
-    for name, apart, size in _strides(layout):
-        nodes: dict[int, set[int]] = defaultdict(set)
-        for seat in placed:
-            nodes[seat.rank - getattr(seat, name) * apart].add(seat.node)
-        found.append(Dimension(name, size, apart, max(map(len, nodes.values()))))
-    return found
+    """The kinds of groups of a plan's layout, nearest ranks first: attention's, then experts'. Takes no longer for more
+    ranks. ValueError as for `seats`."""
+    check(layout)
+    each = ranks_per_node(layout)
+    world = layout["nodes"] * each
+    return [Dimension(name, size, apart, _nodes(apart, size, each, world)) for name, apart, size in strides(layout)]
+
+
+def _nodes(apart: int, size: int, each: int, world: int) -> int:
+    """Over how many nodes of `each` ranks the farthest of the groups reaches: it begins latest on its node."""
+    if apart >= each:
+        return size
+    block = apart * size  # as many groups as ranks are apart share one; blocks begin on nodes alike after a while
+    starts = (number * block % each for number in range(min(world // block, each // math.gcd(each, block))))
+    latest = max(min(each - 1, start + apart - 1) for start in starts)
+    return (latest + (size - 1) * apart) // each + 1
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -92,7 +107,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _strides(layout: Mapping[str, int]) -> list[tuple[str, int, int]]:
+def strides(layout: Mapping[str, int]) -> list[tuple[str, int, int]]:
     """(field of Seat, distance of neighbours in its groups, size of these)."""
     found = []
     for grid in (

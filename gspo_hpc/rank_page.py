@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gspo_hpc.rank_grid import Seat, dimensions, engine_gpus, ranges, seats
+from gspo_hpc.rank_grid import dimensions, engine_gpus, ranges, ranks_per_node, strides
 
 _MAX_ROWS = 32
 _HEADS = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "etp": "ETP", "ep": "EP", "expert_dp": "EDP"}
@@ -16,7 +16,8 @@ _HEADS = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "etp": "ETP", "ep": "E
 def lines(layout: Mapping[str, int], every: bool = False) -> Iterator[str]:
     """How ranks are counted, how far groups reach, and a table of ranks: one a row, or a node, or as many nodes as make
     a short table. `every`: one a row in any case. ValueError where ranks cannot be placed."""
-    placed, found = seats(layout), dimensions(layout)
+    found, each = dimensions(layout), ranks_per_node(layout)
+    world = layout["nodes"] * each
     expert_names = ("etp", "ep", "expert_dp")
     experts = layout["expert_model_parallel_size"] > 1 or (
         layout["expert_tensor_parallel_size"] != layout["tensor_model_parallel_size"]
@@ -31,17 +32,17 @@ def lines(layout: Mapping[str, int], every: bool = False) -> Iterator[str]:
         yield f"  {head:<8} rank = {' + '.join(terms).replace('1 x ', '', 1) if terms else '0'}"
     for item in shown:
         where = "inside a node" if item.nodes == 1 else f"over {item.nodes} nodes"
-        groups = len(placed) // item.size
+        groups = world // item.size
         count = f"{groups:,} group{'s' * (groups > 1)}"
         yield f"  {_HEADS[item.name]:<8} {count} of {item.size:,} ranks, {item.apart:,} apart, {where}"
     yield f"  engines  on every node: GPUs {' | '.join(map(ranges, engine_gpus(layout)))}"
     yield ""
     names = ["node", "gpu", *(item.name for item in shown), "engine"]
     rows = [["ranks", *(_HEADS.get(name, name.replace("gpu", "GPU")) for name in names)]]
-    size = 1 if every else _rows_of(len(placed), len(placed) // layout["nodes"], layout["nodes"])
-    for first in range(0, len(placed), size):
-        block = placed[first : first + size]
-        rows.append([_values(block, "rank"), *(_values(block, name) for name in names)])
+    size = 1 if every else _rows_of(world, each, layout["nodes"])
+    for first in range(0, world, size):
+        last = min(first + size, world) - 1
+        rows.append([_span(first, last), *(_values(layout, name, first, last) for name in names)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
@@ -51,11 +52,26 @@ def _rows_of(world: int, node: int, nodes: int) -> int:
     """Ranks of a row: one, a node's, or those of as many whole nodes as leave few rows."""
     if world <= _MAX_ROWS:
         return 1
-    even = [count for count in range(1, nodes + 1) if nodes % count == 0 and nodes // count <= _MAX_ROWS]
     few = -(-nodes // _MAX_ROWS)
-    return node * (even[0] if even[0] < 2 * few else few)  # a prime number of nodes has a shorter last row
+    even = next((count for count in range(few, 2 * few) if nodes % count == 0), few)
+    return node * even  # a prime number of nodes has a shorter last row
 
 
-def _values(block: list[Seat], name: str) -> str:
-    found = [getattr(seat, name) for seat in block if getattr(seat, name) is not None]
-    return ranges(found) or "-"
+def _values(layout: Mapping[str, int], name: str, first: int, last: int) -> str:
+    """What ranks `first` to `last`, one or those of whole nodes, have in a column: counted, not looked up."""
+    each, engines = ranks_per_node(layout), layout["engines_per_node"]
+    if name == "node":
+        return _span(first // each, last // each)
+    if name == "engine":
+        own = [number for number, gpus in enumerate(engine_gpus(layout)) if gpus[0] < each]
+        if first == last:
+            own = [number for number in own if first % each in engine_gpus(layout)[number]]
+            return str(first // each * engines + own[0]) if own else "-"
+        return _span(first // each * engines, last // each * engines + engines - 1) if own else "-"
+    apart, size = (1, each) if name == "gpu" else next(at[1:] for at in strides(layout) if at[0] == name)
+    low, high = first // apart, last // apart
+    return _span(0, size - 1) if high - low >= size - 1 else ranges(number % size for number in range(low, high + 1))
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

@@ -9,15 +9,16 @@ and these before experts on ranks of their own; fewer cuts go before more.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gspo_hpc import devices, memory_estimate, model_config, time_estimate
 from gspo_hpc.config import Config
 from gspo_hpc.memory_estimate import GIB, shown
+from gspo_hpc.mend_values import divisors
 from gspo_hpc.model_config import Architecture
-from gspo_hpc.plan import MEMORY_RULE, Plan, make_plan
+from gspo_hpc.plan import MEMORY_RULE, Plan, judge, make_plan
 
 ALIKE = 1.03  # times that differ by less than estimates can tell: preference decides
 _TENSOR, _PIPELINE, _EXPERT, _CONTEXT = 0.3, 0.5, 0.4, 0.45  # what a doubling of each counts against a layout, of ALIKE
@@ -36,11 +37,15 @@ KEYS = (  # that are chosen, where they are not kept
 )
 
 
+# What belongs to the layout that the config has: it is printed where it is set back.
+_GIVEN_UP = ("parallel.virtual_pipeline_model_parallel_size", "memory.recompute_num_layers")
+
+
 @dataclass(frozen=True)
 class Layout:
     """One suggestion."""
 
-    settings: dict[str, Any]  # dotted key -> value: every one of KEYS
+    settings: dict[str, Any]  # dotted key -> value: every one of KEYS, and what a layout cannot keep of the config
     seconds: float  # of an optimizer step, its share of the rollout included
     tokens_per_s_per_gpu: float
     headroom: float  # share of the card that passes leave
@@ -82,12 +87,13 @@ def find(
         times = time_estimate.estimate(model, chosen, device, work, plan.memory.cache_tokens)
         found.append((times, chosen, plan))
     best = sorted(found, key=lambda one: one[0].rollout * ALIKE ** _cost(one[1]))[:limit]
-    return [_layout(times, chosen, plan) for times, chosen, plan in best]
+    return [_layout(config, times, chosen, plan) for times, chosen, plan in best]
 
 
-def _layout(times: time_estimate.Times, chosen: Config, plan: Plan) -> Layout:
+def _layout(config: Config, times: time_estimate.Times, chosen: Config, plan: Plan) -> Layout:
     assert plan.memory is not None
     settings = {key: _value(chosen, key) for key in KEYS}
+    settings |= {key: _value(chosen, key) for key in _GIVEN_UP if _value(config, key) != _value(chosen, key)}
     told = times.to_json()
     return Layout(
         settings,
@@ -136,25 +142,41 @@ _PIECE = 8192  # tokens of a sequence that are worth a context-parallel rank of 
 
 def _layouts(arch: Architecture, config: Config, keep: frozenset[str]) -> Iterator[Config]:
     """Every way to cut the model that could be sensible: tensor-parallel ranks stay on their node."""
-    gpus, world, mixed = config.cluster.gpus_per_node, config.world_size, arch.experts is not None
-    own = config.parallel
 
     def choices(key: str, values: list[Any]) -> list[Any]:
         return [_value(config, key)] if key in keep else values
 
-    tensor = [n for n in _divisors(gpus) if arch.num_attention_heads % n == 0 and arch.num_key_value_heads % n == 0]
+    for engine in choices("rollout.tensor_parallel_size", _engines(arch, config)):
+        given = replace(config, rollout=replace(config.rollout, tensor_parallel_size=engine))
+        world = judge(given).world  # GPUs that train: what engines leave, where they are set apart
+        if world is not None:
+            yield from _cuts(arch, given, keep, world, choices)
+
+
+def _cuts(
+    arch: Architecture,
+    config: Config,
+    keep: frozenset[str],
+    world: int,
+    choices: Callable[[str, list[Any]], list[Any]],
+) -> Iterator[Config]:
+    """Every way to cut the model over `world` ranks."""
+    gpus, own, mixed = config.cluster.gpus_per_node, config.parallel, arch.experts is not None
+    most = min(gpus, world)
+    tensor = [n for n in range(1, most + 1) if not (arch.num_attention_heads % n or arch.num_key_value_heads % n)]
     pipeline = [n for n in _divisors(world) if arch.num_layers % n == 0 and n <= 32]
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     context = [n for n in _divisors(world) if n == 1 or longest / n >= _PIECE]
     expert = [n for n in _divisors(world) if arch.experts is not None and arch.experts.count % n == 0] or [1]
     for tp, pp, cp, ep in itertools.product(
-        choices("parallel.tensor_model_parallel_size", tensor),
+        choices("parallel.tensor_model_parallel_size", [n for n in tensor if world % n == 0]),
         choices("parallel.pipeline_model_parallel_size", pipeline),
         choices("parallel.context_parallel_size", context),
         choices("parallel.expert_model_parallel_size", expert),
     ):
         if world % (tp * pp * cp):
             continue
+        layers = min(config.memory.recompute_num_layers, max(1, arch.num_layers // pp))
         for etp in choices("parallel.expert_tensor_parallel_size", sorted({1, tp}) if mixed else [None]):
             if world % ((etp or tp) * ep * pp):
                 continue
@@ -169,9 +191,12 @@ def _layouts(arch: Architecture, config: Config, keep: frozenset[str]) -> Iterat
                 sequence_parallel=own.sequence_parallel if "parallel.sequence_parallel" in keep else tp > 1,
             )
             distributed = config.optimizer.distributed if "optimizer.distributed" in keep else world > tp * pp
-            cut = replace(config, parallel=parallel, optimizer=replace(config.optimizer, distributed=distributed))
-            for engine in choices("rollout.tensor_parallel_size", _engines(arch, config)):
-                yield replace(cut, rollout=replace(cut.rollout, tensor_parallel_size=engine))
+            yield replace(
+                config,
+                parallel=parallel,
+                memory=replace(config.memory, recompute_num_layers=layers),
+                optimizer=replace(config.optimizer, distributed=distributed),
+            )
 
 
 def _engines(arch: Architecture, config: Config) -> list[int]:
@@ -200,7 +225,7 @@ def _doublings(size: int) -> int:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0 and (n & (n - 1) == 0 or number <= 64)]
+    return [n for n in divisors(number) if n & (n - 1) == 0 or number <= 64]
 
 
 def _value(config: Config, key: str) -> Any:

@@ -102,6 +102,12 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("run.max_steps=true", "must be a whole number; found true"),
         ("run.max_steps=10.0", "must be a whole number; found 10.0"),
         ("run.max_steps=0", "must be 1 or more; found 0"),
+        ("cluster.nodes=1000000", "must be at most 100000; found 1000000"),
+        ("cluster.gpus_per_node=1000000", "must be at most 256; found 1000000"),
+        ("rollout.engines_per_node=1000000000000", "must be at most 256; found 1000000000000"),
+        ("batch.global_batch_size=99999999999999999999999", "must be at most 1000000000; found 23 digits"),
+        ("batch.global_batch_size=10000000000000000", "must be at most 1000000000; found 10000000000000000"),
+        ("rollout.max_response_length=2000000000", "must be at most 1000000000; found 2000000000"),
         ("run.seed=null", "must be a whole number; found null"),
         ("run.seed=-1", "must be at least 0"),
         ("run.name=null", "must be text; found null"),
@@ -265,7 +271,7 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
             else:
                 kinds: dict[Any, st.SearchStrategy[Any]] = {
                     bool: st.booleans(),
-                    int: st.integers(1, 10**9),
+                    int: st.integers(1, 256 if section in ("cluster", "rollout") else 10**9),
                     float: st.floats(1e-12, 0.99),
                     str: st.from_regex("[a-z]{1,5}", fullmatch=True) if section == "slurm" else words.map(quoted),
                 }

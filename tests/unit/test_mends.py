@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc import mends
+from gspo_hpc import mend_values, mends
 from gspo_hpc.config import Config
 from gspo_hpc.config_file import from_dict
+from gspo_hpc.plan import judge as judge_plan
 from gspo_hpc.plan import make_plan
 
 
@@ -147,6 +148,7 @@ BRUTE = {
     "rollout.tensor_parallel_size": range(1, 9),
     "rollout.engines_per_node": range(1, 9),
     "cluster.nodes": range(1, 65),
+    "cluster.gpus_per_node": range(1, 65),
 }
 
 
@@ -194,18 +196,29 @@ def test_all_that_is_offered_and_all_settings(given: dict[str, dict[str, Any]]) 
 LARGE = {"nodes": 2048, "gpus_per_node": 8}
 
 
-def test_sixteen_thousand_gpus_make_no_more_plans_than_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes time is plans: their number is bounded, however many GPUs there are."""
+@pytest.mark.parametrize("cluster", [{"nodes": 1, "gpus_per_node": 8}, LARGE, {"nodes": 99_991, "gpus_per_node": 256}])
+@pytest.mark.parametrize(
+    "batch", [sizes(1, 12, 2, 5), sizes(3, 20, 1, 7), sizes(1, 735134400, 735134400, 19), sizes(1, 999999937, 2, 3)]
+)
+def test_more_gpus_and_larger_numbers_take_no_more_plans(
+    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, int], batch: dict[str, int]
+) -> None:
+    """What takes time is asking the rules: how often is bounded, whatever the numbers."""
     made = 0
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **more: Any) -> Any:
         nonlocal made
         made += 1
-        return make_plan(*arguments)
+        return judge_plan(*arguments, **more)
 
-    monkeypatch.setattr(mends, "make_plan", counted)
-    for cluster in ({"nodes": 1, "gpus_per_node": 8}, LARGE):
-        for batch in (sizes(1, 12, 2, 5), sizes(3, 20, 1, 7)):
-            made = 0
-            offered = mends.find(from_dict({"cluster": cluster, "batch": batch}))
-            assert offered and made < 2500, made
+    monkeypatch.setattr(mends, "judge", counted)
+    config = from_dict({"cluster": cluster, "batch": batch})
+    assert mends.find(config) and 0 < made < 3500, made
+
+
+@given(st.integers(1, 10**6))
+def test_divisors(number: int) -> None:
+    found = mend_values.divisors(number)
+    assert list(found) == sorted({n for n in found if number % n == 0})
+    assert {n for n in range(1, 200) if number % n == 0} <= set(found)
+    assert {number // n for n in found} == set(found)

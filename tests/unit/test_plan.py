@@ -156,7 +156,7 @@ def settings_of_a_run(draw: st.DrawFn) -> dict[str, int]:
 def as_config(s: dict[str, int], **more: Any) -> Config:
     return from_dict(
         {
-            "cluster": {"gpus_per_node": s["world"]},
+            "cluster": {"nodes": s["world"]},
             "parallel": {
                 "tensor_model_parallel_size": s["tp"],
                 "pipeline_model_parallel_size": s["pp"],

@@ -130,6 +130,14 @@ def test_sixteen_thousand_gpus_are_a_short_table() -> None:
     assert "0-511 0-63 0-7 0-7 0-63 0 0-63" in table
 
 
+def test_millions_of_ranks_are_counted_not_dealt() -> None:
+    found = layout(100_000, 256, {"tensor_parallel_size": 8}, tensor_model=8, pipeline_model=16)
+    lines = list(rank_page.lines(found))  # 25,600,000 seats would take minutes
+    assert len(lines) < 45
+    assert "  PP       1,600,000 groups of 16 ranks, 1,600,000 apart, over 16 nodes" in lines
+    assert lines[-1].split()[0] == "24800000-25599999"
+
+
 def test_plan_shows_ranks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preset = str(project / "configs" / "qwen3_30b_a3b_tp2_ep4_etp2.yaml")
     assert main(["plan", preset]) == 0

@@ -34,6 +34,42 @@ def test_every_suggestion_is_a_valid_plan_with_room(preset: Path) -> None:
     assert found[0].seconds <= min(layout.seconds for layout in found) * suggest.ALIKE**3
 
 
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        (
+            "qwen3_8b_tp2_cp4_32k",
+            "cluster.nodes=2 parallel.context_parallel_size=1 parallel.pipeline_model_parallel_size=2 "
+            "parallel.virtual_pipeline_model_parallel_size=2 rollout.max_response_length=2048",
+        ),
+        ("qwen2.5_7b_tp2_pp2", "parallel.virtual_pipeline_model_parallel_size=2 memory.recompute_num_layers=7"),
+        ("qwen2.5_7b_tp2_pp2", "memory.recompute_granularity=full memory.recompute_num_layers=14"),
+        ("qwen3_30b_a3b_tp2_ep4_etp2", "memory.offload_optimizer=true memory.recompute_granularity=selective"),
+        ("qwen3_30b_a3b_ep8", "parallel.tensor_model_parallel_size=2 parallel.expert_tensor_parallel_size=1"),
+    ],
+)
+def test_a_suggestion_can_be_pasted_behind_its_config(preset: str, more: str) -> None:
+    path, given = CONFIGS / f"{preset}.yaml", more.split()
+    found = suggest.find(load(path, given), limit=100)
+    assert found
+    for layout in found:
+        plan = make_plan(load(path, [*given, *str(layout).split()]))
+        assert plan.valid and plan.memory is not None, (str(layout), plan.broken)
+        assert plan.memory.headroom == pytest.approx(layout.headroom)
+
+
+def test_gpus_that_are_set_apart_do_not_train() -> None:
+    """6 of 8: three pipeline stages are a way to cut 36 layers."""
+    server = ["rollout.mode=server", "rollout.engines_per_node=2", "rollout.tensor_parallel_size=1"]
+    given = [*server, "model.path=Qwen3-8B", "cluster.nodes=1", "cluster.gpu=B200", "batch.global_batch_size=96"]
+    path = CONFIGS / "qwen2.5_32b_tp4_pp4.yaml"
+    found = suggest.find(load(path, given), frozenset({"rollout.tensor_parallel_size"}), limit=100)
+    assert {layout.settings["parallel.pipeline_model_parallel_size"] for layout in found} >= {1, 3}
+    for layout in found:
+        plan = make_plan(load(path, [*given, *str(layout).split()]))
+        assert plan.valid and plan.quantities["world_size"] == 6
+
+
 def test_what_is_kept_stays() -> None:
     preset = CONFIGS / "qwen2.5_7b_tp2_pp2.yaml"
     keep = frozenset({"parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"})

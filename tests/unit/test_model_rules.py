@@ -1,0 +1,105 @@
+"""What is computed again: names and numbers that Megatron takes, and when it is wanted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gspo_hpc import mends
+from gspo_hpc.config_file import from_dict
+from gspo_hpc.model_rules import RECOMPUTED
+from gspo_hpc.plan import Plan, make_plan
+
+
+def plan(memory: dict[str, Any], **parallel: int) -> Plan:
+    sizes = {f"{name}_parallel_size": size for name, size in parallel.items()}
+    raw = {"model": {"path": "Qwen2.5-32B"}, "cluster": {"gpus_per_node": 8}, "parallel": sizes, "memory": memory}
+    return make_plan(from_dict(raw))
+
+
+def messages(found: Plan) -> list[str]:
+    return [item.message for item in found.broken if item.rule == 11]
+
+
+def test_modules_that_are_none_are_refused_with_the_nearest() -> None:
+    (text,) = messages(plan({"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlpp"]}))
+    assert text.startswith("memory.recompute_modules: mlpp is no part") and "; nearest: mlp; known: core_attn" in text
+    all_but_one = [name for name in RECOMPUTED if name != "moe_act"]
+    assert plan({"recompute_granularity": "selective", "recompute_modules": all_but_one}).valid
+
+
+@pytest.mark.parametrize(
+    ("model", "modules", "words"),
+    [
+        ({"path": "Qwen3-30B-A3B"}, ["moe_act"], None),
+        ({"path": "Qwen3-30B-A3B", "layers": "torch"}, ["moe_act"], "moe_act needs a model with experts"),
+        ({"path": "Qwen3-8B"}, ["moe_act"], "moe_act needs a model with experts"),
+        ({"path": "Qwen3-8B", "fp8": "hybrid"}, ["layernorm"], "model.fp8_recipe: delayed does not go"),
+        ({"path": "Qwen3-8B", "fp8": "hybrid", "fp8_recipe": "blockwise"}, ["layernorm"], None),
+    ],
+)
+def test_modules_that_the_layers_do_not_have(model: dict[str, str], modules: list[str], words: str | None) -> None:
+    memory = {"recompute_granularity": "selective", "recompute_modules": modules}
+    refused = from_dict({"model": model, "memory": memory})
+    found = messages(make_plan(refused))
+    assert [words in text for text in found] == [True] if words else found == []
+    assert not words or "memory.recompute_modules=[core_attn]" in [str(mend) for mend in mends.find(refused)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes", "most"),
+    [
+        (999, {}, "at most 64: layers of the model (64) / pipeline_model_parallel_size (1)"),
+        (9, {"pipeline_model": 8}, "at most 8: "),
+        (5, {"pipeline_model": 8, "virtual_pipeline_model": 2}, "at most 4: "),
+        (4, {"pipeline_model": 8, "virtual_pipeline_model": 2}, None),
+        (8, {"pipeline_model": 8}, None),
+    ],
+)
+def test_no_more_layers_are_computed_again_than_a_stage_has(
+    layers: int, sizes: dict[str, int], most: str | None
+) -> None:
+    found = messages(plan({"recompute_granularity": "full", "recompute_num_layers": layers}, **sizes))
+    if most is None:
+        assert found == []
+    else:
+        (text,) = found
+        assert f"memory.recompute_num_layers ({layers}) must be {most}" in text
+
+
+@pytest.mark.parametrize(
+    ("stages", "granularity", "warned"),
+    [(4, None, False), (8, None, True), (8, "full", False), (8, "selective", False)],
+)
+def test_deep_pipelines_want_recomputation(stages: int, granularity: str | None, warned: bool) -> None:
+    found = plan({"recompute_granularity": granularity}, pipeline_model=stages)
+    assert found.valid
+    told = [text for text in found.warnings if "memory.recompute_granularity=full" in text]
+    assert len(told) == warned
+    assert not warned or "pipeline_model_parallel_size (8) is above 4" in told[0]
+
+
+def test_megatron_takes_the_names() -> None:
+    """Its own check, in a process of its own: importing it takes long."""
+    pytest.importorskip("megatron.core", reason="Megatron-Core is not installed")
+    program = (
+        "import sys\n"
+        "from megatron.core.transformer.transformer_config import TransformerConfig\n"
+        "def make(name):\n"
+        "    TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=2, recompute_granularity='selective',"
+        " recompute_modules=[name], moe_grouped_gemm=True, num_moe_experts=2, add_bias_linear=False)\n"
+        "for name in sys.argv[1:]:\n"
+        "    make(name)\n"
+        "try:\n"
+        "    make('mlpp')\n"
+        "except AssertionError:\n"
+        "    print('refused')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *RECOMPUTED], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.strip().endswith("refused")
