@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from gspo_hpc import devices, mend_values
 from gspo_hpc.config import Config
 from gspo_hpc.mend_values import ENGINE, LENGTHS, candidates, value_of, with_value
 from gspo_hpc.plan import MEMORY_RULE, Models, Plan, judge, make_plan
-from gspo_hpc.plan_book import Book
+from gspo_hpc.plan_book import Book, Broken
 
 MAX_OFFERED = 6
 _NEAREST = 6  # values of a setting that are tried together with those of another
@@ -29,6 +29,9 @@ _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens")  # the largest that fits 
 _GROWTH = 16  # times that the distance to it is halved, at most ...
 _GROWN_ENOUGH = 32  # ... until it is known to one in this many
 _WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "batch.num_generations")  # no memory in it
+_COUNTS = frozenset({2, 3, 4, 5, 6, 7, 8, 9, 10, 15})  # rules of batch sizes and ranks; in these no rule counts:
+_UNCOUNTED = ("memory.", ENGINE, "optimizer.", "model.", "moe.", "algorithm.", "cluster.gpu", "rollout.max_")
+_OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")
 
 # How much it changes what a run is: the distance of a change is this times the doublings.
 _WEIGHTS: dict[str, float] = {
@@ -123,7 +126,7 @@ class _Search:
     def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
         self.config, self.rows, self.models = config, rows, Models()
         self.broken = frozenset(item.rule for item in plan.broken)
-        self.count, self.warnings = len(plan.broken), len(plan.warnings)
+        self.left, self.warnings = _left(plan.broken), len(plan.warnings)
         self.missing = set(config.missing())
         self.firsts: list[tuple[Change, Config, Book]] = []  # that do not mend alone
 
@@ -148,15 +151,19 @@ class _Search:
         return Mend(changes, max(0, len(book.warnings) - self.warnings))
 
     def _alone(self, key: str, values: Iterable[Any], *, first: bool = False) -> list[Mend]:
-        """Of these values those that mend; with `first`, others are kept as the first of two."""
-        mends = []
-        for number, change in enumerate(_nearest(self.config, key, values, _TRIED)):
+        """Of these values those that mend; with `first`, the nearest others, and those that mend most, are kept as the
+        first of two."""
+        mends, others = list[Mend](), list[tuple[Change, Config, Book]]()
+        for change in _nearest(self.config, key, values, _TRIED):
             changed = with_value(self.config, key, change.value)
             book = self._judge(changed)
             if mend := self._mend(book, change):
                 mends.append(mend)
-            elif first and book is not None and number < _NEAREST and len(book.broken) <= self.count:
-                self.firsts.append((change, changed, book))
+            elif first and book is not None and _left(book.broken) <= self.left:
+                others.append((change, changed, book))
+        near = len(devices.DEVICES) if key == "cluster.gpu" else _NEAREST
+        best = sorted(others[near:], key=lambda other: _left(other[2].broken))[:2]
+        self.firsts += others[:near] + [other for other in best if _left(other[2].broken) < self.left]
         return mends
 
     def _singles(self) -> list[Mend]:
@@ -195,7 +202,7 @@ class _Search:
 
     def _pairs(self, alone: set[Change], room: int) -> list[Mend]:
         # What leaves fewer rules broken comes first: its other half is nearest.
-        self.firsts.sort(key=lambda first: (len(first[2].broken) >= self.count, _distance(first[0])))
+        self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, _distance(first[0])))
         known: dict[frozenset[str], Mend | None] = {}
         for change, changed, second in self._seconds(alone):
             both = frozenset((str(change), str(second)))
@@ -209,17 +216,35 @@ class _Search:
         return sorted((mend for mend in known.values() if mend is not None), key=_order)
 
     def _seconds(self, alone: set[Change]) -> Iterator[tuple[Change, Config, Change]]:
-        """The two nearest values of each setting behind every first change, then the others."""
+        """The nearest values of each setting behind every first change: two at first where that mends nothing."""
         later = []
         for first, changed, book in self.firsts:
             broken = frozenset(item.rule for item in book.broken)
+            better = _left(book.broken) < self.left
             for key, values in candidates(changed, book, broken, self.rows).items():
-                if key == first.key or (broken == {MEMORY_RULE} and key in _WEIGHTLESS):
+                if key == first.key or _has_no_part(key, broken, server=book.server):
                     continue
-                near = [change for change in _nearest(changed, key, values, _NEAREST) if change not in alone]
-                yield from ((first, changed, second) for second in near[:2])
-                later += [(first, changed, second) for second in near[2:]]
+                most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
+                soon = most if most > _NEAREST else 3 if better else 2
+                near = [change for change in _nearest(changed, key, values, most) if change not in alone]
+                yield from ((first, changed, second) for second in near[:soon])
+                later += [(first, changed, second) for second in near[soon:]]
         yield from later
+
+
+def _left(broken: Sequence[Broken]) -> tuple[int, int]:
+    """How much is broken: what is wrong with memory is known only where nothing else is."""
+    others = sum(item.rule != MEMORY_RULE for item in broken)
+    return others, 0 if others else len(broken)
+
+
+def _has_no_part(key: str, broken: frozenset[int], *, server: bool) -> bool:
+    """Whether no value of the setting can mend these rules."""
+    if broken == {MEMORY_RULE}:
+        return key in _WEIGHTLESS
+    if not broken <= _COUNTS or key == "cluster.gpus_per_node":
+        return False
+    return key.startswith(_UNCOUNTED) or key == "parallel.sequence_parallel" or (not server and key in _OF_ENGINES)
 
 
 def _shown(mends: list[Mend], limit: int) -> list[Mend]:
