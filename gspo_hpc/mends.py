@@ -81,10 +81,11 @@ class Change:
     value: Any
 
     def __str__(self) -> str:
-        return f"{self.key}={_written(self.value)}"
+        return f"{self.key}={written(self.value)}"
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """As it stands behind key= on a command line."""
     if isinstance(value, tuple):
         return f"[{','.join(map(str, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,7 +15,7 @@ from typing import Any
 
 from gspo_hpc import rank_grid, rank_page
 from gspo_hpc.config import Config
-from gspo_hpc.mends import Mend
+from gspo_hpc.mends import Mend, written
 from gspo_hpc.plan import Plan
 
 _MEANING = {
@@ -179,7 +179,7 @@ def _mends(mends: Sequence[Mend]) -> Iterator[str]:
         yield "  no change of one or two settings makes every rule hold"
     width = max((len(str(mend)) for mend in mends), default=0)
     for mend in mends:
-        now = ", ".join(f"now {'not given' if c.before is None else str(c.before).lower()}" for c in mend.changes)
+        now = ", ".join(f"now {'not given' if c.before is None else written(c.before)}" for c in mend.changes)
         more = f"; {mend.warnings} more warning{'s' * (mend.warnings > 1)}" if mend.warnings else ""
         yield f"  {mend!s:<{width}}  {now}{more}"
 
