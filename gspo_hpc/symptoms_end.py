@@ -12,8 +12,8 @@ from dataclasses import replace
 from gspo_hpc import symptoms_errors
 from gspo_hpc.report_data import value
 from gspo_hpc.symptoms import AttemptEvidence, Evidence, Finder, Severity, Symptom
-from gspo_hpc.symptoms_errors import ENGINE_DEATH, GIVES_UP, blamed, short, weight
-from gspo_hpc.symptoms_errors import one_line as _line
+from gspo_hpc.symptoms_errors import ENGINE_DEATH, GIVES_UP
+from gspo_hpc.symptoms_told import blamed, one_line, short, weight
 from gspo_hpc.verdict import HEALTHY
 
 KNOWN = re.compile("TooManySkippedSteps|EngineLost|died [0-9]+ times")  # told of by other symptoms
@@ -63,7 +63,7 @@ def restarts(run: Evidence) -> Symptom | None:
         return None
     kinds = Counter(a.reason for a in ended)
     bad = [a for a in ended if a.failed]
-    told = [f"attempt {a.number} {a.reason}{f': {_line(a.detail)}' if a.detail else ''}{_at(a)}" for a in ended[-5:]]
+    told = [f"attempt {a.number} {a.reason}{f': {one_line(a.detail)}' if a.detail else ''}{_at(a)}" for a in ended[-5:]]
     loop = _loop(run)
     fine = sum(kinds[kind] for kind in HEALTHY)
     summary = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
@@ -111,9 +111,9 @@ def unknown_failure(run: Evidence) -> Symptom | None:
             (),
             ("the same command goes on from the newest whole checkpoint", "dmesg, sacct -j JOB"),
         )
-    evidence = [f"attempt {attempt.number}: {_line(attempt.detail) or 'no reason was given'}"]
+    evidence = [f"attempt {attempt.number}: {one_line(attempt.detail) or 'no reason was given'}"]
     if attempt.error is not None:
-        evidence.append(f"{attempt.error.where}: {_line(attempt.error.text.rstrip().splitlines()[-1])}")
+        evidence.append(f"{attempt.error.where}: {one_line(attempt.error.text.rstrip().splitlines()[-1])}")
     return Symptom(
         "failure",
         "problem",
