@@ -135,7 +135,7 @@ class _Search:
         singles = self._singles()
         if not singles:
             singles = self._other_models()
-        alone = {mend.changes[0] for mend in singles}
+        alone = {str(mend.changes[0]) for mend in singles}
         pairs = self._pairs(alone, room)
         farthest = 2.0 * singles[0].distance if singles else math.inf
         return _shown(singles, limit) + _shown([mend for mend in pairs if mend.distance <= farthest], limit)
@@ -201,7 +201,7 @@ class _Search:
         values = mend_values.models(self.config) if self.broken & {11, MEMORY_RULE} else set()
         return sorted(self._alone("model.path", values), key=_order)
 
-    def _pairs(self, alone: set[Change], room: int) -> list[Mend]:
+    def _pairs(self, alone: set[str], room: int) -> list[Mend]:
         # What leaves fewer rules broken comes first: its other half is nearest.
         self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, _distance(first[0])))
         known: dict[frozenset[str], Mend | None] = {}
@@ -216,7 +216,7 @@ class _Search:
             known[both] = self._mend(book, *sorted((change, second), key=_distance))
         return sorted((mend for mend in known.values() if mend is not None), key=_order)
 
-    def _seconds(self, alone: set[Change]) -> Iterator[tuple[Change, Config, Change]]:
+    def _seconds(self, alone: set[str]) -> Iterator[tuple[Change, Config, Change]]:
         """The nearest values of each setting behind every first change: two at first where that mends nothing."""
         later = []
         for first, changed, book in self.firsts:
@@ -227,7 +227,7 @@ class _Search:
                     continue
                 most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
                 soon = most if most > _NEAREST else 3 if better else 2
-                near = [change for change in _nearest(changed, key, values, most) if change not in alone]
+                near = [change for change in _nearest(changed, key, values, most) if str(change) not in alone]
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later

@@ -1,0 +1,58 @@
+"""Whatever is typed behind `plan` and `suggest`, there is a page, or a line or two that help; never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import fields
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.cli import main
+from gspo_hpc.config import Config
+
+PRESETS = sorted(map(str, (Path(__file__).parents[2] / "configs").glob("*.yaml")))
+KEYS = [f"{part.name}.{key.name}" for part in fields(Config) for key in fields(getattr(Config(), part.name))]
+ENGINE = [
+    f"rollout.engine.{name}" for name in ("max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens", "x")
+]
+VALUES = (
+    *("0", "-1", "1", "2", "3", "7", "256", "2048", "100000", "1000000000", "9" * 21, "0.5", "1e9", "1e-400"),
+    *(
+        "nan",
+        "inf",
+        "-inf",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        "[1,2]",
+        "[mlp]",
+        "{a: 1}",
+        "'",
+        "abc",
+        "'é'",
+        "full",
+        "server",
+    ),
+    *("H100", "B200", "Qwen/Qwen3-8B", "Qwen3-235B-A22B", "float16", "auto", "/nowhere", "!!python/object:os.system"),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(["plan", "suggest"]),
+    st.sampled_from(PRESETS),
+    st.lists(
+        st.tuples(st.sampled_from(KEYS) | st.sampled_from(ENGINE), st.sampled_from(VALUES)), min_size=1, max_size=3
+    ),
+)
+def test_there_is_a_page_or_a_line(command: str, preset: str, given: list[tuple[str, str]]) -> None:
+    page, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.redirect_stderr(told):
+        code = main([command, preset, *(f"{key}={value}" for key, value in given)])
+    assert code in (0, 2)
+    lines = told.getvalue().splitlines()
+    assert page.getvalue().strip() or 1 <= len(lines) <= 1 + len(given), lines
