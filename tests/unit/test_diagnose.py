@@ -20,7 +20,7 @@ from gspo_hpc import config_file, diagnose
 from gspo_hpc.cli import main
 from gspo_hpc.rundir import Attempt, RunDir, open_run
 from gspo_hpc.symptoms import Symptom
-from tests.unit.test_symptoms import CONFIG, healthy
+from tests.unit.test_symptoms import CASES, CONFIG, healthy
 
 Make = Callable[..., RunDir]
 
@@ -123,6 +123,20 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ),
     ("KeyError: 'surprise'", "failure", "tracking.debug=true", "logs RUN --errors"),
 ]
+
+
+@pytest.mark.parametrize(("name", "severity", "change", "shown", "setting"), CASES)
+def test_numbers_in_a_run_directory_are_known(
+    make: Make, name: str, severity: str, change: Callable[[int], dict[str, Any]], shown: str, setting: str
+) -> None:
+    """Those of GPUs (use, memory) are made up: none has run."""
+    run = make(0)
+    for step in range(1, 41):
+        run.append_metrics(healthy(step, **change(step)))
+    attempt(run, "done")
+    (symptom,) = found(run).values()
+    assert (symptom.name, symptom.severity) == (name, severity)
+    assert shown in " ".join(symptom.evidence) and (not setting or setting in symptom.settings)
 
 
 @pytest.mark.parametrize(("error", "name", "setting", "look"), ERRORS)
