@@ -41,11 +41,10 @@ def command(config: Path, run_dir: Path, *overrides: str) -> list[str]:
     return [sys.executable, "-m", "gspo_hpc.cli", "train", str(config), f"run.dir={run_dir}", *overrides]
 
 
-def start(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """The command in a session of its own, output to a file."""
-    return subprocess.Popen(
-        arguments, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True, env=environment()
-    )
+def start(arguments: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """The command in a session of its own, output to a file. `variables`: more of its environment."""
+    own = environment() | variables
+    return subprocess.Popen(arguments, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True, env=own)
 
 
 def environment() -> dict[str, str]:

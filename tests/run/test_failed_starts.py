@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import signal
 import time
@@ -26,11 +27,25 @@ def noise(completion, *, prompt, fields):
 NEVER = ("eval.before=false", "eval.after=false", "eval.interval=null", "checkpoint.interval=1000")
 
 
+def rebuilt(package: str, folder: Path) -> Path:
+    """A folder for PYTHONPATH with a local build of an installed package: its code, under a version of its own."""
+    installed = importlib.metadata.distribution(package)
+    home = Path(str(installed.locate_file(package)))
+    about = folder / f"{package}-{installed.version}+local.dist-info"
+    about.mkdir(parents=True)
+    (folder / package).symlink_to(home)
+    text = str(installed.read_text("METADATA"))
+    (about / "METADATA").write_text(
+        text.replace(f"Version: {installed.version}", f"Version: {installed.version}+local")
+    )
+    return folder
+
+
 @pytest.fixture(scope="module")
 def failed(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run of one rank that was started four times: its engine was to have more memory than the
     machine has, then less than one block of its cache takes; then its rank crashed; then its engine was not near enough
-    to the trainer."""
+    to the trainer, and before that somebody had installed a build of their own of a package."""
     folder = tmp_path_factory.mktemp("failed")
     run_dir, log = folder / "run", folder / "log"
     one = harness.command(tiny_config, run_dir, "cluster.gpus_per_node=1", "rollout.probe_max_gap=1e-12", *NEVER)
@@ -42,7 +57,8 @@ def failed(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     harness.wait_for(lambda: third.exists() and "starting the vLLM engine" in log.read_text()[-40:], process, log)
     harness.worker(run_dir, 0).send_signal(signal.SIGSEGV)
     assert harness.finish(process, log) == 1, log.read_text()[-3000:]
-    assert harness.finish(harness.start(one, log), log) == 1, log.read_text()[-3000:]
+    other = rebuilt("wandb", folder / "packages")
+    assert harness.finish(harness.start(one, log, PYTHONPATH=str(other)), log) == 1, log.read_text()[-3000:]
     said = log.read_text()
     assert "vLLM did not start: ValueError: Available memory on node" in said, said  # and not that there was an error
     assert "vLLM did not start: ValueError: No available memory for the cache blocks" in said, said
@@ -62,6 +78,7 @@ def test_each_start_has_its_cause(failed: Path) -> None:
         "crashed_rank": ("warning", "attempt 3: ", "tracking.debug=true"),
         "engine_mismatch": ("problem", "attempt 4: ", "rollout.dtype=float32"),
         "crash_loop": ("problem", "4 attempts: 4 failed", ""),
+        "versions_changed": ("note", "attempts 3 and 4: wandb ", ""),
     }
     assert found.keys() == expected.keys()
     for name, (severity, evidence, setting) in expected.items():
@@ -81,6 +98,19 @@ def test_what_only_vllm_refuses(tiny_config: Path, tmp_path: Path) -> None:
     assert "trainer TP 1, rollout TP 2" in found["tensor_parallel_mismatch"]["evidence"]
     assert found["tensor_parallel_mismatch"]["settings"] == ["rollout.tensor_parallel_size=1"]
     assert re.search(r"heads \(3\) must be divisible by tensor parallel size \(2\)\.$", found["refused"]["evidence"][0])
+
+
+def test_a_package_that_is_in_the_way(tiny_config: Path, tmp_path: Path) -> None:
+    """Something else by the name of megatron on PYTHONPATH, as a checkout leaves it there."""
+    (tmp_path / "packages" / "megatron").mkdir(parents=True)
+    (tmp_path / "packages" / "megatron" / "__init__.py").touch()
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    command = harness.command(tiny_config, run_dir, "cluster.gpus_per_node=1", *NEVER)
+    process = harness.start(command, log, PYTHONPATH=str(tmp_path / "packages"))
+    assert harness.finish(process, log) != 0
+    code, found = harness.diagnose(run_dir)
+    assert code == 1 and found["version_mismatch"]["severity"] == "problem", found
+    assert "No module named 'megatron.core'" in found["version_mismatch"]["evidence"][0]
 
 
 @pytest.fixture(scope="module")
