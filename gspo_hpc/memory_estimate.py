@@ -143,14 +143,10 @@ def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tok
 
 
 def _possible(name: str, given: Any) -> bool:
-    """Whether vLLM can take such a number. Text may hold one: YAML reads 9e-1, without a point, as text."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
+    """Whether an estimate can count with it. What cannot be is refused by rule 17."""
+    if isinstance(given, bool) or not isinstance(given, int | float):
         return False
-    try:
-        number = float(given)
-    except (ValueError, OverflowError):
-        return False
-    return 0 < number <= 1 if name == "gpu_memory_utilization" else 1 <= number < 1e9 and number == int(number)
+    return 0 < given <= 1 if name == "gpu_memory_utilization" else 1 <= given < 1e9 and given == int(given)
 
 
 def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
