@@ -6,6 +6,7 @@ rules are numbered in plan_rules.py.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ _DEEPEP_NODE = 8
 _DEEPEP_TOP_K = 32  # places that a token may go to: its experts, on each rank that has a part of them
 
 ENGINE_RULE = 17
+_SLIP = 0.88  # as like are a name and its misspelling; no two arguments of vLLM are (0.86: data_parallel_size_local)
 # vLLM arguments that are not the user's to give, and where they come from.
 OWN_ENGINE_ARGUMENTS = {
     "model": "model.path",
@@ -50,6 +52,12 @@ _ENGINE: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def slip_of(key: str) -> str | None:
+    """The argument that is meant by one that is nearly spelt like it, of those that rules know. vLLM has others."""
+    near = difflib.get_close_matches(key, (*_ENGINE, *OWN_ENGINE_ARGUMENTS), n=1, cutoff=_SLIP)
+    return near[0] if near and near[0] != key else None
+
+
 def apply_limits(book: Book) -> None:
     """Checks every rule of this file; what is found goes into `book`."""
     _flex(book)
@@ -69,6 +77,9 @@ def _engine(book: Book) -> None:
         elif key in _ENGINE:
             holds, must = _ENGINE[key]
             book.check(ENGINE_RULE, holds(value), f"rollout.engine.{key} ({value}) {must}")
+        elif near := slip_of(key):
+            text = f"rollout.engine.{key} is no argument of vLLM; nearest: {near}"
+            book.check(ENGINE_RULE, False, text)
     tokens: Any = given.get("max_num_batched_tokens")
     sequences: Any = given.get("max_num_seqs")
     if not _whole(tokens):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from vllm.config.scheduler import SchedulerConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import set_random_seed
 
+from gspo_hpc import plan_limits
 from gspo_hpc.config_file import ConfigError, from_dict
 from gspo_hpc.jobs import _engine_settings
 from gspo_hpc.plan import make_plan
@@ -55,6 +58,10 @@ def test_batches_of_an_engine_are_refused_where_vllm_refuses(tokens: int, sequen
         assert plan.valid
     except ValueError:
         assert {item.rule for item in plan.broken} == {17}
+
+
+def test_no_argument_of_vllm_is_taken_for_the_slip_of_another() -> None:
+    assert [name for field in dataclasses.fields(EngineArgs) if plan_limits.slip_of(name := field.name)] == []
 
 
 def test_any_seed_of_a_run_is_one_of_an_engine() -> None:

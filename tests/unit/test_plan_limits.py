@@ -125,6 +125,11 @@ def with_engine(**engine: Any) -> Config:
             "max_num_batched_tokens (2048) must be at least max_prompt_length + max_response_length (4096)",
             "rollout.engine.max_num_batched_tokens=4096",
         ),
+        (
+            {"gpu_memory_utilisation": 0.5},
+            "rollout.engine.gpu_memory_utilisation is no argument of vLLM; nearest: gpu_memory_utilization",
+            "rollout.engine.gpu_memory_utilisation=null",
+        ),
         ({"pipeline_parallel_size": 2}, "(2) must be 1", "rollout.engine.pipeline_parallel_size=null"),
         ({"data_parallel_size": 4}, "(4) must be 1", "rollout.engine.data_parallel_size=null"),
         ({"enable_sleep_mode": False}, "(False) must be true", "rollout.engine.enable_sleep_mode=null"),
