@@ -55,6 +55,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "run.dir": (lambda v: "\0" not in v and v.splitlines() == [v], "must be a path without line breaks"),
     "run.seed": (lambda v: 0 <= v < 2**63, "must be at least 0 and below 2**63"),
+    "cluster.network_gb_per_s": _ABOVE_0,
     "rollout.temperature": _TEMPERATURE,
     "rollout.top_p": (lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
     "rollout.top_k": (lambda v: v == -1 or v >= 1, "must be 1 or more, or -1 for all tokens"),

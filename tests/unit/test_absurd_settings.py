@@ -7,7 +7,7 @@ import io
 from dataclasses import fields
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.cli import main
@@ -49,6 +49,10 @@ VALUES = (
         st.tuples(st.sampled_from(KEYS) | st.sampled_from(ENGINE), st.sampled_from(VALUES)), min_size=1, max_size=3
     ),
 )
+@example(
+    "plan", PRESETS[0], [("cluster.gpu", "H100"), ("model.path", "Qwen/Qwen3-8B"), ("cluster.network_gb_per_s", "0")]
+)
+@example("suggest", PRESETS[0], [("cluster.network_gb_per_s", "1e-300")])
 def test_there_is_a_page_or_a_line(command: str, preset: str, given: list[tuple[str, str]]) -> None:
     page, told = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.redirect_stderr(told):
