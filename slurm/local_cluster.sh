@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A real Slurm of several nodes on this one machine: to learn the package without a cluster, and for its tests.
+# Start a real Slurm of several nodes on one machine, to try the package without a cluster, and for its tests.
 #
-# Everything of it (keys, state, logs, sockets, database) is in one folder; the daemons belong to the user who starts it
-# and listen for this machine alone where Slurm lets them. `down` stops what `up` started and nothing else.
+# Keys, state, logs, sockets and database are in one folder. The daemons belong to the user who starts them, and listen
+# on this machine alone as far as Slurm allows. `down` stops what `up` started and nothing else.
 
 set -euo pipefail
 umask 077
@@ -16,20 +16,20 @@ usage() {
 usage: bash slurm/local_cluster.sh up|down|status|env [options]
 
 Starts a Slurm of several nodes on this machine: munge, slurmctld and one slurmd per node, with fake GPUs.
-Installs what is missing of it with apt-get, which needs root or sudo; the daemons run as you.
+Missing packages are installed with apt-get, which needs root or sudo. The daemons run as you.
 
-  up       start it, or say that it runs
-  down     cancel its jobs and stop all that up started
-  status   daemons, nodes and jobs; exit code 3 where nothing runs
-  env      the line that points the Slurm commands of a shell here: eval "\$(bash slurm/local_cluster.sh env)"
+  up       start it, unless it is running
+  down     cancel its jobs and stop everything that up started
+  status   show daemons, nodes and jobs; exit code 3 if it is not running
+  env      print the line that points Slurm's commands in your shell to it: eval "\$(bash slurm/local_cluster.sh env)"
 
 options of up:
-  --nodes N            nodes, n1 to nN (default: $NODES)
-  --gpus N             fake GPUs of a node (default: $GPUS)
-  --accounting         slurmdbd with its database, so that sacct works
-  --no-user-signal     preemption sends SIGTERM only, as most clusters do, and not the signal of --signal first
-  --kill-wait SECONDS  from SIGTERM to SIGKILL (default: $KILL_WAIT)
-  --requeue-delay SECONDS  how long a requeued job is held (default: $REQUEUE_DELAY, which is Slurm's)
+  --nodes N            number of nodes, n1 to nN (default: $NODES)
+  --gpus N             fake GPUs per node (default: $GPUS)
+  --accounting         start slurmdbd and its database, too, so that sacct works
+  --no-user-signal     preempt with SIGTERM only, as most clusters do, without the signal of --signal before it
+  --kill-wait SECONDS  time from SIGTERM to SIGKILL (default: $KILL_WAIT)
+  --requeue-delay SECONDS  time that a requeued job is held (default: $REQUEUE_DELAY, as in Slurm)
 
 Partitions: low (preempted by requeue, 20 s of grace), low-now (the same without grace), high (preempts both).
 
@@ -180,7 +180,7 @@ wait_for() { # seconds what command...
     local end=$((SECONDS + $1)) what=$2
     shift 2
     until "$@" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$end" ] || die "$what did not come up; its log is in $DIR/log"
+        [ "$SECONDS" -lt "$end" ] || die "$what did not start; its log is in $DIR/log"
         sleep 0.2
     done
 }
@@ -245,7 +245,7 @@ up() {
     if [ -d "$LINK" ]; then
         DIR="$(readlink -f "$LINK")"
         conflict="$(cat "$DIR/options")"
-        [ "$conflict" = "$OPTIONS" ] || [ -z "$GIVEN" ] || die "it was made with other options ($conflict): down first"
+        [ "$conflict" = "$OPTIONS" ] || [ -z "$GIVEN" ] || die "it was started with other options ($conflict): run down first"
     else
         rm -f "$LINK" # of a folder that is gone, with /tmp
         mkdir -p "$(dirname "$LINK")"
@@ -274,7 +274,7 @@ down() {
     [ -z "$left" ] || kill -9 $left 2>/dev/null || true
     rm -rf "$DIR"
     rm -f "$LINK"
-    say "Slurm is stopped, and its folder is gone"
+    say "Slurm is stopped, and its folder is removed"
 }
 
 status() {
@@ -287,7 +287,7 @@ status() {
 }
 
 # ---------------------------------------------------------------------------------------------------- command line
-number() { [[ "${2:-}" =~ ^[0-9]+$ ]] || die "$1 wants a number, and got '${2:-}'" 2; }
+number() { [[ "${2:-}" =~ ^[0-9]+$ ]] || die "$1 must be a number; found '${2:-}'" 2; }
 
 COMMAND="${1:-}" GIVEN=""
 [ $# -eq 0 ] || shift
@@ -310,7 +310,7 @@ case "$COMMAND" in
     up) up ;;
     down | status | env)
         if [ ! -e "$LINK/slurm.conf" ]; then
-            echo "no Slurm of ours runs here" >&2
+            echo "this Slurm is not running" >&2
             if [ "$COMMAND" = down ]; then exit 0; else exit 3; fi
         fi
         DIR="$(readlink -f "$LINK")"

@@ -1,4 +1,10 @@
-"""For all tests: few threads, no network, no account."""
+"""Few threads, no network and no account for all tests; and the two lanes that they run in.
+
+tools/test.sh starts two pytest-xdist workers. Tests of one file stay together, and so do all tests of a tier that
+shares something expensive: the ranks of gloo, the engines, the undisturbed runs, the Slurm cluster. The Slurm tier
+comes first and takes one worker. It mostly waits for Slurm's clocks, so the other worker computes beside it, at a
+lower priority: what is timed on the cluster must not wait for a test that computes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,45 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+SHARED = ("gloo", "engine", "run", "slurm")  # tiers whose tests stay on one worker
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by anything
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["COLUMNS"] = "120"  # pages are as wide as into a pipe, whatever terminal runs the tests
 os.environ.pop("WANDB_API_KEY", None)  # a test must never write to someone's account
+
+settings.register_profile("project", deadline=None)  # a busy machine is no reason to fail
+settings.load_profile("project")
+
+
+def tier(item: pytest.Item) -> str:
+    """Name of the folder below tests/ that a test is in."""
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+class Lanes(LoadScopeScheduling):
+    """The scheduler of the workers: what stays together is a tier, or a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        name = Path(path).relative_to("tests").parts[0]
+        return name if name in SHARED else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Give pytest-xdist this scheduler: its own keeps files together, or nothing, but no tiers."""
+    return Lanes(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Lower the priority of this worker, and so of all that its tests start, once it runs anything but Slurm."""
+    if "PYTEST_XDIST_WORKER" in os.environ and tier(item) != "slurm" and os.nice(0) == 0:
+        os.nice(10)
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@
     python tools/convert_checkpoint.py to-hf   --checkpoint runs/a/checkpoints/000100 --model MODEL --out FOLDER
     python tools/convert_checkpoint.py from-hf --model MODEL --out CHECKPOINT [--dtype bfloat16]
 
-A process needs the memory of one layer (of one expert, where there are some), however large the model is. MODEL is the
-Hugging Face folder that gives config.json and the tokenizer. What from-hf writes holds weights only, sharded by
-Megatron-Core as torch_dist; `gspo-hpc export` is to-hf for a run.
+The process needs the memory of one layer (in models with experts, of one expert), however large the model is. MODEL is
+the Hugging Face folder that gives config.json and the tokenizer. A checkpoint of from-hf contains only weights, in
+Megatron-Core's sharded format torch_dist. `gspo-hpc export` does to-hf for a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gspo_hpc.config import Config
+    from gspo_hpc.config.schema import Config
 
 
 def main() -> int:
@@ -33,7 +33,10 @@ def main() -> int:
         command.add_argument("--out", type=Path, required=True, help="a new folder")
         if name == "to-hf":
             command.add_argument(
-                "--checkpoint", type=Path, required=True, help="checkpoints/NNNNNN of a run, or from-hf's"
+                "--checkpoint",
+                type=Path,
+                required=True,
+                help="checkpoints/NNNNNN of a run, or a folder that from-hf wrote",
             )
         else:
             command.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
@@ -52,41 +55,44 @@ def main() -> int:
 
 def to_hugging_face(checkpoint: Path, model: Path, out: Path) -> None:
     """A whole checkpoint, of whatever layout, as a Hugging Face folder in the dtype that its weights have."""
-    from gspo_hpc import commit, model_config
+    from gspo_hpc.models import architecture
+    from gspo_hpc.runs import commit
 
     if problems := commit.verify(checkpoint):
         raise ValueError(f"{checkpoint}: {problems[0]}")
-    arch = model_config.read(model)
-    from gspo_hpc import convert  # Megatron-Core, which takes its time
+    arch = architecture.read(model)
+    from gspo_hpc.checkpoint import hugging_face  # Megatron-Core, which takes its time
 
-    config = _one_rank(model, convert.dtype_of(checkpoint / "megatron"))
-    convert.to_hugging_face(checkpoint / "megatron", arch, config, out)
+    config = _one_rank(model, hugging_face.dtype_of(checkpoint / "megatron"))
+    hugging_face.to_hugging_face(checkpoint / "megatron", arch, config, out)
 
 
 def from_hugging_face(model: Path, out: Path, dtype: str) -> None:
     """A Hugging Face folder as a whole checkpoint of step 0, without an optimizer."""
-    from gspo_hpc import commit, model_config
+    from gspo_hpc.models import architecture
+    from gspo_hpc.runs import commit
 
     if out.exists():
         raise ValueError(f"{out} exists: give another folder, or remove it")
-    arch = model_config.read(model)
-    from gspo_hpc import convert  # Megatron-Core, which takes its time
+    arch = architecture.read(model)
+    from gspo_hpc.checkpoint import hugging_face  # Megatron-Core, which takes its time
 
     config = _one_rank(model, dtype)
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = commit.begin(out.parent / f".{out.name}", 0)
     shards = staging / "megatron"
     shards.mkdir(mode=0o700)
-    written = convert.from_hugging_face(arch, config, shards)
+    written = hugging_face.from_hugging_face(arch, config, shards)
     commit.commit(staging, 0, {"layout": config.layout}, written).rename(out)
     (out.parent / f".{out.name}").rmdir()
 
 
 def _one_rank(model: Path, dtype: str) -> Config:  # noqa: F821
     """A configuration for this process alone, which is made the only rank there is."""
-    from gspo_hpc import config_file, process_groups
+    from gspo_hpc.config import loader
+    from gspo_hpc.policy import process_groups
 
-    config = config_file.load(None, [f"model.path={model}", f"model.dtype={dtype}", "cluster.platform=cpu"])
+    config = loader.load(None, [f"model.path={model}", f"model.dtype={dtype}", "cluster.platform=cpu"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

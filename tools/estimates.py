@@ -2,9 +2,10 @@
 """Write docs/estimates.md and its plot: the time estimates against published runs, and how cost grows with GPUs.
 
     python tools/estimates.py            # writes both
-    python tools/estimates.py --check    # exit code 1 where they are not what this would write
+    python tools/estimates.py --check    # writes nothing; exits with 1 if one of them is out of date
 
-Every number of that page that is not published by somebody else comes from gspo_hpc/time_estimate.py as it is.
+Every number of that page that is not published by somebody else is computed by
+gspo_hpc/planning/estimates/time.py.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc import devices, model_config, time_estimate
-from gspo_hpc.config import Config
-from gspo_hpc.config_file import from_dict
-from gspo_hpc.plan import make_plan
-from gspo_hpc.time_estimate import Sizes, Times, Work
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import devices, time
+from gspo_hpc.planning.estimates.time import Sizes, Times, Work
+from gspo_hpc.planning.plan import make_plan
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NEMO = "https://docs.nvidia.com/nemo/rl/0.6.0/about/performance-summary.html"
@@ -85,21 +87,24 @@ class Run:
         engine = config.rollout.tensor_parallel_size
         free = device.memory * 0.7 - 2.0 * model.parameters / engine - 3e9
         cache = max(0.0, free) / (model.cache_bytes / min(engine, model.cache_heads))
-        return time_estimate.estimate(model, config, device, self.work, cache)
+        return time.estimate(model, config, device, self.work, cache)
 
 
 def _sizes(name: str) -> Sizes:
-    arch = model_config.find(from_dict({"model": {"path": name}}))
+    arch = architecture.find(from_dict({"model": {"path": name}}))
     assert arch is not None, name
-    return time_estimate.sizes(arch)
+    return time.sizes(arch)
 
 
 def _nemo(
     name: str, gpus: int, seconds: float, rate: float, engine: int, layout: tuple[int, int, int, int], completions: int,
     length: int, longest: int, calibration: bool = False,
 ) -> Run:  # fmt: skip
-    """On H100, bf16, on-policy, with a reference policy; its tables give layouts, lengths with the prompt and batches.
-    Prompts of OpenMathInstruct-2 have about 120 tokens, groups 32 completions (its recipes)."""
+    """Return a run of NeMo-RL on H100: bf16, on-policy, with a reference policy.
+
+    Its tables give layouts, lengths with the prompt, and batches. Prompts of OpenMathInstruct-2 have about 120 tokens,
+    groups 32 completions (its recipes).
+    """
     tp, cp, ep, pp = layout
     updates = completions // 512
     config: dict[str, Any] = {
@@ -146,10 +151,10 @@ def _verl(gpus: int, seconds: float, phases: tuple[float, float, float], calibra
         "rollout": {"max_prompt_length": 300, "max_response_length": 28672},
         "optimizer": {"distributed": True},
     }
-    told = dict(zip(("generation", "old_logprobs", "update"), phases, strict=True))
+    published = dict(zip(("generation", "old_logprobs", "update"), phases, strict=True))
     work = Work(8192, 16, 150.0, VERL_TOKENS, 28672)
     name = f"Qwen2.5-Math-7B, {gpus} H20"
-    return Run(name, VERL, gpus, seconds, told, None, calibration, "Qwen2.5-Math-7B", config, work)
+    return Run(name, VERL, gpus, seconds, published, None, calibration, "Qwen2.5-Math-7B", config, work)
 
 
 RUNS = (
@@ -198,21 +203,21 @@ def growth(model: str, parallel: dict[str, Any], engine: int) -> list[tuple[int,
         plan = make_plan(config)
         if not plan.valid or plan.memory is None:
             continue
-        work = time_estimate.work(config, 65536)
+        work = time.work(config, 65536)
         device = devices.find("H200")
-        times = time_estimate.estimate(_sizes(model), config, device, work, plan.memory.cache_tokens)
+        times = time.estimate(_sizes(model), config, device, work, plan.memory.cache_tokens)
         found.append((gpus, times.rollout * gpus / work.completions))
     return found
 
 
 def moved(constant: str, factor: float) -> list[float]:
     """Errors of the predictions with a constant that is so many times what it is."""
-    kept = getattr(time_estimate, constant)
-    setattr(time_estimate, constant, kept * factor)
+    kept = getattr(time, constant)
+    setattr(time, constant, kept * factor)
     try:
         return [run.estimate().rollout / run.seconds - 1.0 for run in RUNS if not run.calibration]
     finally:
-        setattr(time_estimate, constant, kept)
+        setattr(time, constant, kept)
 
 
 def page() -> str:
@@ -224,39 +229,39 @@ def page() -> str:
         if not run.calibration:
             errors.append(abs(error))
         rate = times.tokens / times.rollout / run.gpus
-        told = "not told | " if run.rate is None else f"{run.rate:,.4g} | "
-        told += f"{rate:,.3g} | " if rate < 1000 else f"{rate:,.0f} | "
-        told += "" if run.rate is None else f"{rate / run.rate - 1.0:+.0%}"
+        published = "not published | " if run.rate is None else f"{run.rate:,.4g} | "
+        published += f"{rate:,.3g} | " if rate < 1000 else f"{rate:,.0f} | "
+        published += "" if run.rate is None else f"{rate / run.rate - 1.0:+.0%}"
         role = "calibration" if run.calibration else "prediction"
-        rows.append(f"| {run.name} | {role} | {run.seconds:,.0f} | {times.rollout:,.0f} | {error:+.0%} | {told} |")
+        rows.append(f"| {run.name} | {role} | {run.seconds:,.0f} | {times.rollout:,.0f} | {error:+.0%} | {published} |")
         shown = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in times.seconds.items() if seconds >= 0.5)
-        told = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in run.phases.items()) or "not told"
-        phases.append(f"| {run.name} | {told} | {shown} |")
+        published = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in run.phases.items()) or "not published"
+        phases.append(f"| {run.name} | {published} | {shown} |")
     within = sum(error <= 0.30 for error in errors)
     constants = "\n".join(
-        f"| `{name}` | {getattr(time_estimate, name):g} |"
+        f"| `{name}` | {getattr(time, name):g} |"
         for name in ("EFFICIENCY", "EXPERTS_EFFICIENCY", "STEP_SECONDS", "LAYER_SECONDS", "EXPERTS_SECONDS", "SPREAD")
     )
     network = "\n".join(
-        f"| `{name}` | {getattr(time_estimate, name):g} | {others} | {_span(moved(name, 0.5))} "
-        f"| {_span(moved(name, 1.5))} |"
+        f"| `{name}` | {getattr(time, name):g} | {others} | {_span(moved(name, 0.5))} | {_span(moved(name, 1.5))} |"
         for name, others in MEASURED.items()
     )
     curves = "\n".join(
         f"| {model} | " + ", ".join(f"{gpus:,}: {cost:.1f}" for gpus, cost in growth(model, parallel, engine)) + " |"
         for model, parallel, engine in GROWTH
     )
-    return f"""# Time estimates, held against published runs
+    return f"""# Time estimates, compared with published runs
 
-`gspo-hpc plan` estimates seconds from data sheets, operations, bytes and few constants (gspo_hpc/time_estimate.py).
-Here it meets runs that others have published. **None of them is a run of gspo_hpc**: no estimate has been held
-against this package on GPUs yet. This page is written by `python tools/estimates.py`, and a test holds it to that.
+`gspo-hpc plan` estimates seconds from data sheets, numbers of operations and bytes, and a few constants
+(gspo_hpc/planning/estimates/time.py). This page compares the estimates with runs that others have published.
+**None of them is a run of gspo_hpc**: no estimate has been compared with a run of this package on GPUs yet.
+`python tools/estimates.py` writes this page, and a test checks that it is up to date.
 
 ## The runs
 
-Two are calibrated on, the rest are predictions; {within} of the {len(errors)} predictions are within 30 %, the
-farthest is off by {max(errors):.0%}. Seconds are of one step in these projects' sense: a rollout with all its
-updates.
+Two runs were used for calibration; the others are predictions. {within} of the {len(errors)} predictions are within
+30 %, and the farthest is off by {max(errors):.0%}. Seconds are those of one step as these projects count steps: a
+rollout with all its updates.
 
 | run | used as | published s | estimated s | error | published tokens/s/GPU | estimated | error |
 |---|---|---|---|---|---|---|---|
@@ -266,23 +271,23 @@ updates.
 |---|---|---|
 {chr(10).join(phases)}
 
-Sources: [NeMo-RL 0.6, H100, bf16]({NEMO}), with its layouts, lengths and batches; [verl, H20]({VERL}), rows "colocate
-sync".
+Sources: [NeMo-RL 0.6, H100, bf16]({NEMO}), with the layouts, lengths and batches given there; [verl, H20]({VERL}), the
+rows "colocate sync".
 
-## What is calibrated
+## Calibrated constants
 
 | constant | value |
 |---|---|
 {constants}
 
-Qwen3-30B-A3B on 32 GPUs fixes what mixtures reach of the GPUs and what their layers cost an engine; verl's run on 32
-GPUs fixes what dense layers reach, and how far response lengths spread.
+The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of layers with experts and the time that they cost an
+engine; verl's run on 32 GPUs determines the efficiency of dense layers, and how far response lengths spread.
 
-## What is not
+## Constants of the network
 
-Constants of the network are round numbers near what others measured; no run was fitted with them. They were chosen
-with all runs in view, though, so what each does to the predictions stands beside it: the least and the greatest error
-with half of it, and with one and a half times as much.
+These constants are not calibrated: they are round numbers near what others measured, and no run was fitted with them.
+They were chosen with all runs in view, though, so the table shows how each of them affects the predictions: the least
+and the greatest error with half of its value, and with one and a half times its value.
 
 | constant | value | measured by others | errors with half | with 1.5 times |
 |---|---|---|---|---|
@@ -290,32 +295,33 @@ with half of it, and with one and a half times as much.
 
 ## Where it misses, and why
 
-- **verl tells no response lengths.** They are taken as {VERL_TOKENS:,.0f} tokens on average, a round number with which
-  its 32-GPU run is about right. Its three runs cannot all have the same: twice the GPUs took less than half the time,
-  and four times the GPUs generated for longer than twice as many did. The error of the 64-GPU run is mostly that. Its
-  page says 314 s for the update on 32 GPUs; 270 s there is another row.
-- **Generation of few long sequences is latency.** With 32 to 64 sequences an engine and engines over two to four
-  nodes, a token costs what its all-reduces and kernel launches cost. That differs between interconnects more than
-  between GPUs.
-- **The weight sync of DeepSeek-V3** is an estimate of ours: how long it takes there is not published.
-- **Padding, stragglers, slow graders, start-up and evaluation are not in it**: it is a step in which nothing goes
-  wrong.
-- Latent attention is known to this page only; gspo_hpc does not train DeepSeek-V3 by itself.
+- **verl publishes no response lengths.** They are taken to be {VERL_TOKENS:,.0f} tokens on average, a round number with
+  which the 32-GPU run is about right. The three runs cannot all have had the same lengths: twice the GPUs took less
+  than half the time, and four times the GPUs generated for longer than twice the GPUs did. This explains most of the
+  error of the 64-GPU run. verl's page says 314 s for the update on 32 GPUs; the 270 s there belong to another row.
+- **Latency dominates the generation of few long sequences.** With 32 to 64 sequences per engine, and engines that span
+  two to four nodes, the time of a token is that of its all-reduces and kernel launches. It differs more between
+  interconnects than between GPUs.
+- **The weight sync of DeepSeek-V3** is only estimated; how long it took in the published runs is not known.
+- **Padding, stragglers, slow reward functions, start-up and evaluation are not included**: the estimate is for a step
+  in which nothing goes wrong.
+- Only this page estimates latent attention; gspo_hpc's own layers cannot train DeepSeek-V3.
 
 ## How cost grows from 8 to 16,384 GPUs
 
-![GPU-seconds of a completion against GPUs](estimates.svg)
+![GPU-seconds per completion against the number of GPUs](estimates.svg)
 
-A rollout of 65,536 completions in four updates on H200, longest response 8,192 tokens, the layout of a replica
-unchanged. Points are where the plan is valid: above, there are more data-parallel ranks than prompts; below, a
-replica does not fit. In GPU-seconds of a completion:
+The estimates are for a rollout of 65,536 completions in four updates on H200, with responses of up to 8,192 tokens; the
+layout of a replica stays the same. A point is shown wherever the plan is valid. With more GPUs there would be more
+data-parallel ranks than prompts; with fewer, a replica does not fit. The table shows GPU-seconds per completion:
 
 | model | GPUs: GPU-seconds |
 |---|---|
 {curves}
 
-Cost stays about level while engines are full, and rises when each has so few sequences that a token costs latency,
-and the longest response is waited for by all: larger rollouts, or more updates a rollout, keep it level for longer.
+The cost stays about level while engines are full. It rises when each engine has so few sequences that latency dominates
+the time of a token, and when all engines wait for the longest response. Larger rollouts, or more updates per rollout,
+keep the cost level for longer.
 """
 
 
@@ -361,14 +367,14 @@ def plot() -> str:
         parts.append(f'<text x="{x(gpus) + 8:.1f}" y="{y(cost) + 4:.1f}" fill="{color}">{model}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">GPUs (H200)</text>')
-    parts.append(f'<text x="{_LEFT}" y="{_TOP - 6}">GPU-seconds of a completion</text>')
+    parts.append(f'<text x="{_LEFT}" y="{_TOP - 6}">GPU-seconds per completion</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
     check = parser.parse_args().check
     stale = []
     for path, text in ((DOCS / "estimates.md", page()), (DOCS / "estimates.svg", plot())):
@@ -377,7 +383,7 @@ def main() -> int:
         else:
             path.write_text(text, "utf-8")
     for name in stale:
-        print(f"docs/{name} is not what tools/estimates.py writes: run it", file=sys.stderr)
+        print(f"docs/{name} is out of date; run: python tools/estimates.py", file=sys.stderr)
     return 1 if stale else 0
 
 

@@ -1,4 +1,4 @@
-"""Two-number arithmetic as JSONL, for training and for unseen prompts: `make_arithmetic.py --out DIR --kind sum20`.
+"""Two-number arithmetic as JSONL, as training prompts and unseen prompts: `make_arithmetic.py --out DIR --kind sum20`.
 
 Writes DIR/train.jsonl and DIR/eval.jsonl, one {"prompt": ..., "answer": ...} a line. Every pair of numbers of the kind
 occurs; a pair and its mirror image (3 + 5, 5 + 3) are always on the same side, so that no evaluation prompt was seen in

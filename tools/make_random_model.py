@@ -88,13 +88,19 @@ def make_tokenizer(vocab: int) -> Any:
 
 
 def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--family", default="qwen3", choices=FAMILIES)
     defaults = make_random_model.__kwdefaults__ or {}
     for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=int, default=defaults[name])
-    parser.add_argument("--untied", dest="tied", action="store_false", help="a head of its own, not the embedding")
+    parser.add_argument(
+        "--untied",
+        dest="tied",
+        action="store_false",
+        help="give the output layer its own weights, not those of the embedding",
+    )
     parser.add_argument("--std", type=float, default=defaults["std"], help="standard deviation of the weights")
     arguments = vars(parser.parse_args())
     try:

@@ -2,13 +2,14 @@
 
 DIR/model is a Qwen3 of 0.4 million parameters with a tokenizer of characters and a few words, pre-trained on sums of
 two-digit numbers from a careless teacher, who forgets the carry more often than not: "37 + 48 = 75". Greedy decoding
-follows the bad habit, sampling is right often enough for reinforcement to find the better one. DIR/data has the
-prompts; the unseen ones were kept from the pre-training too. The same seed gives the same files on the same machine.
+follows the bad habit, but sampling is right often enough for reinforcement to find the better one. DIR/data has the
+prompts; pre-training did not see the evaluation prompts either. The same seed gives the same files on the same machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import random
 import shutil
@@ -109,8 +110,8 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: li
         encoded = tokenizer(texts, padding=True, return_tensors="pt")
         tokens: Tensor = encoded["input_ids"]  # [batch, length]
         answer_begins = (tokens == assistant).int().argmax(dim=1, keepdim=True)
-        learnt = (torch.arange(tokens.shape[1]) > answer_begins) & encoded["attention_mask"].bool()
-        targets = tokens.masked_fill(~learnt, -100)
+        learned = (torch.arange(tokens.shape[1]) > answer_begins) & encoded["attention_mask"].bool()
+        targets = tokens.masked_fill(~learned, -100)
         for group in optimizer.param_groups:
             group["lr"] = PEAK_LR * min(step / WARM_UP, max(0.02, 1 - step / STEPS))
         logits = model(input_ids=tokens).logits  # [batch, length, vocabulary]; causal: padding on the right is unseen
@@ -126,7 +127,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: li
 def answers(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, Any]], sampled: bool
 ) -> list[bool]:
-    """Whether the answer to each row is right, decoded greedily or sampled at temperature 1."""
+    """Return for each row whether its answer is right, decoded greedily or sampled at temperature 1."""
     import torch
 
     chats = [[{"role": "user", "content": row["prompt"]}] for row in rows]
@@ -144,7 +145,20 @@ def answers(
 
 
 def make(out: Path, seed: int) -> None:
-    """Make DIR/data and DIR/model; the model folder appears whole or not at all."""
+    """Make DIR/data and DIR/model; the model folder appears whole or not at all.
+
+    One process at a time: a second one waits, and then finds them made.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _make(out, seed)
+    finally:
+        os.close(folder)
+
+
+def _make(out: Path, seed: int) -> None:
     if (out / "model" / "config.json").is_file():
         say(f"{out} is there already; remove it to make it again")
         return
@@ -184,7 +198,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for model/ and data/")
     parser.add_argument(
-        "--seed", type=int, default=0, help="weights, lessons and which prompts are unseen (default: 0)"
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the weights, the lessons and the choice of unseen prompts (default: 0)",
     )
     args = parser.parse_args()
     make(args.out, args.seed)

@@ -1,6 +1,6 @@
-"""What a configuration learns, over several seeds: `measure_learning.py configs/tiny_cpu.yaml --seeds 1 2 3`.
+"""Measure what a configuration learns, over several seeds: `measure_learning.py configs/tiny_cpu.yaml --seeds 1 2 3`.
 
-Trains once for each seed (a run that is there already is gone on with, or only read) and prints a Markdown section with
+Trains once for each seed (an existing run is resumed, or only read if it is done) and prints a Markdown section with
 the accuracy by greedy decoding on unseen prompts before and after, and the time that training took.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 def train(config: Path, seed: int, run_dir: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """The records of a finished run."""
-    command = [sys.executable, "-m", "gspo_hpc.cli", "train", str(config), f"run.seed={seed}", f"run.dir={run_dir}"]
+    command = [sys.executable, "-m", "gspo_hpc", "train", str(config), f"run.seed={seed}", f"run.dir={run_dir}"]
     done = subprocess.run([*command, *overrides], stdout=sys.stderr)
     if done.returncode != 0:
         sys.exit(f"seed {seed}: exit code {done.returncode}")

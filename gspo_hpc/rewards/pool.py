@@ -1,12 +1,13 @@
-"""Graders at work: a pool of processes that grades completions while generation goes on.
+"""A pool of processes that runs reward functions ("graders") while generation goes on.
 
-Floor 2; the only file that imports pebble. One call is one grader on one completion, with its own time limit. Whatever
-a grader does (raise, hang, exit, crash, return nonsense) becomes the failure text of that completion; its process is
+This is the only file that imports pebble. A call is one grader on one completion, with its own time limit. Whatever a
+grader does (raise, hang, exit, crash, return nonsense) becomes the failure text of that completion, and its process is
 replaced. Results come once for each submitted key, in the order in which they finish.
 
 Every worker is a pebble pool of one process with one call at a time. In a pool that several calls share, pebble may
-take the death of a process for that of the call it answered just before, and drop that answer: a sample would pay for
-its neighbour. Workers are spawned, not forked: the trainer has threads. They see no torch unless a grader imports it.
+attribute the death of a process to the call that it answered just before, and drop that answer, so a sample would pay
+for its neighbour. Workers are spawned, not forked, because the trainer has threads. They import no torch unless a
+grader does.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from gspo_hpc.config import Reward, RewardFunction
-from gspo_hpc.rewards import check, load, part_names
-from gspo_hpc.rewards.functions import Grader
+from gspo_hpc.config.schema import Reward, RewardFunction
+from gspo_hpc.rewards.builtin import Grader
+from gspo_hpc.rewards.registry import check, load, part_names
 
-LOAD_SECONDS = 60.0  # a new process, and the imports of a grader's file
+LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
-ORPHAN_SECONDS = 2.0  # after its time limit, a grader whose pool did not end it is ended by the kernel
-RETRIES = 3  # of a call whose process was ended: by a signal from outside, perhaps, as when Slurm ends a step
-LARGEST = 1e30  # rewards beyond are a mistake; within, no mean or variance overflows
-TEXT = 300  # characters kept of what a grader says
+ORPHAN_SECONDS = 2.0  # after its time limit, the kernel ends a grader that its pool did not end
+RETRIES = 3  # for a call whose process ended, perhaps by a signal from outside, as when Slurm ends a step
+LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows
+TEXT = 300  # characters kept of a grader's error message
 
 
 @dataclass(frozen=True)
 class RewardResult:
-    """What the graders say of one completion: `value` is the weighted sum, 0 if any of them failed."""
+    """The reward of one completion: `value` is the weighted sum of its parts, 0 if a grader failed."""
 
     value: float
     parts: dict[str, float]  # by grader (see part_names), unweighted; without those that failed
-    failure: str | None  # which graders failed, and why
+    failure: str | None  # the graders that failed, and why
 
 
 @dataclass
@@ -64,42 +65,44 @@ class _Open:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
+    """One grader, by its term, on one completion, by its key."""
+
     key: Hashable
     term: int
     tries: int = 0
 
 
 @dataclass(eq=False)
-class _Lane:
-    """One process, and the call it has."""
+class _Worker:
+    """One process, and the call that it has."""
 
     pool: ProcessPool
     call: _Call | None = None
-    since: float = 0.0  # when it got the call
+    since: float = 0.0  # when it got the call, on the monotonic clock
     broken: bool = False
 
 
 class RewardPool:
-    """Graders in processes of their own. A context manager: leaving it ends all of them, within seconds.
+    """Graders in processes of their own. Leaving the context manager ends all of them within seconds.
 
-    `failures` counts failed calls by grader, `restarts` how often a worker was set up anew without a verdict on its
-    call. For one thread.
+    `failures` counts failed calls by grader; `restarts` counts workers that were replaced without an answer to their
+    call. Only one thread may use it.
     """
 
     def __init__(self, reward: Reward) -> None:
-        """Start the processes and load the graders. Raises ValueError if a grader cannot be loaded."""
+        """Start the processes and load the graders; raise ValueError if one cannot be loaded."""
         check(reward)
         self._reward = reward
         self._names = part_names(reward)
         self._open: dict[Hashable, _Open] = {}
-        self._live: set[_Call] = set()  # calls whose outcome is still wanted
-        self._waiting: deque[tuple[_Call, tuple[Any, ...]]] = deque()  # calls no worker has yet, with their arguments
+        self._live: set[_Call] = set()  # calls whose outcome is still needed
+        self._waiting: deque[tuple[_Call, tuple[Any, ...]]] = deque()  # calls that no worker has yet, with arguments
         self._outcomes: queue.SimpleQueue[tuple[_Call, Future[Any]]] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # of `_waiting` and the lanes: pebble's threads hand out the next call
+        self._lock = threading.RLock()  # for `_waiting` and the workers: pebble's threads assign the next call
         self._closed = False
         self.failures: Counter[str] = Counter()
         self.restarts = 0
-        self._lanes = [self._new_lane() for _ in range(reward.workers)]
+        self._workers = [self._new_worker() for _ in range(reward.workers)]
         try:
             self._await_load()
         except BaseException:
@@ -116,13 +119,13 @@ class RewardPool:
 
     @property
     def pending(self) -> int:
-        """Completions submitted whose result was not polled yet."""
+        """Number of submitted completions whose result was not polled yet."""
         return len(self._open)
 
     def submit(
         self, key: Hashable, completion: str, response_length: int, prompt: str, fields: Mapping[str, Any]
     ) -> None:
-        """Have one completion graded; `key` names it in :meth:`poll` and must not be pending."""
+        """Submit one completion for grading; `key` names it in :meth:`poll` and must not be pending."""
         assert not self._closed, "the pool is closed"
         assert key not in self._open, f"{key!r} is being graded already"
         self._open[key] = _Open((completion, response_length, prompt, fields))
@@ -131,15 +134,18 @@ class RewardPool:
         self._hand_out()
 
     def poll(self, timeout: float | None = 0.0) -> list[tuple[Any, RewardResult]]:
-        """Keys and results that are there, each once. Waits up to `timeout` seconds (None: as long as it takes) for
-        the first; an empty list means none came in that time, or none is pending."""
+        """Return the results that are ready, with their keys, each once.
+
+        Waits up to `timeout` seconds (None: without limit) for the first of them. The list is empty if none came in
+        that time, or none is pending.
+        """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         done: list[tuple[Any, RewardResult]] = []
         while self._open:
             try:
                 call, future = self._outcomes.get_nowait()
             except queue.Empty:
-                done += self._mend()
+                done += self._replace_broken()
                 wait = min(1.0, deadline - time.monotonic())
                 if done or wait <= 0:
                     break
@@ -154,27 +160,27 @@ class RewardPool:
         return done
 
     def close(self) -> None:
-        """End all processes, with whatever they are doing. Results that were not polled are lost."""
+        """End all processes, whatever they are doing. Results that were not polled are lost."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
         self._open.clear()
         self._live.clear()
-        _give_up([lane.pool for lane in self._lanes])
+        _give_up([worker.pool for worker in self._workers])
 
     def _take(self, call: _Call, future: Future[Any]) -> RewardResult | None:
-        """Note the outcome of one call; the result of its completion if that was the last."""
+        """Note the outcome of one call, and return the result of its completion if that was the last call."""
         error = future.exception()
         if isinstance(error, ProcessExpired) and (error.exitcode or 0) < 0 and error.exitcode != -signal.SIGALRM:
-            # Whoever ends a job sends its signals to every process of it, and this trainer may outlive its graders for
-            # long enough to note a failure that never was. What a grader does to itself it does again.
+            # A job that ends signals every process, and this trainer may outlive its graders long enough to note a
+            # failure that was none. A grader that kills itself does so again.
             return self._again(call, self._cause(error))
         self._live.discard(call)
         value, failure = future.result() if error is None else (None, self._cause(error))
         return self._note(call, value, failure)
 
     def _again(self, call: _Call, cause: str = "ended its process without an answer") -> RewardResult | None:
-        """Make a call anew that came to no end; after the last try it has failed."""
+        """Repeat a call that ended without an answer; after the last try it has failed."""
         self._live.discard(call)
         if call.tries == RETRIES:
             return self._note(call, None, f"{cause}, {RETRIES + 1} times")
@@ -196,7 +202,7 @@ class RewardPool:
         parts = {name: entry.values[term] for term, name in enumerate(self._names) if term in entry.values}
         failure = "; ".join(entry.failures[term] for term in sorted(entry.failures)) or None
         total = 0.0
-        if failure is None:  # summed in the order of the config, whatever came first
+        if failure is None:  # summed in the configuration's order, not in the order of arrival
             weights = [term.weight for term in self._reward.functions]
             total = math.fsum(weight * entry.values[term] for term, weight in enumerate(weights))
             if not abs(total) <= LARGEST:
@@ -220,48 +226,50 @@ class RewardPool:
         self._waiting.append((call, (call.term, self._reward.timeout, *self._open[call.key].texts)))
 
     def _hand_out(self) -> None:
-        for lane in self._lanes:
-            self._advance(lane)
+        for worker in self._workers:
+            self._advance(worker)
 
-    def _advance(self, lane: _Lane) -> None:
+    def _advance(self, worker: _Worker) -> None:
         """Give a free worker the next call."""
         with self._lock:
-            if lane.call is not None or lane.broken or self._closed or not self._waiting:
+            if worker.call is not None or worker.broken or self._closed or not self._waiting:
                 return
             call, args = self._waiting.popleft()
-            lane.call, lane.since = call, time.monotonic()
+            worker.call, worker.since = call, time.monotonic()
         try:
-            future = lane.pool.schedule(_grade, args=args, timeout=self._reward.timeout)
+            future = worker.pool.schedule(_grade, args=args, timeout=self._reward.timeout)
         except RuntimeError:  # its process died while it had nothing to do
-            lane.broken = True
+            worker.broken = True
             return
-        future.add_done_callback(functools.partial(self._on_done, lane, call))
+        future.add_done_callback(functools.partial(self._on_done, worker, call))
 
-    def _on_done(self, lane: _Lane, call: _Call, future: Future[Any]) -> None:
-        """In a thread of pebble's: keep the outcome, and the worker busy."""
+    def _on_done(self, worker: _Worker, call: _Call, future: Future[Any]) -> None:
+        """Keep the outcome of a call, and give its worker the next one; runs in a thread of pebble's."""
         if isinstance(future.exception(), BrokenProcessPool):
-            lane.broken = True  # mended by poll
+            worker.broken = True  # poll replaces it
             return
         with self._lock:
-            if lane.call is call:
-                lane.call = None
+            if worker.call is call:
+                worker.call = None
         self._outcomes.put((call, future))
-        self._advance(lane)
+        self._advance(worker)
 
-    def _mend(self) -> list[tuple[Hashable, RewardResult]]:
-        """Replace workers that are broken, or give no sign of life though their call's time is long over; make their
-        calls again. Returns what thereby failed for the last time."""
+    def _replace_broken(self) -> list[tuple[Hashable, RewardResult]]:
+        """Replace workers that are broken, or silent long after their call's time limit, and repeat their calls.
+
+        Returns the results of completions whose last call failed that way.
+        """
         failed = []
-        for place, lane in enumerate(self._lanes):
-            overdue = time.monotonic() - lane.since > self._reward.timeout + LOAD_SECONDS
+        for place, worker in enumerate(self._workers):
+            overdue = time.monotonic() - worker.since > self._reward.timeout + LOAD_SECONDS
             with self._lock:
-                call = lane.call
-                if not lane.broken and (call is None or (lane.pool.active and not overdue)):
+                call = worker.call
+                if not worker.broken and (call is None or (worker.pool.active and not overdue)):
                     continue
-                lane.call, lane.broken = None, True
+                worker.call, worker.broken = None, True
             self.restarts += 1
-            _give_up([lane.pool])
-            self._lanes[place] = self._new_lane()
+            _give_up([worker.pool])
+            self._workers[place] = self._new_worker()
             if call in self._live:
                 assert call is not None
                 result = self._again(call)
@@ -270,8 +278,8 @@ class RewardPool:
             self._hand_out()
         return failed
 
-    def _new_lane(self) -> _Lane:
-        return _Lane(
+    def _new_worker(self) -> _Worker:
+        return _Worker(
             ProcessPool(
                 max_workers=1,
                 initializer=_start_worker,
@@ -281,21 +289,25 @@ class RewardPool:
         )
 
     def _await_load(self) -> None:
-        """Wait until every process has loaded all graders."""
+        """Wait until every process has loaded all graders; raise ValueError where one cannot."""
         try:
-            futures = [lane.pool.schedule(_load_errors) for lane in self._lanes]
+            futures = [worker.pool.schedule(_load_errors) for worker in self._workers]
             errors = [future.result(timeout=LOAD_SECONDS) for future in futures][0]
         except TimeoutError:
-            raise ValueError(f"reward.functions: the graders were not loaded within {LOAD_SECONDS:g} s") from None
+            raise ValueError(
+                f"reward.functions: the reward functions were not loaded within {LOAD_SECONDS:g} s"
+            ) from None
         except (BrokenProcessPool, ProcessExpired) as error:
-            raise ValueError(f"reward.functions: a grader's file ended its process on loading: {error}") from None
+            raise ValueError(
+                f"reward.functions: the process ended while it loaded the file of a reward function: {error}"
+            ) from None
         failed = [f"{name}: {error}" for name, error in zip(self._names, errors, strict=True) if error is not None]
         if failed:
             raise ValueError("reward.functions: " + "\n  ".join(failed))
 
 
 def _give_up(pools: list[ProcessPool]) -> None:
-    """End pools' processes. Not waited for without end: a broken pool may keep its own threads waiting."""
+    """End the processes of `pools`, and wait a few seconds: the threads of a broken pool may wait forever."""
 
     def end(pool: ProcessPool) -> None:
         with contextlib.suppress(OSError, RuntimeError):
@@ -310,30 +322,31 @@ def _give_up(pools: list[ProcessPool]) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-# What follows runs in the grader processes.
+# ---- in the worker processes
 
-_graders: list[tuple[Grader, bool, dict[str, Any]] | None] = []  # by term: function, whether told the length, arguments
-_errors: list[str | None] = []  # by term, of loading
+# By term: the function, True if it takes `response_length`, its arguments.
+_graders: list[tuple[Grader, bool, dict[str, Any]] | None] = []
+_errors: list[str | None] = []  # by term: why it could not be loaded
 
 
 def _start_worker(functions: tuple[RewardFunction, ...]) -> None:
-    """Load the graders. Never raises: pebble would take that for a broken pool."""
+    """Load the graders. Never raises, because pebble would take that for a broken pool."""
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's warnings are for the trainer
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends a grader that sits in C code, as a bad regex does
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends a grader inside C code, such as a slow regular expression
     nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # a grader's prints have no place in the console and the logs of a run
+    for standard in (0, 1, 2):  # a grader's prints must not reach the console and the logs of a run
         os.dup2(nothing, standard)
     os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
     for term in functions:
         try:
             grader = load(term.function)
-            told = "response_length" in inspect.signature(grader).parameters
-            _graders.append((grader, told, term.args))
+            takes_length = "response_length" in inspect.signature(grader).parameters
+            _graders.append((grader, takes_length, term.args))
             _errors.append(None)
         except BaseException as error:  # a user's file may raise anything, SystemExit too
             _graders.append(None)
-            _errors.append(f"cannot be loaded: {_text(error)}")
+            _errors.append(f"the function cannot be loaded: {_text(error)}")
 
 
 def _load_errors() -> list[str | None]:
@@ -343,13 +356,13 @@ def _load_errors() -> list[str | None]:
 def _grade(
     term: int, limit: float, completion: str, response_length: int, prompt: str, fields: dict[str, Any]
 ) -> tuple[float | None, str | None]:
-    """A grader's value, or why there is none."""
+    """Return a grader's value, or None and why there is none. `limit` is in seconds."""
     loaded = _graders[term]
     if loaded is None:
         return None, _errors[term]
-    grader, told, args = loaded
-    extra = {"response_length": response_length} if told else {}
-    # The pool ends what takes too long; if the trainer is gone, nobody else would.
+    grader, takes_length, args = loaded
+    extra = {"response_length": response_length} if takes_length else {}
+    # The pool ends a call that takes too long; where the trainer is gone, this timer does.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit + ORPHAN_SECONDS)
     try:
@@ -375,7 +388,7 @@ def _number(value: Any) -> tuple[float | None, str | None]:
 
 
 def _text(error: BaseException) -> str:
-    """Type and message of an error on one line, of bounded length, printable anywhere."""
+    """Return type and message of an error on one line of bounded length, printable anywhere."""
     try:
         message = str(error)
     except Exception:  # an error whose text raises

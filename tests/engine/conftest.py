@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_hpc.engine import Engine, EngineSettings
+from gspo_hpc.engine.engine import Engine, EngineSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 # Less than one attention projection: query, key and value of a layer always travel in different buckets.

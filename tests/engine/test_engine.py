@@ -18,9 +18,9 @@ import psutil
 import pytest
 import torch
 
-from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling
-from gspo_hpc.engine_output import told_experts
-from gspo_hpc.records import Group, Prompt
+from gspo_hpc.data.records import Group, Prompt
+from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings, Sampling
+from gspo_hpc.engine.outputs import reported_experts
 
 EOS = 2
 SAMPLING = Sampling(temperature=1.0, max_tokens=24)
@@ -159,7 +159,7 @@ def test_abort_drops_everything_and_leaves_no_trace(engine: Engine, baseline: di
 
 
 def test_a_prompt_that_is_too_long_is_refused(engine: Engine) -> None:
-    with pytest.raises(ValueError, match="prompt 7 has 250 tokens.* 274, and the engine takes 256"):
+    with pytest.raises(ValueError, match="prompt 7 has 250 tokens.* 274, and the engine takes at most 256"):
         engine.submit(0, Prompt(7, np.full(250, 5, np.int32), "", {}), [1], SAMPLING)
     assert engine.pending == 0
 
@@ -212,11 +212,11 @@ def test_experts_are_those_of_the_tokens_that_were_computed() -> None:
     """vLLM's CPU build tells none, so its answer is made by hand here: a row for all tokens but the last one."""
     rows = np.arange(6 * 2 * 2, dtype=np.uint8).reshape(6, 2, 2)
     answer = SimpleNamespace(token_ids=[7, 8, 9], routed_experts=rows)
-    prompt, completion = told_experts(answer, 4)
+    prompt, completion = reported_experts(answer, 4)
     assert np.array_equal(prompt, rows[:4]) and np.array_equal(completion, rows[4:])
     for told, text in ((None, "no experts"), (rows[:5], "the experts of 5 tokens")):
-        with pytest.raises(RuntimeError, match=f"{text} where it computed 6: moe.router_replay=old_logprobs"):
-            told_experts(SimpleNamespace(token_ids=[7, 8, 9], routed_experts=told), 4)
+        with pytest.raises(RuntimeError, match=f"{text} where it computed 6; moe.router_replay=old_logprobs"):
+            reported_experts(SimpleNamespace(token_ids=[7, 8, 9], routed_experts=told), 4)
 
 
 def test_the_engine_lives_apart_from_its_owner(engine: Engine, settings: EngineSettings) -> None:
@@ -317,9 +317,9 @@ OWNER = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from gspo_hpc.engine import Engine, EngineDied, EngineSettings, Sampling
-from gspo_hpc.engine_output import told_experts
-from gspo_hpc.records import Prompt
+from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings, Sampling
+from gspo_hpc.engine.outputs import reported_experts
+from gspo_hpc.data.records import Prompt
 import numpy as np
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from vllm.platforms import current_platform
 current_platform.import_kernels()
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
-from gspo_hpc import vllm_cpu
+from gspo_hpc.engine import compat
 
-vllm_cpu.use_own_kernels()
-vllm_cpu.use_own_kernels()  # vLLM may load a plugin several times
+compat.use_cpu_kernels()
+compat.use_cpu_kernels()  # vLLM may load a plugin several times
 torch.manual_seed(0)
 result = {}
 eager = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))

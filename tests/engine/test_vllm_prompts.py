@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gspo_hpc.engine import Engine, EngineSettings, Sampling
-from gspo_hpc.records import Completion, Group, Prompt
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.engine.engine import Engine, EngineSettings, Sampling
 
 BLOCK, SAMPLES = 32, 6
 # Of less than a block, of a block to the token and around, of several; the last token is always computed.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_hpc.weight_transfer import SharedMemory, checked, checkpoint_shapes
+from gspo_hpc.engine.transfer import SharedMemory, checked, checkpoint_shapes
 
 Stream = list[tuple[str, torch.Tensor]]
 
@@ -81,7 +81,7 @@ GOOD: Stream = [(name, torch.zeros(shape)) for name, shape in SHAPES.items()]
         (lambda s: [*s, ("model.x", torch.zeros(1))], "no weight 'model.x'"),
         (lambda s: s[:1], "not sent: model.b, model.c"),
         (lambda s: [*s, s[0]], "'model.a' was sent twice"),
-        (lambda s: [("model.a", torch.zeros(3, 2)), *s[1:]], r"shape \[3, 2\], the model wants \[2, 3\]"),
+        (lambda s: [("model.a", torch.zeros(3, 2)), *s[1:]], r"shape \[3, 2\], but the model needs \[2, 3\]"),
         (lambda s: [*s, ("lm_head.weight", torch.zeros(2, 3))], "no weight 'lm_head.weight'"),
     ],
 )
@@ -104,5 +104,5 @@ def test_shapes_come_from_the_files_alone(model_path: Path, weights: dict[str, t
     with pytest.raises(ValueError, match="no \\*.safetensors files"):
         checkpoint_shapes(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
-    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
         checkpoint_shapes(tmp_path)

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,19 +21,28 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from gspo_hpc import algorithms, checkpoint, convert, hf_folder, model_config, pipeline, sync, trainer, update, weights
-from gspo_hpc.accelerator import Accelerator
-from gspo_hpc.collective_time import CollectiveTime
-from gspo_hpc.config import Config
-from gspo_hpc.config_file import from_dict
-from gspo_hpc.engine import Engine, EngineSettings
-from gspo_hpc.meter import Meter
-from gspo_hpc.passes import pass_sizes
-from gspo_hpc.pipeline import Abandoned, StepResult
-from gspo_hpc.policy import Policy
-from gspo_hpc.process_groups import Ranks, barrier, drop_layout, start, stop
-from gspo_hpc.records import Completion, Group, Prompt
-from gspo_hpc.saver import Saver
+from gspo_hpc.algorithms import objective as algorithms
+from gspo_hpc.checkpoint import hugging_face, sharded
+from gspo_hpc.checkpoint.saver import Saver
+from gspo_hpc.config.derived import pass_sizes
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.engine.engine import Engine, EngineSettings
+from gspo_hpc.models import architecture
+from gspo_hpc.ops import hf_folder
+from gspo_hpc.policy import passes, schedule
+from gspo_hpc.policy import weight_stream as weights
+from gspo_hpc.policy.passes import Abandoned, PassMonitor
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import Ranks, barrier, drop_layout, start, stop
+from gspo_hpc.policy.schedule import StepResult
+from gspo_hpc.training import probe as probing
+from gspo_hpc.training import sync, update
+from gspo_hpc.training.telemetry.accelerator import Accelerator
+from gspo_hpc.training.telemetry.collectives import CollectiveTime
+from gspo_hpc.training.telemetry.meter import Meter
+from gspo_hpc.training.telemetry.step_clock import StepClock
 
 Arrays = dict[str, np.ndarray]
 
@@ -81,7 +90,7 @@ def groups(seed: int = 0, count: int = 3, samples: int = 4, vocabulary: int = 90
 def policy(settings: Config) -> tuple[Policy, Ranks]:
     """The model with its weights and an optimizer."""
     ranks = start(settings)
-    arch = model_config.read(str(settings.model.path))
+    arch = architecture.read(str(settings.model.path))
     made = Policy(arch, settings, ranks)
     weights.load(made.chunks, arch, str(settings.model.path))
     made.make_optimizer()
@@ -121,11 +130,11 @@ def _logits(made: Policy, rollout: list[Group], settings: Config) -> Arrays:
         kept.append(torch.cat(parts, -1)[:, :vocab_size].float())
         return torch.arange(first, first + len(targets), dtype=torch.float32), None
 
-    original, pipeline.token_logprobs = pipeline.token_logprobs, keep  # type: ignore[assignment]
+    original, passes.token_logprobs = passes.token_logprobs, keep  # type: ignore[assignment]
     try:
         passed = update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings)
     finally:
-        pipeline.token_logprobs = original
+        passes.token_logprobs = original
     every: list[Any] = [None] * made.ranks.world_size
     dist.all_gather_object(every, torch.cat(kept).numpy() if kept else None)
     rows = {key: array.astype(np.int64) for key, array in passed.logprobs.items()}
@@ -134,7 +143,7 @@ def _logits(made: Policy, rollout: list[Group], settings: Config) -> Arrays:
 
 def given_experts(rollout: list[Group], model: str) -> list[Group]:
     """The groups with experts for every token that no router would choose so."""
-    arch = model_config.read(model)
+    arch = architecture.read(model)
     assert arch.experts is not None
     rng = np.random.default_rng(5)
 
@@ -191,8 +200,9 @@ def steps(
     results: list[StepResult] = []
     scales: list[float] = []
     if stop_rank >= 0:
-        _abandon(made, stop_rank, lambda: update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings))
-        _abandon(made, stop_rank, lambda: update.step(made, rollout, objective, settings))
+        size = pass_sizes(settings)["update"]
+        _abandon(ranks, stop_rank, lambda monitor: update.logprob_pass(made, rollout, size, settings, monitor=monitor))
+        _abandon(ranks, stop_rank, lambda monitor: update.step(made, rollout, objective, settings, monitor=monitor))
     gradients: Arrays = {}
     if nan_rank < 0:
         gradients = _gradients(made, lambda: update.step(made, rollout, objective, settings))
@@ -227,11 +237,11 @@ def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
             parameter.data.copy_(parameter.main_grad)
         return 0.0, True
 
-    original, pipeline._apply = pipeline._apply, keep
+    original, schedule._apply = schedule._apply, keep
     try:
         step()
     finally:
-        pipeline._apply = original
+        schedule._apply = original
     found = {f"gradient/{name}": t.float().numpy().copy() for name, t in made.stream()}
     for parameter, values in zip(made.parameters(), kept, strict=True):
         parameter.data.copy_(values)
@@ -248,23 +258,20 @@ def _gather_gradients(policy: Policy) -> None:
                 dist.all_gather_into_tensor(bucket.grad_data, parts[group.rank()].clone(), group=group)
 
 
-def _abandon(made: Policy, rank: int, work: Callable[[], object]) -> None:
+def _abandon(ranks: Ranks, rank: int, work: Callable[[PassMonitor], object]) -> None:
     """This rank leaves the work, with all others, once `rank` has computed one of several micro-batches."""
     asked = 0
 
     def stop() -> bool:
         nonlocal asked
         asked += 1
-        return made.ranks.rank == rank and asked > 1
+        return ranks.rank == rank and asked > 1
 
-    made.stop_requested = stop
     try:
-        work()
+        work(PassMonitor(stop))
         raise AssertionError("it went on to the end")
     except Abandoned:
         assert asked > 1, "there was only one micro-batch"
-    finally:
-        made.stop_requested = lambda: False
 
 
 def _poison(made: Policy) -> None:
@@ -295,7 +302,7 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     straight = {f"straight/{name}": t.float().clone().numpy() for name, t in made.stream()}
     fresh = Policy(made.arch, settings, ranks)
     fresh.make_optimizer()
-    checkpoint.load(fresh, Path(folder))
+    sharded.load(fresh, Path(folder))
     advance(fresh)
     return straight | {f"resumed/{name}": t.float().clone().numpy() for name, t in fresh.stream()}
 
@@ -314,9 +321,9 @@ def loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     """The same from what another case has saved, by ranks of another layout."""
     settings = config(model, world, **sections)
     ranks = start(settings)
-    made = Policy(model_config.read(model), settings, ranks)
+    made = Policy(architecture.read(model), settings, ranks)
     made.make_optimizer()
-    checkpoint.load(made, Path(folder))
+    sharded.load(made, Path(folder))
     return _before_and_after(made, settings)
 
 
@@ -332,8 +339,8 @@ def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Ar
             parameter *= 1.0 + 0.02 * len(_probes)
     engine = _engine(model, engine_ranks) if ranks.rank == 0 else None
     probe = np.random.default_rng(1).integers(0, 90, (4, 12)).tolist()
-    with contextlib.suppress(sync.ProbeMismatch):  # of the weights that the engine has so far
-        sync._check(made, engine, probe, None)
+    with contextlib.suppress(probing.ProbeMismatch):  # of the weights that the engine has so far
+        probing.check(made, engine, probe, None)
         raise AssertionError("the engine has these weights before it was given them")
     synced, death = sync.synchronize(made, engine, probe)
     assert death is None
@@ -348,23 +355,22 @@ def slept(model: str, world: int, level: int) -> Arrays:
     _two_steps(made, settings)
     engine = _engine(model, 1) if ranks.rank == 0 else None
     probe = np.random.default_rng(1).integers(0, 90, (4, 12)).tolist()
-    given: dict[str, Any] = {field.name: None for field in fields(trainer.Session)}
-    given |= {"config": settings, "policy": made, "probe": probe, "weights_version": 5, "synced_version": -1}
-    station = SimpleNamespace(engine=engine, revive=None)
-    meter = SimpleNamespace(phase=lambda name: contextlib.nullcontext())
-    session = trainer.Session(**{**given, "station": station, "meter": meter})
+    worker: Any = SimpleNamespace(engine=engine, recovery=None)
+    meter: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext())
+    clock = StepClock(meter, PassMonitor(), profile_steps=(), traces=Path(), rank=ranks.rank)
+    engine_weights = sync.EngineWeights(made, worker, probe, clock)
     pushes = []
     stream = made.stream
     made.stream = lambda *args: pushes.append(1) or stream(*args)  # every rank takes part in a push
     fingerprints, counts = [], []
 
     def synced() -> list[np.ndarray]:
-        fingerprints.append(trainer._sync(session).fingerprint)
+        fingerprints.append(engine_weights.sync().fingerprint)
         counts.append(len(pushes))
         return engine.prompt_logprobs(probe) if engine is not None else []
 
     first, again = synced(), synced()
-    trainer._sleep(session)
+    engine_weights.sleep()
     refused = False
     try:
         if engine is not None:
@@ -423,19 +429,25 @@ def lent(model: str, world: int, **sections: Any) -> Arrays:
     size = pass_sizes(settings)["update"]
     freed = []
     for _ in range(2):
-        freed.append(made.lend())
+        freed.append(made.offload())
         empty = sum(p.untyped_storage().nbytes() for p in made.parameters())
         assert empty == 0, empty
         update.logprob_pass(made, rollout, size, settings)  # with the weights alone
-        assert made.lent_state.asleep and made.lent_gradients.asleep and not made.lent_weights.asleep
-        freed.append(made.lend())
+        assert made.state_offload.is_offloaded and made.gradient_offload.is_offloaded
+        assert not made.weight_offload.is_offloaded
+        freed.append(made.offload())
         aside: list[bool] = []
-        made.stop_requested = lambda aside=aside: aside.append(made.lent_state.asleep) or False  # before micro-batches
-        assert update.step(made, rollout, objective, settings) is not None
+
+        def note(aside: list[bool] = aside) -> bool:
+            """Called before every micro-batch."""
+            aside.append(made.state_offload.is_offloaded)
+            return False
+
+        assert update.step(made, rollout, objective, settings, monitor=PassMonitor(note)) is not None
         assert set(aside) == {settings.memory.offload_optimizer}, aside
-        assert made.lent_state.asleep == settings.memory.offload_optimizer
-        freed.append(made.lend())
-        made.lend()  # what is lent can be lent again
+        assert made.state_offload.is_offloaded == settings.memory.offload_optimizer
+        freed.append(made.offload())
+        made.offload()  # what is offloaded can be offloaded again
     held = sum(p.nbytes for p in made.parameters())
     return {name: tensor.float().numpy().copy() for name, tensor in made.stream()} | {
         "freed": np.array(freed),
@@ -519,33 +531,33 @@ def converted(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     """How much memory it takes to make a checkpoint of a model, and a Hugging Face folder of that, in bytes."""
     settings = config(model, world, **sections)
     ranks = start(settings)
-    arch, device = model_config.read(model), Accelerator(ranks.device)
+    arch, device = architecture.read(model), Accelerator(ranks.device)
     shards = Path(folder) / "checkpoint" / "megatron"
     shards.mkdir(parents=True)
     grown = []
     for work in (
-        lambda: convert.from_hugging_face(arch, settings, shards),
-        lambda: convert.to_hugging_face(shards, arch, settings, Path(folder) / "again"),
+        lambda: hugging_face.from_hugging_face(arch, settings, shards),
+        lambda: hugging_face.to_hugging_face(shards, arch, settings, Path(folder) / "again"),
     ):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         device.reset_peak()
         before = device.peak_memory()
         work()
         grown.append(device.peak_memory() - before)
-    return {"grown": np.array(grown), "dtype": np.array([convert.dtype_of(shards)])}
+    return {"grown": np.array(grown), "dtype": np.array([hugging_face.dtype_of(shards)])}
 
 
 def to_folder(model: str, world: int, folder: str, out: str) -> Arrays:
     """What ranks of any layout have saved as a Hugging Face folder; and what is said of another model's checkpoint."""
     settings = config(model, world)
     start(settings)
-    arch = model_config.read(model)
+    arch = architecture.read(model)
     shards = Path(folder) / "megatron"
-    convert.to_hugging_face(shards, arch, settings, Path(out))
+    hugging_face.to_hugging_face(shards, arch, settings, Path(out))
     said = []
     for other in (replace(arch, qk_norm=not arch.qk_norm), replace(arch, num_layers=arch.num_layers * 2)):
         with contextlib.suppress(ValueError):
-            convert.to_hugging_face(shards, other, settings, Path(f"{out}-other"))
+            hugging_face.to_hugging_face(shards, other, settings, Path(f"{out}-other"))
             said.append("it did not refuse")
     assert not Path(f"{out}-other").exists()
     return {"said": np.array(said)}
@@ -606,20 +618,20 @@ def metered(model: str, world: int) -> Arrays:
     meter = Meter(CollectiveTime("cpu"), Accelerator(ranks.device), ranks.device)
     meter.begin(watch_memory=True)
     rollout, objective = groups(), algorithms.resolve(settings.algorithm)
-    made.flops.clear()
+    monitor = PassMonitor()
     barrier(ranks.device)
     with meter.phase("update"):
         if ranks.rank == 1:
             time.sleep(1.0)
-        assert update.step(made, rollout, objective, settings) is not None
-    measured = meter.measured(made.flops["update"])
+        assert update.step(made, rollout, objective, settings, monitor=monitor) is not None
+    measured = meter.measured(monitor.flops["update"])
     share = measured.shares["update"]
     assert measured.table(3).splitlines()[1].split()[0] == "update"
     return {
         "phases": np.array(list(measured.shares)),
         "share": np.array([share.seconds, share.computing, share.communicating, share.waiting, share.peak_memory]),
         "metrics": np.array(sorted(measured.metrics())),
-        "flops": np.array([made.flops["update"], measured.flops_per_second * share.seconds]),
+        "flops": np.array([monitor.flops["update"], measured.flops_per_second * share.seconds]),
     }
 
 

@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch.overrides import TorchFunctionMode
 
-from gspo_hpc import model_memory
-from gspo_hpc.config import Config
-from gspo_hpc.model_config import Architecture
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.estimates import parameters
 from tests.gloo import cases
 from tests.gloo.layouts import Arrays
 
@@ -87,6 +87,6 @@ def assert_takes_what_is_planned(held: np.ndarray, arch: Architecture, settings:
     """held [ranks, 4]: pipeline stage, bytes of weights, gradients and optimizer. Exactly, but where a distributed
     optimizer fills its buffers up to equal parts for all ranks."""
     for stage, *taken in held.tolist():
-        planned = model_memory.state(arch, settings, stage)
+        planned = parameters.state(arch, settings, stage)
         slack = 0.02 if settings.optimizer.distributed else 0.0
         np.testing.assert_allclose(taken, [planned.weights, planned.gradients, planned.optimizer], rtol=slack)

@@ -11,7 +11,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from gspo_hpc import direct
+from gspo_hpc.system import direct_io
 from tests.gloo.layouts import MOVES, Arrays
 
 
@@ -34,7 +34,7 @@ def test_it_takes_the_memory_of_layers_however_many_there_are(
     layer = (whole - half) / 8
     grown = {name: results[f"converted-{name}"]["grown"] for name in ("half", "large")}
     assert (abs(grown["large"] - grown["half"]) < layer).all(), grown
-    assert max(map(np.max, grown.values())) < direct.BUFFER + 3 * layer, (grown, layer)
+    assert max(map(np.max, grown.values())) < direct_io.BUFFER + 3 * layer, (grown, layer)
     assert results["converted-large"]["dtype"].tolist() == ["float32"]
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from gspo_hpc import activation_memory, model_config, model_memory, weights
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import activations, parameters
+from gspo_hpc.policy import weight_stream
 from tests.gloo import cases
 from tests.gloo.layouts import (
     DENSE,
@@ -215,7 +217,7 @@ def test_lending_the_memory_to_engines_changes_nothing(layout: str, state: str, 
 @pytest.mark.parametrize("name", HELD)
 def test_the_model_takes_what_the_plan_says(name: str, models: dict[str, Path], results: dict[str, Arrays]) -> None:
     world, model, sections = HELD[name]
-    arch, settings = model_config.read(models[model]), cases.config(str(models[model]), world, **sections)
+    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **sections)
     assert_takes_what_is_planned(results[f"held-{name}"]["held"], arch, settings)
 
 
@@ -225,19 +227,19 @@ def test_a_micro_batch_keeps_what_the_estimate_says(
 ) -> None:
     """Experts are used unevenly: there, what all ranks keep is compared. Of these one half only has a sample."""
     world, model, sections = KEPT[name]
-    arch, settings = model_config.read(models[model]), cases.config(str(models[model]), world, **sections)
+    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **sections)
     measured = results[f"kept-activations-{name}"]
     (tokens,) = measured["tokens"]
     pp, even = settings.parallel.pipeline_model_parallel_size, settings.parallel.expert_model_parallel_size == 1
     taken, expected = [], []
     for stage, total in measured["kept"].tolist():
-        held = activation_memory.kept(arch, settings, model_memory.layers_of(arch, settings, stage)).held
+        held = activations.kept(arch, settings, parameters.layers_of(arch, settings, stage)).held
         ends = arch.hidden_size * (4 if stage == pp - 1 else 0)  # the last norm, and the rows that predict something
         expected.append((held + ends) * tokens * 4)
         taken.append(total)
     if not even:
         taken, expected = [sum(taken)], [sum(expected) / 2]
-    np.testing.assert_allclose(taken, expected, rtol=0.05 if even else activation_memory.IMBALANCE - 1.0)
+    np.testing.assert_allclose(taken, expected, rtol=0.05 if even else activations.IMBALANCE - 1.0)
 
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])
@@ -245,7 +247,7 @@ def test_streaming_takes_the_memory_of_buckets_and_not_of_the_model(layout: str,
     """A rank's part of a bucket, the parts of all, gloo's own copies of both in its two threads, and a few tensors."""
     (grown,), (total,) = results[f"streamed-{layout}"]["grown"], results[f"streamed-{layout}"]["total"]
     assert total > 150e6
-    assert grown < 5 * weights.BUCKET_BYTES["cpu"] + 0.1 * total, grown
+    assert grown < 5 * weight_stream.BUCKET_BYTES["cpu"] + 0.1 * total, grown
 
 
 @pytest.mark.parametrize("case", ["long", "long-recomputed"])

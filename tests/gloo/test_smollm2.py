@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gspo_hpc import model_config
+from gspo_hpc.models import architecture
 from tests.gloo import cases, ranks
 from tests.gloo.layouts import DISTRIBUTED, LAYOUTS, Arrays
 from tests.gloo.reference import assert_takes_what_is_planned, huggingface_logprobs
@@ -84,5 +84,5 @@ def test_weights_stream_back_bit_for_bit(layout: str, computed: dict[str, Arrays
 @pytest.mark.parametrize("name", HELD)
 def test_the_model_takes_what_the_plan_says(name: str, folders: dict[str, Path], computed: dict[str, Arrays]) -> None:
     world, kind, sections = HELD[name]
-    arch, settings = model_config.read(folders[kind]), cases.config(str(folders[kind]), world, **sections)
+    arch, settings = architecture.read(folders[kind]), cases.config(str(folders[kind]), world, **sections)
     assert_takes_what_is_planned(computed[f"held-{name}"]["held"], arch, settings)

@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 from safetensors.numpy import load_file
 
-from gspo_hpc import leftovers, orphans
+from gspo_hpc.system import leftovers
+from gspo_hpc.system import processes as orphans
 
 # What may differ between equal runs: time, and what is made again after a death, a sync's probe included.
 TIMING = ("seconds", "tokens_per_s", "tflops", "communication", "time", "attempt", "engine_restarts", "passes")
@@ -38,7 +39,7 @@ OVERRIDES = (
 
 def command(config: Path, run_dir: Path, *overrides: str) -> list[str]:
     """`gspo-hpc train` for a run directory."""
-    return [sys.executable, "-m", "gspo_hpc.cli", "train", str(config), f"run.dir={run_dir}", *overrides]
+    return [sys.executable, "-m", "gspo_hpc", "train", str(config), f"run.dir={run_dir}", *overrides]
 
 
 def start(arguments: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
@@ -92,7 +93,7 @@ def comparable(run_dir: Path) -> list[dict[str, Any]]:
 
 def export(run_dir: Path, out: Path) -> dict[str, np.ndarray]:
     """The final weights, through `gspo-hpc export`."""
-    arguments = [sys.executable, "-m", "gspo_hpc.cli", "export", str(run_dir), "--out", str(out)]
+    arguments = [sys.executable, "-m", "gspo_hpc", "export", str(run_dir), "--out", str(out)]
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     return load_file(out / "model.safetensors")
@@ -100,7 +101,7 @@ def export(run_dir: Path, out: Path) -> dict[str, np.ndarray]:
 
 def diagnose(run_dir: Path) -> tuple[int, Found]:
     """Exit code of `gspo-hpc diagnose RUN --json`, and the symptoms by name."""
-    line = [sys.executable, "-m", "gspo_hpc.cli", "diagnose", str(run_dir), "--json"]
+    line = [sys.executable, "-m", "gspo_hpc", "diagnose", str(run_dir), "--json"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, {symptom["name"]: symptom for symptom in json.loads(done.stdout)["symptoms"]}
@@ -117,7 +118,9 @@ def worker(run_dir: Path, rank: int) -> psutil.Process:
     return next(
         one
         for one in processes
-        if "gspo_hpc.worker" in one.cmdline() and one.environ().get("RANK") == str(rank) and one.ppid() != os.getpid()
+        if "gspo_hpc.training.worker" in one.cmdline()
+        and one.environ().get("RANK") == str(rank)
+        and one.ppid() != os.getpid()
     )
 
 

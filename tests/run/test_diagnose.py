@@ -1,7 +1,7 @@
 """diagnose on runs that really went wrong: what is wrong was done to them here, and is found by its name, with numbers.
 
 Starts that fail are in test_failed_starts.py, a model that is to blame in test_mixture.py, nodes and disks in
-tests/slurm. What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/test_diagnose.py, test_symptoms.py.
+tests/slurm. What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/unit/diagnose.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def test_a_strained_run(strained: Found, name: str, severity: str, setting: str)
     ("name", "setting"),
     [
         ("exploding_gradients", "optimizer.lr=1e-10"),
-        ("inert_clipping", "optimizer.lr=3e-09"),
-        ("grader_failures", "reward.timeout=30"),
+        ("clipping_never_active", "optimizer.lr=3e-09"),
+        ("reward_function_failures", "reward.timeout=30"),
         ("slow_rewards", "reward.workers=8"),
         ("unbalanced_engines", "rollout.engines_per_node=1"),
         ("stragglers", "tracking.profile_steps=[82]"),

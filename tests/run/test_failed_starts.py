@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gspo_hpc import orphans
-from gspo_hpc.diagnose import diagnose
+from gspo_hpc.diagnose.gather import diagnose
+from gspo_hpc.system import processes
 from tests.run import harness
 from tests.run.harness import Found
 
@@ -76,7 +76,7 @@ def test_each_start_has_its_cause(failed: Path) -> None:
             "rollout.kv_cache_gb=0.5",
         ),
         "crashed_rank": ("warning", "attempt 3: ", "tracking.debug=true"),
-        "engine_mismatch": ("problem", "attempt 4: ", "rollout.dtype=float32"),
+        "weight_sync_mismatch": ("problem", "attempt 4: ", "rollout.dtype=float32"),
         "crash_loop": ("problem", "4 attempts: 4 failed", ""),
         "versions_changed": ("note", "attempts 3 and 4: wandb ", ""),
     }
@@ -138,7 +138,7 @@ def drifting(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     process = harness.start(command, log)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 8, process, log)
     run_id = harness.run_id(run_dir)
-    stopped = [psutil.Process(process.pid), *(psutil.Process(pid) for pid in orphans.marked(run_id))]
+    stopped = [psutil.Process(process.pid), *(psutil.Process(pid) for pid in processes.marked(run_id))]
     for one in stopped:
         one.suspend()
     now = time.time
@@ -153,11 +153,11 @@ def drifting(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def test_a_run_that_stands_still(drifting: tuple[Found, Found]) -> None:
     still, done = drifting
-    assert still["silent"]["severity"] == "warning" and "no step for 40" in still["silent"]["evidence"][0]
-    assert "silent" not in done
+    assert still["no_progress"]["severity"] == "warning" and "no step for 40" in still["no_progress"]["evidence"][0]
+    assert "no_progress" not in done
 
 
 def test_an_engine_that_drifts_away(drifting: tuple[Found, Found]) -> None:
-    symptom = drifting[1]["growing_gap"]
+    symptom = drifting[1]["train_inference_mismatch"]
     assert symptom["severity"] == "problem" and symptom["evidence"][0].startswith("gap_mean went from")
     assert "rollout.dtype=float32" in symptom["settings"] and "optimizer.lr=0.001" in symptom["settings"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gspo_hpc import orphans
+from gspo_hpc.system import processes
 from tests.run import harness
 
 SHORT = ("eval.before=false", "eval.after=false", "eval.interval=null", "checkpoint.interval=100")
@@ -20,7 +20,7 @@ SHORT = ("eval.before=false", "eval.after=false", "eval.interval=null", "checkpo
 
 def engine_cores(run_dir: Path) -> list[psutil.Process]:
     """The processes of this run's engines: what has both the run's mark and an engine's."""
-    found = [psutil.Process(pid) for pid in orphans.marked(harness.run_id(run_dir))]
+    found = [psutil.Process(pid) for pid in processes.marked(harness.run_id(run_dir))]
     return [process for process in found if "GSPO_HPC_ENGINE" in process.environ()]
 
 
@@ -76,8 +76,8 @@ def test_an_engine_that_keeps_dying_ends_the_attempt_with_a_reason(tiny_config: 
     assert "died 1 times (faults.max_engine_restarts 0)" in log.read_text()
     assert not engine_cores(run_dir)
     code, found = harness.diagnose(run_dir)
-    assert code == 1 and found["reward_absent"]["severity"] == found["engine_restarts"]["severity"] == "problem"
-    assert found["reward_absent"]["evidence"][0].startswith("the reward of every completion was 0, steps 1 to ")
+    assert code == 1 and found["reward_always_zero"]["severity"] == found["engine_restarts"]["severity"] == "problem"
+    assert found["reward_always_zero"]["evidence"][0].startswith("the reward of every completion was 0, steps 1 to ")
     assert "faults.max_engine_restarts=3" in found["engine_restarts"]["settings"]
 
 
@@ -126,7 +126,7 @@ def test_bad_graders_cost_their_samples_and_only_needed_passes_are_made(tiny_con
         assert record["ratio_deviation_max"] == 0.0 and 0.0 < record["reward"] < 1.0
     said = log.read_text()
     for why in ("raised RuntimeError: cannot read this", "returned nan", "returned str, not a number"):
-        assert re.search(rf"grading failed for \d+ completions: {grader}:moody: {why}", said), said[-3000:]
+        assert re.search(rf"a reward function failed for \d+ completions: {grader}:moody: {why}", said), said[-3000:]
 
 
 def test_old_logprobs_only_for_later_updates(uninterrupted: Path) -> None:

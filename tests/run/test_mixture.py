@@ -71,7 +71,7 @@ def mixture(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def found(tiny_config: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Two completions a rank and update, which differ in length; nothing is learnt."""
+    """Two completions a rank and update, which differ in length; nothing is learned."""
     folder = tmp_path_factory.mktemp("run")
     run_dir, log = folder / "run", folder / "log"
     (folder / "grader.py").write_text(GRADER)

@@ -18,7 +18,7 @@ from tests.run import harness
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     """`gspo-hpc` with these arguments."""
-    line = [sys.executable, "-m", "gspo_hpc.cli", *map(str, arguments)]
+    line = [sys.executable, "-m", "gspo_hpc", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)
 
 

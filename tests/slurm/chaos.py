@@ -33,7 +33,7 @@ from typing import Any
 
 import yaml
 
-from gspo_hpc import slurm_commands
+from gspo_hpc.launch.slurm import commands
 from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import Cluster, SlurmRun
@@ -68,20 +68,20 @@ class Scene:
 
 
 def preempted(scene: Scene) -> None:
-    """by a job of higher priority, with the user signal"""
+    """preemption by a job of higher priority, with the user signal"""
     scene.cluster.user_signal(True)
     scene.cluster.preempt()
 
 
 def preempted_by_term(scene: Scene) -> None:
-    """by a job of higher priority, with SIGTERM only"""
+    """preemption by a job of higher priority, with SIGTERM only"""
     scene.cluster.user_signal(False)
     scene.cluster.preempt()
 
 
 def requeued(scene: Scene) -> None:
-    """`scontrol requeue`: SIGTERM, and the end within seconds"""
-    slurm_commands.requeue(scene.run.job_id)
+    """`scontrol requeue`: SIGTERM, and SIGKILL within seconds"""
+    commands.requeue(scene.run.job_id)
 
 
 def one_rank_signalled(scene: Scene) -> None:
@@ -92,7 +92,7 @@ def one_rank_signalled(scene: Scene) -> None:
 def out_of_time(scene: Scene) -> None:
     """the time limit comes within a minute"""
     end = datetime.now() + timedelta(seconds=harness.NOTICE)
-    slurm_commands.run(["scontrol", "update", f"JobId={scene.run.job_id}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}"])
+    commands.run(["scontrol", "update", f"JobId={scene.run.job_id}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}"])
 
 
 def rank_killed(scene: Scene) -> None:
@@ -118,7 +118,7 @@ def killed_in_a_save(scene: Scene) -> None:
 
 
 def checkpoint_damaged(scene: Scene) -> None:
-    """a bit of the newest checkpoint flips, and a rank is killed"""
+    """a bit of the newest checkpoint is flipped, and a rank is killed"""
     checkpoints = scene.run.run_dir / "checkpoints"
     ranks = set(scene.run.workers().values())
     scene.stop_hard()
@@ -132,9 +132,9 @@ def checkpoint_damaged(scene: Scene) -> None:
 
 def node_lost(scene: Scene) -> None:
     """slurmd and all that runs under it are killed"""
-    job = slurm_commands.job(scene.run.job_id)
+    job = commands.job(scene.run.job_id)
     assert job is not None
-    node = scene.chance.choice(slurm_commands.hostnames(job.nodes))
+    node = scene.chance.choice(commands.hostnames(job.nodes))
     scene.cluster.lose(node)
     scene.lost.append(node)
 
@@ -184,7 +184,7 @@ def hit(scene: Scene, fault: Callable[[Scene], None]) -> Hit:
     attempt, groups, done = len(run.attempts()), run.groups(), _done(run, len(run.attempts()))
     _until("work", lambda: run.groups() > groups or _done(run, attempt) > done)
     if fault is out_of_time:
-        slurm_commands.run(["scontrol", "update", f"JobId={run.job_id}", "TimeLimit=600"])
+        commands.run(["scontrol", "update", f"JobId={run.job_id}", "TimeLimit=600"])
     for node in scene.lost:
         scene.cluster.revive(node)
     scene.lost.clear()
@@ -235,7 +235,7 @@ def rollout_seconds(run: SlurmRun, hits: list[Hit]) -> list[float]:
 
 def times_in_queue(run: SlurmRun) -> tuple[int, float]:
     """How often the job was requeued, and how many seconds it waited in the queue the last time."""
-    text = slurm_commands.run(["scontrol", "show", "job", "--oneliner", run.job_id])
+    text = commands.run(["scontrol", "show", "job", "--oneliner", run.job_id])
     found = dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
     times = [datetime.fromisoformat(found[key]) for key in ("SubmitTime", "StartTime")]  # a requeue submits it anew
     return int(found["Restarts"]), (times[1] - times[0]).total_seconds()
@@ -348,7 +348,7 @@ def report(run: SlurmRun, hits: list[Hit], result: dict[str, Any]) -> None:
     ends = Counter(record.get("reason") or "lost with its node" for record in run.attempts())
     print(f"{len(hits)} faults over {steps} steps in {steps // UPDATES} rollouts, seed {result['seed']}; ", end="")
     print(f"attempts ended: {', '.join(f'{count} {reason}' for reason, count in ends.most_common())}.\n")
-    print("| fault | times | s until at work again | of these in the queue |\n|---|---|---|---|")
+    print("| fault | times | s until the run works again | of these in the queue |\n|---|---|---|---|")
     for name in sorted({one.name for one in hits}):
         times = [(one.seconds, one.queued) for one in hits if one.name == name]
         columns = (", ".join(f"{value:.0f}" for value in values) for values in zip(*times, strict=True))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gspo_hpc.rewards.functions import number_match
+from gspo_hpc.rewards.builtin import number_match
 
 
 def slow(completion: str, *, prompt: str, fields: Mapping[str, Any]) -> float:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo_hpc import commit, slurm_commands
+from gspo_hpc.launch.slurm import commands
+from gspo_hpc.runs import commit
 from tests.run import harness
 
 PROJECT = Path(__file__).parents[2]
@@ -53,12 +54,12 @@ class Cluster:
         line = "SlurmctldParameters=preempt_send_user_signal\n"
         text = path.read_text().replace(line, "")
         path.write_text(line + text if on else text)
-        slurm_commands.run(["scontrol", "reconfigure"])
+        commands.run(["scontrol", "reconfigure"])
 
     def preempt(self, seconds: int = 1) -> None:
         """A job of higher priority takes all nodes for a moment."""
         command = ["sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]
-        slurm_commands.run([*command, f"--wrap=sleep {seconds}"])
+        commands.run([*command, f"--wrap=sleep {seconds}"])
 
     def stop_controller(self) -> None:
         """kill -9 of slurmctld."""
@@ -150,14 +151,14 @@ class SlurmRun:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """gspo-hpc ..."""
-        words = [sys.executable, "-m", "gspo_hpc.cli", *arguments]
+        words = [sys.executable, "-m", "gspo_hpc", *arguments]
         return subprocess.run(
             words, capture_output=True, text=True, env=harness.environment() | self.shell, timeout=120, cwd=PROJECT
         )
 
     def state(self) -> State:
         """What Slurm says of it."""
-        job = slurm_commands.job(self.job_id)
+        job = commands.job(self.job_id)
         return State(job.state, job.active) if job is not None else State("GONE", False)
 
     def wait_for(self, what: str, condition: Callable[[], bool], timeout: float = 180.0) -> None:
@@ -203,7 +204,7 @@ class SlurmRun:
         for path in Path("/proc").iterdir():
             try:
                 words = (path / "cmdline").read_bytes().split(b"\0")
-                if path.name.isdigit() and b"gspo_hpc.worker" in words and str(self.run_dir).encode() in words:
+                if path.name.isdigit() and b"gspo_hpc.training.worker" in words and str(self.run_dir).encode() in words:
                     variables = (path / "environ").read_bytes().split(b"\0")
                     rank = next(v for v in variables if v.startswith(b"SLURM_PROCID="))
                     if not words[0].endswith(b"srun"):

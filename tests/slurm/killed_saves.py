@@ -24,11 +24,14 @@ from typing import Any
 
 import torch
 
-from gspo_hpc import checkpoint, commit, config_file, model_config
-from gspo_hpc.direct import BLOCK
-from gspo_hpc.policy import Policy
-from gspo_hpc.process_groups import start
-from gspo_hpc.saver import Saver
+from gspo_hpc.checkpoint import sharded
+from gspo_hpc.checkpoint.saver import Saver
+from gspo_hpc.config import loader
+from gspo_hpc.models import architecture
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import start
+from gspo_hpc.runs import commit
+from gspo_hpc.system.direct_io import BLOCK
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 LAYOUT = ("cluster.nodes=1", "cluster.gpus_per_node=1", "rollout.engines_per_node=1")
@@ -102,13 +105,13 @@ def digest(policy: Policy) -> str:
 def save_once(run_dir: Path, root: Path, last: int) -> None:
     """Load the newest checkpoint, check it, change the weights, and save the next one, with the trap set."""
     os.environ.update(ALONE)
-    config = config_file.load(run_dir / "config.yaml", LAYOUT)
-    policy = Policy(model_config.read(str(config.model.path)), config, start(config))
+    config = loader.load(run_dir / "config.yaml", LAYOUT)
+    policy = Policy(architecture.read(str(config.model.path)), config, start(config))
     policy.make_optimizer()
     commit.clean_staging(root)
     newest, remarks = commit.newest_whole(root)
     assert newest is not None and not remarks, remarks
-    checkpoint.load(policy, newest)
+    sharded.load(policy, newest)
     expected = commit.read_extra(newest).get("digest")  # the run's own has none
     assert expected in (None, digest(policy)), "not what was saved"
     with torch.no_grad():

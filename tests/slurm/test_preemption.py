@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from gspo_hpc import slurm_commands
+from gspo_hpc.launch.slurm import commands
 from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import Cluster, SlurmRun
@@ -20,7 +20,7 @@ def assert_equal(run: SlurmRun, undisturbed: SlurmRun) -> None:
     """EQ: metrics, samples, final weights; every step once; one W&B run; nothing left behind."""
     steps = [record["step"] for record in runs.metrics(run.run_dir)]
     assert steps == list(range(harness.STEPS + 1))
-    failures = [line for line in run.log(0).splitlines() if "grading failed" in line]
+    failures = [line for line in run.log(0).splitlines() if "a reward function failed" in line]
     assert not failures, "graders that were ended with a job have not failed"
     assert runs.comparable(run.run_dir) == runs.comparable(undisturbed.run_dir)
     assert runs.samples(run.run_dir) == runs.samples(undisturbed.run_dir)
@@ -49,7 +49,7 @@ def test_preempted_again_and_again(cluster: Cluster, submit: Submit, undisturbed
     cluster.preempt()
     run.wait_for("the third start", lambda: len(run.attempts()) == 3)
     run.wait_for("rollout 2", in_rollout(run, 2))
-    slurm_commands.requeue(run.job_id)
+    commands.requeue(run.job_id)
     run.wait_for("the fourth start", lambda: len(run.attempts()) == 4)
     for step in (5, 7):  # a machine that stood still may let the second update begin: then in the next rollout
         run.wait_for("between two updates", lambda step=step: run.last_step() >= step)
@@ -91,4 +91,4 @@ def test_out_of_time(submit: Submit, undisturbed: SlurmRun) -> None:
 
 def set_limit(run: SlurmRun, word: str) -> None:
     """Another time limit, as an administrator may set it: shorter than the whole minutes of --time."""
-    slurm_commands.run(["scontrol", "update", f"JobId={run.job_id}", word])
+    commands.run(["scontrol", "update", f"JobId={run.job_id}", word])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_hpc import commit
+from gspo_hpc.runs import commit
 from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import SlurmRun

@@ -1,4 +1,4 @@
-"""Everything that one GPU can show, in one table: parity with the CPU, speed, memory.
+"""Measure everything that one GPU can show, in one table: parity with the CPU, speed, memory.
 
     .venv/bin/python tools/bench/gpu.py --model MODEL > table.md          # progress goes to stderr
 
@@ -6,13 +6,13 @@ Each part runs in a process of its own, and one that fails does not keep the oth
 
 - parity: log-probs of a small random model, dense and with experts, on the GPU in float32 and bfloat16, with plain
   layers and with Transformer Engine's where they are installed, against the CPU in float32; the gradient's norm too.
-- update: log-prob pass and optimizer step of MODEL: tokens and operations a second, MFU, memory at the peak next to
-  what is planned.
-- memory: what weights, gradients and optimizer take, next to what is planned for them; what is allocated with the
-  trainer at home, and lent to the engines.
-- engine: generation by our engine and by vllm.LLM alone, with the same requests; tokens a second; what the engine takes
-  of the GPU, awake and asleep, next to what is planned.
-- sync: weights of the trainer into a live engine, with sleep, wake-up and the probe, as a run does it.
+- update: log-prob pass and optimizer step of MODEL: tokens and operations a second, MFU, memory at the peak compared
+  with the plan.
+- memory: the memory of weights, gradients and optimizer compared with the plan; what is allocated while the trainer is
+  on the GPU, and while it is offloaded for the engines.
+- engine: generation by our engine and by vllm.LLM alone, with the same requests; tokens a second; GPU memory of the
+  engine, awake and asleep, compared with the plan.
+- sync: sending the trainer's weights to a live engine, with sleep, wake-up and the probe, as in a run.
 
 `--platform cpu` runs the same on a machine without a GPU, which shows that the script works and nothing else.
 """
@@ -48,7 +48,7 @@ def say(text: str) -> None:
 
 def settings(args: argparse.Namespace, sections: dict[str, Any] | None = None) -> Any:
     """A configuration of one rank."""
-    from gspo_hpc.config_file import from_dict
+    from gspo_hpc.config.loader import from_dict
 
     base: dict[str, Any] = {
         "cluster": {"platform": args.platform, "gpus_per_node": 1},
@@ -86,8 +86,9 @@ def small_results(args: argparse.Namespace) -> Rows:
     import numpy as np
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms, update
-    from gspo_hpc.passes import pass_sizes
+    from gspo_hpc.algorithms import objective as algorithms
+    from gspo_hpc.config.derived import pass_sizes
+    from gspo_hpc.training import update
 
     config = settings(args, {"model": {"layers": args.layers}, "batch": {"micro_batch_tokens": 4096}})
     policy = make_policy(args.model, config)
@@ -103,11 +104,13 @@ def planned(args: argparse.Namespace, config: Any) -> dict[str, dict[str, int]]:
     """Bytes by phase and part that `gspo-hpc plan` would show for this GPU (on a CPU: for an H100)."""
     import torch
 
-    from gspo_hpc import devices, memory_estimate, model_config
+    from gspo_hpc.models import architecture
+    from gspo_hpc.planning.estimates import devices
+    from gspo_hpc.planning.estimates import memory as memory_estimate
 
     name = torch.cuda.get_device_name() if args.platform == "cuda" else "H100"
     device = devices.of(name) or devices.DEVICES["H100-80GB"]
-    found = memory_estimate.estimate(model_config.read(args.model), config, device)
+    found = memory_estimate.estimate(architecture.read(args.model), config, device)
     return {phase.name: phase.parts for phase in found.phases}
 
 
@@ -148,10 +151,11 @@ def update(args: argparse.Namespace) -> Rows:
     import torch
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms
-    from gspo_hpc import update as updates
-    from gspo_hpc.accelerator import Accelerator
-    from gspo_hpc.passes import pass_sizes
+    from gspo_hpc.algorithms import objective as algorithms
+    from gspo_hpc.config.derived import pass_sizes
+    from gspo_hpc.policy.passes import PassMonitor
+    from gspo_hpc.training import update as updates
+    from gspo_hpc.training.telemetry.accelerator import Accelerator
 
     config = settings(args)
     policy = make_policy(args.model, config)
@@ -159,20 +163,23 @@ def update(args: argparse.Namespace) -> Rows:
     groups = noise(policy, 4, 8, args.prompt, args.length, 0)
     tokens = 32 * args.length
     rows: Rows = []
+    monitor = PassMonitor()
     works: dict[str, Callable[[], object]] = {
-        "log-prob pass": lambda: updates.logprob_pass(policy, groups, pass_sizes(config)["update"], config),
-        "update": lambda: updates.step(policy, groups, algorithms.resolve(config.algorithm), config),
+        "log-prob pass": lambda: updates.logprob_pass(
+            policy, groups, pass_sizes(config)["update"], config, monitor=monitor
+        ),
+        "update": lambda: updates.step(policy, groups, algorithms.resolve(config.algorithm), config, monitor=monitor),
     }
     for name, work in works.items():
         work()  # once, for what is slow the first time
-        policy.flops.clear()
+        monitor.clear()
         device.reset_peak()
         torch.cuda.synchronize() if args.platform == "cuda" else None
         began = time.perf_counter()
         work()
         torch.cuda.synchronize() if args.platform == "cuda" else None
         seconds = time.perf_counter() - began
-        flops = sum(policy.flops.values()) / seconds
+        flops = sum(monitor.flops.values()) / seconds
         share = f", MFU {100 * flops / device.peak_flops:.1f}%" if device.peak_flops else ""
         figure = f"{tokens / seconds:,.0f} completion tokens/s, {flops / 1e12:.3g} TFLOP/s{share}"
         rows.append({"what": f"{name} of {args.model.name}, {args.dtype}", "figure": figure})
@@ -187,12 +194,13 @@ def update(args: argparse.Namespace) -> Rows:
 
 
 def memory(args: argparse.Namespace) -> Rows:
-    """What is allocated when the trainer is at home, and when its memory is lent; and whether it all comes back."""
+    """Measure memory with the trainer on the GPU and with it offloaded, and check that all of it comes back."""
     import torch
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms, model_memory
-    from gspo_hpc import update as updates
+    from gspo_hpc.algorithms import objective as algorithms
+    from gspo_hpc.planning.estimates import parameters
+    from gspo_hpc.training import update as updates
 
     config = settings(args)
     policy = make_policy(args.model, config)
@@ -208,16 +216,16 @@ def memory(args: argparse.Namespace) -> Rows:
         return f"{torch.cuda.memory_allocated() / 2**30:.2f} allocated, {(total - free) / 2**30:.2f} taken"
 
     rows: Rows = [{"what": "trainer at home, GiB", "figure": allocated()}]
-    planned = vars(model_memory.state(policy.arch, config, 0))
+    planned = vars(parameters.state(policy.arch, config, 0))
     for kind, taken in policy.held().items():
         figure = f"{taken / 2**30:.3f}, planned {planned[kind] / 2**30:.3f}"
         rows.append({"what": f"{kind}, GiB", "figure": figure, "good": abs(taken / planned[kind] - 1.0) < 0.02})
     began = time.perf_counter()
-    freed = policy.lend()
+    freed = policy.offload()
     gone = time.perf_counter() - began
     rows.append({"what": "trainer lent to the engines, GiB", "figure": allocated()})
     began = time.perf_counter()
-    policy.fetch()
+    policy.restore()
     torch.cuda.synchronize() if args.platform == "cuda" else None
     back = time.perf_counter() - began
     same = before == [float(p.detach().float().abs().sum()) for p in policy.parameters()]
@@ -238,8 +246,8 @@ def engine(args: argparse.Namespace) -> Rows:
     """Our engine: groups of eight completions of one prompt, all of the full length."""
     import numpy as np
 
-    from gspo_hpc.engine import Engine, EngineSettings, Sampling
-    from gspo_hpc.records import Prompt
+    from gspo_hpc.data.records import Prompt
+    from gspo_hpc.engine.engine import Engine, EngineSettings, Sampling
 
     made = Engine(EngineSettings(model_path=str(args.model), dtype=args.dtype, platform=args.platform, **_limits(args)))
     made.start()
@@ -261,7 +269,7 @@ def engine(args: argparse.Namespace) -> Rows:
 
 
 def _engine_memory(args: argparse.Namespace, made: Any) -> Rows:
-    """What is taken of the GPU with the engine awake and asleep, by all processes; nothing on a CPU."""
+    """Measure the GPU memory of all processes, with the engine awake and asleep; nothing on a CPU."""
     if args.platform == "cpu":
         return []
     import torch
@@ -303,12 +311,13 @@ def bare(args: argparse.Namespace) -> Rows:
 
 
 def sync(args: argparse.Namespace) -> Rows:
-    """As a run does it: the engine sleeps while the trainer updates, the trainer is lent while the engine works."""
+    """Take turns as a run does: the engine sleeps during updates, the trainer is offloaded during generation."""
     from trainer import make_policy
 
-    from gspo_hpc import sync as syncing
-    from gspo_hpc.accelerator import Accelerator
-    from gspo_hpc.engine import Engine, EngineSettings
+    from gspo_hpc.engine.engine import Engine, EngineSettings
+    from gspo_hpc.training import probe as probing
+    from gspo_hpc.training import sync as syncing
+    from gspo_hpc.training.telemetry.accelerator import Accelerator
 
     config = settings(args, {"memory": {"offload_trainer": True}})
     policy = make_policy(args.model, config)
@@ -321,14 +330,14 @@ def sync(args: argparse.Namespace) -> Rows:
     try:
         for number in range(3):
             made.sleep(level=2)
-            policy.fetch()
+            policy.restore()
             device.reset_peak()
             began = time.perf_counter()
             synced, death = syncing.synchronize(policy, made, probe)
             seconds = time.perf_counter() - began
             assert death is None, death
             say(f"sync {number}: {seconds:.2f} s")
-        limit = syncing.probe_limits(config)[0]
+        limit = probing.probe_limits(config)[0]
         figure = f"{size / seconds / 1e9:.2f} GB/s, {seconds:.2f} s"
         rows.append({"what": f"sync of {size / 2**30:.2f} GiB, with wake-up and probe", "figure": figure})
         parts = planned(args, config)["sync"]
@@ -351,7 +360,7 @@ def _limits(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def child(part: str, more: list[str], args: argparse.Namespace) -> Rows:
-    """What a part, in a process of its own, has found."""
+    """Return what a part has found in a process of its own."""
     sizes = [
         word for name in ("tokens", "prompt", "length", "requests") for word in (f"--{name}", str(getattr(args, name)))
     ]
@@ -372,8 +381,8 @@ def main() -> int:
     parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--tokens", type=int, default=16384, help="of a micro-batch (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=16384, help="tokens of a micro-batch (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens of a completion (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=64, help="prompts for the engines (default: %(default)s)")
     for name in ("--part", "--layers", "--out", "--result"):

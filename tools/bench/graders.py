@@ -1,4 +1,4 @@
-"""A reward for measuring speed alone: `tools/bench/graders.py:random_reward`."""
+"""Random rewards, for measurements of speed alone: `tools/bench/graders.py:random_reward`."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def random_reward(completion: str, *, prompt: str, fields: Mapping[str, Any]) ->
 
 
 def text_reward(completion: str, *, prompt: str, fields: Mapping[str, Any]) -> float:
-    """In [0, 1], by the text alone: the same completions get the same rewards."""
+    """Return a reward in [0, 1] that depends on the text alone: equal completions get equal rewards."""
     return zlib.crc32(completion.encode()) / 0xFFFFFFFF

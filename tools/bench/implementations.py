@@ -1,4 +1,4 @@
-"""What micro.py measures, ours and the peers', and the process it is measured in: each side in its own environment.
+"""Implementations that micro.py measures, ours and the peers', each run in an environment of its own.
 
 An implementation takes the inputs of its comparison (numpy arrays) and returns a function without arguments: one run of
 what is timed. Modules are imported inside, because no environment has them all.
@@ -11,10 +11,16 @@ Shapes: R tokens, H hidden size, V vocabulary, B sequences, L padded length, T p
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
+import mmap
 import os
 import re
+import resource
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +34,7 @@ Run = Callable[[], Mapping[str, Any]]  # results: tensors or arrays
 
 CLIP_LOW, CLIP_HIGH = 3e-4, 4e-4
 EMPTY = (0, 5)  # shape of `segments` without attention
+PIECE = 32 << 20  # bytes that are written at once, as a tensor of a checkpoint is
 
 
 # ---- log-probs of `targets` [R] from `hidden` [R, H] and `weight` [V, H], and back from `upstream` [R] ----
@@ -51,7 +58,7 @@ def _logprobs(data: Arrays, forward: Callable[[Any, Any, Any], Any]) -> Run:
 
 def ours_logprobs(data: Arrays, with_entropy: bool = False) -> Run:
     """gspo_hpc: vocabulary blocks with their own backward."""
-    from gspo_hpc.logprobs import token_logprobs
+    from gspo_hpc.ops.logprobs import token_logprobs
 
     return _logprobs(data, lambda h, w, t: token_logprobs(h, w, t, with_entropy=with_entropy)[0])
 
@@ -81,14 +88,14 @@ def trl_chunked(data: Arrays) -> Run:
 
 
 def verl_logits(data: Arrays) -> Run:
-    """verl's logprobs_from_logits on whole logits."""
+    """Verl's logprobs_from_logits on whole logits."""
     from verl.utils.torch_functional import logprobs_from_logits
 
     return _logprobs(data, lambda h, w, t: logprobs_from_logits(h @ w.t(), t))
 
 
 def verl_fused(data: Arrays) -> Run:
-    """verl's FusedLinearForPPO, which always computes the entropy too."""
+    """Verl's FusedLinearForPPO, which always computes the entropy too."""
     from verl.utils.experimental.torch_functional import FusedLinearForPPO
 
     head = FusedLinearForPPO()
@@ -102,9 +109,10 @@ def ours_loss(data: Arrays) -> Run:
     """gspo_hpc, on packed tokens."""
     import torch
 
-    from gspo_hpc.algorithms import PRESETS
-    from gspo_hpc.batch import PackedBatch
-    from gspo_hpc.loss import policy_loss
+    from gspo_hpc.algorithms.loss import policy_loss
+    from gspo_hpc.algorithms.objective import resolve
+    from gspo_hpc.config.schema import Config
+    from gspo_hpc.ops.batch import PackedBatch
 
     lengths = data["lengths"]
     count, total = len(lengths), int(lengths.sum())
@@ -125,11 +133,12 @@ def ours_loss(data: Arrays) -> Run:
         reference_logprobs=None,
         keys=tuple((row, 0) for row in range(count)),
     )
-    assert (PRESETS["gspo"].clip_low, PRESETS["gspo"].clip_high) == (CLIP_LOW, CLIP_HIGH)
+    objective = resolve(Config().algorithm)  # gspo
+    assert (objective.clip_low, objective.clip_high) == (CLIP_LOW, CLIP_HIGH)
 
     def run() -> Mapping[str, Any]:
         logprobs.grad = None
-        loss = policy_loss(logprobs, batch, PRESETS["gspo"], denominator=float(count)).loss
+        loss = policy_loss(logprobs, batch, objective, denominator=float(count)).loss
         loss.backward()
         return {"loss": loss.detach(), "grad": logprobs.grad}
 
@@ -137,7 +146,7 @@ def ours_loss(data: Arrays) -> Run:
 
 
 def verl_loss(data: Arrays) -> Run:
-    """verl's compute_policy_loss_gspo, on tensors padded to [B, L]."""
+    """Verl's compute_policy_loss_gspo, on tensors padded to [B, L]."""
     import torch
     from verl.trainer.ppo.core_algos import compute_policy_loss_gspo
     from verl.workers.config import ActorConfig
@@ -172,7 +181,7 @@ def verl_loss(data: Arrays) -> Run:
 
 def ours_packing(data: Arrays) -> Run:
     """gspo_hpc, without shared prompts: every sample computes exactly its length."""
-    from gspo_hpc.packing import Sample, pack
+    from gspo_hpc.data.packing import Sample, pack
 
     samples = [Sample(group, 0, 1, int(length)) for group, length in enumerate(data["lengths"])]
     budget = int(data["budget"])
@@ -185,7 +194,7 @@ def ours_packing(data: Arrays) -> Run:
 
 
 def verl_packing(data: Arrays) -> Run:
-    """verl's rearrange_micro_batches on nested token ids, as its engines call it."""
+    """Verl's rearrange_micro_batches on nested token ids, as its engines call it."""
     import torch
     from tensordict import TensorDict
     from verl.utils.seqlen_balancing import rearrange_micro_batches
@@ -201,6 +210,140 @@ def verl_packing(data: Arrays) -> Run:
     return run
 
 
+# ---- what the room `system` does by hand: a file of `bytes` [N] is written; an update of `x` [T, H] ----
+
+
+class _Medians(dict[str, list[float]]):
+    """Costs of a run, by kind."""
+
+    def add(self, **costs: float) -> dict[str, float]:
+        """Add the costs of one run; the medians over all runs."""
+        for name, cost in costs.items():
+            self.setdefault(name, []).append(cost)
+        return {name: statistics.median(values) for name, values in self.items()}
+
+
+def _file(data: Arrays, write: Callable[[Path, memoryview], str]) -> Run:
+    """One run: a file written, hashed and synced. Its hash; medians of CPU seconds and of MiB left in the cache."""
+    content, costs = data["bytes"].data, _Medians()
+
+    def run() -> Mapping[str, Any]:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("GSPO_HPC_BENCH_DISK")) as folder:
+            path, began = Path(folder) / "file", time.process_time()
+            digest = write(path, content)
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            cpu = time.process_time() - began
+            cached = _cached_bytes(descriptor, len(content)) / 2**20
+            os.close(descriptor)
+        return {"sha256": np.frombuffer(bytes.fromhex(digest), np.uint8)} | costs.add(cpu=cpu, cached=cached)
+
+    return run
+
+
+def _cached_bytes(descriptor: int, size: int) -> int:
+    """Bytes of a file that are in the page cache, by mincore(2)."""
+    pages = -(-size // mmap.PAGESIZE)
+    with mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as view:
+        start, flags = ctypes.c_char.from_buffer(view), (ctypes.c_ubyte * pages)()
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), flags)
+        del start
+    assert not failed
+    return sum(flag & 1 for flag in flags) * mmap.PAGESIZE
+
+
+def ours_direct(data: Arrays) -> Run:
+    """gspo_hpc: O_DIRECT, hashed on the way."""
+    from gspo_hpc.system import direct_io
+
+    def write(path: Path, content: memoryview) -> str:
+        with direct_io.Writer(path) as file:
+            for start in range(0, len(content), PIECE):
+                file.write(content[start : start + PIECE])
+        assert file.entry is not None
+        return file.entry["sha256"]
+
+    return _file(data, write)
+
+
+def ours_cached(data: Arrays) -> Run:
+    """The same through the page cache."""
+
+    def write(path: Path, content: memoryview) -> str:
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+            for start in range(0, len(content), PIECE):
+                digest.update(content[start : start + PIECE])
+                file.write(content[start : start + PIECE])
+        return digest.hexdigest()
+
+    return _file(data, write)
+
+
+def ours_cached_read(data: Arrays) -> Run:
+    """Through the page cache, and hashed from the file."""
+
+    def write(path: Path, content: memoryview) -> str:
+        with path.open("wb") as file:
+            for start in range(0, len(content), PIECE):
+                file.write(content[start : start + PIECE])
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return _file(data, write)
+
+
+def _update(data: Arrays) -> Run:
+    """One run: forward and backward through 12 MLPs of SmolLM2's sizes, whose activations are then freed.
+
+    A run before the first one brings the heap to its size. Results: a gradient; medians of CPU seconds, of page faults
+    without a read from disk, and of MiB resident after the run.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    hidden, width = 576, 1536
+    first = torch.nn.Linear(hidden, width)
+    layers = [torch.nn.Sequential(first, torch.nn.SiLU(), torch.nn.Linear(width, hidden))]
+    layers += [
+        torch.nn.Sequential(torch.nn.Linear(hidden, width), torch.nn.SiLU(), torch.nn.Linear(width, hidden))
+        for _ in range(11)
+    ]
+    x, costs = torch.from_numpy(data["x"]), _Medians()
+
+    def run() -> Mapping[str, Any]:
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        value = x
+        for layer in layers:
+            layer.zero_grad()
+            value = value + layer(value)
+        value.square().mean().backward()
+        assert first.weight.grad is not None
+        grad = first.weight.grad.clone()
+        del value
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        faults = after.ru_minflt - before.ru_minflt
+        return {"grad": grad} | costs.add(cpu=cpu, faults=faults, resident=_resident("VmRSS"))
+
+    run()
+    costs.clear()
+    return run
+
+
+def kept_update(data: Arrays) -> Run:
+    """Run updates in a process that keeps freed memory."""
+    from gspo_hpc.system import malloc
+
+    assert malloc.keep_freed_memory(), "the C library is not glibc"
+    return _update(data)
+
+
+def freed_update(data: Arrays) -> Run:
+    """Run updates in a process with glibc's defaults."""
+    return _update(data)
+
+
 IMPLEMENTATIONS: dict[str, Callable[[Arrays], Run]] = {
     function.__name__: function
     for function in (
@@ -214,6 +357,11 @@ IMPLEMENTATIONS: dict[str, Callable[[Arrays], Run]] = {
         verl_loss,
         ours_packing,
         verl_packing,
+        ours_direct,
+        ours_cached,
+        ours_cached_read,
+        kept_update,
+        freed_update,
     )
 }
 
@@ -249,8 +397,10 @@ def save(path: str, results: Mapping[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Answer {"name", "input", "small", "output"} with {"seconds"}, until stdin ends. The first request for a name also
-    runs it on `small`, not timed; `output` (or null) is where the results go."""
+    """Answer {"name", "input", "small", "output"} with {"seconds"}, until stdin ends.
+
+    The first request for a name also runs it on `small`, not timed; `output` (or null) is where the results go.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stdout is for answers; what libraries print goes to stderr
     ready: dict[tuple[str, str], Run] = {}

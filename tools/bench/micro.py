@@ -1,20 +1,29 @@
-"""Parts of a step against the peers' own: log-probs from hidden states, the GSPO loss, packing.
+"""Compare parts of a step with those of TRL and verl, and two low-level optimizations with their absence.
 
     bash tools/bench/setup_peers.sh
     .venv/bin/python tools/bench/micro.py > table.md          # progress goes to stderr
+    .venv/bin/python tools/bench/micro.py direct malloc       # these two need no peers
 
-Ours runs in this environment, the peers' in theirs, each in one process that works only when asked. All get the same
-inputs and run in turns (ours, peer, peer, ours, peer, …), so that what else the machine does falls on all alike. A
-small run comes first and is not timed. Peak memory is what one run adds to a fresh process that holds the inputs and
-has run small before. The results are compared too: a difference beyond rounding ends the benchmark with exit code 1.
+Our implementations run in this environment and those of the peers (TRL and verl) in theirs, each in a process that
+works only on request. All get the same inputs and run in turns (ours, peer, peer, ours, peer, …), so that other load on
+the machine affects all of them alike. A small run comes first and is not timed. Peak memory is what one run adds to a
+fresh process that holds the inputs and has made a small run before. The results are compared too: a difference beyond
+rounding ends the benchmark with exit code 1.
 
 What to know when reading the figures:
 
-- Log-probs are timed forward and backward, with gradients for hidden states and weight. "entropy" in a name: it is
-  computed too. verl's fused head cannot leave it out; TRL's chunked head is what its GRPOTrainer calls, with entropy.
-- The loss is timed forward and backward from log-probs on. verl's wants tensors padded to the longest response, ours
-  the packed tokens; neither is charged for bringing its input into that form.
+- Log-probs are timed forward and backward, with gradients for hidden states and weight. "entropy" in a name means that
+  it is computed, too. verl's fused head cannot leave it out; TRL's chunked head is what its GRPOTrainer calls, with
+  entropy.
+- The loss is timed forward and backward from log-probs on. verl's needs tensors padded to the longest response, ours
+  needs packed tokens; the time to bring the input into that form is counted for neither.
 - Packing: fewer bins are fewer passes. The bound is the number of tokens over the budget, rounded up.
+- direct and malloc: CPU seconds, page faults and the like are medians over all runs.
+- direct writes, hashes and syncs a file, with O_DIRECT (system/direct_io.py) and through the page cache. CPU seconds
+  are those of the process; those of the kernel threads that write cached pages back are not included. Files go into the
+  temporary folder, or the one in GSPO_HPC_BENCH_DISK: it should be on the file system of checkpoints.
+- malloc runs forward and backward passes of 12 MLPs of SmolLM2's sizes, in a process that keeps what it frees
+  (system/malloc.py) and in one with glibc's defaults.
 """
 
 from __future__ import annotations
@@ -38,7 +47,7 @@ import numpy.typing as npt
 from step import BENCH, REPO, cpu_model, environment
 
 Arrays = dict[str, npt.NDArray[Any]]
-Results = dict[str, Arrays]  # of the first run, by implementation
+Results = dict[str, Arrays]  # of the last run, by implementation
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Comparison:
     """One table. The first implementation is ours, and what the others are compared with."""
 
     title: str
-    rows: Mapping[str, str]  # implementation → how the table calls it; ours_… runs here, all others with the peers
+    rows: Mapping[str, str]  # implementation → how the table calls it; for OWN prefixes here, all others with the peers
     inputs: Callable[[bool], Arrays]  # True: small ones
     check: Callable[
         [Arrays, Arrays, Arrays], str
@@ -93,6 +102,29 @@ def packing_inputs(small: bool) -> Arrays:
         "lengths": np.random.default_rng(3).integers(1, 4097, 16 if small else 1024),
         "budget": np.array(8192),
     }
+
+
+def file_inputs(small: bool) -> Arrays:
+    """512 MiB that no file system compresses."""
+    return {"bytes": np.random.default_rng(4).integers(0, 256, 1 << 20 if small else 512 << 20, dtype=np.uint8)}
+
+
+def update_inputs(small: bool) -> Arrays:
+    """Hidden states [T, 576] of a micro-batch of 2,048 tokens."""
+    return {"x": np.random.default_rng(5).standard_normal((16 if small else 2048, 576), dtype=np.float32)}
+
+
+def same_file(_: Arrays, ours: Arrays, other: Arrays) -> str:
+    """Both have the same hash; says CPU seconds and what stayed in the page cache."""
+    assert np.array_equal(ours["sha256"], other["sha256"])
+    return f"{float(other['cpu']):.2f} CPU s, {float(other['cached']):.0f} MiB cached"
+
+
+def same_update(_: Arrays, ours: Arrays, other: Arrays) -> str:
+    """Both have the same gradient; says what an update costs and how much memory the process keeps."""
+    assert np.array_equal(ours["grad"], other["grad"]) and np.abs(ours["grad"]).max() > 0
+    cpu, faults, resident = (float(other[name]) for name in ("cpu", "faults", "resident"))
+    return f"{cpu:.2f} CPU s, {faults:,.0f} page faults, {resident:,.0f} MiB resident"
 
 
 def same_numbers(tolerance: float) -> Callable[[Arrays, Arrays, Arrays], str]:
@@ -149,7 +181,30 @@ COMPARISONS = {
             memory=False,
         )
     ],
+    "direct": [
+        Comparison(
+            "A file of 512 MiB, hashed and synced",
+            {
+                "ours_direct": "O_DIRECT, hashed on the way",
+                "ours_cached": "page cache, hashed on the way",
+                "ours_cached_read": "page cache, hashed from the file",
+            },
+            file_inputs,
+            same_file,
+            memory=False,
+        )
+    ],
+    "malloc": [
+        Comparison(
+            "Forward and backward of 12 MLPs, 2,048 tokens, float32",
+            {"kept_update": "freed memory kept", "freed_update": "glibc's defaults"},
+            update_inputs,
+            same_update,
+            memory=False,
+        )
+    ],
 }
+OWN = ("ours", "kept", "freed")  # prefixes of implementations that run with this Python, a process for each
 
 
 class Process:
@@ -206,8 +261,11 @@ def say(text: str) -> None:
 def measure(
     item: Comparison, sides: Mapping[str, Process], repeats: int, folder: Path, log: IO[bytes]
 ) -> Iterator[str]:
-    """Make all runs of one comparison; the lines of its table. Files go into a new folder in `folder`: a process that
-    has read the inputs of one comparison must not take them for those of another."""
+    """Make all runs of one comparison, and yield the lines of its table.
+
+    Files go into a new folder in `folder`: a process that has read the inputs of one comparison must not take them
+    for those of another.
+    """
     work = Path(tempfile.mkdtemp(dir=folder))
     data, small = work / "input.npz", work / "small.npz"
     inputs = item.inputs(False)
@@ -216,7 +274,7 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in item.rows}
     for turn in range(repeats):
         for name in item.rows:
-            output = str(work / f"{name}.npz") if turn == 0 else None
+            output = str(work / f"{name}.npz") if turn == repeats - 1 else None
             request = {"name": name, "input": str(data), "small": str(small), "output": output}
             times[name].append(side(sides, name).seconds(**request))
         say(f"{item.title}: turn {turn + 1} of {repeats}")
@@ -246,16 +304,22 @@ def measure(
 
 def side(sides: Mapping[str, Process], name: str) -> Process:
     """The process that runs an implementation."""
-    return sides["ours" if name.startswith("ours_") else "peers"]
+    return sides[prefix(name)]
+
+
+def prefix(name: str) -> str:
+    """The side of an implementation: one of OWN, or the peers."""
+    found = name.partition("_")[0]
+    return found if found in OWN else "peers"
 
 
 @contextmanager
-def both_sides(peers: Path, log: IO[bytes]) -> Iterator[dict[str, Process]]:
-    """The two processes."""
+def all_sides(wanted: set[str], peers: Path, log: IO[bytes]) -> Iterator[dict[str, Process]]:
+    """A process for each of the sides that are wanted."""
     with ExitStack() as stack:
         sides = {}
-        for name, python in (("ours", Path(sys.executable)), ("peers", peers / "bin" / "python")):
-            sides[name] = Process(python, log)
+        for name in sorted(wanted):
+            sides[name] = Process(Path(sys.executable) if name in OWN else peers / "bin" / "python", log)
             stack.callback(sides[name].close)
         yield sides
 
@@ -273,16 +337,17 @@ def main() -> int:
         parser.error(f"no comparison {', '.join(sorted(unknown))}; there are {', '.join(COMPARISONS)}")
     if args.repeats < 1:
         parser.error(f"--repeats {args.repeats}: at least 1")
-    if not (args.peers_venv / "bin" / "python").exists():
+    items = [item for name in args.what or COMPARISONS for item in COMPARISONS[name]]
+    wanted = {prefix(name) for item in items for name in item.rows}
+    if "peers" in wanted and not (args.peers_venv / "bin" / "python").exists():
         parser.error(f"no peers in {args.peers_venv}: bash tools/bench/setup_peers.sh")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that both processes are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are ended too
     print(f"{cores()} cores of {cpu_model()}; load average before the start: {os.getloadavg()[0]:.1f}.\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="gspo_hpc.micro.") as folder, tempfile.TemporaryFile() as log:
         try:
-            with both_sides(args.peers_venv, log) as sides:
-                for name in args.what or COMPARISONS:
-                    for item in COMPARISONS[name]:
-                        print("\n".join(measure(item, sides, args.repeats, Path(folder), log)), flush=True)
+            with all_sides(wanted, args.peers_venv, log) as sides:
+                for item in items:
+                    print("\n".join(measure(item, sides, args.repeats, Path(folder), log)), flush=True)
         except RuntimeError as error:
             log.seek(0)
             tail = b"\n".join(log.read().splitlines()[-15:]).decode("utf-8", "replace")

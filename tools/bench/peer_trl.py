@@ -4,10 +4,10 @@ step.py starts it; by hand, from the root of the checkout:
 
     PYTHONPATH=. .venv-peers/bin/python tools/bench/peer_trl.py --model DIR --data FILE.jsonl --steps 3
 
-A line has `step`, `seconds` (all from the end of the step before to the end of this one), `cpu_seconds` (processor time
-of the same), `generate_seconds` (the part in model.generate), `completion_tokens` (real ones, no padding),
+A line has `step`, `seconds` (from the end of the step before to the end of this one), `cpu_seconds` (processor time in
+the same interval), `generate_seconds` (the part in model.generate), `completion_tokens` (real ones, no padding),
 `reward`, `zero_variance` (the share of groups with equal rewards) and `peak_mib` (resident memory, so far). Everything
-else that TRL says goes to stderr.
+else that TRL prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from gspo_hpc.rewards.functions import REGISTRY
+from gspo_hpc.rewards.builtin import REGISTRY
 
 
 class Reporter(TrainerCallback):  # type: ignore[misc]
-    """Writes the line of a step when TRL logs it."""
+    """Callback that writes the line of a step when TRL logs it."""
 
     def __init__(self, out: TextIO, completions: int) -> None:
         self.out, self.completions = out, completions

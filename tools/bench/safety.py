@@ -1,24 +1,24 @@
-"""What safety costs: heartbeats, journal, tracking and checkpoints against a loop that has none of them.
+"""Measure what safety costs: heartbeats, journal, tracking and checkpoints against a loop that has none of them.
 
     .venv/bin/python tools/bench/safety.py > table.md          # progress goes to stderr
 
-Three measurements on one training rank, one engine and all cores, 64 completions a step:
+It makes three measurements on one training rank, one engine and all cores, with 64 completions per step:
 
-- Short steps, of a tiny model: one run that a watching process listens to, as under Slurm. In half of the steps nothing
-  is journalled, logged, tracked or told to the watcher, and W&B's process is stopped. All steps do the same work: the
+- Short steps, of a tiny model, in one run that a process watches, as under Slurm. In half of the steps nothing is
+  journalled, logged, tracked or reported to the watcher, and W&B's process is stopped. All steps do the same work: the
   same prompts and seeds, and a learning rate too small to move a weight, so that the tokens are the same. Steps of both
-  kinds are neighbours, in the order safe, bare, bare, safe, and what is given is the difference of neighbours, with the
-  interval that resampling the pairs gives. What safety costs for each step is the same in a long step, whose own
-  seconds vary by more than that.
+  kinds are neighbours, in the order safe, bare, bare, safe. The table gives the difference of neighbours, with the
+  interval from resampling the pairs. Safety costs a long step just as much, but the time of long steps varies by more
+  than that.
 - Long steps, of SmolLM2-135M-Instruct, in the same way, for the seconds of a step; and for the CPU seconds of the
   threads and processes that work beside the loop, some of them all the time and not once a step.
 - Saves of SmolLM2: checkpoints of the same state in turns, waited for and in the background, with one optimizer step
-  after each. "Blocked" is what the loop waits for. The step that runs while a checkpoint is written shares the cores
-  with it; what it takes longer than the step after a finished save is part of the price.
+  after each. "Blocked" is the time that the loop waits. The step that runs while a checkpoint is written shares the
+  cores with it; the time that it takes longer than the step after a finished save is part of the cost.
 
-The last table adds all up for a long step and one save in `checkpoint.interval` of them: the difference of short steps,
-half (of two cores) of the CPU seconds beside a long one, though some of them are in that difference already, and a
-save's share.
+The last table adds all of this up for a long step, with one save in `checkpoint.interval` steps: the difference of
+short steps, half (of two cores) of the CPU seconds beside a long step, though some of them are in that difference
+already, and the share of a save.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def settings(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 class Meter:
-    """Turns safety off in half of the steps, and adds up what it takes in the others."""
+    """Switch that turns safety off in half of the steps, and adds up what it takes in the others."""
 
     def __init__(self) -> None:
         self.on = True
@@ -109,31 +109,38 @@ def _beside() -> float:
 
 
 def rank(argv: list[str]) -> int:
-    """One rank, as gspo_hpc.worker, with the meter in it."""
-    from gspo_hpc import control, journal, orphans, outlet, rollout, trainer, worker
+    """One rank, as gspo_hpc.training.worker, with the meter in it."""
+    from gspo_hpc.rollout import generation
+    from gspo_hpc.runs import journal
+    from gspo_hpc.system import control, environment
+    from gspo_hpc.training import loop, worker
+    from gspo_hpc.training.observers.base import Observers
 
     os.dup2(2, 1)  # the console is progress
-    os.environ["GSPO_HPC_RUN_ID"] = os.environ[orphans.MARK].partition(":")[0]  # as a job of Slurm has it
-    seed = rollout.sample_seed
-    rollout.sample_seed = lambda run, _, *rest: seed(run, 0, *rest)  # every rollout samples the same
+    os.environ[environment.RUN_ID] = os.environ[environment.MARK].partition(":")[0]  # as a job of Slurm has it
+    seed = generation.sample_seed
+    generation.sample_seed = lambda run, _, *rest: seed(run, 0, *rest)  # every rollout samples the same
     meter = Meter()
     meter.around(journal.Journal, "append")
-    meter.around(outlet.Files, "samples")
-    meter.around(outlet.Files, "step")
+    meter.around(Observers, "samples")
+    meter.around(Observers, "step")
     meter.around(control.Client, "_send", counted=False)  # by a thread of its own, once a second
-    finish: Callable[..., None] = trainer._finish
+    finish: Callable[..., None] = loop.finish_step
 
     def finished(*arguments: Any) -> None:
         finish(*arguments)
         meter.step()
 
-    trainer._finish = finished  # type: ignore[assignment]
+    loop.finish_step = finished  # type: ignore[assignment]
     return worker.main(argv)
 
 
 def differences(rows: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
-    """Seconds by which a step with safety takes longer than the bare one beside it: the Hodges-Lehmann estimate, and
-    the ends of its 95 % interval by the bootstrap (percentiles of 1,000 resamples of the pairs)."""
+    """Return the seconds by which a step with safety takes longer than the bare one beside it.
+
+    They are the Hodges-Lehmann estimate, and the ends of its 95 % interval by the bootstrap (percentiles of 1,000
+    resamples of the pairs).
+    """
     neighbours = zip(rows[::2], rows[1::2], strict=True)
     pairs = np.array([(a["seconds"] - b["seconds"]) * (1 if a["on"] else -1) for a, b in neighbours])
 
@@ -148,9 +155,9 @@ def differences(rows: Sequence[Mapping[str, float]]) -> tuple[float, float, floa
 
 def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], float]:
     """Kind and seconds of every measured step; CPU seconds a step of what runs beside the loop."""
-    from gspo_hpc import launch
-    from gspo_hpc.config_file import from_dict
-    from gspo_hpc.control import Server
+    from gspo_hpc.config.loader import from_dict
+    from gspo_hpc.launch import local
+    from gspo_hpc.system.control import Server
 
     server, over = Server("127.0.0.1", 1), threading.Event()
 
@@ -163,7 +170,7 @@ def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, 
     os.environ.update(server.environment() | {RESULT: str(work / "steps.json")})
     before = time.process_time()
     try:
-        code = launch.train(from_dict(settings(args, work)), worker=[sys.executable, __file__, "--rank"])
+        code = local.train(from_dict(settings(args, work)), worker=[sys.executable, __file__, "--rank"])
     finally:
         over.set()
         watcher.join()
@@ -183,10 +190,12 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     """Seconds blocked, of whole saves, and of the step after a save, of both kinds."""
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms, commit, update
-    from gspo_hpc.config_file import from_dict
-    from gspo_hpc.process_groups import stop
-    from gspo_hpc.saver import Saver
+    from gspo_hpc.algorithms import objective as algorithms
+    from gspo_hpc.checkpoint.saver import Saver
+    from gspo_hpc.config.loader import from_dict
+    from gspo_hpc.policy.process_groups import stop
+    from gspo_hpc.runs import commit
+    from gspo_hpc.training import update
 
     config = from_dict(settings(args, work))
     policy = make_policy(args.model, config)
@@ -229,9 +238,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct")
     parser.add_argument("--data", type=Path, default=REPO / ".cache" / "sum20" / "train.jsonl")
     parser.add_argument("--tiny", type=Path, default=REPO / ".cache" / "tiny", help="a folder with model/ and data/")
-    parser.add_argument("--short-steps", type=int, default=600, help="measured, of both kinds together; 4, 8, 12 ...")
-    parser.add_argument("--steps", type=int, default=8, help="long ones, measured in the same way")
-    parser.add_argument("--saves", type=int, default=5, help="measured of each kind (default: %(default)s)")
+    parser.add_argument(
+        "--short-steps", type=int, default=600, help="short steps that are measured, both kinds together; 4, 8, 12 ..."
+    )
+    parser.add_argument("--steps", type=int, default=8, help="long steps that are measured in the same way")
+    parser.add_argument(
+        "--saves", type=int, default=5, help="saves of each kind that are measured (default: %(default)s)"
+    )
     args = parser.parse_args()
     tiny = argparse.Namespace(model=args.tiny / "model", data=args.tiny / "data/train.jsonl", steps=args.short_steps)
     for path in (args.model / "config.json", args.data, tiny.model / "config.json", tiny.data):
@@ -247,7 +260,7 @@ def main() -> int:
         os.environ["OMP_NUM_THREADS"] = str(cores)  # before torch is imported
         saves = measure_saves(args, work / "saves")
 
-    from gspo_hpc.config import Checkpoint
+    from gspo_hpc.config.schema import Checkpoint
 
     print(f"{COMPLETIONS} completions a step of at most {MAX_LENGTH} tokens, float32; {cores} cores of {cpu_model()};")
     print(f"load average before the start: {load:.1f}; medians, with least and most.\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment of the peers that the benchmarks compare with: TRL and verl, on a CPU build of PyTorch.
+# Make the environment of TRL and verl, with which the benchmarks compare this package, on a CPU build of PyTorch.
 set -euo pipefail
 
 usage() {
@@ -7,7 +7,7 @@ usage() {
 usage: bash tools/bench/setup_peers.sh [--python PYTHON]
 
 Makes a virtual environment with TRL and verl in .venv-peers of this checkout, or in $GSPO_HPC_PEERS_VENV (about 1.7 GB,
-a few minutes). Nothing is done when it is there and up to date; one that was interrupted is finished.
+a few minutes). Does nothing if the environment is up to date, and finishes one that was interrupted.
 
   --python PYTHON   the interpreter to make it with, 3.11 or later (default: python3)
 TEXT
@@ -31,12 +31,12 @@ while (($#)); do
 done
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-    fail "'$python' is no Python 3.11 or later; name one with --python"
+    fail "'$python' is not Python 3.11 or later; name one with --python"
 
 stamp="$venv/.gspo-hpc-peers"
 wanted="$(cat "$here/peers.txt" "${BASH_SOURCE[0]}" | sha256sum | cut -d' ' -f1)"
 if [[ -f "$stamp" && "$(<"$stamp")" == "$wanted" ]]; then
-    say "$venv is there already"
+    say "$venv is up to date already"
     exit 0
 fi
 
@@ -58,7 +58,7 @@ say "installing torch $torch_version"
 if ! pip install --quiet "torch==$torch_version" 2>"$venv/torch.log"; then
     say "pip's own sources have no torch $torch_version; trying $torch_index"
     pip install --quiet --index-url "$torch_index" "torch==$torch_version" 2>>"$venv/torch.log" ||
-        fail "no CPU build of torch to be had: $(tail -n 1 "$venv/torch.log")"
+        fail "no CPU build of torch could be installed: $(tail -n 1 "$venv/torch.log")"
 fi
 
 say "installing TRL, verl and what they need"

@@ -1,11 +1,11 @@
-"""What it saves that the completions of a group share their prompt's computation: one optimizer step with and without.
+"""Measure what shared prompts save: one optimizer step with and without.
 
     .venv/bin/python tools/bench/shared_prompts.py > table.md          # progress goes to stderr
 
-One training rank on all cores, float32, the same 64 completions (8 prompts x 8) in both ways, in turns: packed tokens,
-forward, backward, Adam. The first step of each way is left out. "Tokens" is what the transformer layers compute; the
-output layer runs on completion tokens only, in both ways. Loss and gradient norm of the two ways are compared: a
-difference beyond rounding ends the benchmark with exit code 1.
+One training rank on all cores trains in float32 on the same 64 completions (8 prompts x 8) in both ways, in turns. The
+time covers packed tokens, forward, backward and Adam. The first step of each way is left out. "Tokens" are those that
+the transformer layers compute; the output layer runs on completion tokens only, in both ways. Loss and gradient norm
+are compared: a difference beyond rounding ends the benchmark with exit code 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from step import COMPLETIONS, GROUP, MAX_LENGTH, REPO, cpu_model, spread
@@ -41,9 +40,11 @@ def main() -> int:
 
     from trainer import make_policy, noise
 
-    from gspo_hpc import algorithms, update
-    from gspo_hpc.config_file import from_dict
-    from gspo_hpc.process_groups import stop
+    from gspo_hpc.algorithms import objective as algorithms
+    from gspo_hpc.config.loader import from_dict
+    from gspo_hpc.config.schema import replace
+    from gspo_hpc.policy.process_groups import stop
+    from gspo_hpc.training import update
 
     budget = (max(args.prompts) + args.length) * GROUP
     config = from_dict(

@@ -1,26 +1,26 @@
-"""Whole GSPO steps against TRL's GRPOTrainer: seconds a step and completion tokens per second, measured in turns.
+"""Compare whole GSPO steps with TRL's GRPOTrainer: seconds per step and completion tokens per second, in turns.
 
     bash tools/bench/setup_peers.sh
     .venv/bin/python tools/bench/step.py > table.md          # progress goes to stderr
 
 Each round starts both sides, one after the other and each in processes of its own, on the same model, the same prompts
 in the same order, 64 completions a step (8 prompts x 8) of at most 24 tokens, float32, temperature 1, one optimizer
-step per rollout, Adam at the same learning rate, the same reward function, all cores. Who goes first changes every
-round, so that a machine that grows warm or busy favours neither. The first two steps of every process are left out on
-both sides: engines start, kernels compile and heaps grow in them. What is timed is the whole way from the end of one
-step to the end of the next.
+step per rollout, Adam at the same learning rate, the same reward function, all cores. The side that goes first changes
+every round, so that a machine that grows warm or busy favours neither. The first two steps of every process are left
+out on both sides, because engines start, kernels compile and heaps grow in them. The time of a step is the time from
+the end of the step before to its own end.
 
 What to know when reading the figures:
 
 - TRL generates with transformers and trains with torch; there is no vLLM for it in its CPU environment. It gets the
-  settings that make it fast: no gradient checkpointing, and the fastest number of completions per pass, which is found
-  first by one measured step at each of 8, 16, 32 and 64 (give --trl-batch to leave that out).
+  settings that make it fast: no gradient checkpointing, and the fastest number of completions per pass, which the
+  script finds first by measuring one step at each of 8, 16, 32 and 64 (--trl-batch skips this search).
 - Both sample, so lengths differ a little. Tokens are those of completions, up to and including the end token; padding
-  counts on neither side. That is why both seconds a step and tokens per second are given.
-- A completion whose advantage is zero, because its whole group got the same reward, has no gradient. Ours is not
-  computed then, TRL's is; the objective is the same. So that both compute every completion, rewards are random unless
-  `--rewards task` asks for the real ones, with which an untrained model leaves most groups without a difference.
-- Completions of one prompt share its computation in ours (batch.share_prompts); TRL repeats the prompt for each.
+  is counted on neither side. For this reason the table has both seconds per step and tokens per second.
+- A completion whose advantage is zero, because its whole group got the same reward, has no gradient. Our side does not
+  compute it, TRL's does; the objective is the same. So that both sides compute every completion, rewards are random
+  unless `--rewards task` asks for the real ones, which are equal in most groups of an untrained model.
+- Our side computes a prompt once for its completions (batch.share_prompts); TRL repeats the prompt for each of them.
 - The ratio of a round is that of its two processes; the last lines give the median of the rounds and their range.
 """
 
@@ -152,7 +152,7 @@ def measure_ours(args: argparse.Namespace, work: Path, reward: str) -> Sample:
     run_dir, config = work / "run", work / "config.yaml"
     shutil.rmtree(run_dir, ignore_errors=True)
     config.write_text(json.dumps(our_config(args, run_dir, reward), indent=1), "utf-8")  # JSON is YAML
-    command = [sys.executable, "-m", "gspo_hpc.cli", "train", str(config), *args.overrides]
+    command = [sys.executable, "-m", "gspo_hpc", "train", str(config), *args.overrides]
     run(command, work / "ours.log", work / "ours.out", environment())
     records = [record for record in json_lines(run_dir / "metrics.jsonl") if record["step"] > 0]
     assert [record["step"] for record in records] == list(range(1, args.steps + WARM_UP + 1)), records
@@ -204,14 +204,14 @@ def table(samples: dict[str, list[Sample]]) -> str:
 
 
 def cpu_model() -> str:
-    """What the processor calls itself."""
+    """Return the name of the processor."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def check(args: argparse.Namespace) -> None:
-    """Make what is cheap to make, and refuse what is missing (ValueError, with the mend)."""
+    """Make the files that are cheap to make; raise ValueError, with the fix, for others that are missing."""
     if not (args.peers_venv / "bin" / "python").exists():
         raise ValueError(f"no peers in {args.peers_venv}: bash tools/bench/setup_peers.sh")
     if not (args.model / "config.json").is_file():
@@ -237,7 +237,7 @@ def parse() -> argparse.Namespace:
     add("--data", type=Path, help="JSONL with prompt and answer (default: sums of numbers up to 20, made here)")
     add("--peers-venv", type=Path, default=Path(peers), help="made by setup_peers.sh")
     add("--trl-batch", type=int, help="completions per pass of TRL (default: the fastest, found first)")
-    add("overrides", metavar="key=value", nargs="*", help="settings put over our side's config")
+    add("overrides", metavar="key=value", nargs="*", help="settings that override the config of our side")
     args = parser.parse_args()
     args.model = args.model.absolute()
     return args

@@ -1,4 +1,4 @@
-"""A trainer without an engine, for benchmarks of what it does: one rank, a model folder, completions made of noise.
+"""A trainer without an engine, for benchmarks of what it does: one rank, a model folder, completions of random tokens.
 
 What is imported here imports torch; set OMP_NUM_THREADS before.
 """
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gspo_hpc import model_config, weights
-from gspo_hpc.config import Config
-from gspo_hpc.policy import Policy
-from gspo_hpc.process_groups import start
-from gspo_hpc.records import Completion, Group, Prompt
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.models import architecture
+from gspo_hpc.policy import weight_stream
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import start
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -22,8 +23,8 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 def make_policy(model: Path, config: Config) -> Policy:
     """The model with its weights and an optimizer, as the only rank."""
     os.environ.update(ALONE)
-    policy = Policy(model_config.read(str(model)), config, start(config))
-    weights.load(policy.chunks, policy.arch, str(model))
+    policy = Policy(architecture.read(str(model)), config, start(config))
+    weight_stream.load(policy.chunks, policy.arch, str(model))
     policy.make_optimizer()
     return policy
 

@@ -1,13 +1,14 @@
-"""Weights out of the trainer: streamed from tensor-parallel ranks, next to mbridge; into an engine, next to a new one.
+"""Measure sending weights out of the trainer: streaming compared with mbridge, a live engine with a new one.
 
     .venv/bin/python tools/bench/weights.py > table.md          # progress goes to stderr
 
-- Stream: a random Qwen3 of about 270 MiB on two tensor-parallel ranks over gloo. Ours and mbridge's export run over the
-  same parameters in turns; every tensor is looked at (its first element), none is copied. mbridge names the norms of
-  Transformer Engine's layers: here it is told the names that ours have. Both must give the same tensors, bit for bit.
-- Memory: what the process has in addition at its peak, in one pass of each.
-- Sync: SmolLM2-135M-Instruct from one rank into a live engine, with the probe that compares log-probs afterwards, next
-  to what one does where weights cannot be sent: write them into a folder, and start the engine anew from that.
+- Stream uses a random Qwen3 of about 270 MiB on two tensor-parallel ranks over gloo. Ours and mbridge's export run over
+  the same parameters in turns; every tensor is read (its first element), none is copied. mbridge expects the norms of
+  Transformer Engine's layers; the script gives it the names that ours have. Both must give the same tensors bit for
+  bit.
+- Memory is the additional memory of the process at its peak, in one pass of each.
+- Sync sends SmolLM2-135M-Instruct from one rank to a live engine, with the probe that compares log-probs afterwards.
+  This is compared with writing the weights into a folder and starting a new engine from it.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ def say(text: str) -> None:
 
 def rank(work: Path, rounds: int) -> None:
     """One of two tensor-parallel ranks; rank 0 writes what was measured."""
-    from gspo_hpc import model_config, weights
-    from gspo_hpc.accelerator import Accelerator
-    from gspo_hpc.policy import Policy
-    from gspo_hpc.process_groups import barrier, start, stop
+    from gspo_hpc.models import architecture
+    from gspo_hpc.policy import weight_stream
+    from gspo_hpc.policy.policy import Policy
+    from gspo_hpc.policy.process_groups import barrier, start, stop
+    from gspo_hpc.training.telemetry.accelerator import Accelerator
 
     config = _config(work / "model", 2)
     ranks = start(config)
-    arch = model_config.read(work / "model")
+    arch = architecture.read(work / "model")
     policy = Policy(arch, config, ranks)
-    weights.load(policy.chunks, arch, work / "model")
+    weight_stream.load(policy.chunks, arch, work / "model")
     sides: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
         "ours": policy.stream,
         "mbridge": _mbridge(policy, work),
@@ -83,7 +85,7 @@ def rank(work: Path, rounds: int) -> None:
 
 
 def _mbridge(policy: Any, work: Path) -> Callable[[], Iterator[tuple[str, Any]]]:
-    """mbridge's export of the same model."""
+    """Mbridge's export of the same model."""
     (site,) = (PEERS / "lib").glob("python3*/site-packages")
     sys.path.append(str(site))  # behind our own packages: only mbridge is to be found there
     import mbridge
@@ -104,7 +106,7 @@ def _mbridge(policy: Any, work: Path) -> Callable[[], Iterator[tuple[str, Any]]]
 
 
 def stream(work: Path, rounds: int) -> dict[str, Any]:
-    """What the two ranks measured."""
+    """Run the two ranks and return what they measured."""
     sys.path.insert(0, str(REPO / "tools"))
     from make_random_model import make_random_model
 
@@ -132,19 +134,21 @@ def stream(work: Path, rounds: int) -> dict[str, Any]:
 
 def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
     """Seconds of syncs into a live engine and of starting it anew, and the bytes that go."""
-    from gspo_hpc import hf_folder, model_config, weights
-    from gspo_hpc import sync as syncing
-    from gspo_hpc.engine import Engine, EngineSettings
-    from gspo_hpc.policy import Policy
-    from gspo_hpc.process_groups import start, stop
+    from gspo_hpc.engine.engine import Engine, EngineSettings
+    from gspo_hpc.models import architecture
+    from gspo_hpc.ops import hf_folder
+    from gspo_hpc.policy import weight_stream
+    from gspo_hpc.policy.policy import Policy
+    from gspo_hpc.policy.process_groups import start, stop
+    from gspo_hpc.training import sync as syncing
 
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(alone)
     config = _config(model, 1)
     ranks = start(config)
-    arch = model_config.read(model)
+    arch = architecture.read(model)
     policy = Policy(arch, config, ranks)
-    weights.load(policy.chunks, arch, model)
+    weight_stream.load(policy.chunks, arch, model)
     saved = work / "saved"
 
     def write() -> None:
@@ -191,7 +195,7 @@ def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
 
 
 def _config(model: Path, ranks: int) -> Any:
-    from gspo_hpc.config_file import from_dict
+    from gspo_hpc.config.loader import from_dict
 
     return from_dict(
         {
@@ -240,9 +244,13 @@ def main() -> int:
     os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="100000")  # as a rank has it: threads share the cores
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="weights.py", description=__doc__, formatter_class=raw)
-    parser.add_argument("--rounds", type=int, default=25, help="of both exports (default: %(default)s)")
-    parser.add_argument("--engines", type=int, default=5, help="that are started (default: %(default)s)")
-    parser.add_argument("--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct", help="for the sync")
+    parser.add_argument("--rounds", type=int, default=25, help="rounds of both exports (default: %(default)s)")
+    parser.add_argument(
+        "--engines", type=int, default=5, help="number of engines that are started (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model", type=Path, default=REPO / ".cache" / "smollm2-135m-instruct", help="the model of the sync"
+    )
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:

@@ -8,7 +8,7 @@ PYTHON="$VENV/bin/python"
 
 say() { printf '\n== %s\n' "$*"; }
 
-# Two lines at most: what is wrong, and the mend.
+# Print at most two lines: what is wrong, and the fix.
 die() {
     printf '%s\n' "$@" >&2
     exit 1

@@ -25,11 +25,11 @@ def poison(pipeline: ModuleType) -> None:
 
 
 class Finder:
-    """Finds gspo_hpc.pipeline as everybody does, and has it changed once it is loaded."""
+    """Finds gspo_hpc.policy.schedule as everybody does, and has it changed once it is loaded."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """Called for every import."""
-        if name != "gspo_hpc.pipeline":
+        if name != "gspo_hpc.policy.schedule":
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
@@ -44,5 +44,5 @@ class Finder:
         return spec
 
 
-if os.environ.get("SLURM_PROCID") == "1" and "gspo_hpc.worker" in sys.orig_argv:
+if os.environ.get("SLURM_PROCID") == "1" and "gspo_hpc.training.worker" in sys.orig_argv:
     sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]

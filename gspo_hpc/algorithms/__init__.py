@@ -1,0 +1,1 @@
+"""Objectives, the terms that they are made of, and advantages."""

@@ -1,0 +1,145 @@
+"""The loss of one packed micro-batch: the terms of an objective, composed.
+
+Shapes: R response tokens, S samples (completions). Unless the objective replaces a term, every ratio r gives the term
+-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), A the advantage of its sample. Terms of tokens are averaged over
+their sequence (aggregation "sequence") or only summed ("token"). With kl_beta > 0 each token adds
+kl_beta * k3(log pi_ref - log pi), averaged or summed just as above. The loss is the sum over the samples divided by
+`denominator`: give the number of samples, or of tokens, that the mean is to be over.
+
+Ratios are computed in fp32 (float64 stays float64): near 1 a bf16 number cannot tell a clip range of 3e-4. Places
+outside the mask are replaced before any arithmetic, so NaN or infinity there reaches neither value nor gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.algorithms.terms.aggregation import Samples
+from gspo_hpc.algorithms.terms.clipping import Clipped
+from gspo_hpc.algorithms.terms.kl import k3
+from gspo_hpc.algorithms.terms.ratios import Ratios
+from gspo_hpc.ops.batch import PackedBatch
+
+# Names of LossResult.sums and LossResult.maxima: always all of them, also for an empty micro-batch.
+SUM_NAMES = (
+    "ratio",
+    "clip_fraction",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "approx_kl",
+    "reference_kl",
+    "gap",
+    "trained_length",
+)
+MAX_NAMES = ("ratio_deviation_max", "gap_max")
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """The loss of a micro-batch, and its metrics.
+
+    `sums` hold pairs (sum, count), to be added up over micro-batches and ranks and then divided; `maxima` are 0 where
+    nothing counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and
+    ratio below the range; _high: A > 0 and ratio above it: the policy term has no gradient there. approx_kl: of the old
+    policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. gap:
+    |log pi_old - log pi_old as the engine saw it| per token. trained_length: tokens per sample.
+    """
+
+    loss: Tensor  # scalar
+    sums: dict[str, Tensor]  # name -> [2]
+    maxima: dict[str, Tensor]  # name -> scalar
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def policy_loss(
+    logprobs: Tensor,
+    batch: PackedBatch,
+    objective: Objective,
+    *,
+    denominator: float,
+    cp_reduce: Callable[[Tensor], Tensor] = _identity,
+) -> LossResult:
+    """Return the loss of one micro-batch from its log-probs [R] under the current policy.
+
+    Without old log-probs the policy that is updated is the one that sampled: all ratios are 1, with their gradient. An
+    all-masked or empty micro-batch has loss 0 and gradient 0. Log-probs that are not finite inside the mask make the
+    loss not finite, which the caller has to notice.
+
+    `cp_reduce` adds per-sample sums [S] up over context-parallel ranks that hold different tokens of the same samples:
+    its forward is the sum, its backward passes the gradient on unchanged. Each rank then has the whole loss, and the
+    gradient of its own tokens. Maxima stay those of the rank's own tokens.
+    """
+    assert denominator > 0 and logprobs.shape == batch.targets.shape, (denominator, logprobs.shape)
+    assert objective.ratio != "sequence" or objective.aggregation == "sequence", (
+        "one ratio a sequence has no token mean"
+    )
+    dtype = torch.float64 if logprobs.dtype == torch.float64 else torch.float32
+    samples = Samples(batch.seq_ids, len(batch.keys), batch.loss_mask, dtype, cp_reduce)
+    current = samples.clean(logprobs)
+    old = current.detach() if batch.old_logprobs is None else samples.clean(batch.old_logprobs)
+    advantages = torch.where(samples.tokens > 0, batch.advantages.to(dtype), 0.0)
+
+    gap = (old - samples.clean(batch.rollout_logprobs)).detach()  # of the policy that sampled, not of the updated one
+    ratios = objective.ratios(current, old, advantages, samples)
+    clipped = objective.policy_terms(ratios)
+    weights = objective.correction(gap, samples)
+    terms = clipped.terms if weights is None else clipped.terms * weights
+    by_sequence = objective.ratio == "sequence"
+    per_sample = terms if by_sequence else objective.aggregate(terms, samples)
+    reference_kl = None
+    if objective.kl_beta > 0:
+        assert batch.reference_logprobs is not None, "a KL term needs the reference's log-probs"
+        reference_kl = objective.kl(samples.clean(batch.reference_logprobs) - current)
+        per_sample = per_sample + objective.kl_beta * objective.aggregate(reference_kl, samples)
+    loss = per_sample.sum() / denominator
+
+    with torch.no_grad():
+        sums, maxima = _metrics(samples, ratios, clipped, current - old, gap.abs(), reference_kl, by_sequence)
+    return LossResult(loss, sums, maxima)
+
+
+def _metrics(
+    samples: Samples,
+    ratios: Ratios,
+    clipped: Clipped,
+    difference: Tensor,  # [R] log pi - log pi_old
+    gap: Tensor,  # [R]
+    reference_kl: Tensor | None,  # [R]
+    by_sequence: bool,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the sums and maxima of :class:`LossResult`."""
+    ratio = torch.where(ratios.valid, ratios.log_ratio, 0.0).exp()
+    tokens = samples.tokens.sum()
+    none = tokens.new_zeros(())
+
+    def total(x: Tensor) -> Tensor:
+        x = torch.where(ratios.valid, x.to(samples.dtype), 0.0)
+        return x.sum() if by_sequence else samples.sum(x).sum()
+
+    count = total(ratios.valid)
+    lows, highs = total(clipped.low), total(clipped.high)
+    pairs = {
+        "ratio": (total(ratio), count),
+        "clip_fraction": (lows + highs, count),
+        "clip_fraction_low": (lows, count),
+        "clip_fraction_high": (highs, count),
+        "approx_kl": (samples.sum(k3(difference)).sum(), tokens),
+        "reference_kl": (none, none) if reference_kl is None else (samples.sum(reference_kl).sum(), tokens),
+        "gap": (samples.sum(gap).sum(), tokens),
+        "trained_length": (tokens, (samples.tokens > 0).sum().to(samples.dtype)),
+    }
+    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "gap_max": _largest(gap)}
+    assert tuple(pairs) == SUM_NAMES and tuple(maxima) == MAX_NAMES
+    return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.max() if x.numel() else x.new_zeros(())

@@ -1,0 +1,8 @@
+"""Terms of which losses are composed: pure functions of tensors.
+
+Shapes, here and in every term:
+
+    R   response tokens of a packed micro-batch
+    S   samples (completions) in it
+    U   units of the ratio: S where there is one ratio per sequence, else R
+"""

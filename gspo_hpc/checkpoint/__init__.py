@@ -1,0 +1,1 @@
+"""Saving and loading sharded state; conversion to and from Hugging Face folders."""

@@ -1,0 +1,97 @@
+"""Write checkpoints while training goes on.
+
+The state is copied at once. A thread then writes the copy, with the collectives of a process group of its own, and
+commits it on rank 0. Only one save is under way at a time: the next one waits for it, and so does the end of a run. An
+error in the thread is raised when the loop calls the saver next.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch.distributed as dist
+
+from gspo_hpc.checkpoint import sharded
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.system.files import Entry
+
+_NICENESS = 10  # gets about a tenth of a core that training wants too
+
+
+class Saver:
+    """A writer of one attempt's checkpoints. All ranks make one, and call :meth:`save` together."""
+
+    def __init__(self, policy: Policy, *, background: bool = True) -> None:
+        self.seconds = 0.0  # wall time of the last whole save, from the copy to the commit
+        self._copies = sharded.Copies()
+        self._policy, self._background = policy, background
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="save", initializer=_yield_cores if background else None
+        )
+        self._under_way: Future[None] | None = None
+        self._checked = False
+
+    def save(self, staging: Path, commit: Callable[[Mapping[str, Entry]], None]) -> None:
+        """Save the present state into `staging`, after the save before is done; raise the error that it failed with.
+
+        `commit` is called on rank 0, in the thread, once all ranks have written, with size and hash of their shards by
+        path. If anything fails, what was written is removed and nothing is committed.
+        """
+        self.wait()
+        began = time.monotonic()
+        first = self._policy.ranks.rank == 0
+        try:
+            write = sharded.prepare(self._policy, staging, self._group, self._copies, check=not self._checked)
+        except BaseException:
+            _remove(staging, first)
+            raise
+        self._checked = True
+
+        def work() -> None:
+            try:
+                entries = self._gather(write())
+                if first:
+                    commit(entries)
+            except BaseException:
+                _remove(staging, first)
+                raise
+            self.seconds = time.monotonic() - began
+
+        self._under_way = self._thread.submit(work)
+        if not self._background:
+            self.wait()
+
+    def _gather(self, mine: dict[str, Entry]) -> dict[str, Entry]:
+        """Return what all ranks have written, on rank 0; an empty dictionary on the others."""
+        first = self._policy.ranks.rank == 0
+        of_all: list[dict[str, Entry]] | None = [{}] * dist.get_world_size() if first else None
+        dist.gather_object(mine, of_all, group=self._group)
+        return {name: entry for entries in of_all or () for name, entry in entries.items()}
+
+    def check(self) -> None:
+        """Raise the error of a save that has ended by now, if it failed."""
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until no save is under way. Raise the error that it failed with, or TimeoutError after `seconds`."""
+        if self._under_way is not None:
+            self._under_way.result(seconds)
+            self._under_way = None
+
+
+def _yield_cores() -> None:
+    """Lower the priority of this thread and of those that it starts, so that training gets the cores that it wants."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _remove(staging: Path, mine: bool) -> None:
+    if mine:  # a full disk needs the room
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,168 @@
+"""Save and load all that a resumed run needs: sharded by Megatron-Core, committed by ``gspo_hpc.runs.commit``.
+
+A checkpoint directory holds ``megatron/`` (shards of model and optimizer, independent of the layout that wrote them),
+``rng-RANK.json`` (states of random generators), ``cursor.json`` (the position of the run, plain JSON) and
+``rollout.jsonl`` (the groups of the rollout in use, with what its later updates need). All ranks call :func:`prepare`
+and :func:`load`; ``gspo_hpc.checkpoint.saver`` lets a thread write what was prepared.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from gspo_hpc.checkpoint import compat
+from gspo_hpc.policy import optimizer_state
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import Ranks, barrier
+from gspo_hpc.system.files import Entry, plain_disk_full
+
+
+class Copies:
+    """Host memory that holds a copy of what this rank saves, so that training can go on while it is written.
+
+    It is kept from save to save, because allocating it takes longer than copying. On CUDA it is pinned.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[str, tuple[int, ...], str], torch.Tensor] = {}
+
+    def take(self, state: dict[str, list[ShardedBase]]) -> None:
+        """Replace the data in `state`, Megatron's sharded state by key, by copies that nothing else changes."""
+        on_gpu = False
+        for key, parts in state.items():
+            for part in parts:
+                if isinstance(part, ShardedTensor):
+                    name = (key, tuple(part.global_offset), str(part.flattened_range))
+                    on_gpu |= part.data.is_cuda
+                    part.data = self._copy(name, part.data)
+                else:
+                    part.data = copy.deepcopy(part.data)
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()
+
+    def _copy(self, name: tuple[str, tuple[int, ...], str], source: torch.Tensor) -> torch.Tensor:
+        target = self._tensors.get(name)
+        if target is None or target.shape != source.shape or target.dtype != source.dtype:
+            target = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            self._tensors[name] = target
+        return target.copy_(source.detach(), non_blocking=True)
+
+
+def _state(policy: Policy) -> dict[str, Any]:
+    model = _model_state(policy)
+    optimizer = optimizer_state.sharded(policy.optimizer, model)
+    return {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict()}
+
+
+def prepare(
+    policy: Policy, staging: Path, group: dist.ProcessGroup, copies: Copies, *, check: bool = True
+) -> Callable[[], dict[str, Entry]]:
+    """Copy this rank's part of the state, and return a function that writes it into the existing folder `staging`.
+
+    All ranks call this and then the function, which returns what is in this rank's shards. The function may run in a
+    thread beside training: its collectives are those of `group`, a gloo group of all ranks, and once it has returned on
+    rank 0, all ranks have written. `check` verifies that all ranks together hold every piece of every parameter exactly
+    once, which costs a gather and need not be done twice. Both raise OSError where the disk fails.
+    """
+    policy.restore()
+    policy.settle()
+    shards = staging / "megatron"
+    written: dict[str, Entry] = {}
+    if policy.ranks.rank == 0:
+        shards.mkdir(mode=0o700, exist_ok=True)
+    barrier(policy.ranks.device)
+    with plain_disk_full(staging):
+        request = dist_checkpointing.save(
+            _state(policy),
+            str(shards),
+            sharded_strategy=compat.InProcess(group, copies.take, staging, written),
+            validate_access_integrity=check,
+            async_sharded_save=True,
+        )
+        assert request is not None and request.async_fn is not None
+        (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
+        if policy.ranks.rank == 0:
+            compat.write_format(shards)
+    write_shards = request.async_fn
+
+    def write() -> dict[str, Entry]:
+        with plain_disk_full(staging):
+            try:
+                write_shards()
+            except CheckpointException as error:  # one error for all ranks, which holds the error of each
+                raise next(
+                    (cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), error
+                ) from None
+        return written
+
+    return write
+
+
+def load(policy: Policy, path: Path) -> None:
+    """Set model, optimizer, schedule and this rank's random generators to the state in the checkpoint `path`."""
+    loaded = dist_checkpointing.load(_state(policy), str(path / "megatron"))
+    _load_model(policy, loaded["model"])
+    optimizer_state.load(policy.optimizer, _model_state(policy), loaded["optimizer"])
+    policy.scheduler.load_state_dict(loaded["scheduler"])
+    mine = path / f"rng-{policy.ranks.rank}.json"
+    if mine.exists():  # not where more ranks load than have saved
+        _set_rng_state(json.loads(mine.read_text("utf-8")), policy.ranks)
+
+
+def load_weights(policy: Policy, path: Path) -> None:
+    """Load only the model, for export and evaluation."""
+    loaded = dist_checkpointing.load({"model": _model_state(policy)}, str(path / "megatron"))
+    _load_model(policy, loaded["model"])
+
+
+def _model_state(policy: Policy) -> dict[str, Any]:
+    return {str(number): chunk.sharded_state_dict() for number, chunk in enumerate(policy.chunks)}
+
+
+def _load_model(policy: Policy, state: dict[str, Any]) -> None:
+    for number, chunk in enumerate(policy.chunks):
+        chunk.load_state_dict(state[str(number)])
+
+
+def _rng_state(ranks: Ranks) -> dict[str, Any]:
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+        "torch": _encode(torch.get_rng_state()),
+    }
+    if ranks.device.type == "cuda":
+        state["cuda"] = _encode(torch.cuda.get_rng_state(ranks.device))
+    return state
+
+
+def _set_rng_state(state: dict[str, Any], ranks: Ranks) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_decode(state["torch"]))
+    if ranks.device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(_decode(state["cuda"]), ranks.device)
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.cpu().numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""Commands, one file each: their arguments and what they do."""

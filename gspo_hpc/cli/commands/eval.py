@@ -1,0 +1,36 @@
+"""``gspo-hpc eval``: scores of a run, a checkpoint or a model folder on the evaluation prompts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gspo_hpc.cli.parser import describe, takes_overrides
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    text = (
+        "Answers the evaluation prompts and prints the accuracy of greedy decoding, and avg@k and pass@k if "
+        "eval.samples is above 1."
+    )
+    examples = """
+        gspo-hpc eval runs/tiny
+        gspo-hpc eval runs/tiny --step 20 eval.samples=8
+        gspo-hpc eval my.yaml --json"""
+    describe(parser, text, examples)
+    parser.add_argument("target", metavar="CONFIG|RUN|MODEL_FOLDER", type=Path, help="what to evaluate")
+    takes_overrides(parser)
+    parser.add_argument("--step", type=int, metavar="N", help="checkpoint of a run (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate in another process, which prints the scores; return its exit code."""
+    from gspo_hpc.cli.inputs import config_path, require_path
+    from gspo_hpc.launch.local import evaluate
+
+    if not args.target.exists() and args.target.suffix in (".yaml", ".yml"):
+        args.target = Path(config_path(str(args.target)))
+    require_path(args.target, "config, run directory or model folder")
+    return evaluate(args.target, args.step, args.overrides, args.json)

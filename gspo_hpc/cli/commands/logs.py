@@ -1,0 +1,46 @@
+"""``gspo-hpc logs``: the logs of a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gspo_hpc.cli.parser import describe
+from gspo_hpc.system.exit_codes import DONE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    text = (
+        "Without --rank it shows the console of the run; with --rank it shows everything that this rank and its "
+        "libraries wrote. --errors shows the first traceback, from which all other failures follow."
+    )
+    examples = """
+        gspo-hpc logs runs/tiny -f
+        gspo-hpc logs runs/tiny --rank 3
+        gspo-hpc logs runs/tiny --errors"""
+    describe(parser, text, examples)
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory")
+    parser.add_argument("-f", "--follow", action="store_true", help="show new lines, too, until the run ends")
+    parser.add_argument("--rank", type=int, metavar="N", help="show the log of this rank")
+    parser.add_argument("--attempt", type=int, metavar="N", help="show an earlier attempt (default: the newest)")
+    parser.add_argument("--errors", action="store_true", help="show only the first traceback among all ranks")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a log, or the first error."""
+    import sys
+
+    from gspo_hpc.cli.inputs import require_path
+    from gspo_hpc.launch import status
+    from gspo_hpc.system.terminal import paint
+
+    require_path(args.run_dir, "run directory")
+    if args.errors:
+        log, text = status.first_error(args.run_dir, args.attempt)
+        print(f"{paint(str(log), '1', sys.stdout)}\n{text}", end="")
+        return DONE
+    path = status.log_path(args.run_dir, args.rank, args.attempt)
+    for text in status.follow(path, forever=args.follow, done=lambda: status.read(args.run_dir).is_over):
+        print(text, end="", flush=True)
+    return DONE

@@ -1,0 +1,39 @@
+"""``gspo-hpc plan``: sizes, layout, memory and time of a run, before a GPU is asked for."""
+
+from __future__ import annotations
+
+import argparse
+
+from gspo_hpc.cli.parser import describe, takes_config
+from gspo_hpc.system.exit_codes import DONE, REFUSED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    text = "Needs no GPU and starts nothing. If sizes do not fit, it names broken rules and fixes, and exits with 2."
+    examples = """
+        gspo-hpc plan tiny_cpu
+        gspo-hpc plan my.yaml cluster.nodes=8 batch.global_batch_size=512
+        gspo-hpc plan qwen3_30b_a3b_ep8 cluster.nodes=4
+        gspo-hpc plan my.yaml --sbatch
+        gspo-hpc plan my.yaml cluster.gpu=H100 --price 2.5
+        gspo-hpc plan my.yaml --json --ranks"""
+    describe(parser, text, examples)
+    takes_config(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--ranks", action="store_true", help="show every rank: one row each, or a JSON list")
+    parser.add_argument("--sbatch", action="store_true", help="also print the batch script that submit would use")
+    parser.add_argument("--price", type=float, metavar="P", help="price of a GPU-hour, for the cost of the run")
+    expected = "average length of a response, for the estimate of time (default: half of the longest)"
+    parser.add_argument("--response-tokens", type=float, metavar="N", help=expected)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; REFUSED if a rule is broken."""
+    from gspo_hpc.cli.inputs import load_config
+    from gspo_hpc.cli.plans import plan
+
+    config = load_config(args)
+    options = {"as_json": args.json, "ranks": args.ranks, "sbatch": args.sbatch, "price": args.price}
+    valid = plan(args.config, config, **options, response_tokens=args.response_tokens)
+    return DONE if valid else REFUSED

@@ -1,0 +1,36 @@
+"""``gspo-hpc suggest``: the best layouts for a model on given GPUs."""
+
+from __future__ import annotations
+
+import argparse
+
+from gspo_hpc.cli.parser import describe, takes_config
+from gspo_hpc.system.exit_codes import DONE, REFUSED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    text = (
+        "Tries the parallel sizes, recomputation and offloading that keep every rule and fit the GPUs of cluster.gpu, "
+        "and ranks them by estimated time. Batch sizes, lengths, model and machines stay as they are, and so does "
+        "every setting named with --keep."
+    )
+    examples = """
+        gspo-hpc suggest my.yaml cluster.gpu=H100 cluster.nodes=4
+        gspo-hpc suggest my.yaml cluster.gpu=H200 --keep parallel.tensor_model_parallel_size"""
+    describe(parser, text, examples)
+    takes_config(parser)
+    parser.add_argument("--keep", action="append", default=[], metavar="KEY", help="leave this setting as it is")
+    parser.add_argument("--limit", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
+    expected = "average length of a response, for the estimate of time (default: half of the longest)"
+    parser.add_argument("--response-tokens", type=float, metavar="N", help=expected)
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the layouts; REFUSED if there is none."""
+    from gspo_hpc.cli.inputs import load_config
+    from gspo_hpc.cli.plans import suggest_layouts
+
+    options = {"as_json": args.json, "limit": args.limit, "response_tokens": args.response_tokens}
+    return DONE if suggest_layouts(load_config(args), args.keep, **options) else REFUSED

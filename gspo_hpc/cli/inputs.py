@@ -1,0 +1,58 @@
+"""Find the files and folders that a command was given, or name the nearest ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gspo_hpc.config import loader, paths
+from gspo_hpc.config.schema import Config
+from gspo_hpc.system.terminal import paint
+from gspo_hpc.system.text import nearest
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Return the config that a command was given. From here on `args.config` is the path of its file."""
+    args.config = config_path(args.config)
+    config = loader.load(args.config, args.overrides)
+    if not args.overrides and loader.is_empty(args.config):
+        sections = "sections such as run, model, data and reward"
+        raise ValueError(
+            f"{args.config}: the config is empty; write {sections}, or start from a preset, such as tiny_cpu"
+        )
+    return config
+
+
+def config_path(given: str) -> str:
+    """Return the file of a config, given its path or the name of a preset, in configs/ here or in the package."""
+    path = Path(given)
+    if path.exists():
+        return given
+    if "=" in given:
+        raise ValueError(f"{given} is a setting; the config file comes first: gspo-hpc COMMAND CONFIG key=value")
+    folders = (path.parent, Path("configs"), paths.PRESETS)
+    there = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*.y*ml"))}
+    stem = path.stem if path.suffix in (".yaml", ".yml") else path.name
+    if path.name == given and stem in there:
+        return str(there[stem])
+    hint = ""
+    if near := nearest(stem, there):
+        hint = f"; nearest: {near if there[near].parent == paths.PRESETS else there[near]}"  # a preset's name is enough
+    raise ValueError(f"{given}: no such config file{hint}")
+
+
+def require_path(path: Path, what: str) -> None:
+    """Raise ValueError, with the nearest path beside it, if a path does not exist."""
+    if not path.exists():
+        beside = [str(item) for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = nearest(str(path), beside)
+        raise ValueError(f"{path}: no such {what}{f'; nearest: {near}' if near else ''}")
+
+
+def print_warnings(config: Config) -> None:
+    """Print to standard error what is legal in a config and still hardly meant."""
+    from gspo_hpc.algorithms import objective
+
+    for text in objective.warnings(config):
+        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)

@@ -1,0 +1,84 @@
+"""The program ``gspo-hpc``: find the command, run it, explain what went wrong, return an exit code.
+
+A command imports what it needs when it runs, so that ``--help`` and ``plan`` answer at once on a login node. The exit
+codes are in system/exit_codes.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from gspo_hpc.cli.parser import parsers
+from gspo_hpc.system.environment import DEBUG
+from gspo_hpc.system.exit_codes import DONE, FAILED, INTERRUPTED, OUTPUT_CLOSED, REFUSED
+from gspo_hpc.system.terminal import paint
+from gspo_hpc.system.text import nearest
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    A user's mistake is one or two lines on standard error; only with GSPO_HPC_DEBUG=1 also a traceback.
+    """
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # gspo-hpc plan ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
+
+
+def _run(words: list[str]) -> int:
+    name = words[0] if words else ""
+    try:
+        top, commands = parsers((name,))
+        if name not in commands:
+            if name.startswith("-"):
+                top.parse_args(words)  # --help and --version end here
+            return _unknown(name, top, list(commands))
+        args = commands[name].parse_intermixed_args(words[1:])
+        return int(args.run(args))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        from gspo_hpc.launch.slurm.commands import SlurmError
+
+        refusals = (ValueError, FileNotFoundError, ModuleNotFoundError, SlurmError)
+        if not isinstance(error, (*refusals, OSError)) or os.environ.get(DEBUG) or _own_bug(error):
+            raise
+        _complain(error)
+        return REFUSED if isinstance(error, refusals) else FAILED
+
+
+def _own_bug(error: Exception) -> bool:
+    """Return True for a missing module of this package itself, which is not a mistake of the user."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "gspo_hpc").startswith("gspo_hpc")
+
+
+def _complain(error: Exception) -> None:
+    if isinstance(error, ModuleNotFoundError):
+        text = f"{error.name} is not installed here; install gspo_hpc[cpu] or gspo_hpc[gpu]"
+    elif isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    else:
+        text = str(error) or type(error).__name__
+    for line in text.splitlines():
+        print(f"{paint('error:', '31', sys.stderr)} {line}", file=sys.stderr)
+
+
+def _unknown(name: str, top: argparse.ArgumentParser, commands: list[str]) -> int:
+    if not name:
+        top.print_help(sys.stderr)
+        return REFUSED
+    near = nearest(name, commands)
+    hint = f"did you mean {near}?" if near else f"commands: {', '.join(commands)}"
+    print(f"gspo-hpc: no command {name!r}; {hint}", file=sys.stderr)
+    return REFUSED

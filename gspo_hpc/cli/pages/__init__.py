@@ -1,0 +1,1 @@
+"""Pages in the terminal: results laid out for a person."""

@@ -1,0 +1,138 @@
+"""The page of ``gspo-hpc plan``. docs/plan.md describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+
+from gspo_hpc.cli.pages import ranks as rank_page
+from gspo_hpc.cli.pages.render import grid, item, text
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.fixes.search import Fix, written
+from gspo_hpc.planning.plan import Plan
+
+_MEANING = {
+    "world_size": "GPUs that train",
+    "dp_size": "world_size / (TP x PP x CP)",
+    "expert_dp_size": "the same for expert layers: world_size / (ETP x EP x PP)",
+    "micro_batch_size": "completions per micro-batch and DP rank",
+    "micro_batch_tokens": "tokens per micro-batch, filled by packing",
+    "global_batch_size": "completions per optimizer step",
+    "steps_per_generation": "optimizer steps per rollout and pass over it",
+    "generation_batch_size": "completions per rollout",
+    "num_generations": "completions per prompt",
+    "num_iterations": "passes over one rollout",
+    "gradient_accumulation_steps": "micro-batches per optimizer step and DP rank",
+    "per_device_generation_batch_size": "completions per rollout and GPU",
+    "num_rollout_prompts": "prompts per rollout",
+    "num_train_prompts": "prompts per optimizer step",
+    "num_rollout_prompts_per_dp_group": "prompts per rollout and DP group",
+    "num_prompts_per_dp_group": "prompts per optimizer step and DP group",
+    "num_iters_per_step": "num_rollout_prompts_per_dp_group / micro_batch_size",
+    "num_rows": "prompts in the training data",
+    "steps_per_epoch": "optimizer steps per pass over the data",
+    "max_steps": "optimizer steps of the run",
+    "num_rollouts": "rollouts of the run",
+    "num_completions": "completions of the run",
+    "num_epochs": "passes over the data",
+}
+
+
+def title(name: str) -> Iterator[RenderableType]:
+    """Yield an empty line and the title of a section."""
+    yield ""
+    yield text((name, "bold"))
+
+
+def page(
+    name: str, config: Config, plan: Plan, fixes: Sequence[Fix] = (), *, ranks: bool = False
+) -> Iterator[RenderableType]:
+    """Yield the parts of the page; `fixes` are those of a refused plan, `ranks` asks for a row for each rank."""
+    verdict = "valid" if plan.valid else f"{len(plan.broken)} broken"
+    head = item("", f"plan of {name}: {verdict}")
+    head.stylize("bold", 0, len("plan"))
+    head.stylize("green" if plan.valid else "red", -len(verdict))
+    yield head
+    yield from title("Layout")
+    yield grid(_layout(plan))
+    yield from title("Quantities")
+    yield grid(
+        (
+            (key, f"{v:,}" if isinstance(v, int) else f"{v:,.6g}", _MEANING.get(key, ""))
+            for key, v in plan.quantities.items()
+        ),
+        "lrl",
+    )
+    yield from title("Passes")
+    yield grid(_passes(plan))
+    yield from title("Algorithm")
+    yield item("  ", f"{config.algorithm.name}: {config.algorithm.paper}")
+    fields = type(config.algorithm).model_fields
+    yield grid((key, written(v), fields[key].description or "") for key, v in config.algorithm if key != "name")
+    if ranks or plan.quantities.get("world_size", 0) != 1:
+        yield from title("Ranks")
+        yield from _ranks(plan, ranks)
+    if plan.broken:
+        yield from title("Broken rules")
+        for broken in plan.broken:
+            yield text("  ", (broken.rule, "red"))
+            yield item("    ", broken.message)
+        yield from title("Fixes (add one to the command, or write it into the file)")
+        yield _fixes(fixes)
+    if plan.warnings:
+        yield from title("Warnings")
+        yield from (item(text("  ", ("!", "yellow"), "  "), warning) for warning in plan.warnings)
+    notes = [*plan.notes]
+    if missing := config.missing():
+        notes.append(f"A run also needs: {', '.join(missing)}.")
+    if notes:
+        yield from title("Notes")
+        yield from (item("  -  ", note) for note in notes)
+
+
+def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:
+    try:
+        yield from rank_page.page(plan.layout, every)
+    except ValueError as error:
+        yield item("  ", str(error))
+
+
+def _passes(plan: Plan) -> Iterator[tuple[str, str]]:
+    for key, size in plan.passes.items():
+        if not size.needed:
+            yield key, f"not needed: {'one update per rollout' if key == 'old_logprobs' else 'kl_beta is 0'}"
+        elif size.micro_batch_tokens:
+            yield key, f"micro_batch_tokens {size.micro_batch_tokens:,}"
+        else:
+            yield key, f"micro_batch_size {size.micro_batch_size or 'not given'}"
+
+
+def _fixes(fixes: Sequence[Fix]) -> RenderableType:
+    if not fixes:
+        return item("  ", "no change of one or two settings makes every rule hold")
+    rows = []
+    for fix in fixes:
+        now = ", ".join(f"now {'not given' if c.before is None else written(c.before)}" for c in fix.changes)
+        more = f"; {fix.warnings} more warning{'s' * (fix.warnings > 1)}" if fix.warnings else ""
+        rows.append((str(fix), now + more))
+    return grid(rows, wrapped=2)
+
+
+def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
+    at, q = plan.layout, plan.quantities
+    apart = at.get("gpus_set_apart_per_node", 0)
+    yield (
+        "machines",
+        f"{at['nodes']} x {at['gpus_per_node']} GPUs" + (f", {apart} of each for generation" * bool(apart)),
+    )
+    grid = [("TP", "tensor_model"), ("PP", "pipeline_model"), ("CP", "context"), ("DP", "data")]
+    experts = [("ETP", "expert_tensor"), ("EP", "expert_model"), ("PP", "pipeline_model"), ("DP", "expert_data")]
+    for head, parts in (("ranks", grid), ("experts", experts)):
+        cut = " x ".join(f"{short} {at.get(f'{long}_parallel_size', '?')}" for short, long in parts)
+        yield head, f"{cut} = {q.get('world_size', '?')}"
+    if "num_engines" in at:
+        yield (
+            "engines",
+            f"{at['num_engines']} ({at['engines_per_node']} per node), TP {at['rollout_tensor_parallel_size']} each",
+        )

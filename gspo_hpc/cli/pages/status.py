@@ -1,0 +1,76 @@
+"""The page that ``gspo-hpc status`` prints: a table on a terminal, a few lines per run into a pipe or a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from gspo_hpc.launch.status import Status
+from gspo_hpc.system.text import duration, printable
+
+_COLOURS = {"running": "green", "done": "green", "failed": "red", "refused": "red", "killed": "red", "damaged": "red"}
+_CLEAR = "\033[2J\033[H"  # empties a terminal; the next line is its first
+
+
+def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> None:
+    """Print the states of runs; with `clear` in place of what is on the terminal, below the time of day."""
+    if not stream.isatty():
+        print("\n".join(line for state in states for line in _plain(state)), file=stream, flush=True)
+        return
+    from rich.table import Table  # only here: a script that reads status needs no table
+
+    from gspo_hpc.cli.pages.render import item, lines, text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("run", "state", "step", "reward", "tokens/s", "time left", "job", "earlier attempts"):
+        number = name in ("step", "reward", "tokens/s", "time left")
+        whole, least = number or name == "state", {"run": 12, "earlier attempts": 8}.get(name)
+        table.add_column(name, justify="right" if number else "left", no_wrap=whole, min_width=least, overflow="fold")
+    for state in states:
+        table.add_row(
+            text((state.run, "bold")),
+            text((state.state, _COLOURS.get(state.state, "yellow"))),
+            str(state.step) if state.max_steps is None else f"{state.step} of {state.max_steps}",
+            "" if state.reward is None else f"{state.reward:.3f}",
+            "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
+            "" if not _seconds_left(state) else duration(_seconds_left(state)),
+            "\n".join(_job(state)),
+            _ended(state),
+        )
+    clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
+    failed = [state for state in states if state.reason]
+    reasons = [part for state in failed for part in ("", text((state.run, "bold")), item("  ", state.reason))]
+    page = lines([*clock, table, *reasons], stream)
+    print(_CLEAR * clear + "\n".join(page), file=stream, flush=True)
+
+
+def _plain(state: Status) -> Iterator[str]:
+    """Yield the state of a run in a few lines."""
+    total = "" if state.max_steps is None else f" of {state.max_steps}"
+    yield f"{state.run}: {state.state}" + (f" ({printable(state.reason)})" if state.reason else "")
+    reward = "" if state.reward is None else f", reward {state.reward:.3f}"
+    speed = "" if state.tokens_per_s is None else f", {state.tokens_per_s:,.0f} tokens/s"
+    yield f"  step {state.step}{total}{reward}{speed}"
+    if job := ", ".join(_job(state)):
+        yield f"  job {job}"
+    if left := _seconds_left(state):
+        yield f"  {duration(left)} left in the run"
+    ended = _ended(state)
+    yield f"  {state.attempts} attempt{'' if state.attempts == 1 else 's'}" + (f": {ended}" if ended else "")
+
+
+def _seconds_left(state: Status) -> float:
+    """Return the expected time to the end of the run; 0 if it is done, or not known."""
+    return 0.0 if state.state == "done" else state.seconds_left_in_run or 0.0
+
+
+def _job(state: Status) -> Iterator[str]:
+    if state.job_id is not None:
+        yield state.job_id + (f" on {state.nodes}" if state.nodes else "")
+        if state.seconds_left_in_job is not None:
+            yield f"{duration(state.seconds_left_in_job)} left in the job"
+
+
+def _ended(state: Status) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in state.ended.items())

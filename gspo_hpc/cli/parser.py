@@ -1,0 +1,109 @@
+"""The commands of ``gspo-hpc`` with their one-line help; the arguments of each are in commands/NAME.py.
+
+A command is a module of that folder with two functions: ``add_arguments(parser)``, which declares its description,
+examples and options, and ``run(args)``, which returns its exit code. The module is imported only when its command is
+used, so that ``--help`` answers at once. To add a command, add its file and one line to COMMANDS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import textwrap
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+from gspo_hpc import __version__
+from gspo_hpc.system.exit_codes import REFUSED
+from gspo_hpc.system.text import nearest
+
+COMMANDS = {  # in the order of --help
+    "plan": "show what a config means: sizes, layout, passes, steps",
+    "suggest": "suggest the best layouts for a model on given GPUs",
+    "doctor": "check what a run needs, before it starts",
+    "train": "train on this machine",
+    "submit": "train on a Slurm cluster",
+    "status": "show the state of runs",
+    "logs": "show the logs of a run",
+    "cancel": "end a run, with a checkpoint",
+    "eval": "evaluate a run, a checkpoint or a model folder",
+    "export": "write a checkpoint as a Hugging Face folder",
+    "report": "write the report page of a run",
+    "diagnose": "explain what is wrong or slow in a run",
+    "convert": "convert another project's config",
+    "schema": "print the JSON schema of a config, for editors",
+    "completion": "print a completion script for a shell",
+}
+_EPILOG = """\
+gspo-hpc COMMAND --help explains a command with examples.
+exit codes: 0 done, 1 failed, 2 refused before anything began, 75 stopped and saved, can be resumed"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that names the nearest option for an unknown one, and the nearest choice for a wrong one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake with a hint and the usage, and exit with REFUSED."""
+        head, colon, names = message.partition(": ")
+        hint = ""
+        if head.startswith("the following arguments are required"):
+            spare = [action.metavar for action in self._actions if action.nargs in ("*", "?")]  # intermixed parsing
+            message = head + colon + ", ".join(name for name in names.split(", ") if name not in spare)
+        elif head.startswith("unrecognized arguments"):
+            options = [text for action in self._actions for text in action.option_strings]
+            wrong = next((word.split("=")[0] for word in names.split() if word.startswith("-")), "")
+            hint = _hint(wrong, options)
+        self.exit(REFUSED, f"{self.prog}: {message}{hint}\n{self.format_usage()}")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = _hint(str(value), [str(choice) for choice in action.choices or ()])
+            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
+
+
+def _hint(wrong: str, names: Sequence[str]) -> str:
+    found = nearest(wrong, names)
+    return f"; nearest: {found}" if found else ""
+
+
+def parsers(complete: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the bare program and one for each command; only those in `complete` know their arguments."""
+    raw = argparse.RawDescriptionHelpFormatter
+    top = Parser(
+        prog="gspo-hpc",
+        formatter_class=raw,
+        allow_abbrev=False,
+        description="Train language models with GSPO: Megatron-Core trains, vLLM generates on the same GPUs.",
+        epilog=_EPILOG,
+    )
+    top.add_argument("--version", action="version", version=f"gspo-hpc {__version__}")
+    group = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    commands: dict[str, Parser] = {}
+    for name, summary in COMMANDS.items():
+        commands[name] = group.add_parser(name, help=summary, formatter_class=raw, allow_abbrev=False)
+        if name in complete:
+            module = importlib.import_module(f"gspo_hpc.cli.commands.{name}")
+            module.add_arguments(commands[name])
+            commands[name].set_defaults(run=module.run)
+    return top, commands
+
+
+def describe(parser: argparse.ArgumentParser, text: str, examples: str) -> None:
+    """Give the parser of a command its description, below the line of COMMANDS, and its examples, one a line."""
+    summary = COMMANDS[parser.prog.split()[-1]]
+    parser.description = f"{summary[0].upper()}{summary[1:]}.\n\n{textwrap.fill(text, 100)}"
+    parser.epilog = "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  ")
+
+
+def takes_config(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments CONFIG and key=value."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML file, or the name of a preset")
+    takes_overrides(parser)
+
+
+def takes_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments key=value."""
+    text = "settings that override the file, such as run.max_steps=10 or batch.num_generations=8"
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help=text)

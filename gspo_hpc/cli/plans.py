@@ -1,0 +1,167 @@
+"""The commands `gspo-hpc plan` and `gspo-hpc suggest`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.models import architecture
+from gspo_hpc.planning import layouts
+from gspo_hpc.planning import ranks as rank_grid
+from gspo_hpc.planning.estimates import devices, time
+from gspo_hpc.planning.estimates.time import Times
+from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.fixes.search import Fix
+from gspo_hpc.planning.plan import Plan, make_plan
+from gspo_hpc.system.terminal import paint
+from gspo_hpc.system.text import nearest
+
+_COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows: the plan answers at once
+
+
+def plan(
+    name: str,
+    config: Config,
+    *,
+    as_json: bool,
+    ranks: bool,
+    sbatch: bool,
+    price: float | None,
+    response_tokens: float | None,
+) -> bool:
+    """Print the plan. Return whether every rule holds, and there is a batch script if one was asked for.
+
+    `ranks` prints every rank, however many there are.
+    """
+    _check("--price", price)
+    _check("--response-tokens", response_tokens)
+    rows = _count_rows(config.data.train)
+    found = make_plan(config, rows)
+    offered = search.find(config, rows)
+    times, tokens = _times(config, found, response_tokens)
+    notes = [*_absent(config), *_cut(config, response_tokens)]
+    if times is None and (price or response_tokens):
+        notes.append("--price and --response-tokens change nothing: time is not estimated.")
+    found = replace(found, notes=(*found.notes, *notes))
+    script = _batch_script(config) if sbatch else None
+    if as_json:
+        more: dict[str, object] = {"time": None if times is None else times.to_json(price)}
+        more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
+        more |= {"sbatch": script} if sbatch else {}
+        print(json.dumps(_content(found, offered, ranks) | more, indent=2))
+        return found.valid and bool(script) == sbatch
+    from gspo_hpc.cli.pages import estimates, render  # only here: JSON is printed without rich
+    from gspo_hpc.cli.pages import plan as plan_page
+
+    render.show(plan_page.page(name, config, found, offered, ranks=ranks))
+    if found.memory is not None:
+        render.show([*plan_page.title("Memory"), *estimates.memory(found.memory, config)])
+    if times is not None:
+        render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price)])
+    print(f"\n{script}" if script else "", end="")
+    return found.valid and bool(script) == sbatch
+
+
+def suggest_layouts(
+    config: Config, keep: Sequence[str], *, as_json: bool, limit: int, response_tokens: float | None
+) -> bool:
+    """Print layouts, best first. Return whether there is one."""
+    if limit < 1:
+        raise ValueError(f"--limit {limit} must be at least 1")
+    _check("--response-tokens", response_tokens)
+    for key in set(keep).difference(layouts.KEYS):
+        if key in _keys():
+            raise ValueError(f"--keep {key}: suggest never changes it, so it stays as it is; leave it out")
+        near = nearest(key, layouts.KEYS)
+        known = f"; nearest: {near}" if near else f"\nwhat suggest chooses: {', '.join(layouts.KEYS)}"
+        raise ValueError(f"--keep {key}: no such setting{known}")
+    if config.model.path is None:
+        raise ValueError("model.path must be given: a folder, or a model that plan knows, such as Qwen/Qwen3-8B")
+    found = layouts.find(config, frozenset(keep), limit, response_tokens)
+    for text in _cut(config, response_tokens):
+        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
+    if as_json:
+        print(json.dumps([layout.to_json() for layout in found], indent=2))
+    elif found:
+        from gspo_hpc.cli.pages import estimates, render
+
+        render.show(estimates.suggestions(found))
+    else:
+        print(f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule.", end=" ")
+        print("`gspo-hpc plan` shows which rules are broken; more GPUs, larger ones or other batch sizes may help.")
+    return bool(found)
+
+
+def _content(plan: Plan, fixes: Sequence[Fix], ranks: bool) -> dict[str, Any]:
+    """Return the plan as plain values; with `ranks`, the place of each rank, or None if they cannot be placed."""
+    found = plan.to_json() | {"fixes": [fix.to_json() for fix in fixes]}
+    if ranks:
+        try:
+            found["ranks"] = [vars(seat) for seat in rank_grid.seats(plan.layout)]
+        except ValueError:
+            found["ranks"] = None
+    return found
+
+
+def _batch_script(config: Config) -> str | None:
+    """Return the batch script that submit would hand in; None, with the reason on stderr, if it would refuse."""
+    from gspo_hpc.launch.slurm import submit  # submitit comes with it, which a plan can do without
+
+    try:
+        return submit.dry_run(config)
+    except ValueError as error:
+        print(f"{paint('no batch script:', '33', sys.stderr)} {error}", file=sys.stderr)
+        return None
+
+
+def _keys() -> set[str]:
+    """Return every key of a config, dotted."""
+    sections = {name: getattr(Config(), name) for name in Config.model_fields}
+    return {f"{name}.{key}" for name, section in sections.items() for key in vars(section)}
+
+
+def _check(option: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
+        raise ValueError(f"{option} {value:g} must be {'finite' if value == float('inf') else 'more than 0'}")
+
+
+def _cut(config: Config, response_tokens: float | None) -> Iterator[str]:
+    """Yield a note if the expected response is longer than responses can be."""
+    longest = config.rollout.max_response_length
+    if response_tokens is not None and response_tokens > longest:
+        yield f"--response-tokens {response_tokens:,.0f} is cut to rollout.max_response_length ({longest:,})."
+
+
+def _absent(config: Config) -> Iterator[str]:
+    """Yield a note for each data file that a run needs and that does not exist."""
+    for key, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if name is not None and not os.path.exists(name):
+            counted = ": its prompts are not counted" if key == "data.train" else ""
+            yield f"{key} {name} is not there{counted}. A run needs the file."
+
+
+def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:
+    """Return the time estimate of a plan that can have one, and the average response length that it is for."""
+    completions = found.quantities.get("generation_batch_size")
+    arch = architecture.find(config)
+    if found.memory is None or arch is None or not completions or config.cluster.gpu is None:
+        return None, 0.0
+    device = devices.find(config.cluster.gpu, config.cluster.network_gb_per_s)
+    work = time.work(config, int(completions), response_tokens)
+    model = time.sizes(arch)
+    return time.estimate(model, config, device, work, found.memory.cache_tokens), work.response_tokens
+
+
+def _count_rows(train: str | None) -> int | None:
+    """Return the rows of a JSONL file; None if they cannot be counted at once."""
+    path = Path(train or "")
+    if path.suffix != ".jsonl" or not path.is_file() or path.stat().st_size > _COUNTED_BYTES:
+        return None
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())

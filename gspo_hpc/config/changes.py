@@ -1,0 +1,87 @@
+"""The difference between two configs, and the keys that a run may change between two attempts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gspo_hpc.config.schema import Config, as_dict
+
+# What may differ between two attempts of one run: how long it goes, where it runs, how work is cut into pieces (which
+# is the same update, summed in another order) and what is recorded. Anything else would make it another experiment.
+MAY_CHANGE: frozenset[str] = frozenset(
+    {
+        "run.max_steps",  # see refused_changes: only while the learning rate does not depend on it
+        "run.dir",  # the same directory, moved or reached by another path
+        "cluster.nodes",
+        "cluster.gpus_per_node",
+        "cluster.threads_per_rank",
+        "cluster.gpu",
+        "cluster.network_gb_per_s",
+        "parallel.*",
+        "memory.*",
+        "moe.token_dispatcher",
+        "optimizer.distributed",
+        "rollout.tensor_parallel_size",
+        "batch.micro_batch_size",
+        "batch.micro_batch_tokens",
+        "batch.logprob_micro_batch_size",
+        "batch.logprob_micro_batch_tokens",
+        "batch.reference_micro_batch_size",
+        "batch.reference_micro_batch_tokens",
+        "rollout.engines_per_node",
+        "rollout.kv_cache_gb",
+        "rollout.sleep_level",
+        "rollout.engine.gpu_memory_utilization",
+        "reward.workers",
+        "eval.interval",
+        "eval.before",
+        "eval.after",
+        "checkpoint.*",
+        "tracking.*",
+        "slurm.*",
+        "faults.*",
+    }
+)
+
+_NOT_GIVEN = "(not given)"
+
+
+def difference(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """Return (key, old value, new value) for every key that differs, in the order of schema.py.
+
+    Free-form values such as rollout.engine are compared key by key.
+    """
+    before, after = _flat(old), _flat(new)
+    pairs = [(key, before.get(key, _NOT_GIVEN), after.get(key, _NOT_GIVEN)) for key in before | after]
+    # Compared as JSON, which tells 1 from 1.0 and from true.
+    return [row for row in pairs if json.dumps(row[1], sort_keys=True) != json.dumps(row[2], sort_keys=True)]
+
+
+def may_change(key: str) -> bool:
+    """Return True if a key may differ between two attempts of one run."""
+    return key in MAY_CHANGE or f"{key.split('.')[0]}.*" in MAY_CHANGE
+
+
+def refused_changes(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """Return the part of :func:`difference` that must not change between two attempts of one run.
+
+    run.max_steps may change only while the learning rate stays constant: a decaying rate is stretched over max_steps,
+    and another length would mean other rates in the steps that are already done.
+    """
+    decays = "constant" not in (old.optimizer.lr_decay_style, new.optimizer.lr_decay_style)
+    return [row for row in difference(old, new) if not may_change(row[0]) or (decays and row[0] == "run.max_steps")]
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Return the value of every dotted key, in order; mappings are taken apart."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and (value or prefix.count(".") < 2):  # an empty mapping inside is a value
+            for key, item in value.items():
+                yield from walk(f"{prefix}.{key}", item)
+        else:
+            yield prefix, value
+
+    return {key: v for name, section in as_dict(config).items() for key, v in walk(name, section)}

@@ -1,0 +1,16 @@
+"""Sizes that more than one room counts with: in bytes, some of them by platform, and the GPUs of a node."""
+
+from __future__ import annotations
+
+# Logits that are in memory at once, in fp32 (ops/logprobs.py); on the CPU: what a shared cache holds.
+LOGITS_BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+# Weights that a trainer gathers at once (policy/weight_stream.py): more would fall out of a CPU's caches, fewer leave a
+# GPU's links idle.
+GATHER_BUCKET_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
+# Weights that are packed for an engine at once (engine/transfer.py), on each platform.
+TRANSFER_BUCKET_BYTES = 64 << 20
+# NCCL's buffers, an estimate, since they depend on channels and peers: on a GPU for each group that its rank is in, and
+# in /dev/shm for each rank of a node.
+NCCL_BYTES = 32 << 20
+# Racks that work as one node have 72 GPUs; on CPUs there is at most a rank for each core.
+MOST_GPUS_PER_NODE = 256

@@ -1,0 +1,78 @@
+"""The passes of a step, their sizes and what is done around them: everything that follows from the config alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from gspo_hpc.config.schema import Batch, Config
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes that a step needs besides the update."""
+
+    old_logprobs: bool
+    reference: bool
+
+
+@dataclass(frozen=True)
+class PassSize:
+    """Micro-batches of one pass over a DP rank's completions: a fixed count, or a budget of tokens filled by packing.
+
+    Neither is set where the config does not give it yet.
+    """
+
+    needed: bool
+    micro_batch_size: int | None
+    micro_batch_tokens: int | None
+
+
+def updates_per_rollout(batch: Batch) -> int:
+    """Return the optimizer steps made from one rollout: steps_per_generation x num_iterations, from the keys given.
+
+    With 1, the policy that is updated is the one that sampled: every ratio is 1.
+    """
+    steps = batch.steps_per_generation or 1
+    if batch.generation_batch_size is not None and batch.global_batch_size is not None:
+        steps = max(1, math.ceil(batch.generation_batch_size / batch.global_batch_size))
+    return steps * batch.num_iterations
+
+
+def passes_needed(config: Config) -> Passes:
+    """Return the log-prob passes of a step.
+
+    Old log-probs are needed only when the policy moves within a rollout, a reference only when the KL term has a
+    weight.
+    """
+    return Passes(updates_per_rollout(config.batch) > 1, config.algorithm.kl_beta > 0)
+
+
+def offload_trainer(config: Config) -> bool:
+    """Return True if the trainer of a rank moves to host memory while engines generate."""
+    wanted = config.memory.offload_trainer
+    if wanted is None:
+        return config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
+    return wanted
+
+
+def router_replay(config: Config) -> Literal["off", "rollout", "old_logprobs"]:
+    """Return the pass whose choice of experts the updates repeat; "off" if they choose anew."""
+    wanted = config.moe.router_replay
+    if wanted == "auto":
+        return "rollout" if config.cluster.platform == "cuda" else "old_logprobs"
+    return wanted
+
+
+def pass_sizes(config: Config) -> dict[str, PassSize]:
+    """Return the size of every pass: its own where given, else the update's."""
+    batch, needed = config.batch, passes_needed(config)
+    update = (batch.micro_batch_size, batch.micro_batch_tokens)
+    old = (batch.logprob_micro_batch_size, batch.logprob_micro_batch_tokens)
+    reference = (batch.reference_micro_batch_size, batch.reference_micro_batch_tokens)
+    return {
+        "update": PassSize(True, *update),
+        "old_logprobs": PassSize(needed.old_logprobs, *(old if any(old) else update)),
+        "reference": PassSize(needed.reference, *(reference if any(reference) else update)),
+    }

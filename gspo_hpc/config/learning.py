@@ -1,0 +1,217 @@
+"""The sections about data, generation, rewards and the optimizer, and what is saved, recorded and evaluated."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ValidationInfo, field_validator
+
+from gspo_hpc.config.section import (
+    MOST,
+    AnyNumber,
+    Count,
+    CountFrom0,
+    Counts,
+    Decay,
+    FreeForm,
+    Listed,
+    Number,
+    PerNode,
+    Positive,
+    Section,
+    Share,
+    Temperature,
+    checked,
+    key,
+)
+
+
+class Batch(Section):
+    """Batch sizes, in completions (docs/batch-arithmetic.md; the rules are in planning/rules/batch.py)."""
+
+    micro_batch_size: Count | None = key(None, "Completions per micro-batch and data-parallel rank.")
+    micro_batch_tokens: Count | None = key(
+        None, "Tokens per micro-batch, which packing fills; give this instead of micro_batch_size."
+    )
+    global_batch_size: Count | None = key(None, "Completions per optimizer step.")
+    steps_per_generation: Count | None = key(None, "Optimizer steps per rollout; the default is 1.")
+    generation_batch_size: Count | None = key(
+        None, "Completions per rollout; give this instead of steps_per_generation."
+    )
+    num_generations: Count | None = key(None, "Completions per prompt, which form a group.")
+    num_iterations: Count = key(1, "Number of times that each rollout is trained on.")
+    logprob_micro_batch_size: Count | None = key(
+        None, "Completions per micro-batch of the pass for old log-probs; the default is that of the update."
+    )
+    logprob_micro_batch_tokens: Count | None = key(
+        None, "Tokens per micro-batch of the pass for old log-probs; the default is that of the update."
+    )
+    reference_micro_batch_size: Count | None = key(
+        None, "Completions per micro-batch of the pass of the reference model; the default is that of the update."
+    )
+    reference_micro_batch_tokens: Count | None = key(
+        None, "Tokens per micro-batch of the pass of the reference model; the default is that of the update."
+    )
+    share_prompts: bool = key(True, "Compute the prompt of a group once for all of its completions.")
+
+
+class Data(Section):
+    """Prompts: JSONL or parquet rows with a prompt (text or chat messages); reward functions get the other fields."""
+
+    train: str | None = key(None, "The file of training prompts.")
+    eval: str | None = key(None, "The file of evaluation prompts.")
+    prompt_key: str = key("prompt", "The field of a row that holds the prompt.")
+    system_prompt: str | None = key(None, "A system message in front of every prompt.")
+    chat_template: bool = key(True, "Put text prompts through the tokenizer's chat template, as one user message.")
+    shuffle: bool = key(True, "Shuffle the prompts in every pass over the data.")
+    overlong: Literal["error", "drop", "truncate_left"] = key(
+        "error", "What to do with prompts that are longer than rollout.max_prompt_length."
+    )
+
+
+class Rollout(Section):
+    """Generation with vLLM. `engine` is handed to vllm.LLM unchanged; a null in it means vLLM's own default."""
+
+    mode: Literal["colocate", "server"] = key(
+        "colocate", "Whether engines share the GPUs that train (colocate) or have GPUs of their own (server)."
+    )
+    tensor_parallel_size: PerNode = key(1, "GPUs of one engine, all on one node.")
+    engines_per_node: PerNode | None = key(
+        None, "Engines on each node; the default is gpus_per_node / tensor_parallel_size."
+    )
+    max_prompt_length: Count = key(512, "Tokens of the longest prompt.")
+    max_response_length: Count = key(1024, "Tokens of the longest response.")
+    temperature: Temperature = key(1.0, "The sampling temperature.")
+    top_p: Share = key(1.0, "Sample from the most likely tokens whose probabilities add up to this.")
+    top_k: Annotated[int, checked(lambda v: v == -1 or v >= 1, "must be 1 or more, or -1 for all tokens")] = key(
+        -1,
+        "Sample from this many of the most likely tokens; -1 samples from all.",
+        rule="must be 1 or more, or -1 for all tokens",
+        ge=-1,
+        le=MOST,
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = key(
+        None, "The type of weights and activations in engines; the default is model.dtype."
+    )
+    kv_cache_gb: Positive = key(
+        1.0, "GB of KV cache of each engine on CPUs; on GPUs engine.gpu_memory_utilization determines it."
+    )
+    sleep_level: int = key(
+        1,
+        "vLLM's sleep level while the trainer works. At 1, weights wait in host memory; at 2, they are dropped, and "
+        "sent again before anything is generated.",
+        rule="must be 1 (weights wait in host memory) or 2 (they are dropped)",
+        ge=1,
+        le=2,
+    )
+    probe_tokens: Count = key(96, "Tokens of the probe on which engine and trainer must agree after each weight sync.")
+    probe_max_gap: Number | None = key(
+        None, "Largest difference of log-probs that the probe allows; the default is 1e-3 (float32) or 0.5 (16 bits)."
+    )
+    probe_mean_gap: Number | None = key(
+        None, "Mean difference of log-probs that the probe allows; the default is 1e-4 (float32) or 0.05 (16 bits)."
+    )
+    engine: FreeForm = key({}, "Arguments of vllm.LLM.")
+
+    @field_validator("engine", mode="after")
+    @classmethod
+    def _without_nulls(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments without null, which is vLLM's own default."""
+        return {name: value for name, value in engine.items() if value is not None}
+
+
+class RewardFunction(Section):
+    """One term of the reward: a reward function, its weight and its arguments."""
+
+    function: Annotated[str, checked(lambda v: v.strip() == v != "", "must name a function")] = key(
+        ..., "A registered name, or path/to/file.py:function."
+    )
+    weight: AnyNumber = key(1.0, "Weight of this term in the sum.")
+    args: FreeForm = key({}, "Arguments of the function.")
+
+
+class Reward(Section):
+    """Reward functions, which run in a pool of processes while generation goes on."""
+
+    functions: Annotated[tuple[RewardFunction, ...], Listed] = key((), "The terms of the reward, which are summed.")
+    workers: Count = key(2, "Processes of the pool.")
+    timeout: Positive = key(10.0, "Seconds that one reward function may take for one completion.")
+    on_failure: Literal["exclude", "zero"] = key(
+        "exclude", "After a reward function has failed, exclude the completion, or count its reward as zero."
+    )
+
+
+class Optimizer(Section):
+    """Adam and its schedule, under Megatron's names where it has them."""
+
+    lr: Number = key(1e-6, "The learning rate.")
+    min_lr: Number = key(0.0, "The learning rate at the end of the decay; not above lr.")
+    lr_decay_style: Literal["constant", "linear", "cosine"] = key(
+        "constant", "The schedule by which the learning rate decays."
+    )
+    lr_warmup_steps: CountFrom0 = key(0, "Optimizer steps over which the learning rate rises from 0.")
+    weight_decay: Number = key(0.0, "Decoupled weight decay.")
+    adam_beta1: Decay = key(0.9, "Decay of the first moment.")
+    adam_beta2: Decay = key(0.999, "Decay of the second moment.")
+    adam_eps: Positive = key(1e-8, "Epsilon of Adam's denominator.")
+    clip_grad: Number = key(
+        1.0, "Largest norm of the gradient; a larger gradient is scaled down to it, and 0 turns this off."
+    )
+    initial_loss_scale: Number = key(
+        65536.0, "With float16 only: the first loss scale; a gradient that overflows halves it and skips the step."
+    )
+    loss_scale_window: Count = key(
+        1000, "With float16 only: steps without overflow after which the loss scale doubles."
+    )
+    grad_reduce_in_fp32: bool = key(True, "Keep and sum gradients in fp32, whatever the model's dtype is.")
+    distributed: bool = key(
+        False, "Keep and update only a part of the optimizer's state on each data-parallel rank, instead of all of it."
+    )
+
+    @field_validator("min_lr", mode="after")
+    @classmethod
+    def _not_above_lr(cls, min_lr: float, info: ValidationInfo) -> float:
+        """Refuse a schedule that would rise."""
+        if (lr := info.data.get("lr")) is not None and min_lr > lr:
+            raise ValueError(f"({min_lr}) must not be above optimizer.lr ({lr})")
+        return min_lr
+
+
+class Checkpoint(Section):
+    """The interval of checkpoints, and how many are kept."""
+
+    interval: Count = key(50, "Optimizer steps between checkpoints; a last one is always saved.")
+    keep: Count = key(2, "Number of checkpoints that are kept.")
+    async_save: bool = key(
+        True, "Write checkpoints in the background from a copy in host memory, while training goes on."
+    )
+
+
+class Tracking(Section):
+    """Trackers and traces; metrics.jsonl is always written in addition."""
+
+    wandb: Literal["auto", "online", "offline", "disabled"] = key(
+        "auto", "Weights & Biases; auto is online with an API key and offline without."
+    )
+    wandb_project: str = key("gspo_hpc", "The W&B project.")
+    wandb_entity: str | None = key(None, "The W&B entity.")
+    tensorboard: bool = key(False, "Write TensorBoard files.")
+    samples: CountFrom0 = key(4, "Completions of each logged rollout that are kept for the report.")
+    profile_steps: Counts = key((), "Optimizer steps that torch's profiler traces, with a table by phase.")
+    debug: bool = key(
+        False, "Let torch.distributed, NCCL, Megatron and vLLM log what they do, in the logs of the ranks."
+    )
+
+
+class Eval(Section):
+    """Greedy accuracy on unseen prompts, before, after and in between; `samples` > 1 adds avg@k and pass@k."""
+
+    interval: Count | None = key(None, "Optimizer steps between evaluations.")
+    before: bool = key(True, "Evaluate before the first step.")
+    after: bool = key(True, "Evaluate after the last step.")
+    max_prompts: Count | None = key(None, "Number of prompts that are evaluated; the default is all.")
+    samples: Count = key(1, "Sampled completions per prompt, for avg@k and pass@k.")
+    temperature: Temperature = key(1.0, "The sampling temperature of those samples.")
+    reward: str | None = key(
+        None, "The reward function that decides whether an answer is right; the default is the first one."
+    )

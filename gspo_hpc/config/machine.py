@@ -1,0 +1,197 @@
+"""The sections about machines and how a model is spread over them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gspo_hpc.config.section import (
+    Count,
+    CountFrom0,
+    FreeForm,
+    Lines,
+    Number,
+    OneLine,
+    PerNode,
+    Positive,
+    SbatchText,
+    Section,
+    TextByName,
+    Texts,
+    key,
+)
+
+Platform = Literal["cuda", "cpu"]
+
+
+class Cluster(Section):
+    """The machines: one rank per accelerator (on CPU: one rank per `gpus_per_node`)."""
+
+    # At most several times the largest machines there are.
+    nodes: int = key(1, "Nodes of the run.", ge=1, le=100_000)
+    gpus_per_node: PerNode = key(1, "GPUs of each node; on CPUs the ranks of each node.")
+    platform: Platform = key("cuda", "What ranks compute on: GPUs, or CPUs.")
+    threads_per_rank: Count | None = key(
+        None, "CPU threads of one training rank; the default divides the cores of a node among its ranks."
+    )
+    gpu: str | None = key(
+        None,
+        "The GPU that `plan` estimates memory and time for, such as H100-80GB (a name in "
+        "planning/estimates/devices.py); it has no effect on a run.",
+    )
+    network_gb_per_s: Positive | None = key(
+        None,
+        "GB/s of one GPU to other nodes, one way, for `plan`'s estimates; the default is what such GPUs usually have.",
+    )
+
+
+class Model(Section):
+    """The model that is trained: a Hugging Face folder (config.json, safetensors, tokenizer)."""
+
+    path: str | None = key(None, "The Hugging Face folder of the model.")
+    dtype: Literal["float32", "bfloat16", "float16"] = key("bfloat16", "The type of weights and activations.")
+    layers: Literal["auto", "torch", "transformer_engine"] = key(
+        "auto",
+        "The library that computes layers: torch needs no other package; auto takes Transformer Engine if it is "
+        "installed and there are GPUs.",
+    )
+    provider: Literal["own", "mcore_bridge"] = key(
+        "own",
+        "What builds the model: this package itself (own), for the families that it knows, or mcore-bridge "
+        "(mcore_bridge), for other families, on GPUs.",
+    )
+    fp8: Literal["e4m3", "hybrid"] | None = key(
+        None, "The 8-bit format of matrix products in Transformer Engine; hybrid uses e5m2 for gradients."
+    )
+    fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = key(
+        "delayed", "The recipe that scales values for 8 bits."
+    )
+
+
+class Parallel(Section):
+    """Megatron-Core's parallel sizes, under Megatron's own names."""
+
+    tensor_model_parallel_size: Count = key(1, "Ranks that share each layer.")
+    pipeline_model_parallel_size: Count = key(1, "Pipeline stages that the layers are divided into.")
+    virtual_pipeline_model_parallel_size: Count | None = key(
+        None, "Chunks of layers on each pipeline rank, for the interleaved schedule."
+    )
+    context_parallel_size: Count = key(1, "Ranks that share each sequence.")
+    expert_model_parallel_size: Count = key(1, "Ranks that share the experts of a layer.")
+    expert_tensor_parallel_size: Count | None = key(
+        None, "Ranks that share each expert; the default is tensor_model_parallel_size."
+    )
+    sequence_parallel: bool = key(False, "Divide activations along the sequence where tensor parallelism does not.")
+    overlap_grad_reduce: bool = key(
+        False, "Sum gradients over data-parallel ranks while further gradients are still being computed."
+    )
+    overlap_param_gather: bool = key(
+        False, "With optimizer.distributed, gather weights while those that have arrived are already being used."
+    )
+
+
+class Memory(Section):
+    """Recomputation for the backward pass, under Megatron's names, and offloading to host memory."""
+
+    recompute_granularity: Literal["selective", "full"] | None = key(
+        None, "What is computed again for the backward pass: parts of each layer (selective), or whole layers (full)."
+    )
+    recompute_modules: Texts = key(
+        ("core_attn",), "Parts for selective recomputation: core_attn, mlp, moe, shared_experts, layernorm and so on."
+    )
+    recompute_method: Literal["uniform", "block"] = key(
+        "uniform",
+        "With full recomputation: recompute all layers, in groups (uniform), or only the first layers of each stage "
+        "(block).",
+    )
+    recompute_num_layers: Count = key(
+        1, "With full recomputation: the layers of a group (uniform), or the layers that are computed again (block)."
+    )
+    offload_trainer: bool | None = key(
+        None,
+        "Move the trainer to host memory while engines generate; by default this is done on GPUs that both share.",
+    )
+    offload_optimizer: bool = key(
+        False, "Keep the optimizer's state in host memory except for the moment in which it steps."
+    )
+
+
+class Moe(Section):
+    """Mixtures of experts; these keys have no effect on models without experts."""
+
+    router_dtype: Literal["float32", "float64"] | None = key(
+        "float32", "The type in which the router computes; null means the model's own."
+    )
+    aux_loss_coeff: Number = key(
+        0.0, "Weight of the load-balancing loss (Switch Transformer), which is computed per micro-batch."
+    )
+    z_loss_coeff: Number = key(0.0, "Weight of the loss that keeps the router's logits small (ST-MoE).")
+    token_dispatcher: Literal["alltoall", "flex"] = key(
+        "alltoall",
+        "The dispatcher that takes tokens to their experts and back (Megatron's moe_token_dispatcher_type). flex uses "
+        "DeepEP's fused kernels, on GPUs, for experts on several ranks.",
+    )
+    router_replay: Literal["off", "auto", "rollout", "old_logprobs"] = key(
+        "off",
+        "Send tokens to the experts that were chosen before: in the engine (rollout), or in the pass for old log-probs "
+        "(old_logprobs). auto means rollout where vLLM reports its choices, which its CPU build does not.",
+    )
+
+
+class Container(Section):
+    """The container of the ranks. Its image has the package's dependencies; the code comes from the job folder."""
+
+    kind: Literal["pyxis", "apptainer"] = key(..., "What starts the container.")
+    image: OneLine = key(..., "The image.")
+    mounts: Lines = key((), "SOURCE:TARGET pairs; the run directory is always mounted.")
+    python: OneLine = key("python3", "The interpreter inside the container.")
+    args: Lines = key((), "More arguments of srun (pyxis) or of apptainer exec.")
+
+
+class Slurm(Section):
+    """Arguments of sbatch and srun, with which `submit` asks Slurm for a job.
+
+    A profile is a config with such a section, for all runs on one cluster. The run's own config overrides it.
+    """
+
+    profile: OneLine | None = key(None, "A profile: a file, or a name in slurm/profiles.")
+    partition: SbatchText | None = key(None, "sbatch --partition.")
+    account: SbatchText | None = key(None, "sbatch --account.")
+    qos: SbatchText | None = key(None, "sbatch --qos.")
+    time_minutes: Count = key(60, "Minutes of one job; a longer run is requeued until its last step is done.")
+    signal_seconds: Count = key(120, "Seconds before the time limit at which the ranks are asked to stop.")
+    requeue: bool = key(True, "Requeue the job until the run is done.")
+    constraint: SbatchText | None = key(None, "sbatch --constraint.")
+    reservation: SbatchText | None = key(None, "sbatch --reservation.")
+    exclude: SbatchText | None = key(None, "sbatch --exclude.")
+    nodelist: SbatchText | None = key(None, "sbatch --nodelist.")
+    exclusive: bool = key(False, "sbatch --exclusive.")
+    cpus_per_task: Count | None = key(None, "sbatch --cpus-per-task.")
+    mem: SbatchText | None = key(None, "sbatch --mem.")
+    gres: SbatchText | None = key(None, "sbatch --gres, instead of --gpus-per-node.")
+    gpu_bind: SbatchText | None = key(None, "srun --gpu-bind.")
+    mail_user: SbatchText | None = key(None, "sbatch --mail-user.")
+    mail_type: SbatchText | None = key(None, "sbatch --mail-type.")
+    comment: SbatchText | None = key(None, "sbatch --comment.")
+    sbatch: FreeForm = key({}, "More options of sbatch: their names without dashes, and their values.")
+    srun: Lines = key((), "More arguments of srun.")
+    modules: Lines = key((), "Environment modules to load (module load NAME).")
+    setup: Lines = key((), "Lines of shell that run before anything else in the job.")
+    environment: TextByName = key({}, "Environment variables of the ranks.")
+    python: OneLine | None = key(None, "The interpreter that runs the job; the default is the one that submits.")
+    container: Container | None = key(None, "The container that ranks run in.")
+
+
+class Faults(Section):
+    """Limits on failures, restarts and waiting."""
+
+    max_restarts: CountFrom0 = key(
+        3, "Failures in a row at the same step that are allowed; a preemption or a time limit is not a failure."
+    )
+    bringup_timeout: Positive = key(60.0, "Seconds within which every rank must report that it runs.")
+    heartbeat_timeout: Positive = key(30.0, "Seconds without a heartbeat after which a rank counts as hung.")
+    hang_timeout: Positive = key(
+        900.0, "Seconds without progress after which a rank counts as hung although it is alive."
+    )
+    max_engine_restarts: CountFrom0 = key(3, "Restarts of engines that are allowed in one attempt.")
+    engine_timeout: Positive = key(300.0, "Seconds without a token after which an engine that has work counts as hung.")
+    max_skipped_steps: CountFrom0 = key(5, "Steps in a row that are allowed to have a gradient that is not finite.")

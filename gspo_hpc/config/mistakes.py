@@ -1,0 +1,158 @@
+"""One line for each mistake that pydantic finds in a config: its place, what was given and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gspo_hpc.config import paths, plugins, schema
+from gspo_hpc.config.section import Section, describe
+from gspo_hpc.system import text
+
+_KINDS = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "must be {} or more"),
+    "greater_than": ("gt", "must be above {}"),
+    "less_than_equal": ("le", "must be at most {}"),
+    "less_than": ("lt", "must be below {}"),
+}
+_PHRASES = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def lines(error: ValidationError, raw: Mapping[Any, Any], place: Callable[[str], str]) -> list[str]:
+    """Return a line for each mistake, in the order of `raw`; `place` gives "file:line" of a dotted key."""
+    details = error.errors(include_url=False)
+    return [_line(one, place) for one in sorted(details, key=lambda one: _position(one["loc"], raw))]
+
+
+def nearest(given: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return "; nearest: NAME", or nothing where no name is near."""
+    found = text.nearest(given, list(names))
+    return f"; nearest: {prefix}{found}" if found else ""
+
+
+def _allowed(names: Iterable[Any]) -> str:
+    return f"; allowed: {', '.join(str(name) for name in names)}"
+
+
+def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
+    loc, kind, given = one["loc"], one["type"], one["input"]
+    key = dotted(loc)
+    if kind == "union_tag_invalid":
+        return f"{place('algorithm.name')}: algorithm.name {_no_algorithm(given.get('name'))}"
+    if kind in ("extra_forbidden", "invalid_key"):
+        return f"{place(key)}: {_unknown(loc)}"
+    if kind == "missing":
+        return f"{place(dotted(loc[:-1]))}: {key} is missing"
+    if kind in ("model_type", "model_attributes_type") and len(loc) == 1:
+        return f"{place(key)}: {key} is a section of keys; found {describe(given)}"
+    if isinstance(loc[-1], int) and kind != "model_type":
+        key = dotted(loc[:-1])  # an item of a list: what was found says which
+    return f"{place(key)}: {key} {_wrong(one)}"
+
+
+def _wrong(one: ErrorDetails) -> str:
+    """Return the end of a sentence that begins with the key."""
+    kind, given, field = one["type"], one["input"], schema.field_at(one["loc"])
+    if kind == "value_error":
+        return str(one["ctx"]["error"])
+    if kind == "model_type":
+        return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
+    if kind == "literal_error" and field is not None:
+        values = get_args(schema.plain_type(field.annotation))
+        return f"is {given!r}, which is not allowed{nearest(str(given), values)}{_allowed(values)}"
+    if kind in _KINDS:
+        quotes = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float) else ""
+        return f"{_KINDS[kind]}; found {describe(given)}{quotes}"
+    rule = _rule(one, field)
+    huge = isinstance(given, int) and abs(given) >= 10**18
+    default = f"; {one['loc'][1]} has {field.default}" if _is_tagged(one["loc"]) and field is not None else ""
+    return f"{rule}; found {f'{len(str(given))} digits' if huge else repr(given)}{default}"
+
+
+def _rule(one: ErrorDetails, field: Any) -> str:
+    """Return what a value out of range must be."""
+    extra = field.json_schema_extra if field is not None else None
+    if isinstance(extra, dict) and "errorMessage" in extra:
+        return str(extra["errorMessage"])
+    name, text = _BOUNDS[one["type"]]
+    found = schema.limits(field) if field is not None else {}
+    if len(found) == 2 and schema.plain_type(field.annotation) is float:
+        return "must be " + " and ".join(f"{_PHRASES[bound]} {value}" for bound, value in found.items())
+    return text.format(found.get(name, one["ctx"][name]))
+
+
+def _unknown(loc: Sequence[str | int]) -> str:
+    name = str(loc[-1])
+    if len(loc) == 1:
+        sections = list(schema.Config.model_fields)
+        return f"unknown section {loc[0]!r}{nearest(name, [*sections, *schema.keys()]) or _allowed(sections)}"
+    parent, known = dotted(loc[:-1]), list(_class_at(loc[:-1]).model_fields)
+    elsewhere = [key for key in schema.keys() if key.split(".")[1] == name]
+    hint = nearest(name, known, f"{parent}.") or (f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
+    owner = f" of {loc[1]}" if _is_tagged(loc) else ""
+    return f"unknown key {dotted(loc)}{owner}{hint or _allowed(known)}"
+
+
+def _no_algorithm(given: Any) -> str:
+    """Return what is wrong with the name of an algorithm."""
+    if not isinstance(given, str):
+        return f"must be text; found {describe(given)}"
+    names = plugins.algorithms()
+    if (paths.ALGORITHMS / f"{given}.py").is_file():
+        return f"is {given!r}, but algorithms/{given}.py has no class with `{plugins.marker(given)}`{_allowed(names)}"
+    return f"is {given!r}, which is not allowed{nearest(given, names)}{_allowed(names)}"
+
+
+def _is_tagged(loc: Sequence[str | int]) -> bool:
+    """Return True for a path that pydantic gives below an algorithm, with its name behind the section's."""
+    return loc[0] == "algorithm" and len(loc) > 1 and loc[1] in plugins.algorithms()
+
+
+def _class_at(loc: Sequence[str | int]) -> type[Section]:
+    """Return the section, or the class of an item of a list of sections, that a path leads to."""
+    if len(loc) == 1:
+        return schema.section_class(str(loc[0]))
+    if _is_tagged(loc) and len(loc) == 2:
+        return plugins.algorithms()[str(loc[1])]
+    field = schema.field_at(loc)
+    assert field is not None
+    kind = schema.plain_type(field.annotation)
+    found: type[Section] = get_args(kind)[0] if isinstance(loc[-1], int) else kind
+    return found
+
+
+def dotted(loc: Sequence[str | int]) -> str:
+    """Return a path as people write it: reward.functions[1].weight."""
+    text = ""
+    loc = (loc[0], *loc[2:]) if _is_tagged(loc) else loc
+    for at, step in enumerate(loc):  # a number among the first two is a strange name of a section or a key
+        text += f"[{step}]" if isinstance(step, int) and at >= 2 else f".{step}" if text else str(step)
+    return text
+
+
+def _position(loc: Sequence[str | int], raw: Mapping[Any, Any]) -> list[int]:
+    """Return where a path stands among the keys of the config, for sorting."""
+    found: list[int] = []
+    inner: Any = raw
+    for step in (loc[0], *loc[2:]) if _is_tagged(loc) else loc:
+        if isinstance(inner, Mapping) and step in inner:
+            found.append(list(inner).index(step))
+            inner = inner[step]
+        elif isinstance(inner, list | tuple) and isinstance(step, int):
+            found.append(step)
+            inner = inner[step]
+        else:
+            break
+    return found

@@ -1,0 +1,215 @@
+"""The config of a run: its sections, every key of them, and what follows for ranks and folders.
+
+Loading from YAML and the command line is :mod:`gspo_hpc.config.loader`; the arithmetic between keys is
+:mod:`gspo_hpc.planning.plan`. Batch sizes count completions. Everything is frozen: a run never changes its settings.
+A ``None`` default means "not given": ``plan`` works with what is there, :meth:`Config.missing` names what a run needs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
+
+from gspo_hpc.config import plugins
+from gspo_hpc.config.algorithm import AlgorithmSettings
+from gspo_hpc.config.learning import (
+    Batch,
+    Checkpoint,
+    Data,
+    Eval,
+    Optimizer,
+    Reward,
+    RewardFunction,
+    Rollout,
+    Tracking,
+)
+from gspo_hpc.config.machine import Cluster, Container, Faults, Memory, Model, Moe, Parallel, Platform, Slurm
+from gspo_hpc.config.section import MOST, Count, Section, as_dict, checked, key, replace
+
+__all__ = [
+    "Batch",
+    "Checkpoint",
+    "Cluster",
+    "Config",
+    "Container",
+    "Data",
+    "Eval",
+    "Faults",
+    "Memory",
+    "Model",
+    "Moe",
+    "Optimizer",
+    "Parallel",
+    "Platform",
+    "Reward",
+    "RewardFunction",
+    "Rollout",
+    "Run",
+    "Slurm",
+    "Tracking",
+    "as_dict",
+    "keys",
+    "replace",
+]
+
+_RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_BOUNDS = ("ge", "gt", "le", "lt")
+_A_PATH = "must be a path without line breaks"
+
+
+class Run(Section):
+    """The name of a run, its directory and its length."""
+
+    name: str = key(
+        "run",
+        "The name of the run.",
+        pattern=_RUN_NAME,
+        rule="must be 1 to 100 letters, digits, '.', '_' or '-', and begin with a letter or digit",
+    )
+    dir: Annotated[str, checked(lambda v: "\0" not in v and v.splitlines() == [v], _A_PATH)] | None = key(
+        None, "The run directory; the default is runs/NAME."
+    )
+    seed: int = key(
+        42, "Seed of the data order and of sampling.", ge=0, lt=2**63, rule="must be at least 0 and below 2**63"
+    )
+    max_steps: Count | None = key(None, "Optimizer steps of the run.")
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: Run = Field(default_factory=Run)
+    cluster: Cluster = Field(default_factory=Cluster)
+    model: Model = Field(default_factory=Model)
+    parallel: Parallel = Field(default_factory=Parallel)
+    memory: Memory = Field(default_factory=Memory)
+    moe: Moe = Field(default_factory=Moe)
+    batch: Batch = Field(default_factory=Batch)
+    data: Data = Field(default_factory=Data)
+    rollout: Rollout = Field(default_factory=Rollout)
+    algorithm: Annotated[AlgorithmSettings, plugins.Chosen()] = Field(default_factory=plugins.default)
+    reward: Reward = Field(default_factory=Reward)
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    tracking: Tracking = Field(default_factory=Tracking)
+    eval: Eval = Field(default_factory=Eval)
+    slurm: Slurm = Field(default_factory=Slurm)
+    faults: Faults = Field(default_factory=Faults)
+
+    @property
+    def training_gpus_per_node(self) -> int:
+        """All GPUs of a node except those that server mode sets apart for its engines; 0 if these leave none."""
+        rollout, gpus = self.rollout, self.cluster.gpus_per_node
+        apart = (rollout.engines_per_node or 0) * rollout.tensor_parallel_size if rollout.mode == "server" else 0
+        return max(0, gpus - apart)
+
+    @property
+    def world_size(self) -> int:
+        """Training ranks: one per accelerator that trains."""
+        return self.cluster.nodes * self.training_gpus_per_node
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """The number of ranks, and how they share the model. Another layout sums in another order."""
+        at = self.parallel
+        sizes = {
+            "ranks": self.world_size,
+            "TP": at.tensor_model_parallel_size,
+            "PP": at.pipeline_model_parallel_size,
+            "CP": at.context_parallel_size,
+            "EP": at.expert_model_parallel_size,
+        }
+        if at.virtual_pipeline_model_parallel_size is not None:
+            sizes["VPP"] = at.virtual_pipeline_model_parallel_size
+        if at.expert_tensor_parallel_size not in (None, at.tensor_model_parallel_size):
+            sizes["ETP"] = at.expert_tensor_parallel_size
+        return sizes
+
+    @property
+    def run_dir(self) -> str:
+        """The run directory, as given or runs/NAME."""
+        return self.run.dir or f"runs/{self.run.name}"
+
+    def missing(self) -> list[str]:
+        """Return the keys that a run (not a plan) needs and that are not given."""
+        needed = {
+            "run.max_steps": self.run.max_steps,
+            "model.path": self.model.path,
+            "batch.global_batch_size": self.batch.global_batch_size,
+            "batch.num_generations": self.batch.num_generations,
+            "batch.micro_batch_size or batch.micro_batch_tokens": (
+                self.batch.micro_batch_size or self.batch.micro_batch_tokens
+            ),
+            "data.train": self.data.train,
+            "reward.functions": self.reward.functions or None,
+        }
+        return [key for key, value in needed.items() if value is None]
+
+
+@cache
+def keys() -> dict[str, FieldInfo]:
+    """Return the field of every ``section.key``, in order."""
+    sections = {name: section_class(name) for name in Config.model_fields}
+    return {f"{name}.{one}": field for name, part in sections.items() for one, field in part.model_fields.items()}
+
+
+def section_class(name: str) -> type[Section]:
+    """Return the class of a section of the config."""
+    found = Config.model_fields[name].annotation
+    assert isinstance(found, type) and issubclass(found, Section)
+    return found
+
+
+def field_at(path: Sequence[str | int]) -> FieldInfo | None:
+    """Return the field that a path into the config leads to, list positions included; None inside free-form values.
+
+    Behind "algorithm" the path may hold the name of one, as pydantic's errors do.
+    """
+    kind: Any = Config
+    field = None
+    for step in path:
+        if kind is AlgorithmSettings and step in plugins.algorithms():
+            kind = plugins.algorithms()[str(step)]
+        elif isinstance(step, int):
+            kind = next(iter(get_args(kind)), None)
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and step in kind.model_fields:
+            field = kind.model_fields[step]
+            kind = plain_type(field.annotation)
+        elif get_origin(kind) is dict:
+            return field
+        else:
+            return None
+    return field
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return a key's type without its ranges and without None."""
+    if get_origin(annotation) is Annotated:
+        return plain_type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return plain_type(next(arg for arg in get_args(annotation) if arg is not type(None)))
+    return annotation
+
+
+def limits(field: FieldInfo) -> dict[str, Any]:
+    """Return the bounds of a key by pydantic's names: ge, gt, le and lt."""
+    return {name: getattr(one, name) for one in _metadata(field) for name in _BOUNDS if hasattr(one, name)}
+
+
+def _metadata(field: FieldInfo) -> Iterator[Any]:
+    yield from field.metadata
+    for argument in get_args(field.annotation):
+        for one in get_args(argument)[1:] if get_origin(argument) is Annotated else ():
+            yield from one.metadata if isinstance(one, FieldInfo) else [one]
+
+
+@cache
+def highest(name: str) -> int:
+    """Return the largest whole number that a dotted key takes, free-form keys included."""
+    found = limits(keys()[name]) if name in keys() else {}
+    return int(found.get("le", found["lt"] - 1 if "lt" in found else MOST))

@@ -1,0 +1,1 @@
+"""Records that travel between phases: prompts, completions, packed micro-batches."""

@@ -1,0 +1,340 @@
+"""Prompts: rows of a data file, their tokens, and the resumable order in which they are sampled.
+
+Two of the three steps run before training starts: :func:`load_rows` reads and checks every row, and
+:func:`build_prompts` tokenizes them. :class:`PromptStream` then returns indices into that list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gspo_hpc.config.schema import Data
+from gspo_hpc.data.records import Prompt
+
+log = logging.getLogger(__name__)
+
+SHOWN = 10  # malformed rows that an error lists
+ROLES = ("system", "user", "assistant")
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One checked row of a data file."""
+
+    index: int  # place among the rows of the file, from 0
+    where: str  # FILE:LINE of a JSONL file, FILE:row N of a parquet file; counted from 1
+    prompt: str | Messages
+    fields: dict[str, Any]  # all other fields
+
+
+def fingerprint(path: str | Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_rows(path: str | Path, data: Data) -> list[Row]:
+    """Return all rows of a .jsonl or .parquet file. Blank lines are no rows.
+
+    A prompt is text, or a list of chat messages {role, content} that ends with the user's. Raises ValueError with
+    every malformed row (the first ten by file and line), or if the file is missing, empty or of another kind.
+    """
+    path = Path(path)
+    if path.suffix not in _READERS:
+        raise ValueError(f"{path}: the name of a data file must end in .jsonl or .parquet")
+    rows: list[Row] = []
+    faults: list[str] = []
+    count = 0
+    try:
+        for where, raw in _READERS[path.suffix](path):
+            count += 1
+            try:
+                if isinstance(raw, ValueError):
+                    raise raw
+                rows.append(_row(len(rows), where, raw, data))
+            except ValueError as fault:
+                faults.append(f"{where}: {fault}")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if faults:
+        raise ValueError(_report(f"{path}: {len(faults)} of {count} rows cannot be used", faults))
+    if not rows:
+        raise ValueError(f"{path} has no rows; it needs at least one, with {data.prompt_key!r} in it")
+    return rows
+
+
+def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length: int) -> list[Prompt]:
+    """Return the prompts of `rows`, tokenized.
+
+    `tokenizer` is one of Hugging Face's, or an object with the same `apply_chat_template`, `__call__` and `decode`.
+    Chat messages go through the chat template with the generation prompt, and so does text (as one user message) unless
+    data.chat_template is false; data.system_prompt is put before messages that have no system message. Prompts of more
+    than `max_prompt_length` tokens are an error, are dropped, or keep their last tokens, as data.overlong says. A
+    prompt's `index` is its row's, so there are gaps where rows were dropped. Raises ValueError for prompts that cannot
+    be built or are too long, and where none is left.
+    """
+    texts: list[str] = []
+    faults: list[str] = []
+    for row in rows:
+        if isinstance(row.prompt, str) and not data.chat_template:
+            texts.append(row.prompt)
+            continue
+        try:
+            texts.append(
+                tokenizer.apply_chat_template(_messages(row, data), tokenize=False, add_generation_prompt=True)
+            )
+        except Exception as error:  # a template is a program of its own, and raises what it likes
+            if getattr(tokenizer, "chat_template", None) is None:
+                raise ValueError(
+                    "the tokenizer has no chat template: set data.chat_template=false for text prompts, or use a "
+                    f"model that has one (chat messages need it); first row: {row.where}"
+                ) from None
+            faults.append(f"{row.where}: the chat template refuses the prompt: {error}")
+            texts.append("")
+    if faults:
+        raise ValueError(_report(f"{len(faults)} of {len(rows)} prompts cannot be built", faults))
+    prompts = []
+    overlong: list[str] = []
+    for row, text, tokens in zip(rows, texts, _encode(rows, texts, tokenizer, data), strict=True):
+        if not tokens:
+            raise ValueError(f"{row.where}: the prompt has no tokens")
+        if len(tokens) > max_prompt_length:
+            overlong.append(f"{row.where}: {len(tokens)} tokens")
+            if data.overlong != "truncate_left":
+                continue
+            tokens = tokens[-max_prompt_length:]
+            text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, row.fields))
+    found = f"{len(overlong)} of {len(rows)} prompts are longer than rollout.max_prompt_length ({max_prompt_length})"
+    if overlong and data.overlong == "error":
+        fix = "raise this limit, or set data.overlong to drop or truncate_left"
+        raise ValueError(_report(f"{found}; {fix}", overlong))
+    if not prompts:
+        raise ValueError(f"{found}, and data.overlong=drop leaves none: raise this limit")
+    if overlong:
+        done = "dropped" if data.overlong == "drop" else "cut to their last tokens"
+        log.warning("%s: they are %s", found, done)
+    return prompts
+
+
+@dataclass(frozen=True)
+class Position:
+    """A position in a prompt stream: `offset` prompts of `epoch` have been taken."""
+
+    epoch: int = 0
+    offset: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the position as plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Position:
+        """Return the position that :meth:`to_dict` wrote. Raises ValueError for anything else."""
+        epoch, offset = raw.get("epoch"), raw.get("offset")
+        if set(raw) != {"epoch", "offset"} or type(epoch) is not int or type(offset) is not int:
+            raise ValueError(f"this is not a position in the prompts: {dict(raw)!r}")
+        if epoch < 0 or offset < 0:
+            raise ValueError(f"epoch and offset of a position must be 0 or more: {dict(raw)!r}")
+        return cls(epoch, offset)
+
+
+@dataclass(eq=False)
+class PromptStream:
+    """An endless order of `num_prompts` indices: every epoch visits each once, in an order of its own if shuffled.
+
+    The order is a function of the four fields alone, so a position is all that a resumed run needs. A rollout may take
+    its prompts across the end of an epoch. So that none of them comes twice in it, the first `window` places of an
+    epoch are drawn without the prompts that came less than `window` places before (a shuffle with a waiting time).
+    `window` is therefore the largest number that can be taken at once. Raises ValueError if it exceeds `num_prompts`.
+    """
+
+    num_prompts: int
+    seed: int
+    shuffle: bool
+    window: int
+    _epoch: int = field(default=-1, init=False, repr=False)  # whose order is kept
+    _order: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= self.num_prompts:
+            raise ValueError(
+                f"a rollout takes {self.window} prompts (generation_batch_size / num_generations), and the data has "
+                f"{self.num_prompts}: it must take at least 1, and no more than there are"
+            )
+        if self.seed < 0:
+            raise ValueError(f"run.seed is {self.seed}: it must be 0 or more")
+
+    def take(self, position: Position, n: int) -> tuple[list[int], Position]:
+        """Return the next `n` indices into the list of prompts, all different, and the position behind them."""
+        assert 0 <= n <= self.window, f"{n} prompts at once, the stream was made for {self.window}"
+        epoch, offset = position.epoch, position.offset
+        if epoch < 0 or not 0 <= offset < self.num_prompts:
+            raise ValueError(f"{position} lies outside the data, which has {self.num_prompts} prompts: has it changed?")
+        taken = self.order(epoch)[offset : offset + n].tolist()
+        offset += len(taken)
+        if offset == self.num_prompts:
+            epoch, offset = epoch + 1, n - len(taken)
+            if offset:
+                taken += self.order(epoch)[:offset].tolist()
+        return taken, Position(epoch, offset)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the order of one epoch, [num_prompts] int64; it is derived from the orders of all epochs before."""
+        if not self.shuffle:
+            return np.arange(self.num_prompts)
+        if epoch < self._epoch or self._epoch < 0:
+            self._epoch, self._order = 0, self._drawn(0)
+        while self._epoch < epoch:
+            self._epoch += 1
+            self._order = _after(self._order, self._drawn(self._epoch), self.window)
+        return self._order
+
+    def _drawn(self, epoch: int) -> npt.NDArray[np.int64]:
+        # Ranks of raw random words: unlike Generator.permutation, numpy promises these for all its versions.
+        return np.argsort(np.random.PCG64([self.seed, epoch]).random_raw(self.num_prompts), kind="stable")
+
+
+def _after(previous: npt.NDArray[np.int64], drawn: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
+    """Return `drawn`, reordered so that nothing recurs sooner than `window` places after its place in `previous`.
+
+    Place 0 may hold any but the last window - 1 of `previous`; each further place sets one more of those free. Of
+    those that may come, the one that `drawn` has first comes first.
+    """
+    rank = np.argsort(drawn)  # each prompt's rank in `drawn`
+    free = len(previous) - window + 1
+    waiting = rank[previous[:free]].tolist()
+    heapq.heapify(waiting)
+    later = iter(rank[previous[free:]].tolist())
+    order = np.empty_like(drawn)
+    for place in range(len(drawn)):
+        order[place] = heapq.heappop(waiting)
+        if (freed := next(later, None)) is not None:
+            heapq.heappush(waiting, freed)
+    return drawn[order]
+
+
+def _row(index: int, where: str, raw: Any, data: Data) -> Row:
+    if _kind(raw) != "an object":
+        raise ValueError(f"a row must be an object with {data.prompt_key!r} in it, not {_kind(raw)}")
+    if data.prompt_key not in raw:
+        raise ValueError(
+            f"it has no {data.prompt_key!r} (data.prompt_key); it has: {', '.join(map(str, raw)) or 'nothing'}"
+        )
+    fields = {key: value for key, value in raw.items() if key != data.prompt_key}
+    try:
+        json.dumps(fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its fields must be values that JSON can hold: {error}") from None
+    prompt = raw[data.prompt_key]
+    if isinstance(prompt, str):
+        if data.system_prompt is not None and not data.chat_template:
+            raise ValueError("data.system_prompt needs a chat template for text prompts, but data.chat_template=false")
+        return Row(index, where, _text(prompt, "the prompt"), fields)
+    if _kind(prompt) != "a list":
+        raise ValueError(f"the prompt is {_kind(prompt)}: it must be text or a list of chat messages")
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    messages = [_message(number, message) for number, message in enumerate(prompt, 1)]
+    if any(message["role"] == "system" for message in messages[1:]):
+        raise ValueError("only the first message can be a system message")
+    if messages[-1]["role"] != "user":
+        raise ValueError(f"the last message has the role {messages[-1]['role']!r}: it must have the role 'user'")
+    return Row(index, where, messages, fields)
+
+
+def _message(number: int, message: Any) -> dict[str, str]:
+    given = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else None
+    if given is None or set(given) != {"role", "content"}:
+        what = f"has {', '.join(map(str, given)) or 'nothing'}" if given is not None else f"is {_kind(message)}"
+        raise ValueError(f"message {number} {what}: it must have role and content, and nothing else")
+    if given["role"] not in ROLES:
+        raise ValueError(f"message {number} has the role {given['role']!r}: it must be one of {', '.join(ROLES)}")
+    if _kind(given["content"]) != "text":
+        raise ValueError(f"the content of message {number} is {_kind(given['content'])}: it must be text")
+    return {"role": given["role"], "content": _text(given["content"], f"message {number}")}
+
+
+def _text(text: str, what: str) -> str:
+    if not text.strip():
+        raise ValueError(f"{what} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} contains half of a character (a lone surrogate)") from None
+    return text
+
+
+def _messages(row: Row, data: Data) -> Messages:
+    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+    if data.system_prompt is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": data.system_prompt}, *messages]
+
+
+def _encode(rows: list[Row], texts: list[str], tokenizer: Any, data: Data) -> list[list[int]]:
+    """Return the tokens of every text. A template has put special tokens into its text; plain text gets them here."""
+    plain = [isinstance(row.prompt, str) and not data.chat_template for row in rows]
+    encoded: dict[int, list[int]] = {}
+    for special in (False, True):
+        chosen = [i for i, is_plain in enumerate(plain) if is_plain == special]
+        if chosen:
+            tokens = tokenizer([texts[i] for i in chosen], add_special_tokens=special)["input_ids"]
+            encoded.update(zip(chosen, tokens, strict=True))
+    return [encoded[i] for i in range(len(rows))]
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                yield where, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                yield where, ValueError(f"not UTF-8 at byte {error.start + 1} of the line")
+            except json.JSONDecodeError as error:
+                yield where, ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
+            except (ValueError, RecursionError) as error:
+                yield where, ValueError(f"not JSON that can be read: {error}")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for raw in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:row {number}", raw
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
+
+
+_READERS = {".jsonl": _jsonl, ".parquet": _parquet}
+
+
+def _report(headline: str, faults: list[str]) -> str:
+    more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+    return "\n  ".join([headline, *faults[:SHOWN], *more])
+
+
+def _kind(value: Any) -> str:
+    names = {"NoneType": "null", "dict": "an object", "list": "a list", "str": "text", "bool": "true or false"}
+    names |= {"int": "a number", "float": "a number"}
+    return names.get(type(value).__name__, type(value).__name__)

@@ -1,0 +1,148 @@
+"""Prompt, Completion and Group: the only records that travel between the phases of a step.
+
+Arrays are written as base64 of little-endian bytes, so a record that is read back is the same bit for bit, and nothing
+is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Experts = npt.NDArray[np.unsignedinteger[Any]]  # 8 or 16 bit [tokens, layers, experts of a token]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the data set, ready to be sampled from."""
+
+    index: int  # row in the data set
+    tokens: Ints  # [prompt_len]
+    text: str  # what the model sees, after the chat template
+    fields: dict[str, Any]  # all other fields of the row: answers, for the rewards
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """One sampled answer, its reward, and its log-probs."""
+
+    tokens: Ints  # [response_len], with the end token if the model ended by itself
+    logprobs: Floats  # [response_len], of the sampled tokens, as the engine computed them
+    text: str
+    finish_reason: str  # "stop" or "length"
+    seed: int
+    reward: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)  # by grader, unweighted
+    failure: str | None = None  # why a grader failed; such a sample may be excluded from the update
+    excluded: bool = False  # True: no part in advantages and loss
+    advantage: float = 0.0
+    old_logprobs: Floats | None = None  # [response_len], under the policy that sampled it, from the trainer
+    reference_logprobs: Floats | None = None  # [response_len], under the reference model
+    experts: Experts | None = None  # of its tokens but the last, which no model computes
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A prompt and its completions. `slot` is its index in the rollout: 0 .. num_rollout_prompts - 1."""
+
+    slot: int
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    prompt_experts: Experts | None = None  # of the prompt's tokens
+
+    def to_json(self) -> str:
+        """Return the group as one line of JSON, without a line break."""
+        return json.dumps(
+            {
+                "slot": self.slot,
+                "prompt": {
+                    "index": self.prompt.index,
+                    "tokens": _encode(self.prompt.tokens),
+                    "text": self.prompt.text,
+                    "fields": self.prompt.fields,
+                },
+                "prompt_experts": _encode_experts(self.prompt_experts),
+                "completions": [
+                    {
+                        "tokens": _encode(c.tokens),
+                        "logprobs": _encode(c.logprobs),
+                        "text": c.text,
+                        "finish_reason": c.finish_reason,
+                        "seed": c.seed,
+                        "reward": c.reward,
+                        "reward_parts": c.reward_parts,
+                        "failure": c.failure,
+                        "excluded": c.excluded,
+                        "advantage": c.advantage,
+                        "old_logprobs": None if c.old_logprobs is None else _encode(c.old_logprobs),
+                        "reference_logprobs": None if c.reference_logprobs is None else _encode(c.reference_logprobs),
+                        "experts": _encode_experts(c.experts),
+                    }
+                    for c in self.completions
+                ],
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, line: str) -> Group:
+        """Return the group that :meth:`to_json` wrote. Raises ValueError or KeyError for anything else."""
+        raw = json.loads(line)
+        prompt = raw["prompt"]
+        return cls(
+            slot=int(raw["slot"]),
+            prompt=Prompt(int(prompt["index"]), _ints(prompt["tokens"]), prompt["text"], prompt["fields"]),
+            completions=tuple(
+                Completion(
+                    tokens=_ints(c["tokens"]),
+                    logprobs=_floats(c["logprobs"]),
+                    text=c["text"],
+                    finish_reason=c["finish_reason"],
+                    seed=int(c["seed"]),
+                    reward=float(c["reward"]),
+                    reward_parts=c["reward_parts"],
+                    failure=c["failure"],
+                    excluded=bool(c["excluded"]),
+                    advantage=float(c["advantage"]),
+                    old_logprobs=None if c["old_logprobs"] is None else _floats(c["old_logprobs"]),
+                    reference_logprobs=None if c["reference_logprobs"] is None else _floats(c["reference_logprobs"]),
+                    experts=_experts(c.get("experts")),
+                )
+                for c in raw["completions"]
+            ),
+            prompt_experts=_experts(raw.get("prompt_experts")),
+        )
+
+    def with_completions(self, completions: tuple[Completion, ...]) -> Group:
+        """Return the same prompt and slot with other completions."""
+        return replace(self, completions=completions)
+
+
+def _encode(array: npt.NDArray[Any]) -> str:
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+
+
+def _ints(text: str) -> Ints:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<i4").astype(np.int32)
+
+
+def _floats(text: str) -> Floats:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4").astype(np.float32)
+
+
+def _encode_experts(array: Experts | None) -> dict[str, Any] | None:
+    return None if array is None else {"bytes": array.itemsize, "shape": list(array.shape), "data": _encode(array)}
+
+
+def _experts(raw: dict[str, Any] | None) -> Experts | None:
+    if raw is None:
+        return None
+    found = np.frombuffer(base64.b64decode(raw["data"], validate=True), dtype=f"<u{int(raw['bytes'])}")
+    return found.astype(np.uint8 if found.itemsize == 1 else np.uint16).reshape(raw["shape"])

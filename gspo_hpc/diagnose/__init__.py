@@ -1,0 +1,1 @@
+"""Symptoms of a run that is wrong or slow, found in its run directory."""

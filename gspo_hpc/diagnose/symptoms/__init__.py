@@ -1,0 +1,1 @@
+"""The symptoms that `gspo-hpc diagnose` knows; every file here is discovered."""

@@ -1,0 +1,1 @@
+"""Checks of what a run needs, made here and on the nodes of a job."""

@@ -1,0 +1,144 @@
+"""Checks of the inputs of a config: the model, the data files, the plan and the reward functions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gspo_hpc.config import paths
+from gspo_hpc.config.schema import Config, Data
+from gspo_hpc.data import prompts
+from gspo_hpc.doctor import model
+from gspo_hpc.doctor.finding import Finding, Section, first_line, gib, shortened
+from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.rewards import registry
+from gspo_hpc.runs import snapshot
+
+ROWS = 1000  # rows of a large file that are read
+_WHOLE_BYTES = 64 * 2**20  # files up to this size are read completely
+LOAD_SECONDS = 30.0
+_LOAD = "import sys; from gspo_hpc.rewards import registry as rewards; rewards.load(sys.argv[1])"
+
+
+def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
+    """Return the findings of the group. `load_functions`: load the config's own reward functions in a process each."""
+    section = Section("inputs")
+    model.check(config, section)
+    rows = _data(section, "training data", config.data.train, config.data)
+    if config.data.eval is not None:
+        _data(section, "evaluation data", config.data.eval, config.data)
+    elif config.eval.interval is not None:
+        text = "eval.interval is set, but data.eval is not"
+        section.warn("evaluation data", text, "set data.eval, or eval.interval=null")
+    _plan(section, config, rows)
+    _reward_functions(section, config, load_functions)
+    return section.findings
+
+
+def _plan(section: Section, config: Config, rows: int | None) -> None:
+    if missing := config.missing():
+        section.fail(
+            "config", f"the config lacks {', '.join(missing)}", "add them to the file, or give them as key=value"
+        )
+    plan = make_plan(config, rows)
+    if plan.broken:
+        rules = list(dict.fromkeys(item.rule for item in plan.broken))
+        nearest = search.find(config, rows, limit=1)
+        count = f"{len(plan.broken)} broken ({', '.join(rules)})"
+        fix = f"{nearest[0]}; gspo-hpc plan shows other fixes" if nearest else "gspo-hpc plan shows what goes together"
+        section.fail("plan", f"{count}: {first_line(plan.broken[0].message)}", fix)
+    elif config.rollout.mode == "server":
+        section.fail("plan", "rollout.mode is server, which can be planned but not run yet", "rollout.mode=colocate")
+    else:
+        section.ok("plan", "the plan is valid: every rule that could be checked holds")
+    for text in plan.warnings:
+        section.warn("plan", first_line(text), "gspo-hpc plan explains the warning")
+
+
+def _data(section: Section, check: str, path: str | None, data: Data) -> int | None:
+    """Add the finding of a data file; return its number of rows if all were read."""
+    if path is None:
+        section.skip(check, "no file is given")
+        return None
+    file = Path(path)
+    fix = "write one JSON object per line, with a prompt (text, or messages {role, content}) under data.prompt_key"
+    try:
+        size = file.stat().st_size
+        if size <= _WHOLE_BYTES:
+            rows = len(prompts.load_rows(file, data))
+            section.ok(check, f"{rows:,} rows in {file}")
+            return rows
+        if file.suffix != ".jsonl":
+            section.skip(check, f"{file} has {gib(size)}; its rows are read only when the run starts")
+            return None
+        _head(file, data)
+        section.ok(check, f"the first {ROWS:,} rows of {file} ({gib(size)}) are valid")
+    except OSError as error:
+        section.fail(check, f"{path}: {error.strerror}", f"correct the path; relative paths start at {os.getcwd()}")
+    except ModuleNotFoundError as error:
+        section.skip(check, f"{path}: {error.name}, which reads such files, is not installed here")
+    except ValueError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        section.fail(check, "; ".join(lines[:2]), fix)
+    return None
+
+
+def _head(file: Path, data: Data) -> None:
+    """Raise ValueError for malformed rows among the first ROWS."""
+    with tempfile.TemporaryDirectory(prefix="gspo-doctor-") as folder:
+        part = Path(folder) / file.name
+        with file.open("rb") as source:
+            part.write_bytes(b"".join(itertools.islice(source, ROWS)))
+        try:
+            prompts.load_rows(part, data)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(part), str(file))) from None
+
+
+def _reward_functions(section: Section, config: Config, load: bool) -> None:
+    if not config.reward.functions:
+        return  # reported as missing already
+    try:
+        registry.check(config.reward)
+    except ValueError as error:
+        section.fail(
+            "reward functions",
+            "; ".join(line.strip() for line in str(error).splitlines()),
+            "give path/to/file.py:function, with grade(completion, *, prompt, fields, ...), or a built-in name",
+        )
+        return
+    own = [term.function for term in config.reward.functions if snapshot.grader_file(term.function) is not None]
+    for function in dict.fromkeys(own) if load else ():
+        if error_text := _load(function):
+            fix = f"fix the file: {sys.executable} {snapshot.grader_file(function)} shows the error"
+            section.fail("reward functions", f"{function} does not load: {error_text}", fix)
+            return
+    names = ", ".join(term.function for term in config.reward.functions)
+    section.ok("reward functions", f"{names}{' (loaded)' if own and load else ''}")
+
+
+def _load(function: str, seconds: float = LOAD_SECONDS) -> str:
+    """Load a reward function's file in a process of its own; return the error, or an empty text."""
+    path = os.pathsep.join([str(paths.IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD, function],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"loading took more than {seconds:.0f} s"
+    if done.returncode == 0:
+        return ""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return shortened(lines[-1], 300) if lines else f"its process ended with exit code {done.returncode}"

@@ -1,0 +1,137 @@
+"""One node's part of ``gspo-hpc doctor --nodes``: ``python -m gspo_hpc.doctor.node FOLDER``, started by srun.
+
+It checks the node, meets the others in the shared folder, and writes its findings there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.doctor import files, gpus, host, meeting, packages, sizes, tracking, versions
+from gspo_hpc.doctor.finding import Finding, Section, within
+from gspo_hpc.system.files import write_json
+from gspo_hpc.system.text import GIB
+
+Facts = dict[str, str | float]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The findings on one machine, and the facts about it."""
+
+    findings: list[Finding]
+    facts: Facts  # texts that should be the same on all nodes, and numbers that may differ a little
+
+
+def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, met: bool = False) -> Machine:
+    """Check everything that belongs to this machine: versions, GPUs, memory and limits, network, files.
+
+    `elsewhere`: the setting that gives ranks other packages than this interpreter has. `met`: nodes also meet.
+    """
+    needed = sizes.of(config)
+    facts: Facts = {}
+    cuda = config.cluster.platform == "cuda"
+    installed: list[packages.Installed] = []
+
+    def check_versions() -> list[Finding]:
+        python = config.slurm.python
+        installed.append(packages.read_with(python) if python else packages.read())
+        facts.update(versions.facts(installed[0]))
+        return versions.findings(config, installed[0], elsewhere)
+
+    def check_gpus() -> list[Finding]:
+        found = gpus.read()
+        facts.update(gpus.facts(found))
+        if not rank_runs_here and not found.gpus:
+            section = Section("gpus")
+            section.skip("count", "no rank runs here, and there is no GPU; --nodes N checks the nodes")
+            return section.findings
+        section = gpus.judge(found, config.cluster.gpus_per_node, needed.rank_gpu if needed else None)
+        if found.gpus and installed:
+            section.findings += versions.driver(installed[0], found.gpus[0].driver, found.cuda)
+        return section.findings
+
+    def check_host() -> list[Finding]:
+        available, _ = host.available_memory()
+        shm = host.space_of("/dev/shm")
+        facts.update(
+            {
+                "kernel": platform.release(),
+                "machine": platform.machine(),
+                "cores": os.cpu_count() or 0,
+                "memory in GiB": round(host.total_memory() / GIB, 1),
+                "memory left in GiB": round(available / GIB, 1),
+                "/dev/shm in GiB": round(shm.size / GIB, 1) if shm else 0.0,
+                "open files": float(host.read_limits()["NOFILE"][0]),
+            }
+        )
+        return host.host(config, needed.host if needed else None, sizes.shm_needed(config)).findings
+
+    def check_files() -> list[Finding]:
+        folder = files.run_folder(config)
+        mount = files.mount_of(folder, Path("/proc/self/mountinfo").read_text())
+        facts["mount of run.dir"] = f"{mount.kind} at {mount.point}" if mount else "unknown"
+        return files.findings(config, config.cluster.nodes, needed.checkpoint if needed else None, met=met)
+
+    findings = within("versions", check_versions)
+    findings += within("gpus", check_gpus) if cuda else []
+    findings += within("host", check_host)
+    findings += within("network", lambda: host.network(config.cluster.nodes).findings)
+    findings += within("files", check_files)
+    return Machine(findings, facts)
+
+
+def inputs_here(config: Config) -> list[Finding]:
+    """Check whether this node has the model and the data, as the login node does."""
+    section = Section("files")
+    for key, path in (
+        ("model.path", config.model.path),
+        ("data.train", config.data.train),
+        ("data.eval", config.data.eval),
+    ):
+        if path is None:
+            continue
+        try:
+            os.stat(path)
+            if not os.access(path, os.R_OK):
+                raise PermissionError(13, "you have no permission to read it", path)
+            section.ok(key, f"{path} is readable")
+        except OSError as error:
+            fix = "put it on a file system that all nodes mount; relative paths start where you submit"
+            section.fail(key, f"{os.path.abspath(path)}: {error.strerror}", fix)
+    return section.findings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check this node, and write FOLDER/node-RANK.json."""
+    (name,) = sys.argv[1:] if arguments is None else arguments
+    folder = Path(name)
+    rank, size = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    config = loader.load(folder / "config.yaml")
+    findings: list[Finding] = []
+    first = meeting.Host(folder, node, size) if rank == 0 else None
+    if first is None:
+        findings += within("files", lambda: meeting.visit(folder, rank))
+    machine = look(config, met=size > 1)
+    findings += [*machine.findings, *within("files", lambda: inputs_here(config))]
+    if rank == 0:  # the rank that logs
+        findings += within("tracking", lambda: tracking.findings(config))
+    answer: dict[str, Any] = {"node": node, "facts": machine.facts}
+    answer["findings"] = [finding.to_json() for finding in findings]
+    write_json(folder / f"node-{rank:05d}.json", answer)
+    if first is not None:
+        first.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

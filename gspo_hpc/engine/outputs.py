@@ -1,0 +1,67 @@
+"""Read vLLM's output: its completions as our records, and the reason why an engine ended out of its log.
+
+Shapes: T tokens whose experts are known, L layers, K experts of a token.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from gspo_hpc.data.records import Completion, Experts
+
+
+def as_completion(tokenizer: Any, output: Any, seed: int) -> Completion:
+    """Return vLLM's CompletionOutput as a Completion, with the log-prob of every sampled token."""
+    tokens = list(output.token_ids)
+    logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
+    return Completion(
+        tokens=np.asarray(tokens, dtype=np.int32),
+        logprobs=np.asarray(logprobs, dtype=np.float32),
+        text=tokenizer.decode(tokens, skip_special_tokens=True),
+        finish_reason=str(output.finish_reason),
+        seed=seed,
+    )
+
+
+def reported_experts(output: Any, prompt_len: int) -> tuple[Experts, Experts]:
+    """Return the experts of the prompt's tokens [prompt_len, L, K] and of the completion's [response_len - 1, L, K].
+
+    vLLM's CompletionOutput has them for every token that was computed, which the last one of a completion is not.
+    Raises RuntimeError where `output` has none, or those of another number of tokens.
+    """
+    rows = output.routed_experts
+    wanted = prompt_len + len(output.token_ids) - 1
+    if rows is None or len(rows) != wanted:
+        found = "no experts" if rows is None else f"the experts of {len(rows)} tokens"
+        raise RuntimeError(
+            f"vLLM reported {found} where it computed {wanted}; moe.router_replay=old_logprobs does not need them"
+        )
+    return rows[:prompt_len], rows[prompt_len:]
+
+
+# The last line of a traceback that one of the engine's processes logged: "(EngineCore pid=7) ERROR 11-22 18:13:28
+# [core.py:1510] ValueError: ...".
+_RAISED = re.compile(
+    r"^(?:\((?!MainProcess)\w+ pid=\d+\) )+ERROR [^\]\n]*\] ((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt): .+)$",
+    re.MULTILINE,
+)
+_OF_ANOTHER = re.compile(r"root cause|stack trace|initialization failed", re.IGNORECASE)
+
+
+def root_cause(log: str) -> str | None:
+    """Return the error that ended the engine, found in the log of its processes; None where the log has none.
+
+    The error that vLLM raises in the owner's process says only that one of them failed.
+    """
+    raised = [text for text in _RAISED.findall(log) if _OF_ANOTHER.search(text) is None]
+    return raised[-1] if raised else None
+
+
+def one_line(text: str) -> str:
+    """Return an error's message on one line of at most 300 characters, without pydantic's notes on its input."""
+    lines = [line.strip() for line in text.split(" [type=")[0].splitlines() if line.strip()]
+    gist = " ".join(lines[:3])
+    return gist if len(gist) <= 300 else gist[:297] + "..."

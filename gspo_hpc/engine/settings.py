@@ -1,0 +1,136 @@
+"""Settings of an engine, and what follows from them for vLLM: its arguments and its processes' environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
+from gspo_hpc.engine import compat
+from gspo_hpc.system import malloc
+from gspo_hpc.system.text import GIB
+
+_GROUP_PROMPTS = {
+    "kv_connector": "GroupPrompts",
+    "kv_connector_module_path": "gspo_hpc.engine.group_prompts",
+    "kv_role": "kv_both",
+}
+_COMMON = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",  # an engine does not reach beyond its node
+    "TOKENIZERS_PARALLELISM": "false",
+    "SPT_NOENV": "1",  # else setproctitle overwrites the environment that /proc shows, and our mark in it
+}
+_CPU = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM takes one core for itself, and all engines take the same
+    # Threads that spin for long while they wait cost ten times the time where anything else wants a core; threads that
+    # do not spin at all must be woken for every operation. About a millisecond is as good as forever on idle cores.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "100000",
+    # Splits long contexts over threads in a way that depends on what else is in the batch: with it, the same seed
+    # does not give the same log-probs to the last bit.
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of a completion. Temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # -1: no limit
+    max_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of one engine. `engine_args` go to vllm.LLM as they are."""
+
+    model_path: str
+    dtype: str = "float32"
+    tensor_parallel_size: int = 1
+    max_model_len: int = 2048
+    platform: Literal["cpu", "cuda"] = "cpu"
+    kv_cache_gb: float = 1.0  # CPU only
+    threads: int | None = None  # CPU only, of each worker; default: CPUs that this process may use / workers
+    seed: int = 0
+    timeout: float = 300.0  # seconds without a token, or for a bucket of weights, before the engine counts as hung
+    bucket_bytes: int = TRANSFER_BUCKET_BYTES  # weights that travel at once
+    log_path: Path | None = None  # output of the engine's processes; default: this process's own
+    report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
+    engine_args: dict[str, Any] = field(default_factory=dict)
+
+
+def refuse_own_arguments(settings: EngineSettings) -> None:
+    """Raise ValueError if `engine_args` holds a key that other settings decide."""
+    for key in settings.engine_args:
+        if key in OWN_ENGINE_ARGUMENTS:
+            raise ValueError(f"rollout.engine.{key} cannot be given: it follows from {OWN_ENGINE_ARGUMENTS[key]}")
+
+
+def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
+    """Return the arguments of vllm.LLM; `backend` names the weight-transfer backend."""
+    values: dict[str, Any] = {
+        "model": settings.model_path,
+        "dtype": settings.dtype,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "max_model_len": settings.max_model_len,
+        "seed": settings.seed,
+        "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that is sampled from
+        "weight_transfer_config": {"backend": backend},
+        "enable_prefix_caching": True,  # the samples of a group share their prompt
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if settings.platform == "cpu":
+        values |= {
+            "enforce_eager": True,  # compiling takes a minute and longer
+            "kv_cache_memory_bytes": int(settings.kv_cache_gb * GIB),
+            "block_size": 32,  # the least that is fast
+            "kv_transfer_config": _GROUP_PROMPTS,
+        }
+        if settings.tensor_parallel_size == 1:
+            values["distributed_executor_backend"] = compat.IN_PROCESS_EXECUTOR
+    else:
+        values["enable_sleep_mode"] = True
+    if settings.report_experts:
+        values["enable_return_routed_experts"] = True
+    return values | settings.engine_args
+
+
+def environment(settings: EngineSettings) -> dict[str, str]:
+    """Return the environment variables of the engine's processes.
+
+    Raises ValueError where this process sees fewer GPUs than the engine needs.
+    """
+    values = dict(_COMMON)
+    if settings.platform == "cpu":
+        threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
+        values |= _CPU | malloc.ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
+        if settings.engine_args.get("enforce_eager", True):
+            values["TORCHDYNAMO_DISABLE"] = "1"  # else vLLM compiles a function that counts ranks, with a C++ compiler
+    else:  # this process's GPU and the ones after it
+        visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+        first = torch.cuda.current_device()
+        mine = range(first, first + settings.tensor_parallel_size)
+        if visible and mine[-1] >= len(visible):
+            raise ValueError(
+                f"rollout.tensor_parallel_size {settings.tensor_parallel_size} needs GPUs {first} to {mine[-1]}, but "
+                f"this process sees {len(visible)}: every task on a node must see all GPUs of the node"
+            )
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(visible[device] if visible else str(device) for device in mine)
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and "gspo_hpc" not in plugins.split(","):
+        values["VLLM_PLUGINS"] = f"{plugins},gspo_hpc"
+    return values

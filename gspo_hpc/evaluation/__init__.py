@@ -1,0 +1,1 @@
+"""Greedy accuracy, avg@k and pass@k on unseen prompts."""

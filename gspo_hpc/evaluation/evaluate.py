@@ -1,0 +1,43 @@
+"""Accuracy on unseen prompts: greedy, and avg@k and pass@k over sampled completions.
+
+Engines and reward functions are those of training; a completion counts as right if the chosen reward function gives
+it more than half of a full mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.engine.engine import Sampling
+from gspo_hpc.evaluation.scores import avg_at_k, pass_at_k
+from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.worker import RolloutWorker
+
+EVAL_ROLLOUT = -1  # seeds of evaluation samples are those of no training rollout
+
+
+def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tuple[dict[str, float], list[Group]]:
+    """Return the scores by name, and the greedy groups. Collective."""
+    chosen = dict(enumerate(prompts))
+    length = config.rollout.max_response_length
+    greedy = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=length)
+    groups = worker.generate(Request(chosen, 1, greedy, EVAL_ROLLOUT)).groups
+    right = [is_right(group.completions[0], config) for group in groups]
+    lengths = [len(group.completions[0].tokens) for group in groups]
+    scores = {"eval/accuracy": sum(right) / len(right), "eval/response_length": sum(lengths) / len(lengths)}
+    k = config.eval.samples
+    if k > 1:
+        sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
+        sampled_groups = worker.generate(Request(chosen, k, sampled, EVAL_ROLLOUT)).groups
+        table = [[is_right(completion, config) for completion in group.completions] for group in sampled_groups]
+        scores[f"eval/avg@{k}"] = avg_at_k(table)
+        scores[f"eval/pass@{k}"] = pass_at_k(table, k)
+    return scores, groups
+
+
+def is_right(completion: Completion, config: Config) -> bool:
+    """Return True if the reward function `eval.reward` (default: the first) gives more than half a mark."""
+    name = config.eval.reward or config.reward.functions[0].function
+    return completion.failure is None and completion.reward_parts.get(name, 0.0) > 0.5

@@ -1,0 +1,1 @@
+"""Scripts and configs of other projects, turned into configs of this one."""

@@ -1,0 +1,155 @@
+"""Parse shell scripts with tree-sitter-bash."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Tree
+
+_LARGEST = 1 << 20  # characters of a script
+_TOKEN = re.compile(
+    r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")""", re.DOTALL
+)
+
+
+def parse(text: str) -> Tree:
+    """Return the syntax tree of a script, here-documents taken out.
+
+    Raises ValueError, with the line, for text that bash would not read, and for a script of absurd size.
+    """
+    import tree_sitter_bash  # only here: every other command of gspo-hpc starts without the parser
+    from tree_sitter import Language, Parser
+
+    if len(text) > _LARGEST:
+        raise ValueError(
+            f"the script has {len(text)} characters; at most {_LARGEST} are read: leave only the run in it"
+        )
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(f"line {line}: a NUL byte stands here, so this is no shell script")
+    source = _prepared(text).encode("utf-8", "surrogatepass")
+    parser = Parser(Language(tree_sitter_bash.language()))
+    tree = parser.parse(source)
+    operators = [node for node in nodes(tree.root_node) if node.type in ("==", "=~") and _is_word(node)]
+    if operators:
+        quoted = bytearray(source)
+        for node in reversed(operators):  # the grammar wants an operand after them, even outside [[ ]]
+            quoted[node.start_byte : node.end_byte] = b"'" + (node.text or b"") + b"'"
+        source = bytes(quoted)
+        tree = parser.parse(source)
+    if tree.root_node.has_error:
+        raise ValueError(_mistake(tree.root_node, source.decode("utf-8", "surrogatepass")))
+    return tree
+
+
+def _prepared(text: str) -> str:
+    """Return a script without what the grammar misreads; the number of each line stays.
+
+    Blanked are the bodies of here-documents, of which the grammar reads few forms; joined are words that go on after
+    a backslash at the end of a line.
+    """
+    text = re.sub(r"[ \t]*\r?\n", "\n", text)  # a backslash, blanks, end of line: meant as a continuation
+    done: list[str] = []
+    around: list[str] = []  # quotes and brackets that are open
+    ends: list[str] = []  # of the here-documents that begin on the next line
+    at = joined = 0
+    while match := _TOKEN.search(text, at):
+        token, inner = match[0], around[-1] if around else ""
+        done.append(text[at : match.start()])
+        at = match.end()
+        if (
+            token == "\\\n"
+            and inner != '"'
+            and not text[match.start() - 1].isspace()
+            and not text[at : at + 1].isspace()
+        ):
+            token, joined = "", joined + 1
+        elif token == '"':
+            around.pop() if inner == '"' else around.append(token)
+        elif token == "'" and inner != '"':
+            end = text.find("'", at) + 1 or len(text)
+            token, at = text[match.start() : end], end
+        elif token in ("$(", "$((") or (token in ("(", "((") and inner != '"'):
+            around.append(token.lstrip("$"))
+        elif token in (")", "))") and inner and inner != '"':
+            around.pop()
+            if token == "))" and inner == "(":
+                around = around[:-1] if around[-1:] == ["("] else around
+        elif token[0] == "#" and inner != '"' and (match.start() == 0 or text[match.start() - 1].isspace()):
+            end = text.find("\n", at)
+            token, at = "", len(text) if end < 0 else end
+        elif match["end"] and inner not in ('"', "(("):
+            ends.append(match["end"].strip("'\"\\"))
+            token = " " * len(token)
+        elif token == "\n":
+            token += "\n" * joined
+            joined = 0
+            for end_word in ends:
+                last = re.compile(rf"^\t*{re.escape(end_word)}$", re.MULTILINE).search(text, at)
+                end = last.end() if last else len(text)
+                token += "\n" * text.count("\n", at, end)
+                at = end
+            ends = []
+        done.append(token)
+    return "".join(done) + text[at:]
+
+
+def _is_word(node: Node) -> bool:
+    """Tell whether an operator stands where a word of a command was expected."""
+    return node.parent is not None and node.parent.type in ("ERROR", "command")
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it, in the order of the text."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += reversed(node.children)
+
+
+def _mistake(root: Node, text: str) -> str:
+    """Return what is wrong with a script, in one line."""
+    quote = _open_quote(text)
+    if quote is not None:
+        line, around = text.count("\n", 0, quote) + 1, " ".join(text[max(0, quote - 30) : quote + 31].split())
+        return f"line {line}: a quote ({text[quote]}) is opened and never closed: ...{around}"
+    node = next(node for node in nodes(root) if node.is_missing or node.type == "ERROR")
+    if "\n" in source_of(node):  # all of the script, say: the keyword or bracket in it that nothing closes
+        node = next(
+            (child for child in reversed(node.children) if not child.is_named and child.type not in ";\n"), node
+        )
+    raw = text.encode("utf-8", "surrogatepass")
+    line = raw.count(b"\n", 0, node.start_byte) + 1
+    around = " ".join(raw[max(0, node.start_byte - 30) : node.start_byte + 30].decode("utf-8", "replace").split())
+    sign = re.match(rb"[<>|&;]+", raw[node.start_byte :].lstrip())
+    if sign and sign[0][:1] in (b"<", b">"):
+        left = sign[0][:1].decode()
+        return f"line {line}: {left} leads to no file: put quotes around text with < > | & ;: ...{around}"
+    return f"line {line}: bash would not read this: ...{around}"
+
+
+def _open_quote(text: str) -> int | None:
+    """Return the position of a quote that is never closed."""
+    opened = None
+    for match in re.finditer(r"\\.|(?:(?<=\s)|^)#[^\n]*|['\"]", text, re.DOTALL | re.MULTILINE):
+        if match[0] in ("'", '"') and (opened is None or text[opened] == match[0]):
+            opened = match.start() if opened is None else None
+        elif opened is not None and text[opened] == "'" and match[0] == "\\'":
+            opened = None  # no escape within single quotes
+        elif opened is not None and match[0][0] == "#" and text[opened] in match[0]:
+            opened = None
+    return opened
+
+
+def source_of(node: Node) -> str:
+    """Return the text of a node as it stands in the script."""
+    return (node.text or b"").decode("utf-8", "surrogatepass")
+
+
+def line_of(node: Node) -> int:
+    """Return the line on which a node begins, counted from 1."""
+    return node.start_point[0] + 1

@@ -1,0 +1,260 @@
+"""Convert what several projects have in common: machines, sizes, objective, data, names.
+
+Each function reads arguments from a draft and puts settings of ours; sizes count completions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import options
+from gspo_hpc.importers.shell import Command
+from gspo_hpc.importers.words import is_unset
+from gspo_hpc.rewards.builtin import REGISTRY
+
+_NODE = 8  # GPUs of a node where only their sum is known
+_PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
+_DATA = (".jsonl", ".parquet")
+
+
+def split_nodes(gpus: int) -> tuple[int, int]:
+    """Return (nodes, GPUs of each): as few nodes as hold them, at most 8 GPUs to a node."""
+    each = next(size for size in range(min(_NODE, gpus), 0, -1) if gpus % size == 0)
+    return gpus // each, each
+
+
+def machines(draft: Draft, nodes: int | None, each: int | None, gpus: int | None, unknown: str) -> tuple[int, int]:
+    """Put the cluster; return (nodes, training GPUs of each). `gpus` (--gpus) goes before what the file says."""
+    if gpus is not None:
+        nodes, each = split_nodes(gpus)
+        if nodes > 1:
+            draft.assumed.append(f"--gpus {gpus}: taken for {nodes} nodes of {each}")
+    elif each is None:
+        draft.assumed.append(f"{unknown}: 1 GPU is assumed; give --gpus N")
+    nodes, each = nodes or 1, each or 1
+    draft.put("cluster.nodes", nodes)
+    draft.put("cluster.gpus_per_node", each)
+    return nodes, each
+
+
+def visible(draft: Draft, variables: Mapping[str, str]) -> int | None:
+    """Return how many devices CUDA_VISIBLE_DEVICES names, None if it is not set or not known."""
+    value = variables.get("CUDA_VISIBLE_DEVICES", "")
+    if is_unset(value):
+        _unknown(draft, "CUDA_VISIBLE_DEVICES", value)
+        return None
+    return len([item for item in value.split(",") if item.strip()]) or None
+
+
+def _unknown(draft: Draft, name: str, value: str) -> None:
+    draft.assumed.append(f"{name}={value}: {draft.why_unset(value)}; its default is used instead")
+
+
+def positive(draft: Draft, name: str, value: str | None) -> int | None:
+    """Return a count from an environment variable or an option of the launcher, None if it is not known."""
+    if value is None or value is True:
+        return None
+    if is_unset(value):
+        _unknown(draft, name, value)
+        return None
+    if not value.strip().isdigit() or int(value) < 1:
+        draft.refuse(f"{name}={value}: must be a whole number, 1 or more")
+        return None
+    return int(value)
+
+
+def server(draft: Draft, nodes: int, each: int, command: Command | None, name: str) -> None:
+    """Put engines on GPUs of their own, beside the training ones.
+
+    `command` starts the server, if the script has it, and `name` is what it is called.
+    """
+    tp = engines = 1
+    if command is None:
+        draft.assumed.append(
+            f"{name} is not in the script: one engine of 1 GPU a node is assumed, beside those that train"
+        )
+    else:
+        given, _ = options(command.words)
+        sizes = {key.removeprefix("vllm_"): value for key, value in given.items()}
+        tp = positive(draft, "tensor_parallel_size", sizes.get("tensor_parallel_size")) or 1
+        count = positive(draft, "data_parallel_size", sizes.get("data_parallel_size"))
+        engines = count or max(1, (visible(draft, command.variables) or tp) // tp)
+    engines = max(1, engines // nodes)
+    draft.put("rollout.mode", "server", "vllm_mode")
+    draft.put("rollout.tensor_parallel_size", tp)
+    draft.put("rollout.engines_per_node", engines)
+    text = f"{each} GPUs train and {engines * tp} generate, in one job"
+    draft.put("cluster.gpus_per_node", each + engines * tp, comment=text)
+    draft.differs.append(
+        f"gpus_per_node {each + engines * tp}: {name} runs beside the trainer in the original; here the engines "
+        "are part of the job, and gpus_per_node counts their GPUs too"
+    )
+
+
+def rollout_size(draft: Draft, update: int, rollout: int, comment: str) -> None:
+    """Put completions per rollout: as updates of it where it is whole updates."""
+    if rollout % update == 0:
+        draft.put("batch.steps_per_generation", rollout // update, comment=comment)
+    else:
+        draft.put("batch.generation_batch_size", rollout, comment=comment)
+
+
+def objective(draft: Draft, level: str, loss: str, high: float | None, low: float, beta: float) -> None:
+    """Put the algorithm of ms-swift's and TRL's names. Refuse any other objective."""
+    name = _PRESETS[level]
+    draft.put("algorithm.name", name, "importance_sampling_level")
+    draft.put("algorithm.clip_low", low, "epsilon")
+    draft.put("algorithm.clip_high", low if high is None else high, "epsilon" if high is None else "epsilon_high")
+    draft.put("algorithm.kl_beta", beta, "beta")
+    if loss in ("dapo", "bnpo") and name == "grpo":
+        text = "of all tokens of an update; bnpo: of those of a micro-batch" if loss == "bnpo" else "of all tokens"
+        draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean {text}")
+    elif loss in ("dapo", "bnpo"):
+        draft.dropped.append(
+            f"loss_type {loss}: weighs a sequence by its length, which contradicts a ratio per sequence; {name} is the "
+            "plain mean over sequences here (loss_type grpo there)"
+        )
+    elif loss != "grpo":
+        draft.refuse(
+            f"loss_type {loss} is another objective: here are gspo, gspo_token and grpo, a mean over sequences "
+            "(loss_type grpo) or over tokens (dapo)"
+        )
+    scale = str(draft.values.get("scale_rewards", "group")).lower()
+    draft.skip("scale_rewards")
+    if scale not in ("group", "none", "true", "false"):
+        draft.wrong(
+            "scale_rewards", "here advantages are divided by the group's deviation (group) or by nothing (none)"
+        )
+    draft.put("algorithm.normalize_advantage", scale in ("group", "true"), "scale_rewards")
+
+
+def kept_out(draft: Draft) -> None:
+    """Report the switches of ms-swift and TRL that have no counterpart."""
+    for name in ("mask_truncated_completions", "overlong_filter"):
+        if draft.given(name) and draft.switch(name):
+            draft.drop(
+                name, "truncated completions stay in the loss here; a reward function knows them by response_length"
+            )
+    if draft.given("delta"):
+        draft.drop("delta", "the ratio has no second bound for negative advantages here")
+    if draft.given("top_entropy_quantile") and draft.number("top_entropy_quantile", 1.0) != 1.0:
+        draft.drop("top_entropy_quantile", "all tokens count here")
+
+
+def rewards(draft: Draft, name: str, weights: str) -> None:
+    """Report the reward functions: their signature differs between projects, so none is carried over."""
+    if names := draft.texts(name):
+        weighed = f", weighed {' '.join(draft.texts(weights))}" if draft.given(weights) else ""
+        own = f"{', '.join(REGISTRY)}, or path/to/file.py:function"
+        hint = "; number_match compares numbers" if names[0].startswith("accuracy") else ""
+        draft.drop(name, f"reward functions differ: set reward.functions{weighed} to {own}{hint}")
+        draft.skip(weights)
+
+
+def adapters(draft: Draft, name: str, rate: str) -> None:
+    """Report that all weights are trained, and what that means for the learning rate `rate`."""
+    draft.drop(name, "all weights are trained here, no adapters")
+    draft.assumed.append(f"{draft.label(rate)} was chosen for adapters: all weights are trained here, usually at 1e-6")
+
+
+def _write_out(draft: Draft, path: str) -> str:
+    return f"{draft.why_unset(path)}; write it out"
+
+
+def model(draft: Draft, name: str) -> None:
+    """Put the model's folder."""
+    if path := draft.text(name):
+        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
+        comment = "a folder is needed: a hub's name is not fetched" if hub else ""
+        draft.put("model.path", path, comment=_write_out(draft, path) if is_unset(path) else comment)
+
+
+def data(draft: Draft, name: str, key: str) -> None:
+    """Put data.train or data.eval where it is one file that can be read here."""
+    files = draft.texts(name)
+    if len(files) == 1 and files[0].split("#")[0].endswith(_DATA):
+        path = files[0].split("#")[0]
+        draft.put(key, path, comment=_write_out(draft, path) if is_unset(path) else "")
+        if "#" in files[0]:
+            draft.drop(name, "all rows of the file are used here")
+    elif files:
+        rows = "the rows of all of these" if len(files) > 1 else "its rows"
+        draft.drop(name, f"{key} is one JSONL or parquet file here: write {rows}, each with its prompt, to such a file")
+
+
+def prompt_length(draft: Draft, name: str, window: str, response: int, comment: str) -> int:
+    """Put rollout.max_prompt_length: from its own argument, or what the engine's window leaves beside the response."""
+    given = draft.whole(name)
+    if given is not None:
+        draft.put("rollout.max_prompt_length", given, name, comment)
+        return given
+    whole = draft.whole(window)
+    if whole is not None and whole <= response:
+        draft.wrong(window, f"must be above the longest completion ({response}): a prompt has to fit, too")
+    elif whole is not None:
+        text = f"{window} {whole} less the response"
+        draft.put("rollout.max_prompt_length", whole - response, comment=text)
+        return whole - response
+    draft.put("rollout.max_prompt_length", 512, comment="assumed")
+    draft.assumed.append(f"{name} is not given: rollout.max_prompt_length 512 is assumed")
+    return 512
+
+
+def engine(draft: Draft, names: Mapping[str, tuple[str, type]]) -> None:
+    """Put rollout.engine: vLLM's own arguments. `names`: argument of the other project -> (vLLM's, its type)."""
+    found: dict[str, int | float | bool] = {}
+    for name, (own, kind) in names.items():
+        if not draft.given(name):
+            continue
+        read = draft.switch if kind is bool else draft.whole if kind is int else draft.number
+        value = read(name)
+        if kind is float and value is not None and not 0 < value <= 1:
+            draft.wrong(name, "must be above 0 and at most 1")
+        elif value is not None:
+            found[own] = value
+    if found:
+        draft.put("rollout.engine", found)
+
+
+def run_name(draft: Draft, names: Sequence[str]) -> None:
+    """Put run.name from the first argument that gives one."""
+    for name in names:
+        text = draft.text(name)
+        short = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(text).name if text else "").lstrip("-._")[:100]
+        if text and short and not is_unset(text):
+            draft.put("run.name", short)
+            break
+
+
+def trackers(draft: Draft, name: str, default: Sequence[str]) -> None:
+    """Put tracking from the list of backends."""
+    found = [item.lower() for item in draft.texts(name)] if draft.given(name) else list(default)
+    if not {"wandb", "all"} & {*found}:
+        draft.put("tracking.wandb", "disabled")
+    if {"tensorboard", "all"} & {*found}:
+        draft.put("tracking.tensorboard", True)
+    if others := [item for item in found if item not in ("wandb", "tensorboard", "none", "all", "console")]:
+        draft.dropped.append(f"{' '.join(others)}: runs are tracked by W&B and TensorBoard here")
+
+
+def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: bool = False) -> None:
+    """Put the warm-up that is a share of all steps, rounded down or `up`, if those are known."""
+    if not ratio:
+        return
+    if steps is None:
+        draft.drop(name, f"set optimizer.lr_warmup_steps to {ratio:g} of run.max_steps once that is known")
+    else:
+        draft.put(
+            "optimizer.lr_warmup_steps",
+            math.ceil(ratio * steps) if up else int(ratio * steps),
+            comment=f"{name} {ratio:g} of {steps} steps",
+        )
+
+
+def steps_unknown(draft: Draft, what: str) -> None:
+    """Report that the length of the run follows from the size of the data."""
+    draft.assumed.append(f"{what}: run.max_steps follows from the number of prompts; give --rows N")

@@ -1,0 +1,207 @@
+"""Megatron-SWIFT: ``megatron rlhf --rlhf_type grpo …``, argument by argument.
+
+Its batch sizes count completions as ours do, and steps_per_generation counts optimizer steps. Defaults are
+those of ms-swift 4.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gspo_hpc.importers import parts as parts
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.shell import Command
+
+_ENGINE = {
+    "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
+    "vllm_enforce_eager": ("enforce_eager", bool),
+    "vllm_max_num_seqs": ("max_num_seqs", int),
+    "vllm_enable_prefix_caching": ("enable_prefix_caching", bool),
+    "vllm_disable_cascade_attn": ("disable_cascade_attn", bool),
+}
+
+
+def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
+    """Put what a Megatron-SWIFT run amounts to."""
+    kind = draft.text("rlhf_type")
+    if kind != "grpo":
+        given = f"--rlhf_type {kind}" if kind else "--rlhf_type is not given (its default is dpo)"
+        draft.refuse(f"{given}: only --rlhf_type grpo has a counterpart here")
+    env = draft.variables
+    nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes"))
+    each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
+    each = each or parts.visible(draft, env)
+    nodes, each = parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
+    if draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
+        hosted = next((item for item in commands if item.words[:2] == ("swift", "rollout")), None)
+        parts.server(draft, nodes, each, hosted, "swift rollout")
+    else:
+        tp = draft.whole("vllm_tensor_parallel_size", 1)
+        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
+    _layout(draft)
+    update = _batch(draft)
+    parts.model(draft, "model")
+    if draft.text("tuner_type") not in (None, "full"):
+        parts.adapters(draft, "tuner_type", "lr")
+    _generation(draft)
+    parts.objective(
+        draft,
+        draft.choice("importance_sampling_level", ("token", "sequence", "sequence_token"), "token"),
+        draft.text("loss_type") or "grpo",
+        draft.number("epsilon_high"),
+        draft.number("epsilon", 0.2) or 0.0,
+        draft.number("beta", 0.04) or 0.0,
+    )
+    if (estimator := draft.text("advantage_estimator") or "grpo") != "grpo":
+        draft.refuse(f"--advantage_estimator {estimator} is another algorithm: advantages here are those of grpo")
+    if draft.switch("kl_in_reward"):
+        draft.refuse(
+            "--kl_in_reward true: the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
+        )
+    if draft.switch("dynamic_sample"):
+        draft.drop("dynamic_sample", "groups with equal rewards are not sampled again here: they add no gradient")
+    parts.kept_out(draft)
+    _length(draft, update, nodes * each, rows)
+    _saving(draft)
+
+
+def _layout(draft: Draft) -> None:
+    experts = any(draft.given(name) for name in draft.values if name.startswith(("moe_", "expert_")))
+    if experts:
+        size = draft.whole("expert_tensor_parallel_size", 1)
+        draft.put(
+            "parallel.expert_tensor_parallel_size",
+            size,
+            "expert_tensor_parallel_size",
+            "it does not follow tensor_model_parallel_size",
+        )
+    draft.put("parallel.sequence_parallel", draft.switch("sequence_parallel"), "sequence_parallel")
+    if draft.settings.get("parallel.tensor_model_parallel_size", (1, ""))[0] == 1 and draft.switch("sequence_parallel"):
+        draft.put("parallel.sequence_parallel", False, comment="it needs tensor_model_parallel_size above 1")
+    grain = draft.choice("recompute_granularity", ("selective", "full", "none"), "selective")
+    draft.put("memory.recompute_granularity", None if grain == "none" else grain, "recompute_granularity")
+    if grain == "full":
+        method = draft.choice("recompute_method", ("uniform", "block"), "uniform")
+        draft.put("memory.recompute_method", method, "recompute_method")
+        draft.put("memory.recompute_num_layers", draft.whole("recompute_num_layers", 1), "recompute_num_layers")
+    elif modules := draft.texts("recompute_modules"):
+        draft.put("memory.recompute_modules", modules)
+    if draft.given("offload_model") or draft.given("offload_optimizer"):
+        wanted = [draft.switch("offload_model"), draft.switch("offload_optimizer")]
+        draft.put("memory.offload_trainer", any(wanted), "offload_model", "model and optimizer together")
+    dtypes = {"none": None, "fp32": "float32", "fp64": "float64"}
+    if draft.given("moe_router_dtype"):
+        draft.put(
+            "moe.router_dtype", dtypes[draft.choice("moe_router_dtype", tuple(dtypes), "fp32")], "moe_router_dtype"
+        )
+    _dispatcher(draft)
+    replay = {"disabled": "off", "R2": "old_logprobs", "R3": "rollout"}
+    mode = draft.choice("router_replay_mode", tuple(replay), "disabled")
+    draft.put("moe.router_replay", replay[mode], "router_replay_mode")
+    if draft.given("fp8_format"):
+        draft.put("model.fp8", draft.choice("fp8_format", ("e4m3", "hybrid"), "hybrid"), "fp8_format")
+        recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
+        draft.put("model.fp8_recipe", draft.choice("fp8_recipe", recipes, "delayed"), "fp8_recipe")
+    dtype = draft.choice("torch_dtype", ("bfloat16", "float16", "float32"), "bfloat16")
+    half = draft.switch("fp16") or dtype == "float16"
+    full = not half and (dtype == "float32" or not draft.switch("bf16", True))
+    draft.put("model.dtype", "float16" if half else "float32" if full else "bfloat16")
+
+
+def _dispatcher(draft: Draft) -> None:
+    """Put the token dispatcher of the experts; allgather needs equally many tokens from each rank, never so here."""
+    fast = draft.switch("moe_enable_deepep")
+    kind = draft.choice("moe_token_dispatcher_type", ("allgather", "alltoall", "flex"), "alltoall")
+    if kind == "allgather":
+        draft.drop("moe_token_dispatcher_type", "it needs as many tokens from each rank; here it is alltoall or flex")
+    elif draft.given("moe_token_dispatcher_type") or fast:
+        draft.put("moe.token_dispatcher", "flex" if fast else kind)
+
+
+def _batch(draft: Draft) -> int:
+    """Put the batch sizes; return completions per optimizer step."""
+    update = draft.whole("global_batch_size", 16) or 16
+    draft.put("batch.global_batch_size", update, "global_batch_size")
+    draft.put("batch.num_generations", draft.whole("num_generations", 8, least=2), "num_generations")
+    draft.differs.append(
+        "no batch size changes its meaning: Megatron-SWIFT counts completions too, and its "
+        "steps_per_generation counts optimizer steps"
+    )
+    return update
+
+
+def _generation(draft: Draft) -> None:
+    response = draft.whole("max_completion_length", 512) or 512
+    parts.prompt_length(
+        draft,
+        "max_length",
+        "vllm_max_model_len",
+        response,
+        "from max_length, which bounds the prompt in Megatron-SWIFT",
+    )
+    draft.put("rollout.max_response_length", response, "max_completion_length")
+    draft.put("rollout.top_k", draft.whole("top_k", -1, least=-1) or -1, "top_k")
+    parts.engine(draft, _ENGINE)
+    _sleep(draft)
+    parts.data(draft, "dataset", "data.train")
+    parts.data(draft, "val_dataset", "data.eval")
+    cut = draft.choice("truncation_strategy", ("left", "delete"), "left")
+    draft.put("data.overlong", "truncate_left" if cut == "left" else "drop", "truncation_strategy")
+    if system := draft.text("system"):
+        if system.endswith((".txt", ".md")):
+            draft.drop("system", "it names a file: write its text to data.system_prompt")
+        else:
+            draft.put("data.system_prompt", system, "system")
+    parts.rewards(draft, "reward_funcs", "reward_weights")
+
+
+def _sleep(draft: Draft) -> None:
+    """Put the sleep level; 0, their default, is none here."""
+    level = draft.choice("sleep_level", ("0", "1", "2"), "0")
+    if level != "0":
+        draft.put("rollout.sleep_level", int(level), "sleep_level")
+    elif draft.given("sleep_level"):
+        draft.drop("sleep_level", "engines always sleep here while the trainer works, at level 1 or 2")
+
+
+def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
+    """Put the length of the run, and the schedule that follows from it."""
+    steps, epochs = draft.whole("train_iters"), draft.number("num_train_epochs")
+    named = [text.rpartition("#")[2] for text in draft.texts("dataset") if "#" in text]
+    if rows is None and named and all(text.isdigit() for text in named) and len(named) == len(draft.texts("dataset")):
+        rows = sum(map(int, named))
+    if epochs and rows:
+        at = {key.split(".")[1]: value for key, (value, _) in draft.settings.items()}
+        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        ranks = max(1, world // math.prod(at.get(name, 1) for name in sizes))
+        whole = rows // (at.get("micro_batch_size", 1) * ranks) * at.get("micro_batch_size", 1) * ranks
+        steps = int(whole * at.get("num_generations", 8) * epochs // update)
+        text = f"num_train_epochs {epochs:g} of {rows} prompts" + (
+            ", before train_iters" if draft.given("train_iters") else ""
+        )
+        draft.put("run.max_steps", max(1, steps), comment=text)
+    elif steps is not None:
+        draft.put("run.max_steps", steps, "train_iters")
+        if epochs:
+            draft.drop("num_train_epochs", "Megatron-SWIFT prefers it to train_iters; with --rows N it counts here too")
+    else:
+        parts.steps_unknown(
+            draft, f"num_train_epochs {epochs:g}" if epochs else "neither train_iters nor num_train_epochs"
+        )
+    adapters = draft.text("tuner_type") not in (None, "full")
+    draft.put("optimizer.lr", draft.number("lr", 1e-4 if adapters else 1e-5), "lr")
+    style = draft.text("lr_decay_style") or "cosine"
+    if style in ("constant", "linear", "cosine"):
+        draft.put("optimizer.lr_decay_style", style, "lr_decay_style")
+    else:
+        draft.drop("lr_decay_style", "only constant, linear and cosine exist here; constant is set")
+    parts.warmup(draft, draft.number("lr_warmup_fraction"), "lr_warmup_fraction", steps)
+    draft.drop("lr_decay_iters", "the rate falls until run.max_steps here")
+    if (kind := draft.text("optimizer") or "adam") != "adam":
+        draft.refuse(f"--optimizer {kind}: there is only adam here")
+
+
+def _saving(draft: Draft) -> None:
+    parts.run_name(draft, ("wandb_exp_name", "output_dir"))
+    draft.drop("output_dir", "the run directory is runs/NAME here, or run.dir")
+    parts.trackers(draft, "report_to", ("tensorboard",))

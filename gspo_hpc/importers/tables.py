@@ -1,0 +1,96 @@
+"""Read the tables of other projects' arguments, ``arguments/*.yaml``: each names our key, or why there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+
+_KEY = re.compile(r"[a-z_]+\.[a-z0-9_]+")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Table of what becomes of each argument of another project."""
+
+    known: frozenset[str]  # names of arguments
+    free: tuple[str, ...]  # patterns of further names
+    copied: Mapping[str, tuple[str, Any]]  # name -> (our key, the project's default or None)
+    reasons: Mapping[str, str]  # name or pattern -> why it is not carried over
+    renamed: Mapping[str, str]  # earlier name -> present name
+
+
+@cache
+def load(project: str) -> Table:
+    """Return the table of "swift", "verl" or "trl". Raises ValueError that names the line's argument for a mistake."""
+    text = resources.files("gspo_hpc.importers").joinpath("arguments", f"{project}.yaml").read_text(encoding="utf-8")
+    raw: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    copied: dict[str, tuple[str, Any]] = {}
+    reasons: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    for name, value in raw.items():
+        match value:
+            case {"renamed": str(other)} if other in raw:
+                renamed[name] = other
+            case {"key": str(key), "default": default} if default_of(key, name) is not _MISSING:
+                copied[name] = (key, default)
+            case str() if _KEY.fullmatch(value) and default_of(value, name) is not _MISSING:
+                copied[name] = (value, None)
+            case str() if " " in value:
+                reasons[name] = value
+            case None | "code":
+                pass
+            case _:
+                raise ValueError(f"arguments/{project}.yaml: {name}: {value!r} is no key of the config and no sentence")
+    return Table(
+        known=frozenset(name for name in raw if "*" not in name),
+        free=tuple(name for name in raw if "*" in name),
+        copied=copied,
+        reasons=reasons,
+        renamed=renamed,
+    )
+
+
+_MISSING = object()
+
+
+def default_of(key: str, name: str = "") -> Any:
+    """Return our default of a ``section.key``. Raises ValueError, with the argument `name`, if there is no such key."""
+    section, _, last = key.partition(".")
+    found = getattr(getattr(Config(), section, None), last, _MISSING)
+    if found is _MISSING:
+        raise ValueError(f"{name}: {key} is no key of the config")
+    return found
+
+
+@cache
+def kind_of(key: str) -> type:
+    """Return the type of a key's values: bool, int, float, list or str."""
+    default = default_of(key)
+    if default is not None:
+        return list if isinstance(default, tuple) else type(default)
+    samples: list[tuple[type, Any]] = [(bool, True), (float, 0.5), (int, 1), (list, ["x"])]
+    return next((kind for kind, sample in samples if _fits(key, sample)), str)
+
+
+@cache
+def least_of(key: str) -> int:
+    """Return the smallest whole number that a key takes, as far as -1, 0 and 1 go."""
+    return next((least for least in (-1, 0) if _fits(key, least)), 1)
+
+
+def _fits(key: str, value: Any) -> bool:
+    section, _, last = key.partition(".")
+    try:
+        loader.from_dict({section: {last: value}})
+    except loader.ConfigError:
+        return False
+    return True

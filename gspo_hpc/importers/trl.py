@@ -1,0 +1,212 @@
+"""TRL: the YAML of a GRPOConfig, or ``accelerate launch … grpo.py`` and ``trl grpo`` with the same names as options.
+
+There a batch size is what one process takes in one micro-batch, and steps_per_generation counts micro-batches.
+An update has per_device_train_batch_size x processes x gradient_accumulation_steps completions. Defaults are those of
+TRL 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gspo_hpc.importers import parts as parts
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.shell import Command
+from gspo_hpc.planning.plan import max_steps
+
+_ENGINE = {"vllm_gpu_memory_utilization": ("gpu_memory_utilization", float)}
+_STYLES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+}
+
+
+def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
+    """Put what a TRL run amounts to."""
+    nodes, each = _processes(draft, gpus)
+    if draft.switch("use_vllm") and draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
+        hosted = next((item for item in commands if item.words[:2] == ("trl", "vllm-serve")), None)
+        parts.server(draft, nodes, each, hosted, "trl vllm-serve")
+    else:
+        tp = draft.whole("vllm_tensor_parallel_size", 1)
+        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
+        parts.engine(draft, _ENGINE)
+    if draft.given("use_vllm") and not draft.switch("use_vllm"):
+        draft.drop("use_vllm", "vLLM generates here in any case")
+    update = _batch(draft, nodes * each)
+    parts.model(draft, "model_name_or_path")
+    if draft.switch("use_peft"):
+        parts.adapters(draft, "use_peft", "learning_rate")
+    if (
+        draft.given("fsdp")
+        or draft.given("deepspeed")
+        or draft.variables.get("distributed_type") in ("DEEPSPEED", "FSDP")
+    ):
+        draft.put("optimizer.distributed", True, comment="in place of ZeRO or FSDP, which also shard the weights")
+        draft.drop("deepspeed", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
+        draft.drop("fsdp", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
+    if draft.switch("gradient_checkpointing", True):
+        draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as in TRL")
+    half = draft.switch("fp16")
+    name = "dtype" if draft.given("dtype") else "torch_dtype"
+    dtype = draft.choice(name, ("auto", "bfloat16", "float16", "float32"), "auto")
+    full = not half and draft.given("bf16") and not draft.switch("bf16")
+    draft.skip("bf16")
+    draft.put("model.dtype", "float16" if half else "float32" if full or dtype == "float32" else "bfloat16")
+    _generation(draft)
+    parts.objective(
+        draft,
+        draft.choice("importance_sampling_level", ("token", "sequence", "sequence_token"), "token"),
+        draft.text("loss_type") or "dapo",
+        draft.number("epsilon_high"),
+        draft.number("epsilon", 0.2) or 0.0,
+        draft.number("beta", 0.0) or 0.0,
+    )
+    parts.kept_out(draft)
+    _length(draft, update, nodes * each, rows)
+    _saving(draft)
+
+
+def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
+    """Put the machines: from the launcher, accelerate's YAML or --gpus; else one process is assumed."""
+    env = draft.variables
+    nodes = parts.positive(draft, "num_machines", env.get("num_machines") or env.get("nnodes"))
+    total = parts.positive(draft, "num_processes", env.get("num_processes"))
+    each = parts.positive(draft, "nproc_per_node", env.get("nproc_per_node"))
+    if total is not None:
+        if total % (nodes or 1):
+            draft.refuse(f"num_processes {total} must be divisible by num_machines ({nodes})")
+        nodes, each = (nodes, total // nodes) if nodes else parts.split_nodes(total)
+    each = each or parts.visible(draft, env)
+    unknown = "a GRPOConfig does not say how many processes there are"
+    return parts.machines(draft, nodes, each, gpus, unknown)
+
+
+def _batch(draft: Draft, processes: int) -> int:
+    """Put the batch sizes; return completions per optimizer step."""
+    size = draft.whole("per_device_train_batch_size", 8) or 8
+    accumulated = draft.whole("gradient_accumulation_steps", 1) or 1
+    group = draft.whole("num_generations", 8, least=2) or 8
+    passes = draft.whole("num_iterations", 1) or 1
+    count, rollout = draft.whole("steps_per_generation"), draft.whole("generation_batch_size")
+    micro = size * processes
+    update = micro * accumulated
+    if count is not None and rollout is not None:
+        draft.refuse("generation_batch_size and steps_per_generation exclude each other: give one")
+    if rollout is not None and count is None:
+        if rollout % micro:
+            text = f"must be divisible by per_device_train_batch_size ({size}) x processes ({processes}) = {micro}"
+            draft.wrong("generation_batch_size", text)
+        count = max(1, rollout // micro)
+    count = count or accumulated
+    draft.put("batch.micro_batch_size", size, "per_device_train_batch_size")
+    text = f"{size} per device x {processes} processes x {accumulated} accumulated"
+    draft.put("batch.global_batch_size", update, comment=text)
+    draft.put("batch.num_generations", group, "num_generations")
+    draft.put("batch.num_iterations", passes, "num_iterations")
+    if count % accumulated == 0:
+        parts.rollout_size(
+            draft, update, count * micro, f"{count} micro-batches in TRL, {accumulated} of them an update"
+        )
+    elif accumulated % count == 0 and passes == 1:
+        draft.put("batch.steps_per_generation", 1, comment=f"{accumulated // count} rollouts of one update in TRL")
+        text = f"an update is made of {accumulated // count} rollouts in TRL, all sampled by the same weights"
+        draft.differs.append(f"{text}; here it is made of one")
+    else:
+        name = "steps_per_generation" if draft.given("steps_per_generation") else "generation_batch_size"
+        low = max(1, count // accumulated) * accumulated
+        text = f"{count} micro-batches are no whole updates of gradient_accumulation_steps ({accumulated}) each"
+        draft.wrong(
+            name, f"{text}; nearest: {low} or {low + accumulated}" if low < count else f"{text}; nearest: {low}"
+        )
+    draft.differs += [
+        f"per_device_train_batch_size {size} is the batch of one process: an update has {update} completions "
+        f"(x {processes} processes x gradient_accumulation_steps {accumulated})",
+        "steps_per_generation counts micro-batches in TRL, and optimizer steps here",
+    ]
+    return update
+
+
+def _generation(draft: Draft) -> None:
+    response = draft.whole("max_completion_length", 512) or 512
+    window = "vllm_max_model_length" if draft.given("vllm_max_model_length") else "vllm_max_model_len"
+    parts.prompt_length(draft, "max_prompt_length", window, response, "")
+    draft.put("rollout.max_response_length", response, "max_completion_length")
+    draft.put("rollout.top_k", draft.whole("top_k", 0, least=-1) or -1, "top_k")
+    parts.data(draft, "dataset_name", "data.train")
+    if draft.given("max_prompt_length"):
+        draft.put("data.overlong", "truncate_left", comment="as TRL truncates to max_prompt_length")
+    parts.rewards(draft, "reward_funcs", "reward_weights")
+    if draft.switch("vllm_importance_sampling_correction"):
+        text = "the gap between engine and trainer is not corrected here: a probe after each weight sync watches it"
+        draft.drop("vllm_importance_sampling_correction", text)
+
+
+def _length(draft: Draft, update: int, processes: int, rows: int | None) -> None:
+    steps, epochs = draft.whole("max_steps", -1, least=-1), draft.number("num_train_epochs", 3.0) or 3.0
+    whole = steps if steps and steps > 0 else None
+    if whole is not None:
+        draft.put("run.max_steps", whole, "max_steps")
+        draft.drop("num_train_epochs", "max_steps takes precedence over it")
+    elif rows is not None:
+        group = draft.whole("num_generations", 8) or 8
+        passes = draft.whole("num_iterations", 1) or 1
+        whole = max(1, int(max_steps(rows, group, update, 1, 1, passes) * epochs))
+        draft.put("run.max_steps", whole, comment=f"num_train_epochs {epochs:g} of {rows} prompts")
+    else:
+        parts.steps_unknown(draft, f"num_train_epochs {epochs:g}")
+    draft.skip("num_train_epochs")
+    rate = draft.number("learning_rate", 1e-6) or 0.0
+    draft.put("optimizer.lr", rate, "learning_rate")
+    style = draft.text("lr_scheduler_type") or "linear"
+    if style in _STYLES:
+        draft.put("optimizer.lr_decay_style", _STYLES[style], "lr_scheduler_type")
+    else:
+        draft.drop("lr_scheduler_type", "only constant, linear and cosine exist here; constant is set")
+    _least_rate(draft, rate)
+    warm = draft.number("warmup_steps")
+    if warm and warm >= 1:
+        draft.put("optimizer.lr_warmup_steps", math.floor(warm), "warmup_steps")
+    else:
+        name = "warmup_steps" if warm else "warmup_ratio"
+        parts.warmup(draft, warm or draft.number("warmup_ratio"), name, whole, up=True)
+    if (kind := draft.text("optim") or "adamw_torch").split("_")[0] != "adamw":
+        draft.refuse(f"optim {kind}: there is only AdamW here")
+
+
+def _least_rate(draft: Draft, rate: float) -> None:
+    given: Any = draft.values.get("lr_scheduler_kwargs")
+    if isinstance(given, Mapping):
+        draft.skip("lr_scheduler_kwargs")
+        share, least = given.get("min_lr_rate"), given.get("min_lr")
+        if isinstance(share, int | float) and not isinstance(share, bool):
+            draft.put("optimizer.min_lr", share * rate, comment=f"min_lr_rate {share:g} of the learning rate")
+        elif least is not None:
+            draft.put("optimizer.min_lr", least, "lr_scheduler_kwargs")
+
+
+def _saving(draft: Draft) -> None:
+    by_steps = draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps") == "steps"
+    every = draft.number("save_steps", 500.0) or 500.0
+    if by_steps and every >= 1:
+        draft.put("checkpoint.interval", int(every), "save_steps")
+    else:
+        name = "save_strategy" if not by_steps else "save_steps"
+        draft.drop(name, "set checkpoint.interval: optimizer steps between two checkpoints; the last is always saved")
+    evaluated = draft.choice("eval_strategy", ("no", "steps", "epoch"), "no")
+    if evaluated == "steps" and draft.given("eval_steps"):
+        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
+    elif evaluated == "epoch":
+        draft.drop("eval_strategy", "set eval.interval: optimizer steps")
+    draft.skip("save_steps")
+    parts.run_name(draft, ("run_name", "output_dir"))
+    draft.drop("output_dir", "the run directory is runs/NAME here, or run.dir")
+    if draft.given("report_to"):
+        parts.trackers(draft, "report_to", ())
+    if project := draft.text("wandb_project") or draft.text("project"):
+        draft.put("tracking.wandb_project", project, "wandb_project")

@@ -1,0 +1,301 @@
+"""Start the ranks of a run on this machine and watch them; run ``eval`` and ``export`` in a process of their own.
+
+Every rank leads its own session: the engines and grader processes that it starts can be ended together with it, and a
+Ctrl-C reaches only the launcher, which passes it on. No process is left behind. If a rank dies, the others are ended;
+if the launcher dies, even by SIGKILL, the kernel and a guard process end everything (system/processes.py); if the guard
+was killed too, the next start of the run does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch.checks import check_inputs, require
+from gspo_hpc.launch.failures import Failure, first_failure
+from gspo_hpc.runs.directory import Attempt, RunDir, open_run
+from gspo_hpc.system import environment, processes
+from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
+from gspo_hpc.system.files import open_private, write_json
+from gspo_hpc.system.signals import StopFlag, signals_default_in_children
+from gspo_hpc.system.text import last_traceback, tail
+
+WORKER = (sys.executable, "-m", "gspo_hpc.training.worker")
+
+_POLL = 0.2  # seconds between two looks at the ranks
+_SETTLE = 0.5  # seconds after a first failure in which others may show that they failed before
+_LOG_TAIL = 65536  # bytes of a log that are searched for the error
+
+
+def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0) -> int:
+    """Start or resume the run of `config` with all its ranks on this machine; wait, and return the exit code.
+
+    The code is DONE, REFUSED (a mistake that only the real model or data show), REQUEUE (stopped and saved) or FAILED.
+    `worker` is the command that becomes a rank, `grace` the seconds that the other ranks get once one has failed.
+    Raises ValueError for a mistake that shows before any rank is started.
+    """
+    if config.cluster.nodes > 1:
+        raise ValueError(
+            f"cluster.nodes is {config.cluster.nodes}, but train starts ranks on this machine only: use "
+            "gspo-hpc submit, or give cluster.nodes=1"
+        )
+    plan = require(config)
+    check_inputs(config)
+    run, resumed = open_run(config)
+    with run.lock() as lock, _stop_flag() as flag:
+        run_id = run.read_info()["run_id"]
+        if resumed and (count := processes.kill_marked(run_id)):
+            _say(f"ended {count} processes that an earlier, killed start of this run had left")
+        attempt = run.new_attempt(config)
+        lock.describe(attempt.number)
+        try:
+            write_json(run.plan, plan.to_json())
+            code, reason, detail = _run_ranks(config, run, attempt, run_id, flag, worker, grace)
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # a full disk: what is raised says so already
+                attempt.finish("failed", FAILED, f"launcher: {type(error).__name__}: {error}")
+            raise
+        attempt.finish(reason, code, detail)
+    return code
+
+
+def export(run_dir: str | Path, step: int | None, out: str | Path, *, worker: Sequence[str] = WORKER) -> int:
+    """Write a checkpoint (default: the newest) as a Hugging Face folder, in another process; return its exit code."""
+    return _run_alone([*worker, "export", str(run_dir), *_step(step), "--out", str(out)])
+
+
+def evaluate(
+    target: str | Path,
+    step: int | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    *,
+    worker: Sequence[str] = WORKER,
+) -> int:
+    """Evaluate a run, a config or a model folder in another process, which prints scores; return its exit code."""
+    return _run_alone([*worker, "eval", str(target), *_step(step), *(["--json"] if as_json else []), *overrides])
+
+
+class _Rank:
+    """The process of one rank. It is not reaped before :meth:`end`, so the PID cannot be reused."""
+
+    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
+        self.number = number
+        output = None if log is None else open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            with signals_default_in_children():
+                self._process = subprocess.Popen(
+                    command,
+                    env=os.environ | variables | {environment.PARENT: str(os.getpid())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        finally:
+            if output is not None:
+                os.close(output)
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, minus the number of the signal that ended it, or None while it lives."""
+        state = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if state is None:
+            return None
+        return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+
+    def send(self, number: int) -> None:
+        """Send a signal to the rank but not to its children, which it ends itself."""
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the rank and to its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill what is left of the rank and its children, and reap it."""
+        self.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def _stop_flag() -> Iterator[StopFlag]:
+    flag = StopFlag(exit_on_second_interrupt=False).start()
+    try:
+        yield flag
+    finally:
+        flag.close()
+
+
+def _run_ranks(
+    config: Config, run: RunDir, attempt: Attempt, run_id: str, flag: StopFlag, worker: Sequence[str], grace: float
+) -> tuple[int, str, str]:
+    """Run all ranks of an attempt until none of its processes is left; return exit code, reason and detail."""
+    size = config.cluster.gpus_per_node
+    shared = {
+        **_environment(size, config.cluster.threads_per_rank),
+        **processes.mark(run_id, attempt.number),
+        environment.ATTEMPT: str(attempt.number),
+    }
+    ranks: list[_Rank] = []
+    with processes.guarded(run_id, attempt.number):
+        try:
+            for number in range(size):
+                log = attempt.log_path(number) if number else None  # rank 0 has the terminal
+                own = shared | {"RANK": str(number), "LOCAL_RANK": str(number)}
+                ranks.append(_Rank(number, [*worker, "train", str(run.path)], own, log))
+            codes, first = _watch(ranks, flag, grace)
+        finally:
+            for rank in ranks:
+                rank.kill()  # all before the first is waited for
+            for rank in ranks:
+                rank.end()
+    if flag.forced:
+        return FAILED, "failed", "interrupted twice: ended without saving"
+    if first:
+        blamed, code = _blame(first, attempt.log_path)
+        stop = f"stopped by {flag.requested} before it could save"
+        if flag.requested and code == -_forwarded(flag.requested):
+            _say(stop)
+            return REQUEUE, "stopped", stop
+        return _failure(blamed, code, attempt.log_path(blamed))
+    if any(codes):
+        return REQUEUE, "stopped", flag.requested or ""
+    return DONE, "done", ""
+
+
+def _watch(ranks: Sequence[_Rank], flag: StopFlag, grace: float) -> tuple[list[int], dict[int, int]]:
+    """Wait until every rank has ended; return all exit codes, and by rank those of the first failures.
+
+    A stop is passed on to the ranks, which take the time they need to save. After a failure the other ranks cannot go
+    on: they get SIGTERM, and SIGKILL `grace` seconds later.
+    """
+    forwarded = False
+    failed_at: float | None = None
+    first: dict[int, int] = {}
+    while True:
+        codes = [rank.exit_code() for rank in ranks]
+        bad = {rank.number: code for rank, code in zip(ranks, codes, strict=True) if code not in (None, DONE, REQUEUE)}
+        ended = [code for code in codes if code is not None]
+        if flag.forced:
+            for rank in ranks:
+                rank.kill()
+        if (stop := flag.requested) and not forwarded:
+            forwarded = True
+            _say(f"{stop}: the ranks stop at the next safe point and save; Ctrl-C (twice in all) ends them unsaved")
+            _send(ranks, codes, _forwarded(stop))
+        if bad and failed_at is None:
+            failed_at = time.monotonic()
+        if failed_at is not None:
+            seconds = time.monotonic() - failed_at
+            if not first and (seconds > _SETTLE or len(ended) == len(ranks)):
+                first = {number: code for number, code in bad.items() if code is not None}
+                _send(ranks, codes, signal.SIGTERM)
+            if seconds > _SETTLE + grace:
+                for rank in ranks:
+                    rank.kill()
+        if len(ended) == len(ranks):
+            return ended, first
+        time.sleep(_POLL)
+
+
+def _run_alone(command: Sequence[str]) -> int:
+    """Run one worker as a world of one rank; return its exit code. A stop ends it at once: it has nothing to save."""
+    mark = secrets.token_hex(8)
+    own = {**_environment(1, None), **processes.mark(mark, 0), "RANK": "0", "LOCAL_RANK": "0"}
+    with _stop_flag() as flag, processes.guarded(mark, 0):
+        rank = _Rank(0, command, own, None)
+        try:
+            while (code := rank.exit_code()) is None and flag.requested is None:
+                time.sleep(_POLL)
+        finally:
+            rank.end()
+    if code is None:
+        _say(f"stopped by {flag.requested}")
+        return FAILED
+    if code < 0:
+        _say(f"the worker {_ending(code)}")
+    return code if code in (DONE, REFUSED, REQUEUE) else FAILED
+
+
+def _environment(size: int, threads: int | None) -> dict[str, str]:
+    """Return the variables that torch.distributed and OpenMP read, the same for all ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(threads or max(1, len(os.sched_getaffinity(0)) // size)),
+    }
+
+
+def _step(step: int | None) -> list[str]:
+    return [] if step is None else ["--step", str(step)]
+
+
+def _forwarded(name: str) -> signal.Signals:
+    """Return the signal that ranks get for the launcher's. SIGINT becomes SIGTERM: a second SIGINT would end them."""
+    return signal.SIGTERM if name == "SIGINT" else signal.Signals[name]
+
+
+def _send(ranks: Sequence[_Rank], codes: Sequence[int | None], number: int) -> None:
+    for rank, code in zip(ranks, codes, strict=True):
+        if code is None:
+            rank.send(number)
+
+
+def _blame(failed: Mapping[int, int], log_path: Callable[[int], Path]) -> tuple[int, int]:
+    """Return (rank, exit code) of the rank that most likely failed first."""
+    found = first_failure(Failure(rank, _last_error(log_path(rank)), failed[rank] < 0) for rank in failed)
+    return found.rank, failed[found.rank]
+
+
+def _failure(rank: int, code: int, log: Path) -> tuple[int, str, str]:
+    """Print why the attempt failed; return its exit code, reason and detail."""
+    error = _last_error(log)
+    if code == REFUSED:  # the user's mistake, which may have several lines, and nothing else
+        text = "\n" + _tail(log)
+        error = text.rpartition("\nerror: ")[2].strip() if "\nerror: " in text else error
+        if error:
+            _say(error)
+        return REFUSED, "refused", error
+    detail = f"rank {rank} {_ending(code)}" + (f": {error}" if error else "")
+    _say(detail + (f"  (log: {log})" if log.exists() else ""))
+    return FAILED, "failed", detail
+
+
+def _ending(code: int) -> str:
+    """Return how a process ended that has this exit code, or that a signal of this number (negated) ended."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (by hand, or because memory ran out)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
+def _last_error(log: Path) -> str:
+    """Return the error line of the last traceback in a log; empty if there is none."""
+    found = (last_traceback(_tail(log)) or "").rstrip().splitlines()
+    return found[-1] if found and not found[-1][0].isspace() and len(found) > 1 else ""
+
+
+def _tail(log: Path) -> str:
+    try:
+        return tail(log, _LOG_TAIL)
+    except FileNotFoundError:  # a rank that ended before it had a log wrote to the terminal
+        return ""
+
+
+def _say(text: str) -> None:
+    print(f"gspo-hpc: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""A run as a Slurm job: submitted, supervised from within, requeued."""

@@ -1,0 +1,180 @@
+"""Slurm's commands beyond submitting: a job's state, requeue, begin time, excluded nodes, signals, dead nodes.
+
+No command runs in a shell. While the controller restarts, a command is repeated until it answers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+_AWAY = re.compile(  # the controller does not answer, but may in a moment
+    r"unable to contact slurm controller|connection refused|connect failure|timed out|zero bytes were transmitted",
+    re.IGNORECASE,
+)
+_START_SECONDS = 5  # the clocks of two nodes may differ by a few of them
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_PAIR = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
+_FAILED_ON = re.compile(r"failed on node ([^:\s]+)|[Nn]ode failure on (\S+)|error: Node ([^,\s]+), is not responding")
+
+
+class SlurmError(RuntimeError):
+    """A failure of a Slurm command; the text is what the command printed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The state of a job, as ``scontrol show job`` prints it. Times are seconds since the epoch."""
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    start_time: float | None
+    end_time: float | None  # when Slurm will end it, a preemption's grace included
+    preempt_time: float | None  # when its preemption began, if it did
+    restarts: int
+    comment: str
+
+    @property
+    def active(self) -> bool:
+        """True if the job runs or will run."""
+        return self.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED")
+
+
+def job(job_id: str, patience: float = 60.0) -> Job | None:
+    """Return a job; None if Slurm no longer knows it.
+
+    Raises SlurmError if the controller does not answer for `patience` seconds.
+    """
+    try:
+        text = run(["scontrol", "show", "job", "--oneliner", job_id], patience=patience)
+    except SlurmError as error:
+        if _UNKNOWN_JOB.search(str(error)):
+            return None
+        raise
+    return parse_job(text)
+
+
+def parse_job(text: str) -> Job:
+    """Return the job of one line of ``scontrol show job --oneliner``."""
+    pairs: dict[str, str] = {}
+    for key, value in _PAIR.findall(text):
+        pairs.setdefault(key, value)
+    return Job(
+        id=pairs["JobId"],
+        state=pairs["JobState"].replace("SIGNALING", "RUNNING"),  # for a moment, while it is sent a signal
+        reason=pairs.get("Reason", ""),
+        nodes=pairs.get("NodeList", "").replace("(null)", ""),
+        start_time=_time(pairs.get("StartTime")),
+        end_time=_time(pairs.get("EndTime")),
+        preempt_time=_time(pairs.get("PreemptTime")),
+        restarts=int(pairs.get("Restarts", "0")),
+        comment=pairs.get("Comment", ""),
+    )
+
+
+def own_jobs() -> list[tuple[str, str]]:
+    """Return (id, comment) of each job of this user that waits or runs."""
+    lines = run(["squeue", "--noheader", "--me", "--format=%A %k"]).splitlines()
+    return [(job_id, comment) for job_id, _, comment in (line.strip().partition(" ") for line in lines)]
+
+
+def requeue(job_id: str, patience: float = 60.0) -> None:
+    """Put a running job back into the queue, which ends it."""
+    run(["scontrol", "requeue", job_id], patience)
+
+
+def start_soon(job_id: str) -> None:
+    """Shorten the wait that Slurm puts on a requeued job to a few seconds.
+
+    Not to none: a node refuses to start a job in the same second, by its own clock, in which that job ended there ("Job
+    credential revoked"), and the job would have failed for good.
+    """
+    run(["scontrol", "update", f"JobId={job_id}", f"StartTime=now+{_START_SECONDS}"])
+
+
+def exclude(job_id: str, nodes: Sequence[str]) -> None:
+    """Keep a waiting job off these nodes."""
+    run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}"])
+
+
+def signal_step(step: str, name: str) -> None:
+    """Send a signal, such as "ABRT", to all processes of a step (JOB.STEP)."""
+    run(["scancel", f"--signal={name}", step])
+
+
+def cancel(job_id: str) -> None:
+    """End a job for good."""
+    run(["scancel", job_id])
+
+
+def hostnames(node_list: str) -> list[str]:
+    """Return the names that a list such as n[1-4] stands for."""
+    return run(["scontrol", "show", "hostnames", node_list]).split()
+
+
+def node_address(node: str) -> str:
+    """Return the name or the address on which a node listens."""
+    found = re.search(r"NodeAddr=(\S+)", run(["scontrol", "show", "node", node, "--oneliner"]))
+    return found.group(1) if found else node
+
+
+def dead_nodes(nodes: Sequence[str], timeout: float = 30.0) -> list[str]:
+    """Return the nodes of this job's allocation that start no process any more. Call it inside that allocation."""
+    probe = ["srun", "--overlap", "--nodes", str(len(nodes)), "--ntasks", str(len(nodes)), "--ntasks-per-node=1"]
+    try:
+        done = subprocess.run(
+            [*probe, "--gres=none", "--mem=0", "true"], capture_output=True, text=True, timeout=timeout, check=False
+        )
+        text = done.stderr if done.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        text = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr or ""
+    named = {name for match in _FAILED_ON.finditer(text) for name in match.groups() if name}
+    states = run(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"])
+    for line in states.splitlines():
+        name, state = line.split()
+        if state.endswith("*") or state.startswith(("down", "fail")):
+            named.add(name)
+    return sorted(named & set(nodes))
+
+
+def is_away(error: str) -> bool:
+    """Return True if this is the error of a command to which the controller did not answer: it may be restarting."""
+    return _AWAY.search(error) is not None
+
+
+def run(command: Sequence[str], patience: float = 60.0) -> str:
+    """Run one of Slurm's commands and return its standard output. Raises SlurmError with its standard error.
+
+    While the controller does not answer, the command is repeated for `patience` seconds: a restart takes a few.
+    """
+    deadline = time.monotonic() + patience
+    environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    while True:
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, timeout=max(10.0, patience), check=False
+            )
+        except FileNotFoundError:
+            raise SlurmError(f"{command[0]} is not installed here: is this a machine of a Slurm cluster?") from None
+        except subprocess.TimeoutExpired:
+            raise SlurmError(f"{command[0]} did not answer within {max(10.0, patience):.0f} s") from None
+        if done.returncode == 0:
+            return done.stdout
+        error = done.stderr.strip() or done.stdout.strip()
+        if not is_away(error) or time.monotonic() > deadline:
+            raise SlurmError(error or f"{command[0]} ended with exit code {done.returncode}")
+        time.sleep(1.0)
+
+
+def _time(text: str | None) -> float | None:
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except ValueError:  # Unknown, N/A, None
+        return None

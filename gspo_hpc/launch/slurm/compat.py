@@ -1,0 +1,61 @@
+"""Private interfaces of submitit that this package relies on, in one place.
+
+``submitit.slurm.slurm.SlurmExecutor`` is documented only through AutoExecutor, which cannot write a script without
+submitting it. Everything below that begins with an underscore, and the names of the files that submitit leaves in its
+folder, may change with any release: tests/unit/launch/test_compat.py checks them for the versions of TESTED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.slurm.slurm import SlurmExecutor
+
+TESTED = ("1.5.2", "1.5.3", "1.5.4")  # releases of submitit
+
+_SBATCH_ERROR = re.compile(r"sbatch: (error|fatal): ")
+
+
+class Executor(SlurmExecutor):
+    """submitit's executor, which also writes a batch script where Slurm is not installed."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Return the value that submitit gives a machine with Slurm. If there is none, sbatch reports it later."""
+        return 2
+
+    def script(self, command: str | None = None) -> str:
+        """Return the batch script that runs `command`; by default the one that :meth:`hand_in` submits."""
+        return str(self._make_submission_file_text(self._submitit_command_str if command is None else command, ""))
+
+    def hand_in(self, task: Callable[[], None]) -> str:
+        """Submit `task` and return Slurm's id of the job. Raises SubmitError with what sbatch wrote."""
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # sbatch's messages are in the exception, too
+                return str(self.submit(task).job_id)
+        except (FailedJobError, FailedSubmissionError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if _SBATCH_ERROR.match(line.strip())]
+            raise SubmitError(lines[-1] if lines else str(error).strip()) from None
+
+
+class SubmitError(RuntimeError):
+    """A submission that sbatch did not confirm; the text is sbatch's."""
+
+
+def adopt(folder: Path, job_id: str) -> None:
+    """Rename the files of a submission as submitit does once it knows the job's id; the job looks for that name."""
+    for pickle in folder.glob("*.pkl"):
+        pickle.rename(folder / f"{job_id}_submitted.pkl")
+    for script in folder.glob(".submission_file_*.sh"):
+        script.rename(folder / f"{job_id}_submission.sh")
+
+
+def discard(folder: Path) -> None:
+    """Remove the files of a submission that Slurm did not take."""
+    for left in [*folder.glob("*.pkl"), *folder.glob(".submission_file_*.sh")]:
+        left.unlink()

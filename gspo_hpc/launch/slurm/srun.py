@@ -1,0 +1,64 @@
+"""The srun command that starts the ranks of an attempt, and their environment.
+
+The supervisor runs the command, and ``submit --dry-run`` prints the same one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gspo_hpc.config.schema import Config, Container
+from gspo_hpc.runs import snapshot
+
+CODE, CANCEL = (
+    "code",
+    "cancel",
+)  # in a job folder: the submitted code; a file that asks for the end of the run
+
+
+def environment(config: Config, job_dir: Path) -> dict[str, str]:
+    """Return the variables that ranks get in addition to the job's. Secrets are never arguments of a command."""
+    threads = config.cluster.threads_per_rank or config.slurm.cpus_per_task
+    return {
+        **config.slurm.environment,
+        **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+        **snapshot.environment(job_dir / CODE),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) -> list[str]:
+    """Return the command with one task per rank. `names`: variables that must reach ranks in a container."""
+    slurm, cluster = config.slurm, config.cluster
+    words = [
+        "srun",
+        f"--nodes={cluster.nodes}",
+        f"--ntasks={config.world_size}",
+        f"--ntasks-per-node={cluster.gpus_per_node}",
+        "--kill-on-bad-exit=1",
+        "--distribution=block:block",  # ranks of a node are neighbours, as the layout counts them
+        "--export=ALL",
+    ]
+    if slurm.cpus_per_task:
+        words.append(f"--cpus-per-task={slurm.cpus_per_task}")  # srun no longer takes it over from sbatch
+    if cluster.platform == "cuda":
+        # Every rank sees all GPUs of its node: it picks its own, and its engine shares memory with its neighbours.
+        words.append(f"--gpu-bind={slurm.gpu_bind or 'none'}")
+    words += slurm.srun
+    python = [slurm.python or sys.executable]
+    if slurm.container is not None:
+        python = _in_container(slurm.container, cluster.platform == "cuda", run_dir, names)
+    return [*words, *python, "-m", "gspo_hpc.training.worker", "train", str(run_dir)]
+
+
+def _in_container(box: Container, gpus: bool, run_dir: Path, names: Sequence[str]) -> list[str]:
+    mounts = [f"{run_dir}:{run_dir}", *box.mounts]
+    if box.kind == "pyxis":
+        # Without this option the values of the image would hide those of the job.
+        keep = f"--container-env={','.join(names)}"
+        where = [f"--container-image={box.image}", f"--container-mounts={','.join(mounts)}"]
+        return [*where, keep, *box.args, box.python]
+    binds = [word for mount in mounts for word in ("--bind", mount)]
+    return ["apptainer", "exec", *(["--nv"] if gpus else []), *binds, *box.args, box.image, box.python]

@@ -1,0 +1,362 @@
+"""Supervise a Slurm job from inside: start the ranks with srun, watch them, restart them or requeue the job.
+
+``python -m gspo_hpc.launch.slurm.supervisor RUN_DIR JOB_DIR`` is the batch step of every job that ``submit`` makes. It
+runs on the first node of the allocation and holds the lock of the run. Each start of the ranks is an attempt. Depending
+on how it ended, the job ends, starts the ranks again in this allocation, or is requeued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch.slurm import commands, srun
+from gspo_hpc.launch.slurm.commands import SlurmError
+from gspo_hpc.launch.verdict import Verdict, failures_without_progress, judge, progress, task_failed
+from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.runs.directory import Attempt, Lock, RunDir, refuse_changes
+from gspo_hpc.system import environment, leftovers
+from gspo_hpc.system.control import Server
+from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
+from gspo_hpc.system.files import DISK_FULL, open_private, write_atomically, write_json
+from gspo_hpc.system.signals import StopFlag, signals_default_in_children
+
+_POLL = 0.2  # seconds between two looks at the ranks
+_SETTLE = 1.0  # seconds after the end of srun in which last messages of ranks may still arrive
+_LINGER = 10.0  # seconds that a step may take to end once a rank has failed
+_STACKS = 5.0  # seconds that hanging ranks get to write their stacks
+_LAST_MOMENT = 8.0  # seconds before the deadline at which the job is requeued, saved or not
+_BALLAST = 2**18  # bytes kept on the disk, and freed for the last records of a run that filled it
+_LOCK_PATIENCE = 150.0  # seconds: a network file system frees the lock of a lost node only after its lease
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Supervise the job, and return the exit code of its batch step."""
+    run_dir, job_dir = sys.argv[1:] if argv is None else argv
+    flag = StopFlag().start()
+    try:
+        return supervise(Path(run_dir), Path(job_dir), os.environ["SLURM_JOB_ID"], flag)
+    except (ValueError, OSError, SlurmError) as error:
+        _say(f"error: {error}")
+        return REFUSED if isinstance(error, ValueError) else FAILED
+
+
+def supervise(run_dir: Path, job_dir: Path, job_id: str, flag: StopFlag) -> int:
+    """Start attempts until the run is done, the allocation is of no more use, or another attempt would not help.
+
+    Returns the exit code. Raises ValueError if the run must not go on: another process holds it, or its config or data
+    were changed.
+    """
+    config = loader.load(job_dir / "config.yaml")
+    run = RunDir(run_dir)
+    with _patient_lock(run, job_id) as lock:
+        last = _attempts(config, run, lock, job_dir, job_id, flag)
+    # Only after the lock is free: the next start of this job may come before this process has ended.
+    if last.requeue:
+        return _requeue(config, job_id, last.excluded, flag)
+    if last.cancel:
+        _cancel(job_id, flag)
+    return last.exit_code
+
+
+@dataclass(frozen=True)
+class _Last:
+    """The decision after the last attempt of this allocation."""
+
+    exit_code: int
+    requeue: bool = False
+    cancel: bool = False
+    excluded: Sequence[str] = ()
+
+
+def _attempts(config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: str, flag: StopFlag) -> _Last:
+    refuse_changes(run, config)
+    ballast = job_dir / "ballast"
+    write_atomically(ballast, bytes(_BALLAST))
+    while True:
+        attempt = run.new_attempt(config)
+        lock.describe(attempt.number)
+        write_json(run.plan, make_plan(config).to_json())
+        verdict = _Attempt(config, run, attempt, job_dir, job_id, flag).run()
+        leftovers.sweep(run.read_info()["run_id"], range(1, attempt.number + 1))
+        full = DISK_FULL in verdict.detail
+        if full:
+            ballast.unlink(missing_ok=True)  # room for the last records
+        attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
+        _say(verdict.line(attempt.number))
+        if full or verdict.reason in ("done", "refused"):
+            return _Last(verdict.exit_code)
+        if verdict.reason == "cancelled":
+            return _Last(DONE, cancel=True)
+        if verdict.healthy or flag.name:
+            return _Last(REQUEUE, requeue=True)
+        failures = failures_without_progress(run)
+        if failures > config.faults.max_restarts:
+            _say(
+                f"gives up: {failures} failures without progress since step {progress(run)[0]} "
+                f"(faults.max_restarts {config.faults.max_restarts}); the last: {verdict.detail}"
+            )
+            return _Last(FAILED)
+        dead: list[str] = []
+        with contextlib.suppress(SlurmError):
+            dead = commands.dead_nodes(commands.hostnames(os.environ["SLURM_JOB_NODELIST"]))
+        if dead:
+            _say(f"no answer from {', '.join(dead)}: the job goes back to the queue, without them")
+            return _Last(REQUEUE, requeue=True, excluded=dead)
+        _say(f"starting again in this allocation (failure {failures} of {config.faults.max_restarts} at this point)")
+
+
+class _Attempt:
+    """One start of all ranks."""
+
+    def __init__(
+        self, config: Config, run: RunDir, attempt: Attempt, job_dir: Path, job_id: str, flag: StopFlag
+    ) -> None:
+        self.config, self.run_dir, self.attempt, self.job_dir = config, run, attempt, job_dir
+        self.job_id, self.flag = job_id, flag
+        self.server = Server(_address(config.cluster.nodes), config.world_size)
+        self.stop: str | None = None  # why the ranks were asked to stop: "preempted", "time limit", ...
+        self.requeued = self.unholding = False
+        self.log = attempt.path / "srun.log"
+        self.end_time: float | None = None
+        self._read_end_time()
+
+    def run(self) -> Verdict:
+        """Start the ranks, watch them to the end, and judge how they ended."""
+        error = os.fdopen(open_private(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb")
+        own = srun.environment(self.config, self.job_dir) | self.server.environment()
+        own |= {environment.ATTEMPT: str(self.attempt.number), environment.RUN_ID: self.run_dir.read_info()["run_id"]}
+        command = srun.command(self.config, self.run_dir.path, self.job_dir, list(own))
+        try:
+            with error, signals_default_in_children():
+                # In its own session: a signal to the group of this process must not reach srun.
+                step = subprocess.Popen(
+                    command, env=os.environ | own, stdin=subprocess.DEVNULL, stderr=error, start_new_session=True
+                )
+            problem = self._watch(step)
+            return judge(self.server.ranks, self.config, problem, self.stop, step.returncode, self.log)
+        finally:
+            self.server.close()
+
+    def _watch(self, step: subprocess.Popen[bytes]) -> str | None:
+        """Wait for the end of srun. Return what was wrong if this process had to end it."""
+        began = last = time.monotonic()
+        problem = None
+        while step.poll() is None:
+            self.server.poll(_POLL)
+            now = time.monotonic()
+            if now - last > 5.0:  # this process was suspended, and so were the ranks
+                for state in self.server.ranks.values():
+                    state.heard_at = state.moved_at = now
+                began += now - last
+            last = now
+            self._stop_if_due()
+            problem = self._problem(now, began)
+            if problem is not None:
+                _say(f"{problem}: ending this attempt")
+                self._end(step)
+        for _ in range(int(_SETTLE / _POLL)):
+            self.server.poll(_POLL)
+        return problem
+
+    def _stop_if_due(self) -> None:
+        """Pass the first reason to stop on to all ranks; requeue at the last moment, saved or not."""
+        if self.flag.requested is not None and not self.unholding:
+            self.unholding = True  # Slurm ends this process soon, and requeues the job itself
+            unhold_later(self.job_id, [])
+        if self.stop is None:
+            self._look_for_a_stop()
+        elif self.stop != "cancelled" and not self.requeued and self._left() < _LAST_MOMENT:
+            self.requeued = True  # Slurm requeues a job that it preempts, but not one that ran out of time
+            _requeue_now(self.job_id, patience=_LAST_MOMENT)
+
+    def _look_for_a_stop(self) -> None:
+        states = self.server.ranks.values()
+        signalled = next((state for state in states if state.signal is not None), None)
+        if signalled is not None:
+            self.server.poll(_POLL)  # messages that came at the same time
+            gone = any(state.lost or state.outcome in ("failed", "refused") for state in states)
+            if gone or task_failed(self.log):
+                return  # a rank is gone, and srun signals the others for it
+        save = max((state.save_seconds for state in states), default=0.0)
+        lead = max(float(self.config.slurm.signal_seconds), 2 * save + _LAST_MOMENT)
+        asked = (self.job_dir / srun.CANCEL).exists()
+        if signalled is None and not asked and self.flag.requested is None:
+            if self._left() > lead:
+                return
+            self._read_end_time()  # it may have been changed since
+            if self._left() > lead:
+                return
+        self.stop, self.end_time = self._why(asked, self._left() <= lead)
+        source = f"rank {signalled.rank} got {signalled.signal}" if signalled else self.flag.name or ""
+        _say(f"{self.stop}{f' ({source})' if source else ''}: the ranks stop at the next safe point and save")
+        self.server.stop(self.stop, self.end_time)
+
+    def _left(self) -> float:
+        """Return the seconds until Slurm ends the job; infinity if that is not known."""
+        return math.inf if self.end_time is None else self.end_time - time.time()
+
+    def _read_end_time(self) -> None:
+        with contextlib.suppress(SlurmError):  # without an answer, no limit is known
+            job = commands.job(self.job_id)
+            self.end_time = job.end_time if job is not None else None
+
+    def _why(self, asked: bool, out_of_time: bool) -> tuple[str, float | None]:
+        """Return why the ranks must stop, and when Slurm will end the job."""
+        if asked:
+            return "cancelled", None
+        with contextlib.suppress(SlurmError):
+            job = commands.job(self.job_id, patience=5.0)
+            if job is not None and job.state.startswith("CANCELLED"):
+                return "cancelled", None
+            if job is not None:
+                preempted = job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0)
+                if preempted:
+                    return "preempted", job.end_time
+                out_of_time |= job.end_time is not None and (
+                    time.time() > job.end_time - self.config.slurm.signal_seconds - 60.0
+                )
+                return ("time limit" if out_of_time else "stopped"), job.end_time
+        return ("time limit" if out_of_time else "stopped"), self.end_time
+
+    def _problem(self, now: float, began: float) -> str | None:
+        """Return why this attempt must be ended from here, or None."""
+        faults, states = self.config.faults, self.server.ranks
+        if now - began > faults.bringup_timeout and len(states) < self.config.world_size:
+            missing = sorted(set(range(self.config.world_size)) - set(states))
+            where = ", ".join(f"rank {rank} on {self._node(rank)}" for rank in missing[:4])
+            more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+            return f"not up within {faults.bringup_timeout:.0f} s: {where}{more} (faults.bringup_timeout)"
+        for state in states.values():
+            name = f"rank {state.rank} on {state.node}"
+            if state.outcome is None and not state.lost:
+                if now - state.heard_at > faults.heartbeat_timeout:
+                    return (
+                        f"{name} has not been heard of for {faults.heartbeat_timeout:.0f} s (faults.heartbeat_timeout)"
+                    )
+                if now - state.moved_at > faults.hang_timeout:
+                    return f"{name} hangs in '{state.phase}' for {faults.hang_timeout:.0f} s (faults.hang_timeout)"
+            elif (state.lost or state.outcome in ("failed", "refused")) and now - state.ended_at > _LINGER:
+                return f"{name} has gone and its step has not"
+        return None
+
+    def _node(self, rank: int) -> str:
+        nodes = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
+        return nodes[rank // self.config.cluster.gpus_per_node]
+
+    def _end(self, step: subprocess.Popen[bytes]) -> None:
+        """Let every rank write its stacks, then end the step."""
+        names = {state.step for state in self.server.ranks.values() if state.step}
+        with contextlib.suppress(SlurmError):
+            for name in names:
+                commands.signal_step(name, "CONT")  # a stopped process could not write them
+                commands.signal_step(name, "ABRT")
+            self._wait(step, _STACKS)
+            for name in names:
+                commands.cancel(name)
+        for number in (signal.SIGTERM, signal.SIGKILL):  # srun ends its tasks at the first
+            if self._wait(step, _LINGER):
+                return
+            with contextlib.suppress(ProcessLookupError):
+                step.send_signal(number)
+        step.wait()
+
+    def _wait(self, step: subprocess.Popen[bytes], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while step.poll() is None and time.monotonic() < deadline:
+            self.server.poll(_POLL)
+        return step.poll() is not None
+
+
+@contextlib.contextmanager
+def _patient_lock(run: RunDir, job_id: str) -> Iterator[Lock]:
+    """Hold the lock of the run, and wait for it if its holder is about to go.
+
+    This is so if the same job holds it, from an earlier start on a node that was lost, or if the holder has no attempt:
+    then it is ``submit``, which may still be busy when the job that it handed in begins.
+    """
+    deadline = time.monotonic() + _LOCK_PATIENCE
+    while True:
+        try:
+            lock = run.lock()
+            break
+        except ValueError:
+            holder = run.holder() or {}
+            passing = holder.get("slurm_job_id") == job_id or holder.get("attempt") is None
+            if not passing or time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
+    with lock:
+        yield lock
+
+
+def _address(nodes: int) -> str:
+    """Return the address on which ranks reach this process; the loopback one if all of them are on this node."""
+    name = os.environ.get("SLURMD_NODENAME")
+    if nodes == 1 or name is None:
+        return "127.0.0.1"
+    return str(socket.getaddrinfo(commands.node_address(name), None, socket.AF_INET)[0][4][0])
+
+
+def _requeue(config: Config, job_id: str, excluded: Sequence[str], flag: StopFlag) -> int:
+    """Put the job back into the queue; return the exit code, which Slurm ignores then."""
+    if not config.slurm.requeue:
+        _say("slurm.requeue is false: submit the run again to go on")
+        return REQUEUE
+    unhold_later(job_id, excluded)
+    _requeue_now(job_id, patience=600.0)
+    _wait_for_end(flag)
+    return REQUEUE
+
+
+def _wait_for_end(flag: StopFlag) -> None:
+    """Wait until Slurm ends this process: if it ended earlier by itself, the job would be over."""
+    deadline = time.monotonic() + 60.0
+    while flag.requested is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _requeue_now(job_id: str, patience: float) -> None:
+    """Requeue the job, unless Slurm did so already or it was cancelled: Slurm would requeue a cancelled job, too."""
+    try:
+        job = commands.job(job_id, patience)
+        if job is None or job.state != "RUNNING" or job.restarts != int(os.environ.get("SLURM_RESTART_COUNT", "0")):
+            return
+        commands.requeue(job_id, patience)
+    except SlurmError as error:
+        _say(f"could not requeue: {error}")
+
+
+def _cancel(job_id: str, flag: StopFlag) -> None:
+    with contextlib.suppress(SlurmError):  # it may be cancelled already
+        commands.cancel(job_id)
+    _wait_for_end(flag)
+
+
+def unhold_later(job_id: str, excluded: Sequence[str]) -> None:
+    """Start a process that outlives this job, if Slurm lets it, and shortens the wait of the requeued job."""
+    quiet = subprocess.DEVNULL
+    command = [sys.executable, "-m", "gspo_hpc.launch.slurm.unhold", job_id, *excluded]
+    with signals_default_in_children():
+        subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, check=False)
+
+
+def _say(text: str) -> None:
+    print(f"gspo-hpc: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

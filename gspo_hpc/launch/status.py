@@ -1,0 +1,256 @@
+"""Read the state and the logs of a run from its directory, and cancel it, with Slurm or without.
+
+Slurm adds the state of the run's job, and need not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.launch.failures import Failure, first_failure
+from gspo_hpc.launch.slurm import commands, srun
+from gspo_hpc.launch.slurm.commands import Job, SlurmError
+from gspo_hpc.runs import reader
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
+from gspo_hpc.system.files import write_atomically
+from gspo_hpc.system.text import last_traceback, tail
+
+_RECENT = 8  # steps that the speed is averaged over
+_TAIL = 2**20  # bytes of a log that are searched for a traceback
+_CANCEL_SECONDS = 300.0
+_ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped", "damaged")
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a run at a glance. Times are in seconds; None means not known."""
+
+    run: str
+    state: str  # running, waiting, done, stopped, failed, new, damaged ...
+    reason: str  # Slurm's reason for waiting, why the last attempt ended, or the damaged file and what is wrong with it
+    job_id: str | None
+    nodes: str
+    step: int
+    max_steps: int | None
+    reward: float | None
+    tokens_per_s: float | None
+    seconds_left_in_job: float | None
+    seconds_left_in_run: float | None
+    attempts: int
+    ended: dict[str, int]  # why attempts ended -> how many
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing goes on with the run by itself."""
+        return self.state in _ENDED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values, for --json."""
+        return asdict(self)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run directories directly in a folder, sorted by name."""
+    return sorted(path.parent for path in folder.glob("*/run.json")) if folder.is_dir() else []
+
+
+def read(path: Path) -> Status:
+    """Return the state of a run, "damaged" where a file of it cannot be used.
+
+    Raises ValueError if `path` is not a run directory. Of metrics.jsonl, what can be read is shown.
+    """
+    run = RunDir(path)
+    if not run.info.exists():
+        run.read_info()
+    damage: list[str] = []
+    with _noting(damage):
+        run.read_info()
+    with _noting(damage):
+        run.read_attempts()
+    attempts, _ = reader.read_attempts(run)
+    records = [record for record in reader.read_records(run) if record["step"] > 0]
+    max_steps: int | None = None
+    with _noting(damage):
+        max_steps = run.load_config().run.max_steps
+    job: Job | None = None
+    with _noting(damage):
+        job = _job(run)
+    step = int(records[-1]["step"]) if records else 0
+    state, reason = ("damaged", damage[0]) if damage else _state(job, attempts, step, max_steps)
+    last = records[-1] if records else {}
+    seconds = [reader.value(record, "seconds") for record in records[-_RECENT:]]
+    recent = [one for one in seconds if one is not None]
+    left = (max_steps or 0) - step
+    per_step = sum(recent) / len(recent) if recent else None
+    end = job.end_time if job is not None and job.state == "RUNNING" else None
+    return Status(
+        run=str(path),
+        state=state,
+        reason=reason,
+        job_id=job.id if job is not None else None,
+        nodes=job.nodes if job is not None else next((str(a.get("host", "")) for a in reversed(attempts)), ""),
+        step=step,
+        max_steps=max_steps,
+        reward=reader.value(last, "reward"),
+        tokens_per_s=reader.value(last, "completion_tokens_per_s"),
+        seconds_left_in_job=None if end is None else max(0.0, end - time.time()),
+        seconds_left_in_run=None if per_step is None else per_step * max(0, left),
+        attempts=len(attempts),
+        ended=dict(Counter(str(a["reason"]) for a in attempts if a["reason"] != "running")),
+    )
+
+
+@contextlib.contextmanager
+def _noting(damage: list[str]) -> Iterator[None]:
+    """Note what makes a file of a run unusable, on one line, and go on."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        damage.append("; ".join(str(error).splitlines()))
+    except OSError as error:
+        damage.append(f"{error.filename}: {error.strerror}")
+
+
+def lift_hold(path: Path) -> bool:
+    """Let a requeued job that only waits for its begin time start now; return whether Slurm allowed it."""
+    with contextlib.suppress(SlurmError, ValueError, OSError):
+        job = _job(RunDir(path))
+        if job is not None and job.state == "PENDING" and job.reason == "BeginTime" and job.restarts:
+            commands.start_soon(job.id)
+            return True
+    return False
+
+
+def log_path(path: Path, rank: int | None, attempt: int | None) -> Path:
+    """Return the log of a rank, by default of what rank 0 shows people: the log of the Slurm job of the attempt.
+
+    `attempt`: its number, by default the newest. Raises ValueError if there is no such log.
+    """
+    run = RunDir(path)
+    run.read_info()
+    attempts, _ = reader.read_attempts(run)
+    if not attempts:
+        jobs = job_logs(run)
+        if not jobs:
+            raise ValueError(f"{run.path} has not been started yet")
+        return jobs[-1]
+    numbers = [record["attempt"] for record in attempts]
+    chosen = numbers[-1] if attempt is None else attempt
+    if chosen not in numbers:
+        raise ValueError(f"{run.path} has no attempt {chosen}; there are 1 to {numbers[-1]}")
+    record = attempts[numbers.index(chosen)]
+    jobs = job_logs(run, str(record.get("slurm_job_id")))
+    if rank is None and jobs:
+        return jobs[-1]
+    log = run.attempt(chosen).log_path(rank or 0)
+    if not log.exists():
+        ranks = sorted(int(p.stem.removeprefix("rank-")) for p in log.parent.glob("rank-*.log"))
+        which = f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "none"
+        raise ValueError(f"attempt {chosen} has no log of rank {rank or 0}; there are {which}")
+    return log
+
+
+def follow(path: Path, *, forever: bool, done: Callable[[], bool]) -> Iterator[str]:
+    """Yield the text of a log; with `forever`, also what is appended to it until `done` returns True."""
+    with path.open(encoding="utf-8", errors="replace") as log:
+        while True:
+            if text := log.read(65536):
+                yield text
+            elif not forever or done():
+                return
+            else:
+                time.sleep(0.5)
+
+
+def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
+    """Return the log and the text of the traceback that the other failures of an attempt follow from.
+
+    Without a traceback it is the stacks of the rank that hung, if the attempt was ended for one. `attempt`: its number;
+    by default the newest that has either. Raises ValueError if no rank left any.
+    """
+    run = RunDir(path)
+    run.read_info()
+    details = {record["attempt"]: str(record.get("detail") or "") for record in reader.read_attempts(run)[0]}
+    for number in [attempt] if attempt is not None else reversed(details):
+        found: dict[int, tuple[Path, str]] = {}
+        failures = []
+        for log in run.attempt(number).path.glob("rank-*.log"):
+            rank = int(log.stem.removeprefix("rank-"))
+            if (text := last_traceback(tail(log, _TAIL))) is not None:
+                found[rank] = log, text
+                failures.append(Failure(rank, text.rstrip().splitlines()[-1], at=log.stat().st_mtime))
+        if failures:
+            return found[first_failure(failures).rank]
+        if stacks := [path for path in run.attempt(number).path.glob("rank-*.stacks") if path.stat().st_size]:
+            named = re.search(r"rank (\d+) on", details.get(number, ""))
+            blamed = run.attempt(number).stacks_path(int(named.group(1)) if named else 0)
+            path = blamed if blamed in stacks else min(stacks)
+            return path, path.read_text("utf-8", "replace")
+    raise ValueError(f"{run.path}: no traceback in the log of any rank")
+
+
+def cancel(path: Path, say: Callable[[str], None]) -> None:
+    """End a run for good; one that is running saves first. Raises ValueError if nothing is running or waiting."""
+    run = RunDir(path)
+    run.read_info()
+    job = _job(run)
+    if job is not None and job.active:
+        if job.state != "RUNNING":
+            commands.cancel(job.id)
+            say(f"job {job.id} is cancelled; it had not started")
+            return
+        write_atomically(job_folder(run, job.id) / srun.CANCEL, "")
+        say(f"job {job.id} stops at its next safe point and saves")
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while (now := commands.job(job.id)) is not None and now.state in ("RUNNING", "COMPLETING"):
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"job {job.id} is still running after {_CANCEL_SECONDS:.0f} s; scancel {job.id} ends it unsaved"
+                )
+            time.sleep(0.5)
+        say(f"job {job.id} has ended")
+        return
+    holder = run.holder()
+    if holder is None:
+        raise ValueError(f"{run.path} is neither running nor waiting")
+    if holder.get("host") != socket.gethostname():
+        raise ValueError(f"{run.path} runs on {holder.get('host')}, process {holder.get('pid')}: cancel it there")
+    os.kill(int(holder["pid"]), signal.SIGTERM)
+    say(f"process {holder['pid']} stops at its next safe point and saves")
+
+
+def _job(run: RunDir) -> Job | None:
+    """Return the newest job of a run; None if Slurm does not answer or no longer knows it."""
+    ids = job_ids(run)
+    if not ids:
+        return None
+    try:
+        return commands.job(ids[-1], patience=2.0)
+    except SlurmError:
+        return None
+
+
+def _state(job: Job | None, attempts: list[dict[str, Any]], step: int, max_steps: int | None) -> tuple[str, str]:
+    last = attempts[-1] if attempts else None
+    if job is not None and job.active:
+        if job.state == "RUNNING":
+            return ("running", "") if last and last["reason"] == "running" else ("starting", "")
+        return ("waiting", job.reason) if job.state == "PENDING" else (job.state.lower(), job.reason)
+    if last is None:
+        return "new", ""
+    if last["reason"] == "running":
+        return "running", ""
+    if last["reason"] == "done" or (max_steps is not None and step >= max_steps):
+        return "done", ""
+    return last["reason"], last.get("detail") or ""

@@ -1,0 +1,1 @@
+"""Architectures: what a config.json says of a model, and what it costs to compute."""

@@ -1,0 +1,303 @@
+"""The architecture of a model, from its Hugging Face config.json: supported families, and sizes that all else needs.
+
+An architecture or a setting that is not supported is refused by name, never ignored.
+Keys are those of Hugging Face's Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE configurations
+(transformers 4 and 5 spell the rotary settings and the number of experts differently; both are read).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import catalog
+
+SUPPORTED = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
+_ROPE_KEYS: dict[str, tuple[str, ...]] = {  # by rope_type: what is read
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embeddings. Lengths in tokens; what a kind does not use is ignored by it."""
+
+    theta: float
+    kind: str = "default"  # "default", "linear", "llama3", "yarn"
+    factor: float = 1.0  # by how much the context is longer than in pre-training
+    original_length: int = 0  # the context in pre-training (llama3, yarn)
+    low_frequency_factor: float = 1.0  # llama3: waves longer than original_length / this are stretched by the factor
+    high_frequency_factor: float = 4.0  # llama3: waves shorter than original_length / this stay as they are
+    beta_fast: float = 32.0  # yarn: dimensions that turn more often than this in the original context stay as they are
+    beta_slow: float = 1.0  # yarn: ones that turn less often than this are stretched by the factor
+    truncate: bool = True  # yarn: whether the bounds between those are whole dimensions
+    magnitude: float = 1.0  # yarn: queries and keys are multiplied by this
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of experts that stands in the place of the MLP. Sizes in elements."""
+
+    count: int
+    top_k: int  # experts of a token
+    ffn_hidden_size: int  # of one
+    normalize_top_k: bool  # whether a token's weights of its experts add up to one
+    shared_ffn_hidden_size: int = 0  # of the expert that every token has as well, behind a gate; 0: there is none
+    dense_layers: tuple[int, ...] = ()  # that have an MLP all the same
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes and switches of a decoder. Lengths in tokens, sizes in elements."""
+
+    family: str  # one of SUPPORTED, but for an outline
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm_eps: float
+    rope: Rope
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    qk_norm: bool
+    experts: Experts | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether this layer, counted from 0 over all stages, has experts instead of an MLP."""
+        return self.experts is not None and layer not in self.experts.dense_layers
+
+
+def read(folder: str | Path) -> Architecture:
+    """The architecture in `folder`/config.json. ValueError says what is missing or not supported."""
+    path = Path(folder) / "config.json"
+    return parse(_content(path), str(path))
+
+
+def outline(folder: str | Path) -> Architecture:
+    """The sizes in `folder`/config.json that every family has; the rest is left to who knows the family."""
+    path = Path(folder) / "config.json"
+    raw = _content(path)
+    families = raw.get("architectures") or ["an unnamed architecture"]
+    try:
+        heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        return Architecture(
+            family=str(families[0]),
+            num_layers=int(raw["num_hidden_layers"]),
+            hidden_size=hidden,
+            ffn_hidden_size=int(raw.get("intermediate_size") or 0),
+            num_attention_heads=heads,
+            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or hidden // heads),
+            vocab_size=int(raw["vocab_size"]),
+            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope=Rope(float(raw.get("rope_theta") or 10000.0)),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=False,
+            qk_norm=False,
+        )
+    except KeyError as error:
+        raise ValueError(f"{path}: {error.args[0]} is missing") from None
+
+
+def find(config: Config) -> Architecture | None:
+    """Return the architecture that a plan counts with, from the model's folder or else a shipped one.
+
+    Returns None where there is neither, or the model is not supported. Nothing is refused here.
+    """
+    if config.model.path is None:
+        return None
+    try:
+        raw, _ = planned(config.model.path)
+        return None if raw is None else parse(raw)
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None
+
+
+def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
+    """The config.json that a plan goes by, if there is one, and what is to be said of it.
+
+    A folder that exists is read itself; else the shipped configuration of that name is taken (model_catalog.py). Raises
+    ValueError for a file that is no JSON object.
+    """
+    folder = Path(model_path)
+    path = folder / "config.json"
+    try:
+        there = folder.exists()
+    except OSError:  # such as a folder that one may not look into
+        there = True
+    if not there and (name := catalog.find(model_path)):
+        text = f"{model_path} does not exist: this plan uses the config of {name} that comes with gspo_hpc."
+        return catalog.content(name), f"{text} A run needs the folder itself."
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"{path} is not there: heads, layers, experts and positions of the model are not checked."
+        near = None if there else catalog.nearest(model_path)
+        return None, f"{text} Nearest model whose config comes with gspo_hpc: {near}." if near else text
+    except (OSError, ValueError, RecursionError):
+        raw = None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} is not a readable JSON object")
+    return raw, None
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"model.path {path.parent} has no config.json: it must be a Hugging Face model folder"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds {type(raw).__name__}, not the settings of a model")
+    return raw
+
+
+def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
+    """The architecture in the content of a config.json; `where` names it in errors."""
+    families = raw.get("architectures") or []
+    family = families[0] if families else None
+    if family not in SUPPORTED:
+        raise ValueError(
+            f"{where}: architecture {family} is not supported; supported: {', '.join(SUPPORTED)}. "
+            "On GPUs model.provider=mcore_bridge may know it"
+        )
+    _refuse(raw, family, where)
+    try:
+        heads = int(raw["num_attention_heads"])
+        hidden = int(raw["hidden_size"])
+        return Architecture(
+            family=family,
+            num_layers=int(raw["num_hidden_layers"]),
+            hidden_size=hidden,
+            ffn_hidden_size=int(raw["intermediate_size"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or hidden // heads),
+            vocab_size=int(raw["vocab_size"]),
+            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope=_rope(raw, where),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=family in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM") and bool(raw.get("qkv_bias", True)),
+            qk_norm=family in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+            experts=_experts(raw, family),
+        )
+    except KeyError as error:
+        raise ValueError(f"{where}: {error.args[0]} is missing") from None
+
+
+def _experts(raw: dict[str, Any], family: str) -> Experts | None:
+    if family == "MixtralForCausalLM":
+        return Experts(
+            int(raw["num_local_experts"]), int(raw["num_experts_per_tok"]), int(raw["intermediate_size"]), True
+        )
+    if family not in ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
+        return None
+    shared = int(raw["shared_expert_intermediate_size"]) if family == "Qwen2MoeForCausalLM" else 0
+    step, without = int(raw.get("decoder_sparse_step") or 1), set(raw.get("mlp_only_layers") or ())
+    return Experts(
+        count=int(raw["num_experts" if "num_experts" in raw else "num_local_experts"]),
+        top_k=int(raw["num_experts_per_tok"]),
+        ffn_hidden_size=int(raw["moe_intermediate_size"]),
+        normalize_top_k=bool(raw.get("norm_topk_prob", False)),
+        shared_ffn_hidden_size=shared,
+        dense_layers=tuple(i for i in range(int(raw["num_hidden_layers"])) if i in without or (i + 1) % step),
+    )
+
+
+def _rope(raw: dict[str, Any], where: str) -> Rope:
+    """Return the rotary embeddings in rope_parameters, or in rope_scaling and rope_theta of older files."""
+    given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    theta = float(given.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    kinds = {given.pop(key, None) for key in ("rope_type", "type")} - {None}
+    kind = str(kinds.pop()) if kinds else "default"
+    partial = given.pop("partial_rotary_factor", 1.0)
+    if kind not in _ROPE_KEYS:
+        raise ValueError(f"{where}: rope_type {kind} is not supported; supported: {', '.join(_ROPE_KEYS)}")
+    given = {key: value for key, value in given.items() if value is not None}
+    unknown = sorted(given.keys() - set(_ROPE_KEYS[kind]))
+    if unknown or partial != 1.0:
+        name = unknown[0] if unknown else "partial_rotary_factor"
+        raise ValueError(f"{where}: {name} of the rope parameters is not supported with rope_type {kind}")
+    if kind == "default":
+        return Rope(theta)
+    for key in _ROPE_KEYS[kind] if kind != "yarn" else ():  # yarn's all have a default
+        given[key]  # or KeyError, which names it
+    length = given.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
+    factor = float(given["factor"] if "factor" in given else raw.get("max_position_embeddings", 2048) / length)
+    magnitude = given.get("attention_factor")
+    if magnitude is None:
+        yarn = kind == "yarn"
+        magnitude = _yarn_magnitude(factor, given.get("mscale"), given.get("mscale_all_dim")) if yarn else 1.0
+    return Rope(
+        theta,
+        kind,
+        factor,
+        original_length=int(length),
+        low_frequency_factor=float(given.get("low_freq_factor", 1.0)),
+        high_frequency_factor=float(given.get("high_freq_factor", 4.0)),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        truncate=bool(given.get("truncate", True)),
+        magnitude=float(magnitude),
+    )
+
+
+def _yarn_magnitude(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """Return the YaRN paper's `magnitude`, for configurations that do not give it."""
+
+    def of(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
+
+
+def _refuse(raw: dict[str, Any], family: str, where: str) -> None:
+    expected: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "use_sliding_window": (False,),
+        **(
+            {"sliding_window": ()} if family in ("MistralForCausalLM", "MixtralForCausalLM") else {}
+        ),  # Qwen's has another switch
+        "attention_dropout": (0, 0.0),
+        "quantization_config": (),
+        "partial_rotary_factor": (1, 1.0),
+        "pretraining_tp": (1,),
+        "router_jitter_noise": (0, 0.0),
+    }
+    for key, allowed in expected.items():
+        value = raw.get(key)
+        if value is not None and value not in allowed:
+            shown = " or ".join(map(str, allowed)) or "absent"
+            raise ValueError(f"{where}: {key} = {str(value)[:60]} is not supported; it must be {shown}")
+    other = set(raw.get("layer_types") or ()) - {"full_attention"}
+    if other:
+        raise ValueError(f"{where}: layer_types with {other.pop()} are not supported; it must be full_attention")

@@ -1,0 +1,1 @@
+"""Tensor operations without communication: packing, attention, log-probs, weight names."""

@@ -1,0 +1,137 @@
+"""Read and write a Hugging Face folder of safetensors files, one tensor at a time.
+
+The safetensors library saves only dictionaries that are whole in memory, so files are written here, as the format's
+specification says (github.com/huggingface/safetensors): eight bytes with the length of the header, the header (JSON:
+dtype, shape and offsets of every tensor), then the tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from gspo_hpc.system.text import GIB
+
+MAX_FILE_BYTES = 2 * GIB  # limit of a safetensors file
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+Shapes = Sequence[tuple[str, tuple[int, ...]]]  # names and shapes of all tensors, in their order
+
+
+class Folder:
+    """The safetensors files of a Hugging Face folder, whose tensors are read by name.
+
+    Raises ValueError where the folder has no such files.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        index = self.path / "model.safetensors.index.json"
+        if index.exists():
+            files: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+        elif (self.path / "model.safetensors").exists():
+            with safe_open(self.path / "model.safetensors", framework="pt") as opened:
+                files = dict.fromkeys(opened.keys(), "model.safetensors")
+        else:
+            raise ValueError(f"model.path {path} has no model.safetensors and no model.safetensors.index.json")
+        self._files = files
+
+    def names(self) -> set[str]:
+        """Return the names of all tensors."""
+        return set(self._files)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one tensor as it is stored; ValueError where there is none of that name."""
+        if name not in self._files:
+            raise ValueError(f"model.path {self.path}: tensor {name} is missing")
+        with safe_open(self.path / self._files[name], framework="pt") as opened:
+            return opened.get_tensor(name)
+
+
+def write(
+    out: Path,
+    source: str | Path,
+    shapes: Shapes,
+    dtype: torch.dtype,
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write `tensors`, in the order of `shapes`, with the configuration and tokenizer of the folder `source`.
+
+    `out` appears whole or not at all; one that exists and is not empty is refused with ValueError.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} exists and is not empty: give another folder, or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
+        staging = Path(name) / out.name
+        staging.mkdir()
+        _write_tensors(staging, shapes, dtype, tensors, max_file_bytes)
+        for path in sorted(Path(source).iterdir()):
+            if path.is_file() and not path.name.startswith("model") and path.suffix not in (".safetensors", ".bin"):
+                shutil.copyfile(path, staging / path.name)
+        settings = json.loads((staging / "config.json").read_text("utf-8"))
+        settings.pop("torch_dtype", None)
+        settings["dtype"] = str(dtype).removeprefix("torch.")
+        (staging / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+        if out.exists():
+            out.rmdir()
+        staging.rename(out)
+
+
+def _write_tensors(
+    folder: Path, shapes: Shapes, dtype: torch.dtype, tensors: Iterator[tuple[str, torch.Tensor]], limit: int
+) -> None:
+    files = _deal(shapes, dtype, limit)
+    index: dict[str, str] = {}
+    for number, entries in enumerate(files):
+        file = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        index |= dict.fromkeys((name for name, _ in entries), file)
+        with (folder / file).open("wb") as stream:
+            stream.write(_header(entries, dtype))
+            for name, shape in entries:
+                given, tensor = next(tensors)
+                assert (given, tuple(tensor.shape), tensor.dtype) == (name, shape, dtype), (given, tensor.shape, name)
+                stream.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    assert next(tensors, None) is None, "more tensors than were announced"
+    if len(files) > 1:
+        total = sum(_nbytes(shape, dtype) for _, shape in shapes)
+        content = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1)
+        (folder / "model.safetensors.index.json").write_text(content + "\n", "utf-8")
+
+
+def _deal(shapes: Shapes, dtype: torch.dtype, limit: int) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Return the tensors of each file, in order: as many as fit into `limit` bytes, but at least one."""
+    files: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    used = 0
+    for name, shape in shapes:
+        size = _nbytes(shape, dtype)
+        if files[-1] and used + size > limit:
+            files.append([])
+            used = 0
+        files[-1].append((name, shape))
+        used += size
+    return files
+
+
+def _header(entries: Shapes, dtype: torch.dtype) -> bytes:
+    ends = list(itertools.accumulate((_nbytes(shape, dtype) for _, shape in entries), initial=0))
+    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for (name, shape), place in zip(entries, itertools.pairwise(ends), strict=True):
+        content[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": list(place)}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize

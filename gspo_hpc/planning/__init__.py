@@ -1,0 +1,1 @@
+"""The plan of a run: batch arithmetic, layout, memory and time."""

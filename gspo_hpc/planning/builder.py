@@ -1,0 +1,118 @@
+"""A plan in the making: its quantities, broken rules, warnings and notes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache, cached_property
+from typing import Any
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.rules.ids import RuleId
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule that does not hold, and a message with its numbers."""
+
+    rule: RuleId
+    message: str
+
+
+class Models:
+    """The models that plans are made for. Each is read once, however many plans are made."""
+
+    def __init__(self) -> None:
+        self.planned = cache(architecture.planned)  # by model.path
+        self._found: dict[tuple[str | None, str], architecture.Architecture | None] = {}
+
+    def find(self, config: Config) -> architecture.Architecture | None:
+        """Return what `architecture.find` returns."""
+        key = (config.model.path, config.model.provider)
+        if key not in self._found:
+            self._found[key] = architecture.find(config)
+        return self._found[key]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """The content of the model's config.json, or why there is none."""
+
+    content: dict[str, Any] | None
+    note: str | None = None
+    error: str | None = None  # the file is there and cannot be read
+
+    def size(self, *names: str) -> int | None:
+        """Return the whole number under the first of these names that has one; None if none has."""
+        content = self.content or {}
+        return next((content[name] for name in names if isinstance(content.get(name), int)), None)
+
+    @property
+    def kv_heads(self) -> int | None:
+        """Key-value heads: as many as attention heads where they are not given."""
+        return self.size("num_key_value_heads") or self.size("num_attention_heads")
+
+    @property
+    def experts(self) -> int | None:
+        """Experts of a layer; None: the model has none, or that is not known."""
+        return self.size("num_experts", "num_local_experts", "n_routed_experts")
+
+
+class PlanBuilder:
+    """A plan in the making. `quantities.py` fills in sizes, the rules what is broken, `remarks.py` the rest."""
+
+    def __init__(self, config: Config, rows: int | None, models: Models | None = None) -> None:
+        self.config, self.rows, self.models = config, rows, models or Models()
+        self.server = config.rollout.mode == "server"
+        self.world: int | None = config.world_size  # GPUs that train; None: cannot be known
+        self.dp: int | None = None
+        self.quantities: dict[str, int | Fraction] = {}
+        self.layout: dict[str, int] = {}
+        self.broken: list[Broken] = []
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
+        self.memory: Estimate | None = None
+
+    @property
+    def architecture(self) -> architecture.Architecture | None:
+        """The model's architecture; None where that is not known."""
+        return self.models.find(self.config)
+
+    @cached_property
+    def model_file(self) -> ModelFile:
+        """The model's config.json, its own or a shipped one."""
+        if self.config.model.path is None:
+            return ModelFile(None)
+        try:
+            content, note = self.models.planned(self.config.model.path)
+        except ValueError as error:
+            return ModelFile(None, error=str(error))
+        if content is not None and isinstance(content.get("text_config"), dict):
+            content = content["text_config"]
+        return ModelFile(content, note)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest prompt with the longest response."""
+        return self.config.rollout.max_prompt_length + self.config.rollout.max_response_length
+
+    @property
+    def longest_sequence_made(self) -> str:
+        """The sum that makes that number, for messages."""
+        rollout = self.config.rollout
+        prompt, response = rollout.max_prompt_length, rollout.max_response_length
+        return f"max_prompt_length ({prompt}) + max_response_length ({response}) = {prompt + response}"
+
+    def numbers(self) -> dict[str, Number]:
+        """Return the quantities as plain numbers: whole ones as int, others as float."""
+        pairs = self.quantities.items()
+        return {name: value.numerator if value.denominator == 1 else float(value) for name, value in pairs}
+
+
+def show(value: Fraction | int) -> str:
+    """Return 4, or 0.5: a number as messages have it."""
+    return str(value) if Fraction(value).denominator == 1 else f"{float(value):.6g}"

@@ -1,0 +1,127 @@
+"""The memory that a rank keeps of a micro-batch for its backward pass.
+
+Counted as autograd saves it for the layers of policy/model.py, whose element-wise parts are not fused:
+a norm keeps its input and its output (torch's composite one on the CPU the normalised input as well),
+attention its inputs and its result, an MLP both halves of its first product and each of the three results made of
+them. Attention keeps no scores. The idea is that of Korthikanti et al., arXiv:2205.05198; the terms are this model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo_hpc.config.schema import Config, Memory
+from gspo_hpc.models.architecture import Architecture
+
+# Experts are not used evenly: the fullest of several ranks is taken to have this many times the average.
+IMBALANCE = 1.2
+
+_ROPE = 4  # sines and cosines, for queries and for keys, are kept by every layer
+_HALVES = 5  # of an MLP, in its inner sizes: two halves, what the activation makes of one, the product, the other again
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Elements that one layer keeps of one token, by what computes them. What selective recomputation names can go."""
+
+    norms: float  # inputs of norms: they stay
+    norm_outputs: float
+    attention: float
+    core: float  # what attention keeps beside its inputs and the result that goes on
+    mlp: float  # of an MLP, or of a shared expert
+    experts: float
+    gates: float  # of the experts' part, what is made from their two halves
+
+    @property
+    def total(self) -> float:
+        """The sum of all of them."""
+        return self.norms + self.norm_outputs + self.attention + self.core + self.mlp + self.experts + self.gates
+
+
+def layer(arch: Architecture, config: Config, number: int) -> Layer:
+    """Return what layer `number`, counted from 0 over all stages, keeps on one rank of each of its own tokens."""
+    parallel, cpu = config.parallel, config.cluster.platform == "cpu"
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    own = 1 / tp if parallel.sequence_parallel else 1.0  # of the tokens between tensor-parallel regions
+    hidden, queries = arch.hidden_size, arch.num_attention_heads * arch.head_dim / tp
+    keys = arch.num_key_value_heads * arch.head_dim / tp
+    mixed = queries + 2 * keys  # the product that queries, keys and values are views of, or copies
+    again = config.memory.recompute_granularity == "selective" and "core_attn" in config.memory.recompute_modules
+    seen = cp + 0.5 if cp > 1 else 1.0  # keys of a rank's two pieces, in its own tokens
+    attention = 2 * queries + 2 * keys * seen + _ROPE * arch.head_dim
+    if arch.qk_norm:
+        attention += mixed + queries * (arch.num_key_value_heads > tp) + (queries + keys) * cpu
+    elif cp == 1 and (again or not cpu):
+        attention += queries + keys  # the values are a view
+    core = queries * cpu
+    norms, outputs = hidden * own * (2 + 2 * cpu), 2 * hidden * own
+    if not arch.has_experts(number):
+        return Layer(norms, outputs, attention, core, _HALVES * arch.ffn_hidden_size / tp, 0.0, 0.0)
+    mixture = arch.experts
+    assert mixture is not None
+    etp = parallel.expert_tensor_parallel_size or tp
+    uneven = IMBALANCE if parallel.expert_model_parallel_size > 1 else 1.0
+    routed = mixture.top_k * own * uneven  # copies of a token, before expert-tensor ranks gather them
+    shared = mixture.shared_ffn_hidden_size
+    return Layer(
+        norms,
+        outputs,
+        attention,
+        core,
+        (_HALVES * shared / tp + hidden * own) * bool(shared),
+        routed * (hidden * etp + 5 * mixture.ffn_hidden_size),
+        routed * mixture.ffn_hidden_size,  # and their product with the router's weight
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Elements of one token that are kept."""
+
+    held: float  # by every micro-batch that is under way, until its backward pass
+    again: float  # by the one whose backward pass is under way: what is computed again for it
+
+
+def kept(arch: Architecture, config: Config, layers: list[int]) -> Kept:
+    """Return what these layers of a stage keep."""
+    memory = config.memory
+    kinds = {arch.has_experts(number): number for number in layers}  # layers of a kind are alike
+    alike = {kind: layer(arch, config, number) for kind, number in kinds.items()}
+    of = [alike[arch.has_experts(number)] for number in layers]
+    if memory.recompute_granularity == "full":
+        return _full(arch, config, of, memory)
+    everything = sum(part.total for part in of)
+    if memory.recompute_granularity == "selective":
+        gone = [_selected(part, memory.recompute_modules) for part in of]
+        return Kept(everything - sum(gone), max(gone, default=0.0))
+    return Kept(everything, 0.0)
+
+
+def _full(arch: Architecture, config: Config, layers: list[Layer], memory: Memory) -> Kept:
+    tp = config.parallel.tensor_model_parallel_size
+    entry = arch.hidden_size / (tp if config.parallel.sequence_parallel else 1)
+    count = memory.recompute_num_layers
+    if memory.recompute_method == "uniform":  # groups of layers: the input of each, and all of the one at work
+        groups = [layers[first : first + count] for first in range(0, len(layers), count)]
+        return Kept(len(groups) * entry, max(sum(part.total for part in group) for group in groups))
+    again, rest = layers[:count], layers[count:]
+    held = len(again) * entry + sum(part.total for part in rest)
+    return Kept(held, max((part.total for part in again), default=0.0))
+
+
+def _selected(part: Layer, modules: tuple[str, ...]) -> float:
+    """Return the elements that need not be kept, because these modules are recomputed."""
+    gone = 0.0
+    if "core_attn" in modules:
+        gone += part.core
+    if "mlp" in modules and not part.experts:
+        gone += part.mlp
+    if "shared_experts" in modules and part.experts:
+        gone += part.mlp
+    if "moe" in modules:
+        gone += part.experts + part.gates + part.mlp * bool(part.experts)
+    elif "moe_act" in modules:
+        gone += part.gates
+    if "layernorm" in modules:
+        gone += part.norm_outputs
+    return gone

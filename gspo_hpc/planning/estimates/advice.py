@@ -1,0 +1,225 @@
+"""Messages about a memory estimate: what does not fit, what fits only just, and what would fix it.
+
+Advice is possible for the config it is given for: nothing that is set already, no size that the
+model's heads or the node forbid, and the number that does it where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gspo_hpc.config.derived import offload_trainer, pass_sizes
+from gspo_hpc.config.engine_arguments import engine_setting
+from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.estimates.devices import Device
+from gspo_hpc.planning.estimates.memory import (
+    HEADROOM,
+    Estimate,
+    Phase,
+    cache_bytes_per_token,
+    engine_bytes,
+    node_memory,
+    shown,
+)
+from gspo_hpc.system.text import in_gib
+
+_MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
+_OF_ENGINES = {"engine_weights", "engine_working", "engine_asleep", "kv_cache"}
+_LARGER = "GPUs with more memory"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An estimate with the config, model and GPU that it was made for."""
+
+    found: Estimate
+    config: Config
+    arch: Architecture
+    device: Device
+
+    def describe(self, phase: Phase) -> str:
+        """Return what a phase takes of the card, with its largest parts."""
+        largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
+        parts = [f"{shown(name)} {in_gib(size)}" for name, size in largest if size]
+        card = f"{in_gib(self.found.card)} GiB of {self.device.name}"
+        return f"{shown(phase.name)} takes {in_gib(phase.total)} GiB of the {card} ({', '.join(parts)})"
+
+    @property
+    def generation(self) -> Phase:
+        """The phase in which engines generate."""
+        return next(phase for phase in self.found.phases if phase.name == "generation")
+
+
+def case(plan: PlanBuilder) -> Case | None:
+    """Return what was estimated, and for what; None if nothing was."""
+    cluster, arch = plan.config.cluster, plan.architecture
+    if plan.memory is None or arch is None or cluster.gpu is None:
+        return None
+    device = devices.find(cluster.gpu, cluster.network_gb_per_s)
+    return Case(plan.memory, plan.config, arch, device)
+
+
+def trainer(case: Case) -> Iterator[str]:
+    """Yield that the fullest phase of the trainer does not fit, and what would fix it."""
+    peak = case.found.peak
+    if peak.total > case.found.card:
+        fix = _after_engines(peak, case.config, case.arch, case.device) or _lighter(peak, case.config)
+        yield f"{case.describe(peak)}: out of memory; {fix}"
+
+
+def engine(case: Case) -> Iterator[str]:
+    """Yield that an engine does not fit beside what stays on its GPU, and what would fix it."""
+    generation = case.generation
+    if generation.total > case.found.card:
+        yield f"{case.describe(generation)}: {_engines(generation, case.config, case.arch, case.device)}"
+
+
+def cache(case: Case) -> Iterator[str]:
+    """Yield that an engine that fits has no room for the longest sequence, and what would fix it."""
+    found, generation = case.found, case.generation
+    longest = case.config.rollout.max_prompt_length + case.config.rollout.max_response_length
+    if generation.total <= found.card and found.cache_tokens < longest:
+        weights = in_gib(generation.parts["engine_weights"])
+        yield (
+            f"the KV cache of an engine holds {found.cache_tokens:,} tokens beside {weights} GiB of weights a GPU, "
+            f"but the longest sequence has {longest:,}: {_engines(generation, case.config, case.arch, case.device)}"
+        )
+
+
+def node(case: Case, *, certain: bool) -> Iterator[str]:
+    """Yield that a node's own memory is too small: where that is certain, or where it is only likely.
+
+    What processes take is a figure of experience; the rest is certain to be there.
+    """
+    found, config = case.found, case.config
+    room, total = node_memory(config), sum(found.host.values())
+    if room is None or total <= room or (total - found.host["processes"] > room) != certain:
+        return
+    largest = sorted(found.host.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{shown(name)} {in_gib(size)}" for name, size in largest)
+    yield (
+        f"a node takes {in_gib(total)} GiB of its own memory ({parts}), and slurm.mem={config.slurm.mem} gives "
+        f"{in_gib(room)}: {_lighter_host(found)}"
+    )
+
+
+def warnings(case: Case) -> Iterator[str]:
+    """Yield warnings of what fits only just."""
+    found = case.found
+    if found.peak.total <= found.card and found.headroom < HEADROOM:
+        least = f"less than {HEADROOM:.0%} is left for peaks"
+        yield f"{case.describe(found.busiest)}: {least}; {_lighter(found.busiest, case.config)}"
+    yield from node(case, certain=False)
+
+
+def _lighter_host(found: Estimate) -> str:
+    """Return what to try first if a node's own memory is too small."""
+    options = []
+    if found.host.get("engine_weights_asleep"):
+        options.append("rollout.sleep_level=2")
+    if found.host.get("saved_copy"):
+        options.append("checkpoint.async_save=false")
+    return " or ".join([*options, "a larger slurm.mem (0: all of the node)"])
+
+
+def _engines(generation: Phase, config: Config, arch: Architecture, device: Device) -> str:
+    """Return the fewest changes after which an engine has room for its weights and the longest sequence.
+
+    If there are none, a sequence for which there is room.
+    """
+    rollout, longest = config.rollout, config.rollout.max_prompt_length + config.rollout.max_response_length
+    share, memory, colocated = engine_setting(config, "gpu_memory_utilization"), device.memory, rollout.mode != "server"
+    found: list[list[str]] = []
+    room, with_it = rollout.max_prompt_length, [""]
+    for aside in (False, True) if colocated and not offload_trainer(config) else (False,):
+        names = {"cuda_and_nccl"} if aside else set(generation.parts) - _OF_ENGINES
+        beside = sum(generation.parts[name] for name in names) if colocated else 0  # what the trainer holds
+        most = math.floor(100 * min(_MOST, 1 - beside / memory)) / 100
+        for changed, texts in _sizes(config, arch):
+            needed = engine_bytes(arch, changed, device, longest)
+            least = math.ceil(100 * needed / memory) / 100
+            texts += ["memory.offload_trainer=true"] * aside
+            shared = f"rollout.engine.gpu_memory_utilization={min(max(share, least), most):g}"
+            if needed <= share * memory <= memory - beside:
+                found.append(texts)
+            elif least <= most:
+                found.append([*texts, shared])
+            else:
+                free = int(most * memory) - engine_bytes(arch, changed, device, 0)
+                tokens = free // max(1, cache_bytes_per_token(arch, changed))
+                room, with_it = max((room, with_it), (tokens, [*texts, shared]))
+    if found:
+        fewest = [texts for texts in found if len(texts) == min(map(len, found))]
+        return " or ".join(" ".join(texts) for texts in fewest[:3])
+    pieces = 2 * config.parallel.context_parallel_size
+    if (length := room // pieces * pieces - rollout.max_prompt_length) > 0:
+        return " ".join([*with_it, f"rollout.max_response_length={length}"])
+    return f"no engine that its node and the model's heads allow has room: take {_LARGER}"
+
+
+def _sizes(config: Config, arch: Architecture) -> Iterator[tuple[Config, list[str]]]:
+    """Yield the config, then it with every larger engine that the rules allow; as many GPUs generate as before."""
+    rollout, gpus = config.rollout, config.cluster.gpus_per_node
+    size, engines = rollout.tensor_parallel_size, rollout.engines_per_node
+    yield config, []
+    for larger in range(size + 1, gpus + 1):
+        if gpus % larger or arch.num_attention_heads % larger or arch.num_key_value_heads % larger:
+            continue
+        fewer = None if engines is None else engines * size // larger
+        if engines is not None and engines * size % larger:
+            continue
+        texts = [f"rollout.tensor_parallel_size={larger}"]
+        texts += [] if fewer is None else [f"rollout.engines_per_node={fewer}"]
+        changed = replace(rollout, tensor_parallel_size=larger, engines_per_node=fewer)
+        yield replace(config, rollout=changed), texts
+
+
+def _after_engines(phase: Phase, config: Config, arch: Architecture, device: Device) -> str:
+    """Return what fixes a weight sync; empty for phases in which no engine is awake.
+
+    Either each GPU holds a smaller part of the engine's weights, or less of the trainer.
+    """
+    if (weights := phase.parts.get("engine_weights")) is None:
+        return ""
+    others = phase.total - weights
+    lent = sum(phase.parts.get(name, 0) for name in ("gradients", "optimizer")) * (not offload_trainer(config))
+    options = ["memory.offload_trainer=true"] if lent and phase.total - lent <= device.memory else []
+    for changed, texts in _sizes(config, arch):
+        cut = weights * config.rollout.tensor_parallel_size // changed.rollout.tensor_parallel_size
+        if others + cut <= device.memory:
+            options.append(" ".join(texts))
+            break
+    return " or ".join(options) or _lighter(phase, config)
+
+
+def _lighter(phase: Phase, config: Config) -> str:
+    """Return what to try first for a phase that takes too much."""
+    sizes, parallel, options = phase.parts, config.parallel, []
+    model_ranks = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+    if not config.optimizer.distributed and sizes.get("optimizer") and config.world_size > model_ranks:
+        options.append("optimizer.distributed=true")
+    if sizes.get("activations", 0) > 0.2 * phase.total:
+        if config.memory.recompute_granularity != "full":
+            options.append("memory.recompute_granularity=full")
+        options += _smaller(phase, config)
+    if sizes.get("optimizer", 0) > 0.2 * phase.total and not config.memory.offload_optimizer:
+        options.append("memory.offload_optimizer=true")
+    more = config.world_size > model_ranks * parallel.context_parallel_size
+    options.append("more tensor or pipeline parallel ranks" if more else f"more GPUs that train, or {_LARGER}")
+    return " or ".join(options)
+
+
+def _smaller(phase: Phase, config: Config) -> Iterator[str]:
+    """Yield the smallest micro-batch of that pass, if it has a larger one."""
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    name, prefix = ("old_logprobs", "logprob_") if phase.name == "logprobs" else ("update", "")
+    size = pass_sizes(config)[name]
+    if size.micro_batch_tokens is not None and size.micro_batch_tokens > longest:
+        yield f"batch.{prefix}micro_batch_tokens={longest}"
+    if size.micro_batch_size is not None and size.micro_batch_size > 1:
+        yield f"batch.{prefix}micro_batch_size=1"

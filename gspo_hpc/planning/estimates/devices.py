@@ -1,0 +1,86 @@
+"""GPUs and what ties them together, from the vendors' data sheets: what estimates count with.
+
+Dense 16-bit operations; bytes are powers of ten, as on data sheets, but for memory. What large
+products sustain is from public benchmarks of matrix products, rounded: a figure of experience.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gspo_hpc.system.text import GIB, nearest
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU and its links."""
+
+    name: str
+    memory: int  # bytes that a process can have of it, about
+    flops: float  # dense 16-bit matrix operations a second
+    sustained_flops: float  # what large products reach of that, about: power and clocks are limits, too
+    memory_bytes_per_s: float
+    node_bytes_per_s: float  # to GPUs of its node, one way
+    network_bytes_per_s: float  # to other nodes, one way: its share of the usual machine's adapters
+    host_bytes_per_s: float  # to host memory, one way
+
+
+# By names as people say them. Networks: HDR, 200 Gb/s a GPU, for A100; NDR, 400 Gb/s, for Hopper and B200.
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device("A100-40GB", int(39.5 * GIB), 312e12, 250e12, 1.555e12, 300e9, 25e9, 25e9),
+        Device("A100-80GB", int(79.3 * GIB), 312e12, 260e12, 2.039e12, 300e9, 25e9, 25e9),
+        Device("A800-80GB", int(79.3 * GIB), 312e12, 260e12, 2.039e12, 200e9, 25e9, 25e9),
+        Device("H100-PCIe", int(79.2 * GIB), 756e12, 430e12, 2.0e12, 300e9, 25e9, 50e9),
+        Device("H100-80GB", int(79.2 * GIB), 989e12, 660e12, 3.35e12, 450e9, 50e9, 50e9),
+        Device("H800-80GB", int(79.2 * GIB), 989e12, 660e12, 3.35e12, 200e9, 50e9, 50e9),
+        Device("H20-96GB", int(95.1 * GIB), 148e12, 135e12, 4.0e12, 450e9, 50e9, 50e9),
+        Device("H200-141GB", int(139.8 * GIB), 989e12, 680e12, 4.8e12, 450e9, 50e9, 50e9),
+        Device("GH200-96GB", int(94.5 * GIB), 989e12, 680e12, 4.0e12, 450e9, 25e9, 200e9),
+        Device("B200-180GB", int(178.3 * GIB), 2250e12, 1550e12, 7.7e12, 900e9, 50e9, 50e9),
+        Device("L40S-48GB", int(44.5 * GIB), 362e12, 230e12, 0.864e12, 25e9, 12.5e9, 25e9),
+    )
+}
+
+
+def find(name: str, network_gb_per_s: float | None = None) -> Device:
+    """Return the device of that name, with another network if that is given.
+
+    Case does not matter, and what follows a hyphen may be left out if no other name begins alike (H200, A100-40).
+    ValueError names the nearest device.
+    """
+    wanted = name.lower().replace(" ", "-").removeprefix("nvidia-")
+    found = [device for known, device in DEVICES.items() if known.lower().startswith(wanted)]
+    if wanted in ("h100", "a100"):  # the usual ones
+        found = [DEVICES[f"{wanted.upper()}-80GB"]]
+    elif exact := [device for device in found if device.name.lower().split("-")[0] == wanted.split("-")[0]]:
+        found = exact  # H20 is not H200
+    if len(found) != 1 or not wanted:
+        near = nearest(name.upper(), DEVICES, cutoff=0.3)
+        hint = f"; nearest: {near}" if near else ""
+        raise ValueError(f"cluster.gpu {name} is not known{hint}; known: {', '.join(DEVICES)}")
+    if network_gb_per_s is None:
+        return found[0]
+    return replace(found[0], network_bytes_per_s=network_gb_per_s * 1e9)
+
+
+def of(device_name: str) -> Device | None:
+    """Return a GPU by the name that it reports; None if it is not known, the largest if the name fits several."""
+    said = device_name.lower().replace(" ", "-")
+    if "h100-pcie" in said:
+        return DEVICES["H100-PCIe"]
+    family = max((name for name in map(_family, DEVICES) if name in said), key=len, default=None)  # H200 is not H20
+    cards = [device for name, device in DEVICES.items() if _family(name) == family and name != "H100-PCIe"]
+    named = [device for device in cards if device.name.split("-")[1].lower() in said]
+    return max(named or cards, key=lambda device: device.memory, default=None)
+
+
+def _family(name: str) -> str:
+    return name.split("-")[0].lower()
+
+
+def peak(device_name: str) -> float | None:
+    """Return the dense 16-bit operations a second of a GPU by the name that it reports; None if it is not known."""
+    found = of(device_name)
+    return None if found is None else found.flops

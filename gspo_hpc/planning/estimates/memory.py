@@ -1,0 +1,302 @@
+"""The memory that a run takes of each GPU, phase by phase, and of each node, estimated before there is a GPU.
+
+Weights, gradients and the optimizer are exact (parameters.py), activations are what autograd
+keeps (activations.py), the blocks of logits and the buckets of weights are this package's own constants. What
+CUDA, NCCL and vLLM take for themselves is a figure of experience and marked so: it is the part that can be off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES, NCCL_BYTES, TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.derived import offload_trainer, pass_sizes
+from gspo_hpc.config.engine_arguments import engine_setting
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.estimates import activations, devices, parameters
+from gspo_hpc.system.text import GIB, in_gib
+
+HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts are used unevenly
+
+# Figures of experience.
+CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
+ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
+
+_BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time, three of them where a gradient is made
+_BUCKETS = 2 * (GATHER_BUCKET_BYTES["cuda"] + TRANSFER_BUCKET_BYTES)  # two in the trainer, two in the engine
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The bytes that a GPU holds at the worst moment of a phase, by what they are for."""
+
+    name: str  # "update", "logprobs", "generation", "sync", "save"
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate for the GPU that is worst off, and for a node.
+
+    If GPUs are set apart for engines, generation is on one of these, and every other phase on one that trains.
+    """
+
+    card: int  # bytes of the GPU
+    stage: int  # the pipeline stage that is worst off in the update
+    phases: tuple[Phase, ...]
+    host: dict[str, int]  # of one node, by what it is for
+    cache_tokens: int  # that the KV cache of one engine holds; 0: there is no room for one
+    sleep_level: int  # rollout.sleep_level, which `host` counts with
+    host_otherwise: int  # bytes of a node's own memory, all of it, at the other sleep level
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that takes most of the card, but for generation, in which vLLM fills it by itself."""
+        return max((phase for phase in self.phases if phase.name != "generation"), key=lambda phase: phase.total)
+
+    @property
+    def busiest(self) -> Phase:
+        """The pass that takes most: one in which what is in use goes up and down."""
+        passes = ("update", "logprobs", "optimizer_step")
+        return max((phase for phase in self.phases if phase.name in passes), key=lambda phase: phase.total)
+
+    @property
+    def headroom(self) -> float:
+        """The share of the card that passes leave, below 0 where they do not fit."""
+        return 1.0 - self.busiest.total / self.card
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `gspo-hpc plan --json` prints them."""
+        return {
+            "card_bytes": self.card,
+            "pipeline_stage": self.stage,
+            "phases": {phase.name: {**phase.parts, "total": phase.total} for phase in self.phases},
+            "headroom": self.headroom,
+            "host_bytes": {**self.host, "total": sum(self.host.values())},
+            "sleep_level": self.sleep_level,
+            "host_bytes_at_other_sleep_level": self.host_otherwise,
+            "cache_tokens_per_engine": self.cache_tokens,
+        }
+
+
+def estimate(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
+    """The layout must be one that the plan accepts; lengths are the longest that the config allows."""
+    pp = config.parallel.pipeline_model_parallel_size
+    stages = range(pp) if pp <= 2 else (0, 1, pp - 1)  # those in between are like the second, and keep less
+    stage = max(stages, key=lambda one: sum(_update(arch, config, one).values()))
+    state = parameters.state(arch, config, stage)
+    engine = _engine(arch, config, device)
+    colocated = config.rollout.mode == "colocate"
+    asleep = {"engine_asleep": ENGINE} if colocated else {}
+    own = {"cuda_and_nccl": _context(config)}
+    trainer = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
+    resting = {} if offload_trainer(config) else trainer | ({"optimizer": 0} if config.memory.offload_optimizer else {})
+    sync = {"weights": state.weights, "buckets": _BUCKETS, **own}
+    sync |= {name: size for name, size in resting.items() if name != "weights"}
+    if colocated:
+        sync |= {"engine_weights": engine["engine_weights"], **asleep}
+    if colocated:
+        generation = engine | own | resting
+    else:  # on a GPU of its own, where nothing sleeps
+        generation = {name: size for name, size in engine.items() if name != "engine_asleep"} | {
+            "cuda_and_nccl": ENGINE
+        }
+    stepping = Phase("optimizer_step", trainer | own | asleep)
+    phases = (
+        Phase("update", _update(arch, config, stage) | own | asleep),
+        *((stepping,) if config.memory.offload_optimizer else ()),
+        Phase("logprobs", _logprobs(arch, config, stage) | own | asleep),
+        Phase("sync", sync),
+        Phase("generation", generation),
+        Phase("save", trainer | own | asleep),
+    )
+    cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
+    level = config.rollout.sleep_level
+    host, otherwise = _host(arch, config, stage, level), sum(_host(arch, config, stage, 3 - level).values())
+    return Estimate(device.memory, stage, phases, host, cache, level, otherwise)
+
+
+def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tokens: int) -> int:
+    """Return the bytes that an engine takes of each of its GPUs, with a cache that holds this many tokens."""
+    parts = _engine(arch, config, device)
+    return sum(parts.values()) - parts["kv_cache"] + tokens * cache_bytes_per_token(arch, config)
+
+
+def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
+    """Return the bytes of one token in the cache of one GPU. Heads that are fewer than an engine's GPUs are copied."""
+    heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
+    wide = (config.rollout.dtype or config.model.dtype) == "float32"
+    return 2 * arch.num_layers * heads * arch.head_dim * (4 if wide else 2)
+
+
+def micro_batch_tokens(config: Config, name: str = "update") -> int:
+    """The tokens of a micro-batch of that pass, at most: its budget, or as many of the longest samples as it has."""
+    size = pass_sizes(config)[name]
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    return size.micro_batch_tokens or (size.micro_batch_size or 1) * longest
+
+
+def in_flight(config: Config, stage: int) -> float:
+    """Return how many micro-batches, in whole stages, a stage holds the activations of at once.
+
+    That is what Megatron's warm-up lets in, one forward pass before the first backward one, interleaved or not; never
+    more than an update has.
+    """
+    parallel, batch = config.parallel, config.batch
+    pp, chunks = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size or 1
+    ahead = pp - stage - 1
+    most = (2 * ahead + (chunks - 1) * pp + 1) / chunks if chunks > 1 else ahead + 1
+    if batch.global_batch_size is None:
+        return most
+    replicas = config.world_size // (parallel.tensor_model_parallel_size * pp * parallel.context_parallel_size)
+    completions = max(1, batch.global_batch_size // max(1, replicas))
+    return min(most, completions / (batch.micro_batch_size or 1))
+
+
+def _update(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
+    state, item = parameters.state(arch, config, stage), _itemsize(config)
+    tokens = micro_batch_tokens(config) / config.parallel.context_parallel_size
+    kept = activations.kept(arch, config, parameters.layers_of(arch, config, stage))
+    last = stage == config.parallel.pipeline_model_parallel_size - 1
+    ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
+    elements = (kept.held + ends) * in_flight(config, stage) + kept.again + _working(arch, config)
+    return {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer * (not config.memory.offload_optimizer),
+        "activations": int(elements * tokens * item),
+        "logits": 3 * _BLOCK * last,
+    }
+
+
+def _logprobs(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
+    """A forward pass keeps nothing but what one layer works on."""
+    state, sizes = parameters.state(arch, config, stage), pass_sizes(config)
+    names = [name for name in ("old_logprobs", "reference") if sizes[name].needed] or ["old_logprobs"]
+    tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
+    last = stage == config.parallel.pipeline_model_parallel_size - 1
+    parts = {
+        "weights": state.weights,
+        "activations": int((_working(arch, config) + 2 * arch.hidden_size) * tokens * _itemsize(config)),
+        "logits": 2 * _BLOCK * last,
+    }
+    if not offload_trainer(config):
+        parts |= {"gradients": state.gradients}
+        parts |= {} if config.memory.offload_optimizer else {"optimizer": state.optimizer}
+    return parts
+
+
+def _working(arch: Architecture, config: Config) -> float:
+    """Return the elements of a token that live for a moment: the widest products of a layer, or their gradients."""
+    tp, mixture = config.parallel.tensor_model_parallel_size, arch.experts
+    own = 1 / tp if config.parallel.sequence_parallel else 1.0
+    widest = 4 * arch.ffn_hidden_size / tp
+    if mixture is not None:
+        widest = max(widest, 4 * mixture.ffn_hidden_size * mixture.top_k * own)
+    queries = 2 * arch.num_attention_heads * arch.head_dim / tp
+    return 2 * arch.hidden_size + max(widest, queries)
+
+
+def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
+    """Return the bytes that a worker of vLLM holds: it fills its share of the card with cache."""
+    tp, wide = config.rollout.tensor_parallel_size, (config.rollout.dtype or config.model.dtype) == "float32"
+    item = 4 if wide else 2
+    weights = parameters.parameters(arch) * item // tp
+    tokens = int(engine_setting(config, "max_num_batched_tokens"))
+    inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
+    working = int(tokens * (4 * arch.hidden_size + 3 * inner / tp) * item)
+    working += min(tokens, int(engine_setting(config, "max_num_seqs"))) * arch.vocab_size * 4  # logits, in fp32
+    share = engine_setting(config, "gpu_memory_utilization")
+    cache = max(0, int(device.memory * share) - weights - working - ENGINE)
+    return {"engine_weights": weights, "engine_working": working, "engine_asleep": ENGINE, "kv_cache": cache}
+
+
+def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> dict[str, int]:
+    """Return the host memory of a node in bytes, by use.
+
+    It leaves out what processes take for their code (some 4 GiB a rank with its engine). Engines that sleep at level
+    1 keep their weights there, at level 2 only small tables.
+    """
+    state, gpus = parameters.state(arch, config, stage), config.cluster.gpus_per_node
+    trainers = config.training_gpus_per_node
+    wide = (config.rollout.dtype or config.model.dtype) == "float32"
+    own_masters = config.model.dtype == "float32"
+    tp = config.rollout.tensor_parallel_size
+    engine = parameters.parameters(arch) * (4 if wide else 2) // tp
+    workers = tp * (config.rollout.engines_per_node or gpus // tp)
+    found = {"processes": 4 * GIB * gpus}
+    if config.rollout.mode == "colocate":
+        found["engine_weights_asleep"] = engine * workers * (sleep_level == 1)
+    if offload_trainer(config):
+        found["trainer_lent"] = (state.weights + state.optimizer) * trainers
+    elif config.memory.offload_optimizer:
+        found["optimizer"] = state.optimizer * trainers
+    if config.checkpoint.async_save:
+        found["saved_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * trainers
+    if config.algorithm.kl_beta > 0:
+        found["reference_and_policy"] = 2 * state.weights * trainers
+    return found
+
+
+def _context(config: Config) -> int:
+    parallel = config.parallel
+    sizes = (
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+        parallel.expert_model_parallel_size,
+        config.world_size,
+    )
+    return CONTEXT + NCCL_BYTES * sum(size > 1 for size in sizes)
+
+
+def _itemsize(config: Config) -> int:
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def node_memory(config: Config) -> int | None:
+    """Return the bytes of a node that slurm.mem gives a job; None if it is not given, or is all of the node (0)."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)", (config.slurm.mem or "").strip(), re.IGNORECASE)
+    if match is None:
+        return None
+    return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()] or None
+
+
+def bars(found: Estimate, width: int = 50) -> Iterable[tuple[str, str, str]]:
+    """Yield for each phase its name, a bar as long as its share of the card, and a legend of its parts."""
+    for phase in found.phases:
+        drawn, so_far, legend = "", 0, []
+        for (name, size), mark in zip(sorted(phase.parts.items(), key=_size), _MARKS, strict=False):
+            so_far += size
+            drawn += mark * (round(so_far / found.card * width) - len(drawn))
+            if size >= 0.005 * found.card:
+                legend.append(f"{mark} {shown(name)} {in_gib(size)}")
+        free = "." * (width - len(drawn))
+        yield phase.name, drawn[:width] + free + ("!" if len(drawn) > width else " "), ", ".join(legend)
+
+
+def shown(name: str) -> str:
+    """A part or a phase as people read it."""
+    return _SHOWN.get(name, name.replace("_", " "))
+
+
+_SHOWN = {
+    "logprobs": "log-probs",
+    "old_logprobs": "old log-probs",
+    "cuda_and_nccl": "CUDA and NCCL",
+    "kv_cache": "KV cache",
+}
+_MARKS = "#=+*o%@~:x-"
+
+
+def _size(item: tuple[str, int]) -> int:
+    return -item[1]

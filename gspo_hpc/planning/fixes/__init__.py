@@ -1,0 +1,1 @@
+"""Settings that make a refused plan valid."""

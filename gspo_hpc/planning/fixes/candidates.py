@@ -1,0 +1,302 @@
+"""Candidate values of each setting that may fix a refused plan.
+
+They follow from the rules: a batch size must be a multiple of something, a parallel size a divisor of something, and of
+such numbers those around the present one and around the bounds are enough. Nothing here takes longer for larger
+numbers. Whether a candidate is a fix is checked in search.py.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
+from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
+from gspo_hpc.config.schema import Config, highest, keys, replace
+from gspo_hpc.models import catalog
+from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.rules.ids import Topic
+from gspo_hpc.planning.rules.model import RECOMPUTED
+from gspo_hpc.system.text import nearest
+
+ENGINE = "rollout.engine."
+LENGTHS = ("rollout.max_response_length", "rollout.max_prompt_length")
+_OF_LENGTHS = (Topic.OTHER, Topic.SEQUENCES, Topic.MEMORY)  # topics in which the longest sequence may have a part
+_BUDGETS = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
+_LARGEST_FACTOR = 10_000  # primes above are not looked for
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a dotted key; None for an argument of the engine that is not given."""
+    if key.startswith(ENGINE):
+        return config.rollout.engine.get(key.removeprefix(ENGINE))
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def with_value(config: Config, key: str, value: Any) -> Config:
+    """Return the config with one setting changed."""
+    if key.startswith(ENGINE):
+        engine = config.rollout.engine | {key.removeprefix(ENGINE): value}
+        engine = {name: given for name, given in engine.items() if given is not None}  # null: vLLM's default
+        return replace(config, rollout=replace(config.rollout, engine=engine))
+    section, name = key.split(".")
+    return replace(config, **{section: replace(getattr(config, section), **{name: value})})
+
+
+def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows: int | None) -> dict[str, set[Any]]:
+    """Return the values that are worth a try, by setting; the present one may be among them.
+
+    `plan` is that of the config, `topics` those of its broken rules.
+    """
+    found = _batch_sizes(config, plan, rows) | _layouts(config, plan) | _switches(config)
+    prompt, response = config.rollout.max_prompt_length, config.rollout.max_response_length
+    for name in _BUDGETS:
+        if getattr(config.batch, name):
+            found.setdefault(f"batch.{name}", set()).update({prompt + response, None})
+    for topic, values_for in ((Topic.MEMORY, _lighter), (Topic.ENGINE_ARGUMENTS, _engine)):
+        for key, values in values_for(config).items() if topic in topics else ():
+            found.setdefault(key, set()).update(values)
+    if topics.intersection(_OF_LENGTHS):
+        found |= _lengths(config, plan)
+    if Topic.OTHER in topics:
+        found |= _recomputed(config, plan)
+    return {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
+
+
+def finer_utilization() -> set[float]:
+    """Return shares of a card in steps of a hundredth, for cards of which every twentieth is too much or too little."""
+    return {round(share / 100, 2) for share in range(30, 98)}
+
+
+def models(config: Config) -> set[str]:
+    """Return the known models, as paths beside the config's own."""
+    path = config.model.path
+    return {str(Path(path).with_name(name)) for name in catalog.names()} if path and Path(path).name else set()
+
+
+def _possible(key: str, value: Any) -> bool:
+    """Return whether a config takes a value: small rollouts can lead to sizes of 0, wide grids to huge ones."""
+    return isinstance(value, bool) or not isinstance(value, int) or 0 < value <= highest(key)
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """Return divisors in ascending order; not all of them for numbers with several large prime factors."""
+    found, rest, factor = [1], number, 2
+    while factor <= _LARGEST_FACTOR and factor * factor <= rest:
+        powers = [1]
+        while rest % factor == 0:
+            rest //= factor
+            powers.append(powers[-1] * factor)
+        if len(powers) > 1:
+            found = [one * power for one in found for power in powers]
+        factor += 1 if factor == 2 else 2
+    if rest > 1:
+        found += [one * rest for one in found]
+    return tuple(sorted(found))
+
+
+def _multiples(unit: int, *around: int | None) -> set[int]:
+    """Return multiples of `unit`: those on both sides of each number, and the first two."""
+    found = {unit, 2 * unit}
+    for number in around:
+        if number is not None:
+            found |= {unit * (number // unit + step) for step in (-1, 0, 1, 2)}
+    return {value for value in found if value > 0}
+
+
+def _lengths(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
+    rollout, cp = config.rollout, config.parallel.context_parallel_size
+    prompt, response, unit = rollout.max_prompt_length, rollout.max_response_length, 2 * cp
+    lengths = _multiples(unit, prompt + response)
+    limits: set[int] = {getattr(config.batch, name) for name in _BUDGETS if getattr(config.batch, name)}
+    limits |= _positions(config, plan)
+    lengths |= limits | {limit // unit * unit for limit in limits}
+    for part in (response, prompt):  # and halved, again and again
+        lengths |= {(prompt + response - part + (part >> times)) // unit * unit for times in range(1, 16)}
+    return {
+        "rollout.max_response_length": {length - prompt for length in lengths if length > prompt},
+        "rollout.max_prompt_length": {length - response for length in lengths if length > response},
+    }
+
+
+def _positions(config: Config, plan: PlanBuilder) -> set[int]:
+    """Return the longest sequence of the model, if that can be known."""
+    if config.model.path is None:
+        return set()
+    try:
+        raw, _ = plan.models.planned(config.model.path)
+        return {int(raw["max_position_embeddings"])} if raw else set()
+    except (ValueError, TypeError, KeyError):
+        return set()
+
+
+def _batch_sizes(config: Config, plan: PlanBuilder, rows: int | None) -> dict[str, set[Any]]:
+    batch = config.batch
+    found: dict[str, set[Any]] = {}
+    gbs, group, mbs = batch.global_batch_size, batch.num_generations, batch.micro_batch_size
+    gen, spg = batch.generation_batch_size, batch.steps_per_generation
+    world, dp = plan.world or 1, plan.dp or 1
+    size, groups, count = mbs or 1, group or 1, spg or 1
+    whole = math.lcm(groups * dp * size, groups, size * dp)  # a rollout of this many keeps every rule of divisibility
+    step = math.lcm(groups, size * dp)  # and an update where no DP group owns prompts
+    if config.rollout.mode != "server" and mbs:
+        step = whole
+    most = rows * groups if rows is not None else None  # completions that the data has prompts for
+    if gbs is not None:
+        loose = math.lcm(step, groups * dp // math.gcd(groups * dp, count))
+        for unit in {step, loose, size * dp}:
+            bounds = (gbs, -(-world // count), -(-groups * dp // count), None if most is None else most // count)
+            found.setdefault("batch.global_batch_size", set()).update(_multiples(unit, *bounds))
+        if gen is not None:
+            found["batch.global_batch_size"].update(divisors(gen))
+            if spg:
+                found["batch.global_batch_size"].update({gen // spg})
+        needed = whole // math.gcd(whole, gbs)
+        found["batch.steps_per_generation"] = _multiples(
+            needed, spg, -(-world // gbs), None if most is None else most // gbs
+        ) | {None, 1}
+        if gen is not None:
+            found["batch.steps_per_generation"].add(max(1, gen // gbs))
+        found["batch.num_generations"] = {n for n in divisors(gbs) if n >= 2}
+    if gen is not None:
+        unit = math.lcm(whole, gbs or 1)
+        found["batch.generation_batch_size"] = _multiples(unit, gen, world, most) | {None}
+        if gbs and spg:
+            found["batch.generation_batch_size"].add(gbs * spg)
+    if mbs is not None:
+        found["batch.micro_batch_size"] = {1, *divisors(gbs or mbs), *((None,) if batch.micro_batch_tokens else ())}
+    return found
+
+
+def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
+    cluster, parallel = config.cluster, config.parallel
+    gpus = cluster.gpus_per_node
+    world = plan.world or cluster.nodes * gpus
+    sizes = set(divisors(world))
+    names = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+    found: dict[str, set[Any]] = {f"parallel.{name}_parallel_size": set(sizes) for name in names}
+    found["parallel.expert_tensor_parallel_size"].add(None)
+    if parallel.virtual_pipeline_model_parallel_size is not None:
+        found["parallel.virtual_pipeline_model_parallel_size"] = {None, 2, 3, 4}
+    found["rollout.tensor_parallel_size"] = set(divisors(gpus))
+    found["rollout.engines_per_node"] = {None, *range(1, gpus + 1)}
+    found["rollout.mode"] = {"colocate", "server"}
+    # As many nodes, or GPUs on each, as make whole grids, and as many DP groups as prompts can be dealt to.
+    pp, tp = parallel.pipeline_model_parallel_size, parallel.tensor_model_parallel_size
+    attention = tp * pp * parallel.context_parallel_size
+    experts = (parallel.expert_tensor_parallel_size or tp) * parallel.expert_model_parallel_size * pp
+    apart = plan.layout.get("gpus_set_apart_per_node", 0)
+    each = max(1, gpus - apart)
+    grid = math.lcm(attention, experts)
+    nodes = _multiples(grid // math.gcd(grid, each), cluster.nodes)
+    training = _multiples(grid // math.gcd(grid, cluster.nodes), each)  # GPUs of a node
+    gbs = config.batch.global_batch_size
+    prompts = plan.quantities.get("num_rollout_prompts", 0)
+    for number in {gbs or 0, int(prompts)} - {0}:
+        worlds = [groups * attention for groups in divisors(number)]
+        nodes |= {world // each for world in worlds if world % each == 0}
+        training |= {world // cluster.nodes for world in worlds if world % cluster.nodes == 0}
+    found["cluster.nodes"] = {count for count in nodes if count > 0}
+    machines = {*range(1, 17), 32, 64, 72} | _multiples(config.rollout.tensor_parallel_size, gpus)
+    found["cluster.gpus_per_node"] = machines | {apart + count for count in training if count <= MOST_GPUS_PER_NODE}
+    return found
+
+
+def _switches(config: Config) -> dict[str, set[Any]]:
+    """Return the other values of settings that have few."""
+    parallel = config.parallel
+    found: dict[str, set[Any]] = {
+        "parallel.sequence_parallel": {not parallel.sequence_parallel},
+        "batch.share_prompts": {False},
+        "model.dtype": {"bfloat16"},
+        "model.layers": {"auto", "torch"},
+        "model.provider": {"own"},
+        "moe.router_replay": {"off", "old_logprobs"},
+        "moe.token_dispatcher": {"alltoall"},
+        "moe.router_dtype": {"float32"},
+    }
+    if config.model.fp8:
+        found["model.fp8"] = {None}
+    if config.rollout.dtype:
+        found["rollout.dtype"] = {None}
+    if parallel.overlap_param_gather:
+        found |= {
+            "parallel.overlap_param_gather": {False},
+            "parallel.overlap_grad_reduce": {True},
+            "optimizer.distributed": {True},
+        }
+    found = {key: values for key, values in found.items() if _is_set(config, key)}
+    for name, field in type(config.algorithm).model_fields.items():  # back to the default
+        if name != "name" and getattr(config.algorithm, name) != field.default:
+            found[f"algorithm.{name}"] = {field.default}
+    return found
+
+
+def _lighter(config: Config) -> dict[str, set[Any]]:
+    """Return values that take less memory of a GPU or of a node."""
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    found: dict[str, set[Any]] = {
+        "memory.recompute_granularity": {"full"},
+        "memory.offload_optimizer": {True},
+        "memory.offload_trainer": {True},
+        "optimizer.distributed": {True},
+        "optimizer.grad_reduce_in_fp32": {False},
+        "rollout.sleep_level": {2},
+        "checkpoint.async_save": {False},
+    }
+    if tokens := config.batch.micro_batch_tokens:
+        found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
+    found["cluster.gpu"] = set(devices.DEVICES)
+    found[f"{ENGINE}gpu_memory_utilization"] = {round(share / 100, 2) for share in range(30, 100, 5)}
+    batched = int(ENGINE_DEFAULTS["max_num_batched_tokens"])
+    for name, usual, least in (("max_num_batched_tokens", batched, 1024), ("max_num_seqs", 256, 32)):
+        given = config.rollout.engine.get(name)
+        most = given if isinstance(given, int) and given > 0 else usual
+        halves = {most >> times for times in range(1, 40)}
+        found[ENGINE + name] = {usual, *(value for value in halves if value >= least)}
+    return found
+
+
+def _engine(config: Config) -> dict[str, set[Any]]:
+    """Return values that vLLM would take: its own default, or the bound that two of its arguments have in common."""
+    given = config.rollout.engine
+    found: dict[str, set[Any]] = {f"{ENGINE}{key}": {None} for key in given}
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    tokens, sequences = (given.get(f"max_num_{name}") for name in ("batched_tokens", "seqs"))
+    if isinstance(tokens, int) and isinstance(sequences, int):
+        found[f"{ENGINE}max_num_seqs"] |= {tokens}
+        found[f"{ENGINE}max_num_batched_tokens"] |= {sequences}
+    if isinstance(tokens, int) and given.get("enable_chunked_prefill") is False:
+        found[f"{ENGINE}max_num_batched_tokens"] |= {longest, max(longest, sequences or 0)}
+    return found
+
+
+def _recomputed(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
+    """Return modules and numbers of layers that Megatron can compute again."""
+    memory, found = config.memory, dict[str, set[Any]]()
+    if memory.recompute_modules != ("core_attn",):
+        near = [nearest(name, RECOMPUTED, cutoff=0.0) for name in memory.recompute_modules]
+        found["memory.recompute_modules"] = {("core_attn",), tuple(dict.fromkeys(near))}
+    if memory.recompute_num_layers > 1:
+        arch = plan.models.find(config)
+        parts = config.parallel.pipeline_model_parallel_size
+        parts *= config.parallel.virtual_pipeline_model_parallel_size or 1
+        found["memory.recompute_num_layers"] = {1, max(1, arch.num_layers // parts) if arch else 1}
+    return found
+
+
+def _is_set(config: Config, key: str) -> bool:
+    """Return whether a setting differs from its default.
+
+    Settings that nobody has touched are not in the way, but for sequence_parallel and what overlapping needs.
+    """
+    if key in ("parallel.sequence_parallel", "parallel.overlap_grad_reduce", "optimizer.distributed"):
+        return True
+    section, name = key.split(".")
+    part = getattr(config, section)
+    return bool(getattr(part, name) != keys()[key].default) or key == "batch.share_prompts"

@@ -1,0 +1,322 @@
+"""Fixes of a refused plan: the smallest changes of one setting, then of two, after which every rule holds.
+
+Each change is checked against the rules themselves, so none that is offered breaks another. The values that are tried
+come from candidates.py.
+"""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.builder import Broken, PlanBuilder
+from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.fixes import candidates as values_of
+from gspo_hpc.planning.fixes.candidates import ENGINE, LENGTHS, candidates, value_of, with_value
+from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
+from gspo_hpc.planning.rules.ids import Topic
+from gspo_hpc.planning.rules.registry import topic
+
+MAX_OFFERED = 6
+_NEAREST = 6  # values of a setting that are tried together with those of another
+_TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
+_ROOM = 1800  # pairs of changes that are looked at
+_MEMORY_COST = 4  # pairs that take as long as one estimate of memory
+_GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens")  # the largest that fits is wanted
+_GROWTH = 16  # times that the distance to it is halved, at most ...
+_GROWN_ENOUGH = 32  # ... until it is known to one in this many
+_WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "batch.num_generations")  # no memory in it
+# Settings that have no part in rules of batch sizes and ranks.
+_UNCOUNTED = ("memory.", ENGINE, "optimizer.", "model.", "moe.", "algorithm.", "cluster.gpu", "rollout.max_")
+_OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")
+
+# How much a change of each setting changes the run: the distance of a change is this times the doublings.
+_WEIGHTS: dict[str, float] = {
+    "optimizer.distributed": 0.4,  # the same numbers, another place
+    "memory.recompute_granularity": 0.6,
+    "memory.offload_optimizer": 0.8,
+    "memory.offload_trainer": 0.8,
+    "rollout.sleep_level": 0.5,
+    "checkpoint.async_save": 0.8,
+    "moe.token_dispatcher": 0.5,
+    "optimizer.grad_reduce_in_fp32": 2.5,
+    "batch.micro_batch_size": 0.9,  # the same run in other pieces
+    "batch.micro_batch_tokens": 0.9,
+    "batch.global_batch_size": 1.0,
+    "batch.generation_batch_size": 1.0,
+    "batch.steps_per_generation": 1.1,
+    "batch.num_generations": 1.2,
+    "rollout.engines_per_node": 1.3,
+    "rollout.tensor_parallel_size": 1.4,
+    "rollout.max_prompt_length": 1.6,
+    "rollout.max_response_length": 1.5,
+    "parallel.sequence_parallel": 0.5,
+    "parallel.expert_tensor_parallel_size": 1.7,
+    "parallel.expert_model_parallel_size": 1.8,
+    "parallel.context_parallel_size": 2.2,
+    "parallel.tensor_model_parallel_size": 2.0,
+    "parallel.pipeline_model_parallel_size": 2.1,
+    "parallel.virtual_pipeline_model_parallel_size": 1.5,
+    "rollout.engine.gpu_memory_utilization": 0.8,
+    "rollout.engine.max_num_batched_tokens": 0.8,
+    "rollout.engine.max_num_seqs": 0.8,
+    "rollout.dtype": 1.0,
+    "rollout.mode": 3.0,
+    "cluster.nodes": 3.0,  # what one has is harder to change
+    "cluster.gpus_per_node": 3.2,
+    "cluster.gpu": 3.5,
+    "model.path": 6.0,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one setting, by its dotted name. `value` None is the setting's default, written null."""
+
+    key: str
+    before: Any
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}={written(self.value)}"
+
+
+def written(value: Any) -> str:
+    """Return a value as it stands behind key= on a command line."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Fix:
+    """Changes that together make every rule hold."""
+
+    changes: tuple[Change, ...]
+    warnings: int = 0  # how many more warnings the plan has then
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.changes))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return plain values, as `gspo-hpc plan --json` prints them."""
+        return [vars(change) for change in self.changes]
+
+    @property
+    def distance(self) -> float:
+        """The distance from the config.
+
+        Every doubling or halving counts by the weight of its setting; a new warning counts 2.
+        """
+        return sum(_distance(change) for change in self.changes) + 2.0 * self.warnings
+
+
+def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = _ROOM) -> list[Fix]:
+    """Return fixes of a configuration whose plan is refused, nearest first: of one setting, then of two.
+
+    The list is empty for a valid plan. `rows` is that of make_plan. At most `limit` of each kind are returned, those of
+    different settings before others of the same. About `room` pairs of changes are looked at, at most; a pair is
+    offered only if neither of its changes is a fix alone.
+    """
+    plan = make_plan(config, rows)
+    return [] if plan.valid else _Search(config, rows, plan).found(limit, room)
+
+
+class _Search:
+    """The search for fixes of one refused plan."""
+
+    def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
+        self.config, self.rows, self.models = config, rows, Models()
+        self.topics = _topics(plan.broken)
+        self.left, self.warnings = _left(plan.broken), len(plan.warnings)
+        self.missing = set(config.missing())
+        self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
+
+    def found(self, limit: int, room: int) -> list[Fix]:
+        """Return fixes of one change, then of two."""
+        singles = self._singles()
+        if not singles:
+            singles = self._other_models()
+        alone = {str(fix.changes[0]) for fix in singles}
+        pairs = self._pairs(alone, room)
+        farthest = 2.0 * singles[0].distance if singles else math.inf
+        return _shown(singles, limit) + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
+
+    def _judge(self, config: Config) -> PlanBuilder | None:
+        """Return the plan of a changed config; None if a run would then lack a setting that it has now."""
+        if not self.missing.issuperset(config.missing()):
+            return None
+        return judge(config, self.rows, self.models, memory=True)
+
+    def _fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
+        if plan is None or plan.broken:
+            return None
+        return Fix(changes, max(0, len(plan.warnings) - self.warnings))
+
+    def _alone(self, key: str, values: Iterable[Any], *, first: bool = False) -> list[Fix]:
+        """Return the values that fix the plan on their own.
+
+        With `first`, the nearest of the others, and those that leave the fewest rules broken, are kept as the first
+        change of a pair.
+        """
+        fixes, others = list[Fix](), list[tuple[Change, Config, PlanBuilder]]()
+        for change in _nearest(self.config, key, values, _TRIED):
+            changed = with_value(self.config, key, change.value)
+            plan = self._judge(changed)
+            if fix := self._fix(plan, change):
+                fixes.append(fix)
+            elif first and plan is not None and _left(plan.broken) <= self.left:
+                others.append((change, changed, plan))
+        near = len(devices.DEVICES) if key == "cluster.gpu" else _NEAREST
+        best = sorted(others[near:], key=lambda other: _left(other[2].broken))[:2]
+        self.firsts += others[:near] + [other for other in best if _left(other[2].broken) < self.left]
+        return fixes
+
+    def _singles(self) -> list[Fix]:
+        plan = judge(self.config, self.rows, self.models)
+        singles = []
+        for key, values in candidates(self.config, plan, self.topics, self.rows).items():
+            fixes = self._alone(key, values, first=True)
+            if not fixes and key == f"{ENGINE}gpu_memory_utilization" and self.topics == {Topic.MEMORY}:
+                fixes = self._alone(key, values_of.finer_utilization())
+            if fixes and key in _GROWN:  # a smaller one is no better
+                fixes = (self._grown(key, fixes) or fixes)[:1]
+            singles += fixes
+        return sorted(singles, key=_order)
+
+    def _grown(self, key: str, fixes: list[Fix]) -> list[Fix]:
+        """Return about the largest value that is a fix, between the nearest known one and the present one."""
+        best, before = fixes[0].changes[0].value, fixes[0].changes[0].before
+        unit = 2 * self.config.parallel.context_parallel_size if key in LENGTHS else 1
+        if not (isinstance(best, int) and isinstance(before, int) and best < before):
+            return []
+        good, bad, found = best, before, list[Fix]()
+        for _ in range(_GROWTH):
+            middle = good + (bad - good) // 2 // unit * unit
+            if middle in (good, bad) or bad - good <= good // _GROWN_ENOUGH:
+                break
+            if fix := self._alone(key, [middle]):
+                good, found = middle, fix
+            else:
+                bad = middle
+        return found
+
+    def _other_models(self) -> list[Fix]:
+        """Return the known models that fix the plan, for plans that nothing else fixes alone."""
+        values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
+        return sorted(self._alone("model.path", values), key=_order)
+
+    def _pairs(self, alone: set[str], room: int) -> list[Fix]:
+        # What leaves fewer rules broken comes first: its other half is nearest.
+        self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, _distance(first[0])))
+        known: dict[frozenset[str], Fix | None] = {}
+        for change, changed, second in self._seconds(alone):
+            both = frozenset((str(change), str(second)))
+            if both in known:
+                continue
+            if room <= 0:
+                break
+            plan = self._judge(with_value(changed, second.key, second.value))
+            room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
+            known[both] = self._fix(plan, *sorted((change, second), key=_distance))
+        return sorted((fix for fix in known.values() if fix is not None), key=_order)
+
+    def _seconds(self, alone: set[str]) -> Iterator[tuple[Change, Config, Change]]:
+        """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
+        later = []
+        for first, changed, plan in self.firsts:
+            topics = _topics(plan.broken)
+            better = _left(plan.broken) < self.left
+            for key, values in candidates(changed, plan, topics, self.rows).items():
+                if key == first.key or _has_no_part(key, topics, server=plan.server):
+                    continue
+                most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
+                soon = most if most > _NEAREST else 3 if better else 2
+                near = [change for change in _nearest(changed, key, values, most) if str(change) not in alone]
+                yield from ((first, changed, second) for second in near[:soon])
+                later += [(first, changed, second) for second in near[soon:]]
+        yield from later
+
+
+def _topics(broken: Iterable[Broken]) -> frozenset[Topic]:
+    """Return the topics of broken rules."""
+    return frozenset(topic(item.rule) for item in broken)
+
+
+def _left(broken: Sequence[Broken]) -> tuple[int, int]:
+    """Return how much is broken, to be compared: rules about memory count only if no other rule is broken."""
+    others = sum(topic(item.rule) is not Topic.MEMORY for item in broken)
+    return others, 0 if others else len(broken)
+
+
+def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
+    """Return whether no value of the setting can have a part in rules of these topics."""
+    if topics == {Topic.MEMORY}:
+        return key in _WEIGHTLESS
+    if topics != {Topic.COUNTS} or key == "cluster.gpus_per_node":
+        return False
+    return key.startswith(_UNCOUNTED) or key == "parallel.sequence_parallel" or (not server and key in _OF_ENGINES)
+
+
+def _shown(fixes: list[Fix], limit: int) -> list[Fix]:
+    """Return `limit` fixes, nearest first: the nearest of each setting, then others if there is room."""
+    firsts: dict[frozenset[str], Fix] = {}
+    for fix in fixes:
+        firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
+    chosen = list(firsts.values())[:limit]
+    others = [fix for fix in fixes if fix not in chosen]
+    return sorted(chosen + others[: limit - len(chosen)], key=_order)
+
+
+def _order(fix: Fix) -> tuple[float, str]:
+    return fix.distance, str(fix)
+
+
+def _distance(change: Change) -> float:
+    weight, before, value = _WEIGHTS.get(change.key, 2.0), change.before, change.value
+    if _is_number(before) and _is_number(value) and before > 0 and value > 0:
+        return weight * abs(math.log2(value / before))
+    if isinstance(before, str) and isinstance(value, str) and change.key in ("cluster.gpu", "model.path"):
+        return _between_names(change.key, before, value)
+    return weight
+
+
+@cache
+def _between_names(key: str, before: str, value: str) -> float:
+    """Return the distance of two GPUs or models.
+
+    GPUs: by the ratio of their memory if both are known, else by how unlike their names are, as a typing error makes
+    them. Models: by their names.
+    """
+    unlike = 1.0 - difflib.SequenceMatcher(None, before.lower(), value.lower()).ratio()
+    if key == "cluster.gpu":
+        try:
+            memory = devices.find(before).memory
+        except ValueError:
+            return unlike
+        return _WEIGHTS[key] * abs(math.log2(devices.DEVICES[value].memory / memory)) + unlike
+    return _WEIGHTS[key] * (0.5 + unlike)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
+    """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
+    before, chosen = value_of(config, key), set(values)
+    if len(chosen) > most and _is_number(before):
+        numbers = sorted(value for value in chosen if _is_number(value))
+        at = bisect.bisect_left(numbers, before)
+        near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
+        far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
+        chosen = {value for value in chosen if not _is_number(value)} | near | {*far}
+    changes = [Change(key, before, value) for value in chosen if value != before]
+    changes.sort(key=lambda change: (_distance(change), str(change)))
+    return changes if most > _NEAREST else changes[:most]

@@ -1,0 +1,125 @@
+"""The arithmetic of a run, before anything is allocated: sizes, layout, passes, steps, and every rule they must keep.
+
+``make_plan`` works on whatever part of a config is there. quantities.py derives the quantities; the rules stand in
+rules/, one file for each subject.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo_hpc.config.derived import PassSize, pass_sizes
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning import quantities, remarks
+from gspo_hpc.planning.builder import Broken, Models, Number, PlanBuilder
+from gspo_hpc.planning.estimates import advice, devices
+from gspo_hpc.planning.estimates import memory as memory_estimate
+from gspo_hpc.planning.quantities import max_steps
+from gspo_hpc.planning.rules import registry
+
+__all__ = ["Broken", "Models", "Plan", "PlanError", "judge", "make_plan", "max_steps"]
+
+
+class PlanError(ValueError):
+    """A plan that breaks rules; ``broken`` lists them all, `hint` is one more line."""
+
+    def __init__(self, broken: tuple[Broken, ...], hint: str = "") -> None:
+        lines = [f"rule {item.rule}: {item.message}" for item in broken]
+        super().__init__("\n".join([*lines, hint] if hint else lines))
+        self.broken = broken
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a config. A quantity that cannot be known from what is given is left out."""
+
+    quantities: dict[str, Number] = field(default_factory=dict)
+    layout: dict[str, int] = field(default_factory=dict)
+    passes: dict[str, PassSize] = field(default_factory=dict)  # update, old_logprobs, reference
+    broken: tuple[Broken, ...] = ()
+    warnings: tuple[str, ...] = ()  # allowed, but hardly meant
+    notes: tuple[str, ...] = ()
+    memory: memory_estimate.Estimate | None = None  # where cluster.gpu and the model are known, and the layout is whole
+
+    @property
+    def valid(self) -> bool:
+        """Return whether every rule that could be checked holds."""
+        return not self.broken
+
+    def require(self, hint: str = "") -> None:
+        """Raise PlanError, with every broken rule and the hint, if a rule is broken."""
+        if self.broken:
+            raise PlanError(self.broken, hint)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `gspo-hpc plan --json` prints them."""
+        return {
+            "valid": self.valid,
+            "quantities": self.quantities,
+            "broken": [{"rule": str(item.rule), "message": item.message} for item in self.broken],
+            "layout": self.layout,
+            "passes": {name: vars(size) for name, size in self.passes.items()},
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+            "memory": None if self.memory is None else self.memory.to_json(),
+        }
+
+
+def make_plan(config: Config, rows: int | None = None) -> Plan:
+    """Return the plan of a config, or of the part of one that is there.
+
+    `rows`: prompts in the training data, if known.
+    """
+    plan = judge(config, rows)
+    remarks.add(plan)
+    _judge_memory(plan)
+    return Plan(
+        quantities=plan.numbers(),
+        layout=plan.layout,
+        passes=pass_sizes(config),
+        broken=registry.listed(plan.broken),
+        warnings=tuple(plan.warnings),
+        notes=tuple(plan.notes),
+        memory=plan.memory,
+    )
+
+
+def judge(
+    config: Config, rows: int | None = None, models: Models | None = None, *, memory: bool = False
+) -> PlanBuilder:
+    """Return a plan with its quantities and broken rules, for callers that judge many configs in a row.
+
+    With `models`, each model is read once. Rules about memory take longest: they are looked at only if `memory` asks
+    for it and every other rule holds, and so are warnings.
+    """
+    plan = PlanBuilder(config, rows, models)
+    quantities.fill_in(plan)
+    registry.apply(plan)
+    if memory and not plan.broken:
+        remarks.add(plan)
+        _judge_memory(plan)
+    return plan
+
+
+def _judge_memory(plan: PlanBuilder) -> None:
+    """Estimate memory if the layout is whole, and look at the rules about it."""
+    plan.memory = _estimate(plan)
+    registry.apply(plan, memory=True)
+    if case := advice.case(plan):
+        plan.warnings += advice.warnings(case)
+
+
+def _estimate(plan: PlanBuilder) -> memory_estimate.Estimate | None:
+    """Return the memory that phases take; None where the layout is not whole, the GPU or the model not known."""
+    cluster, arch = plan.config.cluster, plan.architecture
+    if cluster.gpu is None or not all(registry.rules()[item.rule].estimable for item in plan.broken):
+        return None
+    try:
+        device = devices.find(cluster.gpu, cluster.network_gb_per_s)
+    except ValueError:  # a rule says so
+        return None
+    if arch is None:
+        plan.notes.append("Memory and time are not estimated: the sizes of the model are not known.")
+        return None
+    return memory_estimate.estimate(arch, plan.config, device)

@@ -1,0 +1,150 @@
+"""The quantities of a plan: how GPUs are cut into ranks and engines, batch sizes, prompts, and steps.
+
+All counts are completions unless a name says prompts. ``dp_size = world_size / (TP x PP x CP)``; expert layers cut the
+same ranks another way, ``expert_dp_size = world_size / (ETP x EP x PP)``. Quantities are exact fractions: where a rule
+is broken, half a prompt may be left for a device. What cannot be known from what is given is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from gspo_hpc.planning.builder import PlanBuilder
+
+
+def fill_in(plan: PlanBuilder) -> None:
+    """Fill in the layout and the quantities of a plan, as far as they can be known."""
+    _engines(plan)
+    _grid(plan)
+    _batch(plan)
+    _prompts(plan)
+    _steps(plan)
+
+
+def max_steps(
+    num_prompts: int,
+    num_generations: int,
+    per_device_batch_size: int,
+    dp_size: int,
+    gradient_accumulation_steps: int,
+    num_iterations: int = 1,
+    train_share: float = 1.0,
+) -> int:
+    """Return the optimizer steps of one epoch.
+
+    Each rank makes num_prompts x num_generations / (per_device_batch_size x dp_size) x train_share micro-steps, and
+    gradient_accumulation_steps of them are a step, num_iterations times over. An incomplete last step does not count.
+    """
+    micro_steps = Fraction(num_prompts * num_generations, per_device_batch_size * dp_size)
+    micro_steps *= Fraction(str(train_share))  # 0.99 is 99/100, not the nearest binary number
+    return math.floor(micro_steps / gradient_accumulation_steps * num_iterations)
+
+
+def _engines(plan: PlanBuilder) -> None:
+    """Fill in the engines of a node, and the GPUs that server mode sets apart for them."""
+    cluster, rollout = plan.config.cluster, plan.config.rollout
+    gpus, tp, engines = cluster.gpus_per_node, rollout.tensor_parallel_size, rollout.engines_per_node
+    plan.layout |= {"nodes": cluster.nodes, "gpus_per_node": gpus}
+    if plan.server and engines is None:
+        plan.world = None
+        return
+    engines = max(1, gpus // tp) if engines is None else engines
+    if plan.server:
+        left = gpus - engines * tp
+        plan.world = cluster.nodes * left if left > 0 else None
+        plan.layout["gpus_set_apart_per_node"] = engines * tp
+    plan.layout |= {
+        "engines_per_node": engines,
+        "num_engines": engines * cluster.nodes,
+        "rollout_tensor_parallel_size": tp,
+    }
+
+
+def _grid(plan: PlanBuilder) -> None:
+    """Fill in how the training GPUs are cut into ranks."""
+    sizes = plan.config.parallel
+    tp, pp, cp = sizes.tensor_model_parallel_size, sizes.pipeline_model_parallel_size, sizes.context_parallel_size
+    ep, etp = sizes.expert_model_parallel_size, sizes.expert_tensor_parallel_size or tp
+    plan.layout |= {
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "context_parallel_size": cp,
+        "expert_model_parallel_size": ep,
+        "expert_tensor_parallel_size": etp,
+    }
+    if (world := plan.world) is None:
+        return
+    plan.quantities["world_size"] = world
+    if world % (tp * pp * cp) == 0:
+        plan.dp = world // (tp * pp * cp)
+        plan.quantities["dp_size"] = plan.layout["data_parallel_size"] = plan.dp
+    if world % (etp * ep * pp) == 0:
+        expert_dp = world // (etp * ep * pp)
+        plan.quantities["expert_dp_size"] = plan.layout["expert_data_parallel_size"] = expert_dp
+
+
+def _batch(plan: PlanBuilder) -> None:
+    """Fill in the sizes of an update and of a rollout."""
+    batch, q, dp, world = plan.config.batch, plan.quantities, plan.dp, plan.world
+    gbs, mbs, gen, spg = (
+        batch.global_batch_size,
+        batch.micro_batch_size,
+        batch.generation_batch_size,
+        batch.steps_per_generation,
+    )
+    steps = spg or (Fraction(gen, gbs) if gen and gbs else 1 if gen is None else None)
+    gen = gen or (gbs * (spg or 1) if gbs else None)
+    known = {
+        "micro_batch_size": mbs,
+        "micro_batch_tokens": batch.micro_batch_tokens,
+        "global_batch_size": gbs,
+        "steps_per_generation": steps,
+        "generation_batch_size": gen,
+        "num_generations": batch.num_generations,
+        "num_iterations": batch.num_iterations,
+    }
+    q |= {name: value for name, value in known.items() if value is not None}
+    if gbs and mbs and dp:
+        q["gradient_accumulation_steps"] = Fraction(gbs, mbs * dp)
+    if gen and world:
+        q["per_device_generation_batch_size"] = Fraction(gen, world)
+
+
+def _prompts(plan: PlanBuilder) -> None:
+    """Fill in prompts per rollout, per update and per DP group."""
+    batch, q, dp = plan.config.batch, plan.quantities, plan.dp
+    gbs, mbs, group = batch.global_batch_size, batch.micro_batch_size, batch.num_generations
+    gen = q.get("generation_batch_size")
+    if not group or not gen:
+        return
+    prompts = q["num_rollout_prompts"] = Fraction(gen, group)
+    if gbs:
+        q["num_train_prompts"] = Fraction(gbs, group)
+    if plan.server or dp is None:  # prompts belong to no DP group
+        return
+    per_group = q["num_rollout_prompts_per_dp_group"] = prompts / dp
+    if mbs:
+        q["num_iters_per_step"] = per_group / mbs
+    if gbs:
+        q["num_prompts_per_dp_group"] = Fraction(gbs, group * dp)
+
+
+def _steps(plan: PlanBuilder) -> None:
+    """Fill in steps, rollouts, epochs and completions of the run."""
+    config, q, rows = plan.config, plan.quantities, plan.rows
+    gbs, group = config.batch.global_batch_size, config.batch.num_generations
+    prompts, spg = q.get("num_rollout_prompts"), q.get("steps_per_generation")
+    if rows is not None and group and prompts is not None:
+        q["num_rows"] = rows
+        if gbs:  # per device x dp_size x gradient accumulation: the global batch, however it is cut
+            q["steps_per_epoch"] = max_steps(rows, group, gbs, 1, 1, config.batch.num_iterations)
+    if config.run.max_steps is None or spg is None or spg.denominator != 1:
+        return
+    updates = int(spg) * config.batch.num_iterations
+    rollouts = -(-config.run.max_steps // updates)
+    q |= {"max_steps": config.run.max_steps, "num_rollouts": rollouts}
+    if gen := q.get("generation_batch_size"):
+        q["num_completions"] = rollouts * gen
+    if rows and prompts is not None:
+        q["num_epochs"] = Fraction(rollouts * prompts, rows)

@@ -1,0 +1,74 @@
+"""Warnings and notes of a plan: settings that are allowed but hardly meant, and what you should know besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gspo_hpc.algorithms import objective
+from gspo_hpc.planning.builder import PlanBuilder
+
+
+def add(plan: PlanBuilder) -> None:
+    """Add the warnings and notes that follow from a plan's config and quantities."""
+    plan.warnings += _warnings(plan)
+    plan.notes += _notes(plan)
+
+
+def _warnings(plan: PlanBuilder) -> Iterator[str]:
+    cluster, memory, parallel = plan.config.cluster, plan.config.memory, plan.config.parallel
+    gpus, tp, pp = cluster.gpus_per_node, parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    used = plan.layout.get("engines_per_node", gpus) * plan.config.rollout.tensor_parallel_size
+    if not plan.server and used < gpus and cluster.platform == "cuda":
+        yield f"{gpus - used} of {gpus} GPUs of every node are idle during generation"
+    if tp > gpus:
+        yield f"tensor_model_parallel_size ({tp}) reaches across nodes: keep it within one node"
+    if pp > 4 and memory.recompute_granularity is None:
+        yield (
+            f"pipeline_model_parallel_size ({pp}) is above 4, and the first stage keeps the activations of up to {pp} "
+            f"micro-batches: set memory.recompute_granularity=full"
+        )
+    try:
+        yield from objective.warnings(plan.config)
+    except ValueError:  # a rule says so
+        return
+
+
+def _notes(plan: PlanBuilder) -> Iterator[str]:
+    batch, q = plan.config.batch, plan.quantities
+    if plan.server:
+        text = "rollout.mode server can be planned, but no run in it can be started yet: train and submit refuse it."
+        yield f"{text} rollout.mode=colocate can be run."
+    if batch.micro_batch_tokens and not batch.micro_batch_size:
+        yield (
+            "Packing fills micro_batch_tokens and decides the micro-batches: rules about prompts that fill them do not "
+            "apply."
+        )
+    if plan.server and "num_rollout_prompts" in q:
+        yield "GPUs set apart generate, and no DP group owns prompts: rules about prompts per DP group do not apply."
+    if plan.model_file.note:
+        yield plan.model_file.note
+    tp, vocabulary = plan.config.parallel.tensor_model_parallel_size, plan.model_file.size("vocab_size")
+    if vocabulary is not None and vocabulary % tp:
+        padded = -(-vocabulary // tp) * tp
+        yield f"vocab_size ({vocabulary}) is padded to {padded} rows, a multiple of tensor_model_parallel_size ({tp})."
+    yield from _ends(plan)
+
+
+def _ends(plan: PlanBuilder) -> Iterator[str]:
+    """Yield what becomes of rollouts that are cut off by the end of the data or of the run."""
+    config, q, rows = plan.config, plan.quantities, plan.rows
+    prompts, spg = q.get("num_rollout_prompts"), q.get("steps_per_generation")
+    if rows is not None and prompts is not None and prompts.denominator == 1 and rows >= prompts:
+        if rest := rows % int(prompts):
+            yield (
+                f"An epoch of {rows} prompts ends inside a rollout of {prompts}: its last {rest} prompts are carried "
+                "over into a rollout with the first of the next epoch; none is dropped."
+            )
+    if config.run.max_steps is None or spg is None or spg.denominator != 1:
+        return
+    updates = int(spg) * config.batch.num_iterations
+    if rest := config.run.max_steps % updates:
+        yield (
+            f"max_steps ({config.run.max_steps}) ends the run after {rest} of the {updates} updates of the last "
+            "rollout; its other completions are left unused."
+        )

@@ -1,0 +1,1 @@
+"""Rules that a plan must keep, each with its reason."""

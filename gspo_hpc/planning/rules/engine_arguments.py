@@ -1,0 +1,121 @@
+"""Rules of rollout.engine: vLLM takes the arguments, and they contradict no other setting.
+
+The rules follow the sources of vLLM 0.32; a plan must not import vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import auto
+from typing import Any
+
+from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
+from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.rules.ids import RuleId, Topic
+from gspo_hpc.planning.rules.registry import rule
+from gspo_hpc.system.text import nearest
+
+# Similarity of a name and its misspelling. No two arguments of vLLM are as alike (0.86: data_parallel_size_local).
+_SLIP = 0.88
+
+
+class EngineArgumentRule(RuleId):
+    """Names of the rules in this file."""
+
+    ENGINE_ARGUMENT_IS_FREE = auto()
+    ENGINE_ARGUMENT_VALUE = auto()
+    ENGINE_ARGUMENT_SPELLING = auto()
+    ENGINE_TOKENS_HOLD_SEQUENCES = auto()
+    ENGINE_TOKENS_HOLD_LONGEST_SEQUENCE = auto()
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
+# The values that each argument may have, and the words for a message.
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "gpu_memory_utilization": (_share, "must be above 0 and at most 1"),
+    "max_num_seqs": (_whole, "must be a whole number, 1 or more"),
+    "max_num_batched_tokens": (_whole, "must be a whole number, 1 or more"),
+    "pipeline_parallel_size": (lambda v: v == 1, "must be 1: an engine is cut by rollout.tensor_parallel_size alone"),
+    "data_parallel_size": (lambda v: v == 1, "must be 1: rollout.engines_per_node says how many engines there are"),
+    "enable_sleep_mode": (lambda v: v is True, "must be true: engines sleep while the trainer works"),
+    "skip_tokenizer_init": (lambda v: v is False, "must be false: reward functions need text"),
+    "enable_return_routed_experts": (lambda v: v is True, "must be true or absent: moe.router_replay sets it"),
+}
+
+
+def slip_of(key: str) -> str | None:
+    """Return the argument that a misspelt one means, of those that rules know; vLLM has others."""
+    near = nearest(key, (*_VALUES, *OWN_ENGINE_ARGUMENTS), cutoff=_SLIP)
+    return near if near != key else None
+
+
+@rule(
+    EngineArgumentRule.ENGINE_ARGUMENT_IS_FREE,
+    "`rollout.engine` gives no argument that follows from another setting",
+    Topic.ENGINE_ARGUMENTS,
+)
+def _free(plan: PlanBuilder) -> Iterator[str]:
+    rollout = plan.config.rollout
+    for key, value in rollout.engine.items():
+        if key in OWN_ENGINE_ARGUMENTS:
+            text = f"rollout.engine.{key} ({value}) cannot be given: it follows from {OWN_ENGINE_ARGUMENTS[key]}"
+            if key == "max_model_len":
+                text += f", {rollout.max_prompt_length} + {rollout.max_response_length} = {plan.longest_sequence}"
+            yield text
+
+
+@rule(
+    EngineArgumentRule.ENGINE_ARGUMENT_VALUE,
+    "`rollout.engine` gives values that vLLM takes and that fit the trainer",
+    Topic.ENGINE_ARGUMENTS,
+)
+def _value(plan: PlanBuilder) -> Iterator[str]:
+    for key, value in plan.config.rollout.engine.items():
+        holds, must = _VALUES.get(key, (lambda _: True, ""))
+        if not holds(value):
+            yield f"rollout.engine.{key} ({value}) {must}"
+
+
+@rule(
+    EngineArgumentRule.ENGINE_ARGUMENT_SPELLING,
+    "`rollout.engine` misspells no argument of vLLM",
+    Topic.ENGINE_ARGUMENTS,
+)
+def _spelling(plan: PlanBuilder) -> Iterator[str]:
+    for key in plan.config.rollout.engine:
+        if key not in OWN_ENGINE_ARGUMENTS and key not in _VALUES and (near := slip_of(key)):
+            yield f"rollout.engine.{key} is no argument of vLLM; nearest: {near}"
+
+
+@rule(
+    EngineArgumentRule.ENGINE_TOKENS_HOLD_SEQUENCES,
+    "`max_num_batched_tokens` is at least `max_num_seqs`",
+    Topic.ENGINE_ARGUMENTS,
+)
+def _sequences(plan: PlanBuilder) -> Iterator[str]:
+    given = plan.config.rollout.engine
+    tokens: Any = given.get("max_num_batched_tokens")
+    sequences: Any = given.get("max_num_seqs")
+    if _whole(tokens) and _whole(sequences) and tokens < sequences:
+        text = f"rollout.engine.max_num_batched_tokens ({tokens}) must be at least"
+        yield f"{text} rollout.engine.max_num_seqs ({sequences})"
+
+
+@rule(
+    EngineArgumentRule.ENGINE_TOKENS_HOLD_LONGEST_SEQUENCE,
+    "`max_num_batched_tokens` holds the longest sequence, where vLLM does not prefill in chunks",
+    Topic.ENGINE_ARGUMENTS,
+)
+def _longest(plan: PlanBuilder) -> Iterator[str]:
+    given, longest = plan.config.rollout.engine, plan.longest_sequence
+    tokens: Any = given.get("max_num_batched_tokens")
+    if _whole(tokens) and given.get("enable_chunked_prefill") is False and tokens < longest:
+        made = f"max_prompt_length + max_response_length ({longest}) with rollout.engine.enable_chunked_prefill=false"
+        yield f"rollout.engine.max_num_batched_tokens ({tokens}) must be at least {made}"

@@ -1,0 +1,114 @@
+"""Rules of the grid: parallel sizes cut the GPUs that train into ranks, and engines into GPUs of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import auto
+from fractions import Fraction
+
+from gspo_hpc.planning.builder import PlanBuilder, show
+from gspo_hpc.planning.rules.ids import RuleId, Topic
+from gspo_hpc.planning.rules.registry import rule
+
+
+class GridRule(RuleId):
+    """Names of the rules in this file."""
+
+    WORLD_SIZE_DIVIDES = auto()
+    EXPERT_WORLD_SIZE_DIVIDES = auto()
+    SERVER_ENGINES_GIVEN = auto()
+    SERVER_LEAVES_GPUS_TO_TRAIN = auto()
+    ENGINES_FIT_NODE = auto()
+    ROLLOUT_TENSOR_PARALLEL_DIVIDES_NODE = auto()
+    SEQUENCE_PARALLEL_NEEDS_TENSOR_PARALLEL = auto()
+    VIRTUAL_PIPELINE_NEEDS_PIPELINE = auto()
+    OVERLAP_PARAM_GATHER_NEEDS = auto()
+
+
+@rule(GridRule.WORLD_SIZE_DIVIDES, "`world_size` is divisible by TP x PP x CP", Topic.GRID)
+def _world_size(plan: PlanBuilder) -> Iterator[str]:
+    sizes, world = plan.layout, plan.world
+    tp, pp = sizes["tensor_model_parallel_size"], sizes["pipeline_model_parallel_size"]
+    cp = sizes["context_parallel_size"]
+    if world is not None and world % (tp * pp * cp):
+        yield (
+            f"world_size ({world}) must be divisible by tensor ({tp}) x pipeline ({pp}) x context ({cp}) parallel size "
+            f"= {tp * pp * cp}: dp_size would be {show(Fraction(world, tp * pp * cp))}"
+        )
+
+
+@rule(GridRule.EXPERT_WORLD_SIZE_DIVIDES, "`world_size` is divisible by ETP x EP x PP", Topic.GRID)
+def _expert_world_size(plan: PlanBuilder) -> Iterator[str]:
+    sizes, world = plan.layout, plan.world
+    etp, ep = sizes["expert_tensor_parallel_size"], sizes["expert_model_parallel_size"]
+    pp = sizes["pipeline_model_parallel_size"]
+    if world is not None and world % (etp * ep * pp):
+        yield (
+            f"world_size ({world}) must be divisible by expert tensor ({etp}) x expert ({ep}) x pipeline ({pp}) "
+            f"parallel size = {etp * ep * pp}: expert_dp_size would be {show(Fraction(world, etp * ep * pp))}"
+        )
+
+
+@rule(GridRule.SERVER_ENGINES_GIVEN, "`rollout.mode: server` needs `rollout.engines_per_node`", Topic.ENGINES)
+def _server_engines(plan: PlanBuilder) -> Iterator[str]:
+    if plan.server and plan.config.rollout.engines_per_node is None:
+        yield "rollout.mode server sets GPUs apart for generation: give rollout.engines_per_node"
+
+
+@rule(GridRule.SERVER_LEAVES_GPUS_TO_TRAIN, "GPUs set apart for generation leave some to train", Topic.ENGINES)
+def _server_gpus(plan: PlanBuilder) -> Iterator[str]:
+    gpus, rollout = plan.config.cluster.gpus_per_node, plan.config.rollout
+    engines, tp = rollout.engines_per_node, rollout.tensor_parallel_size
+    if plan.server and engines is not None and engines * tp >= gpus:
+        yield (
+            f"engines_per_node ({engines}) x rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs set apart for "
+            f"generation leave none of gpus_per_node ({gpus}) to train"
+        )
+
+
+@rule(GridRule.ENGINES_FIT_NODE, "the engines of a node fit on it and share its GPUs evenly", Topic.ENGINES)
+def _engines(plan: PlanBuilder) -> Iterator[str]:
+    if plan.server:
+        return
+    gpus, tp = plan.config.cluster.gpus_per_node, plan.config.rollout.tensor_parallel_size
+    engines = plan.layout["engines_per_node"]
+    if gpus % engines or engines * tp > gpus:
+        yield (
+            f"gpus_per_node ({gpus}) must be divisible by engines_per_node ({engines}), and hold engines_per_node x "
+            f"rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs"
+        )
+
+
+@rule(GridRule.ROLLOUT_TENSOR_PARALLEL_DIVIDES_NODE, "`gpus_per_node` is divisible by `rollout.tensor_parallel_size`")
+def _rollout_tensor_parallel(plan: PlanBuilder) -> Iterator[str]:
+    gpus, tp = plan.config.cluster.gpus_per_node, plan.config.rollout.tensor_parallel_size
+    if gpus % tp:
+        yield (
+            f"gpus_per_node ({gpus}) must be divisible by rollout.tensor_parallel_size ({tp}): an engine stays on one "
+            "node"
+        )
+
+
+@rule(GridRule.SEQUENCE_PARALLEL_NEEDS_TENSOR_PARALLEL, "`sequence_parallel` needs TP above 1")
+def _sequence_parallel(plan: PlanBuilder) -> Iterator[str]:
+    parallel = plan.config.parallel
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        yield "sequence_parallel needs tensor_model_parallel_size above 1"
+
+
+@rule(GridRule.VIRTUAL_PIPELINE_NEEDS_PIPELINE, "a virtual pipeline needs PP above 1")
+def _virtual_pipeline(plan: PlanBuilder) -> Iterator[str]:
+    pp = plan.config.parallel.pipeline_model_parallel_size
+    vpp = plan.config.parallel.virtual_pipeline_model_parallel_size
+    if vpp is not None and (vpp <= 0 or pp == 1):
+        yield f"virtual_pipeline_model_parallel_size ({vpp}) needs pipeline_model_parallel_size ({pp}) above 1"
+
+
+@rule(
+    GridRule.OVERLAP_PARAM_GATHER_NEEDS,
+    "`overlap_param_gather` needs the distributed optimizer and `overlap_grad_reduce`",
+)
+def _overlap(plan: PlanBuilder) -> Iterator[str]:
+    parallel = plan.config.parallel
+    if parallel.overlap_param_gather and not (plan.config.optimizer.distributed and parallel.overlap_grad_reduce):
+        yield "overlap_param_gather needs optimizer.distributed: true and overlap_grad_reduce: true"

@@ -1,0 +1,58 @@
+"""Rules of memory: every phase fits on the GPU that cluster.gpu names, and a node's own memory is enough.
+
+They are checked if the other rules allow an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import auto
+
+from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.estimates import advice, devices
+from gspo_hpc.planning.rules.ids import RuleId, Topic
+from gspo_hpc.planning.rules.registry import rule
+
+
+class MemoryRule(RuleId):
+    """Names of the rules in this file."""
+
+    GPU_IS_KNOWN = auto()
+    TRAINER_FITS_GPU_MEMORY = auto()
+    ENGINE_FITS_GPU_MEMORY = auto()
+    KV_CACHE_HOLDS_LONGEST_SEQUENCE = auto()
+    NODE_MEMORY_SUFFICES = auto()
+
+
+@rule(MemoryRule.GPU_IS_KNOWN, "`cluster.gpu` names one GPU that estimates know", Topic.MEMORY)
+def _known(plan: PlanBuilder) -> Iterator[str]:
+    cluster = plan.config.cluster
+    if cluster.gpu is not None:
+        try:
+            devices.find(cluster.gpu, cluster.network_gb_per_s)
+        except ValueError as error:
+            yield str(error)
+
+
+@rule(MemoryRule.TRAINER_FITS_GPU_MEMORY, "every phase of the trainer fits in the GPU's memory", Topic.MEMORY)
+def _trainer(plan: PlanBuilder) -> Iterator[str]:
+    if case := advice.case(plan):
+        yield from advice.trainer(case)
+
+
+@rule(MemoryRule.ENGINE_FITS_GPU_MEMORY, "the engine fits in the GPU's memory, beside what stays there", Topic.MEMORY)
+def _engine(plan: PlanBuilder) -> Iterator[str]:
+    if case := advice.case(plan):
+        yield from advice.engine(case)
+
+
+@rule(MemoryRule.KV_CACHE_HOLDS_LONGEST_SEQUENCE, "an engine's KV cache holds the longest sequence", Topic.MEMORY)
+def _cache(plan: PlanBuilder) -> Iterator[str]:
+    if case := advice.case(plan):
+        yield from advice.cache(case)
+
+
+@rule(MemoryRule.NODE_MEMORY_SUFFICES, "`slurm.mem` gives a node as much memory as its processes need", Topic.MEMORY)
+def _node(plan: PlanBuilder) -> Iterator[str]:
+    if case := advice.case(plan):
+        yield from advice.node(case, certain=True)

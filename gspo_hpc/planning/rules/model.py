@@ -1,0 +1,186 @@
+"""Rules of the model: what parallel sizes cut of it, its longest sequence, and what is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import auto
+
+from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.rules.ids import RuleId
+from gspo_hpc.planning.rules.registry import rule
+from gspo_hpc.system.text import nearest
+
+# What Megatron-Core's selective recomputation names, of the parts that models here have.
+RECOMPUTED = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
+
+
+class ModelRule(RuleId):
+    """Names of the rules in this file."""
+
+    CONTEXT_PARALLEL_SEQUENCE = auto()
+    RECOMPUTE_MODULES_KNOWN = auto()
+    RECOMPUTE_MOE_ACT_NEEDS = auto()
+    RECOMPUTE_DELAYED_FP8 = auto()
+    RECOMPUTE_NUM_LAYERS = auto()
+    MODEL_CONFIG_READABLE = auto()
+    TENSOR_PARALLEL_HEADS = auto()
+    TENSOR_PARALLEL_KV_HEADS = auto()
+    TENSOR_PARALLEL_INTERMEDIATE_SIZE = auto()
+    PIPELINE_PARALLEL_LAYERS = auto()
+    EXPERT_TENSOR_PARALLEL_INTERMEDIATE_SIZE = auto()
+    EXPERT_PARALLEL_EXPERTS = auto()
+    ROLLOUT_TENSOR_PARALLEL_HEADS = auto()
+    ROLLOUT_TENSOR_PARALLEL_KV_HEADS = auto()
+    EXPERTS_NEED_SEQUENCE_PARALLEL = auto()
+    LONGEST_SEQUENCE_FITS_POSITIONS = auto()
+
+
+@rule(
+    ModelRule.CONTEXT_PARALLEL_SEQUENCE,
+    "`max_prompt_length` + `max_response_length` is divisible by 2 x CP if CP is above 1",
+)
+def _context_parallel(plan: PlanBuilder) -> Iterator[str]:
+    cp = plan.config.parallel.context_parallel_size
+    if cp > 1 and plan.longest_sequence % (2 * cp):
+        yield (
+            f"{plan.longest_sequence_made} must be divisible by 2 x context_parallel_size ({cp}) = {2 * cp}: each rank "
+            "takes two pieces of it"
+        )
+
+
+@rule(ModelRule.RECOMPUTE_MODULES_KNOWN, "`memory.recompute_modules` names parts that can be recomputed")
+def _recompute_modules(plan: PlanBuilder) -> Iterator[str]:
+    for name in plan.config.memory.recompute_modules:
+        if name not in RECOMPUTED:
+            near = nearest(name, RECOMPUTED, cutoff=0.4)
+            hint = f"; nearest: {near}" if near else ""
+            text = f"memory.recompute_modules: {name} is no part that can be recomputed{hint}"
+            yield f"{text}; known: {', '.join(RECOMPUTED)}"
+
+
+@rule(
+    ModelRule.RECOMPUTE_MOE_ACT_NEEDS,
+    "`moe_act` is recomputed only in models with experts, with the layers of Transformer Engine",
+)
+def _recompute_moe_act(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    if config.memory.recompute_granularity != "selective" or "moe_act" not in config.memory.recompute_modules:
+        return
+    arch, fused = plan.architecture, config.cluster.platform == "cuda" and config.model.layers != "torch"
+    if not fused or (arch is not None and arch.experts is None):
+        yield "memory.recompute_modules: moe_act needs a model with experts, and layers of Transformer Engine on GPUs"
+
+
+@rule(
+    ModelRule.RECOMPUTE_DELAYED_FP8,
+    "`moe_act` and `layernorm` are not recomputed with `model.fp8_recipe: delayed`",
+)
+def _recompute_fp8(plan: PlanBuilder) -> Iterator[str]:
+    memory, model = plan.config.memory, plan.config.model
+    if memory.recompute_granularity != "selective" or model.fp8 is None or model.fp8_recipe != "delayed":
+        return
+    if {"moe_act", "layernorm"}.intersection(memory.recompute_modules):
+        yield "model.fp8_recipe: delayed does not go with moe_act or layernorm of memory.recompute_modules"
+
+
+@rule(ModelRule.RECOMPUTE_NUM_LAYERS, "`memory.recompute_num_layers` is at most the layers of a pipeline stage")
+def _recompute_layers(plan: PlanBuilder) -> Iterator[str]:
+    arch, wanted, parallel = plan.architecture, plan.config.memory.recompute_num_layers, plan.config.parallel
+    pp, chunks = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size or 1
+    if arch is None or arch.num_layers % (pp * chunks):
+        return
+    each = arch.num_layers // (pp * chunks)
+    if wanted > each:
+        text = f"memory.recompute_num_layers ({wanted}) must be at most {each}: layers of the model ({arch.num_layers})"
+        text += f" / pipeline_model_parallel_size ({pp})"
+        yield text + (f" / virtual_pipeline_model_parallel_size ({chunks})" if chunks > 1 else "")
+
+
+@rule(ModelRule.MODEL_CONFIG_READABLE, "the model's config.json, if there is one, is a JSON object")
+def _readable(plan: PlanBuilder) -> Iterator[str]:
+    if plan.model_file.error:
+        yield plan.model_file.error
+
+
+def _divides(name: str, value: int | None, cut: str, parts: int) -> Iterator[str]:
+    """Yield a message if a size of the model is known and not divisible by the ranks that cut it."""
+    if value is not None and value % parts:
+        yield f"{name} ({value}) of the model must be divisible by {cut} ({parts})"
+
+
+@rule(ModelRule.TENSOR_PARALLEL_HEADS, "attention heads are divisible by TP")
+def _heads(plan: PlanBuilder) -> Iterator[str]:
+    tp, heads = plan.config.parallel.tensor_model_parallel_size, plan.model_file.size("num_attention_heads")
+    yield from _divides("num_attention_heads", heads, "tensor_model_parallel_size", tp)
+
+
+@rule(ModelRule.TENSOR_PARALLEL_KV_HEADS, "key-value heads are divisible by TP")
+def _kv_heads(plan: PlanBuilder) -> Iterator[str]:
+    tp = plan.config.parallel.tensor_model_parallel_size
+    yield from _divides("num_key_value_heads", plan.model_file.kv_heads, "tensor_model_parallel_size", tp)
+
+
+@rule(ModelRule.TENSOR_PARALLEL_INTERMEDIATE_SIZE, "the MLP's inner size is divisible by TP")
+def _intermediate_size(plan: PlanBuilder) -> Iterator[str]:
+    tp, inner = plan.config.parallel.tensor_model_parallel_size, plan.model_file.size("intermediate_size")
+    yield from _divides("intermediate_size", inner, "tensor_model_parallel_size", tp)
+
+
+@rule(ModelRule.PIPELINE_PARALLEL_LAYERS, "layers are divisible by PP x virtual PP")
+def _layers(plan: PlanBuilder) -> Iterator[str]:
+    parallel = plan.config.parallel
+    stages = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
+    cut = "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size"
+    yield from _divides("num_hidden_layers", plan.model_file.size("num_hidden_layers"), cut, stages)
+
+
+@rule(ModelRule.EXPERT_TENSOR_PARALLEL_INTERMEDIATE_SIZE, "an expert's inner size is divisible by ETP")
+def _expert_intermediate_size(plan: PlanBuilder) -> Iterator[str]:
+    parallel = plan.config.parallel
+    etp = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
+    inner = plan.model_file.size("moe_intermediate_size") if plan.model_file.experts else None
+    yield from _divides("moe_intermediate_size", inner, "expert_tensor_parallel_size", etp)
+
+
+@rule(ModelRule.EXPERT_PARALLEL_EXPERTS, "experts are divisible by EP; a model without experts has EP 1")
+def _experts(plan: PlanBuilder) -> Iterator[str]:
+    if plan.model_file.content is not None:
+        ep = plan.config.parallel.expert_model_parallel_size
+        yield from _divides("num_experts", plan.model_file.experts or 1, "expert_model_parallel_size", ep)
+
+
+@rule(ModelRule.ROLLOUT_TENSOR_PARALLEL_HEADS, "attention heads are divisible by `rollout.tensor_parallel_size`")
+def _rollout_heads(plan: PlanBuilder) -> Iterator[str]:
+    tp, heads = plan.config.rollout.tensor_parallel_size, plan.model_file.size("num_attention_heads")
+    yield from _divides("num_attention_heads", heads, "rollout.tensor_parallel_size", tp)
+
+
+@rule(ModelRule.ROLLOUT_TENSOR_PARALLEL_KV_HEADS, "key-value heads are divisible by `rollout.tensor_parallel_size`")
+def _rollout_kv_heads(plan: PlanBuilder) -> Iterator[str]:
+    tp = plan.config.rollout.tensor_parallel_size
+    yield from _divides("num_key_value_heads", plan.model_file.kv_heads, "rollout.tensor_parallel_size", tp)
+
+
+@rule(ModelRule.EXPERTS_NEED_SEQUENCE_PARALLEL, "a model with experts needs `sequence_parallel` if TP is above 1")
+def _experts_sequence_parallel(plan: PlanBuilder) -> Iterator[str]:
+    tp = plan.config.parallel.tensor_model_parallel_size
+    if plan.model_file.experts and tp > 1 and not plan.config.parallel.sequence_parallel:
+        yield (
+            f"a model with experts needs parallel.sequence_parallel: true if tensor_model_parallel_size ({tp}) is "
+            "above 1"
+        )
+
+
+@rule(
+    ModelRule.LONGEST_SEQUENCE_FITS_POSITIONS,
+    "`max_prompt_length` + `max_response_length` is at most the model's `max_position_embeddings`",
+)
+def _positions(plan: PlanBuilder) -> Iterator[str]:
+    content, positions = plan.model_file.content or {}, plan.model_file.size("max_position_embeddings")
+    scaling = content.get("rope_scaling") or content.get("rope_parameters")
+    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
+    if positions is not None and kind == "default" and plan.longest_sequence > positions:
+        yield (
+            f"max_prompt_length + max_response_length = {plan.longest_sequence} must fit max_position_embeddings "
+            f"({positions}) of the model"
+        )

@@ -1,0 +1,1 @@
+"""Megatron-Core: process groups, the model, its optimizer and schedule."""

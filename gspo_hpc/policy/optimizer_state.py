@@ -1,0 +1,137 @@
+"""The optimizer's state by the names of parameters, so that what one layout has saved loads in any other.
+
+Megatron-Core's optimizers save themselves in a form that depends on how many there are (experts on ranks of
+their own have another) and on whether data-parallel ranks share the state. Here all of them give the same: the moments
+of every parameter, sharded like the parameter itself; its fp32 master where it has one; and the number of steps.
+Rates and decay are not saved with it: they come from the configuration and its schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedBase
+from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_MASTER = "fp32_param"
+
+State = dict[str, Any]
+
+
+def sharded(optimizer: Any, model: State) -> State:
+    """Return the state to save, or to load into, for the sharded state `model` of all weights. Collective."""
+    tensors = {}
+    for number, part in enumerate(optimizer.chained_optimizers):
+        _begin(part)
+        if isinstance(part, DistributedOptimizer):
+            found = part.sharded_param_state_fully_reshardable(model, is_loading=False, metadata={})
+            tensors[str(number)] = {str(index): _kept(part, entries) for index, entries in found.items()}
+        else:
+            tensors[str(number)] = {
+                str(index): {
+                    key: make_sharded_optimizer_tensor(weight, tensor, f"optimizer.state.{key}")
+                    for key, tensor in _tensors(part, weight.data).items()
+                }
+                for index, weight in enumerate(_weights(part, model))
+            }
+    scalers = [part.grad_scaler for part in optimizer.chained_optimizers if getattr(part, "grad_scaler", None)]
+    return {
+        "step": max(_steps(part) for part in optimizer.chained_optimizers),
+        "scaler": scalers[0].state_dict() if scalers else None,
+        "tensors": tensors,
+    }
+
+
+@torch.no_grad()
+def load(optimizer: Any, model: State, state: State) -> None:
+    """Take over what was loaded into the state of :func:`sharded`, after the weights."""
+    for number, part in enumerate(optimizer.chained_optimizers):
+        entries = state["tensors"][str(number)]
+        if isinstance(part, DistributedOptimizer):
+            _load_distributed(part, {int(index): dict(tensors) for index, tensors in entries.items()})
+        else:
+            for index, weight in enumerate(_weights(part, model)):
+                for key, tensor in _tensors(part, weight.data).items():
+                    tensor.copy_(entries[str(index)][key])
+        _set_steps(part, int(state["step"]))
+        if getattr(part, "grad_scaler", None) and state["scaler"]:
+            part.grad_scaler.load_state_dict(state["scaler"])
+
+
+def _load_distributed(part: Any, entries: dict[int, dict[str, torch.Tensor]]) -> None:
+    weights = [parameter for buffer in part.buffers for parameter in buffer.param_index_map]
+    for index, weight in enumerate(weights):
+        if _MASTER not in entries[index]:  # an fp32 model is its own master
+            entries[index][_MASTER] = weight.detach()
+    # Megatron copies every tensor of torch's Adam, its number of steps too, which is not among those it was given.
+    steps = [(state, state.pop("step")) for state in part.optimizer.state.values() if "step" in state]
+    part.load_parameter_state_from_fully_reshardable(entries)
+    for state, step in steps:
+        state["step"] = step
+
+
+def _kept(part: Any, entries: dict[str, ShardedBase]) -> dict[str, ShardedBase]:
+    """Return the entries under the names of other optimizers, without the master of a weight that is its own."""
+    found = {key: entries[key] for key in MOMENTS}
+    if part.config.bf16 or part.config.fp16:
+        master = entries["param"]
+        key = master.key.replace("optimizer.state.param.", f"optimizer.state.{_MASTER}.", 1)
+        found[_MASTER] = replace(master, key=key)
+    return found
+
+
+def _weights(part: Any, model: State) -> Iterator[ShardedBase]:
+    """Yield the sharded weights that this optimizer has, each once."""
+    masters = {id(parameter) for group in part.optimizer.param_groups for parameter in group["params"]}
+    seen: set[int] = set()
+    for weight in nested_values(extract_sharded_tensors_and_factories(model)[0]):
+        if id(_master(weight.data)) in masters and id(weight.data) not in seen:
+            seen.add(id(weight.data))
+            yield weight
+
+
+def _master(weight: torch.Tensor) -> torch.Tensor:
+    """Return the fp32 master that the optimizer moves for a 16-bit weight, or the weight itself."""
+    master = getattr(weight, "main_param", None)
+    return weight if master is None else master
+
+
+def _tensors(part: Any, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    master = _master(weight)
+    found = {key: part.optimizer.state[master][key] for key in MOMENTS}
+    return found if master is weight else {_MASTER: master.detach(), **found}
+
+
+def _begin(part: Any) -> None:
+    """Give every parameter the state that it has before the first step, where it has none yet."""
+    for group in part.optimizer.param_groups:
+        for parameter in group["params"]:
+            if not part.optimizer.state[parameter]:
+                if hasattr(part.optimizer, "initialize_state"):  # Transformer Engine's and Apex's Adam
+                    part.optimizer.initialize_state(parameter, False)
+                    continue
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
+                part.optimizer.state[parameter] = {"step": step, **moments}
+
+
+def _steps(part: Any) -> int:
+    counts = {int(state["step"]) for state in part.optimizer.state.values() if "step" in state}
+    counts |= {int(group["step"]) for group in part.optimizer.param_groups if "step" in group}
+    return max(counts, default=0)
+
+
+def _set_steps(part: Any, count: int) -> None:
+    for state in part.optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(count)
+    for group in part.optimizer.param_groups:
+        if not any("step" in part.optimizer.state[parameter] for parameter in group["params"]):
+            group["step"] = count

@@ -1,0 +1,192 @@
+"""One pass over the model: packed micro-batches through Megatron's own schedule, for every pipeline layout.
+
+A :class:`Pass` has the state of one pass, so the policy has none of it. A :class:`PassMonitor` outlives passes: it
+says when to stop, and counts passes and their operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+
+from gspo_hpc.models import flops
+from gspo_hpc.models.architecture import SUPPORTED
+from gspo_hpc.ops.attention import seen_keys
+from gspo_hpc.ops.batch import PackedBatch, part
+from gspo_hpc.ops.logprobs import token_logprobs
+from gspo_hpc.policy.model import PackedGPTModel
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import any_rank
+from gspo_hpc.system.progress import mark
+
+_FP8_TILE = 16  # tokens: products in FP8 need dimensions of whole tiles
+
+
+class Abandoned(Exception):
+    """A stop was requested between two micro-batches: all ranks left the pass, and nothing was changed."""
+
+
+def never() -> bool:
+    """Request no stop."""
+    return False
+
+
+@dataclass
+class PassMonitor:
+    """The request to stop, and counts of passes; the kinds are "update" and "logprobs"."""
+
+    stop_requested: Callable[[], bool] = never  # asked before every micro-batch
+    passes: Counter[str] = field(default_factory=Counter)  # over the weights, by kind
+    flops: Counter[str] = field(default_factory=Counter)  # of this rank, by kind
+
+    def clear(self) -> None:
+        """Set all counts to zero."""
+        self.passes.clear()
+        self.flops.clear()
+
+    def count(self, kind: str, operations: int) -> None:
+        """Count one pass of `operations` floating-point operations on this rank."""
+        self.passes[kind] += 1
+        self.flops[kind] += operations
+
+
+class Pass:
+    """One forward pass, or one forward and backward pass, of this rank's micro-batches."""
+
+    def __init__(self, policy: Policy, monitor: PassMonitor | None = None) -> None:
+        self._policy = policy
+        self._monitor = PassMonitor() if monitor is None else monitor
+        self.abandoned = False  # True once this rank skips the rest of the pass
+
+    def run(
+        self, forward_step: Any, batches: Sequence[PackedBatch], *, forward_only: bool, record_experts: bool = False
+    ) -> list[Any]:
+        """Return what Megatron's schedule returns. Collective.
+
+        Raises Abandoned, on all ranks, if one of them left the pass.
+        """
+        policy = self._policy
+        factor = flops.FORWARD if forward_only else flops.FORWARD_AND_BACKWARD
+        self._monitor.count("logprobs" if forward_only else "update", _forward_flops(policy, batches) * factor)
+        policy.routing.begin(training=not forward_only, recording=record_experts)
+        results: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[iter(batches) for _ in policy.chunks] if len(policy.chunks) > 1 else iter(batches),
+            model=policy.wrapped,
+            num_microbatches=len(batches),
+            seq_length=int(self.own_part(batches[0]).tokens.numel()),
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+        if any_rank(self.abandoned, policy.ranks.device):
+            raise Abandoned
+        return results
+
+    def run_stage(self, batch: PackedBatch, wrapped: DistributedDataParallel) -> torch.Tensor:
+        """Return this stage's hidden states [T, 1, H] (its part of T with sequence parallelism).
+
+        They are zeros once a stop was requested. A pass is left by going through the rest of Megatron's schedule
+        without computing anything: what the stages send each other keeps its order, and no rank waits for one that has
+        gone.
+        """
+        mark("update")
+        policy = self._policy
+        if self._abandons():
+            return _zeros_like_stage(policy, batch, wrapped.module)
+        policy.routing.set_next(wrapped.module, batch, policy.token_share, policy.sample_share)
+        hidden: torch.Tensor = wrapped(**wrapped.module.inputs(batch))
+        policy.routing.finish_forward(wrapped.module)
+        return hidden
+
+    def own_part(self, batch: PackedBatch) -> PackedBatch:
+        """Return the part of a micro-batch that this rank computes."""
+        policy = self._policy
+        return part(batch, *policy.sample_share, policy.token_share[1] * (_FP8_TILE if policy.config.model.fp8 else 1))
+
+    def _abandons(self) -> bool:
+        """Return True if this pass is left.
+
+        Ranks that compute one sample, or with one another's experts, decide together; the others need not, since they
+        meet only after the last micro-batch.
+        """
+        ranks = self._policy.ranks
+        if not self.abandoned:
+            self.abandoned = self._monitor.stop_requested()
+            if ranks.ep_size > 1:
+                group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+            else:
+                group = parallel_state.get_tensor_and_context_parallel_group()
+            if group.size() > 1:
+                value = torch.tensor([int(self.abandoned)], dtype=torch.int32, device=ranks.device)
+                dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
+                self.abandoned = bool(value.item())
+        return self.abandoned
+
+
+def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, Any]:
+    """Return log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H]."""
+    module = policy.chunks[-1]
+    if module.config.sequence_parallel:
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+    selected = hidden[:, 0].index_select(0, batch.head_index)
+    weight = module.output_weight()
+    tp_size = policy.ranks.tp_size
+    return token_logprobs(
+        selected,
+        weight,
+        batch.targets,
+        temperature=temperature,
+        vocab_start=policy.ranks.tp_rank * weight.shape[0],
+        vocab_size=policy.arch.vocab_size,
+        tp_group=parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None,
+        with_entropy=True,
+    )
+
+
+def sum_over_context(policy: Policy, values: torch.Tensor) -> torch.Tensor:
+    """Return sums over the context-parallel ranks, which hold different tokens of the same samples.
+
+    The gradient goes back to each of them unchanged.
+    """
+    if policy.ranks.cp_size == 1:
+        return values
+    return reduce_from_tensor_model_parallel_region(values, group=parallel_state.get_context_parallel_group())
+
+
+def _zeros_like_stage(policy: Policy, batch: PackedBatch, chunk: PackedGPTModel) -> torch.Tensor:
+    """Zeros of the shape that this stage sends on."""
+    received = chunk.decoder.input_tensor
+    if received is not None:
+        return received * 0.0
+    settings = chunk.config
+    length = batch.tokens.numel() // (policy.ranks.tp_size if settings.sequence_parallel else 1)
+    shape = (length, 1, settings.hidden_size)
+    return torch.zeros(shape, dtype=settings.params_dtype, device=batch.tokens.device, requires_grad=True)
+
+
+def _forward_flops(policy: Policy, batches: Sequence[PackedBatch]) -> int:
+    """Return the operations of this rank's part of a forward pass, if the ranks that share it do equally much.
+
+    It is 0 for a family whose operations nobody has counted.
+    """
+    ranks = policy.ranks
+    if policy.arch.family not in SUPPORTED:
+        return 0
+    whole = (
+        flops.forward(policy.arch, batch.tokens.numel(), seen_keys(batch.segments), batch.targets.numel())
+        for batch in batches
+        if batch.keys
+    )
+    return sum(whole) // (ranks.tp_size * ranks.pp_size * ranks.cp_size)

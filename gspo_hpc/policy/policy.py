@@ -1,0 +1,203 @@
+"""The model that is trained, with its gradients, optimizer and learning-rate schedule.
+
+Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.policy import moe, provider
+from gspo_hpc.policy.model import DTYPES
+from gspo_hpc.policy.offload import OffloadBuffer
+from gspo_hpc.policy.process_groups import Ranks
+
+
+class Policy:
+    """This rank's part of the model, with its gradients, optimizer and learning-rate schedule."""
+
+    def __init__(self, arch: Architecture, config: Config, ranks: Ranks) -> None:
+        self.arch = arch
+        self.config = config
+        self.ranks = ranks
+        self.provider = provider.make(arch, config)
+        self.chunks = self.provider.build(ranks.device)  # one, or several with a virtual pipeline
+        self.routing = moe.routing(self.chunks)
+        settings = self.chunks[0].config
+        reduction = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=config.optimizer.grad_reduce_in_fp32,
+            overlap_grad_reduce=config.parallel.overlap_grad_reduce,
+            overlap_param_gather=config.parallel.overlap_param_gather,
+            use_distributed_optimizer=config.optimizer.distributed,
+        )
+        self.wrapped = [
+            DistributedDataParallel(config=settings, ddp_config=reduction, module=chunk, disable_bucketing=number > 0)
+            for number, chunk in enumerate(self.chunks)
+        ]
+        settings.finalize_model_grads_func = finalize_model_grads
+        if reduction.overlap_grad_reduce:  # not before the last micro-batch
+            functions = [wrapped.no_sync for wrapped in self.wrapped]
+            settings.no_sync_func = functions if len(functions) > 1 else functions[0]
+        self.weight_offload, self.gradient_offload, self.state_offload = (OffloadBuffer() for _ in range(3))
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+
+    @property
+    def token_share(self) -> tuple[int, int]:
+        """(rank, size) among the ranks that split tokens between layers with sequence parallelism."""
+        return (self.ranks.tp_rank, self.ranks.tp_size) if self.config.parallel.sequence_parallel else (0, 1)
+
+    @property
+    def sample_share(self) -> tuple[int, int]:
+        """(rank, size) among the context-parallel ranks, which split samples."""
+        return self.ranks.cp_rank, self.ranks.cp_size
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Yield all parameters of this rank."""
+        for chunk in self.chunks:
+            yield from chunk.parameters()
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of weights, gradients and optimizer state that are on this rank, by kind."""
+        buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
+        kinds = {
+            "weights": [parameter.data for parameter in self.parameters()],
+            "gradients": [buffer.grad_data for buffer in buffers],
+            "optimizer": self._optimizer_state(),
+        }
+        storages = {
+            kind: {t.untyped_storage().data_ptr(): t.untyped_storage() for t in ts} for kind, ts in kinds.items()
+        }
+        return {kind: sum(storage.nbytes() for storage in found.values()) for kind, found in storages.items()}
+
+    def offload(self) -> int:
+        """Give the memory of weights, gradients and optimizer to the engines, and return the bytes that this freed.
+
+        What needs them later brings them back.
+        """
+        if self.weight_offload.is_offloaded:
+            return 0
+        buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
+        freed = self._offload_state()
+        if not self.gradient_offload.is_offloaded:
+            freed += self.gradient_offload.offload((), [buffer.grad_data for buffer in buffers])
+        return freed + self.weight_offload.offload([parameter.data for parameter in self.parameters()])
+
+    def restore(self) -> None:
+        """Bring everything back to this rank."""
+        for buffer in (self.weight_offload, self.gradient_offload, self.state_offload):
+            buffer.restore()
+
+    def restore_for_update(self) -> None:
+        """Bring back what an update needs until the optimizer steps: its state only if that stays on this rank."""
+        if not self.config.memory.offload_optimizer:
+            self.restore()
+            return
+        self._offload_state()
+        self.weight_offload.restore()
+        self.gradient_offload.restore()
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Keep the optimizer's state on this rank within the block."""
+        self.state_offload.restore()
+        yield
+        if self.config.memory.offload_optimizer:
+            self._offload_state()
+
+    def _offload_state(self) -> int:
+        """Offload the optimizer's moments and fp32 masters, but not weights that are their own masters.
+
+        Return the bytes that this freed.
+        """
+        return 0 if self.state_offload.is_offloaded else self.state_offload.offload(self._optimizer_state())
+
+    def _optimizer_state(self) -> list[torch.Tensor]:
+        """Return moments and masters, in the same order every time."""
+        parts = getattr(self.optimizer, "chained_optimizers", ())
+        optimizers = [part.optimizer for part in parts if part.optimizer is not None]
+        own = {parameter.untyped_storage().data_ptr() for parameter in self.parameters()}
+        masters = (p for o in optimizers for group in o.param_groups for p in group["params"])
+        moments = (t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
+        return [t for t in (*masters, *moments) if t.untyped_storage().data_ptr() not in own and t.ndim]
+
+    def settle(self) -> None:
+        """Have whole weights on this rank, also where they were offloaded or are gathered only in the next update.
+
+        Collective.
+        """
+        self.weight_offload.restore()
+        if self.config.parallel.overlap_param_gather:
+            for wrapped in self.wrapped:
+                wrapped.start_param_sync(force_sync=True)
+
+    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights, as :class:`gspo_hpc.policy.provider.Provider` gives them. Collective."""
+        self.settle()
+        yield from self.provider.stream(self.chunks)
+
+    def load(self, folder: str | Path) -> None:
+        """Load weights from a Hugging Face folder; raise ValueError if they are not those of this model."""
+        self.provider.load(self.chunks, folder)
+
+    def make_optimizer(self) -> None:
+        """Make Adam and its schedule, once the weights are loaded: 16-bit models copy them into fp32 masters."""
+        options = self.config.optimizer
+        dtype = DTYPES[self.config.model.dtype]
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=options.lr,
+                min_lr=options.min_lr,
+                weight_decay=options.weight_decay,
+                adam_beta1=options.adam_beta1,
+                adam_beta2=options.adam_beta2,
+                adam_eps=options.adam_eps,
+                clip_grad=options.clip_grad,
+                use_distributed_optimizer=options.distributed,
+                params_dtype=dtype,
+                bf16=dtype == torch.bfloat16,
+                fp16=dtype == torch.float16,
+                initial_loss_scale=options.initial_loss_scale,
+                loss_scale_window=options.loss_scale_window,
+                overlap_param_gather=self.config.parallel.overlap_param_gather,
+            ),
+            self.wrapped,
+            use_gloo_process_groups=False,
+        )
+        self.chunks[0].config.grad_scale_func = self.optimizer.scale_loss  # one config of all chunks
+        if self.ranks.device.type == "cpu":  # Megatron falls back to torch's Adam there, which has a fused kernel
+            for chained in self.optimizer.chained_optimizers:
+                for group in chained.optimizer.param_groups:
+                    group["fused"] = True
+        total = self.config.run.max_steps or 1
+        self.scheduler = OptimizerParamScheduler(
+            self.optimizer,
+            init_lr=0.0,
+            max_lr=options.lr,
+            min_lr=options.lr if options.lr_decay_style == "constant" else options.min_lr,
+            lr_warmup_steps=options.lr_warmup_steps,
+            lr_decay_steps=max(total, options.lr_warmup_steps + 1),
+            lr_decay_style=options.lr_decay_style,
+            start_wd=options.weight_decay,
+            end_wd=options.weight_decay,
+            wd_incr_steps=total,
+            wd_incr_style="constant",
+            use_checkpoint_opt_param_scheduler=False,
+            override_opt_param_scheduler=True,  # what may change between attempts is decided by config_file
+        )
+        self.scheduler.step(0)

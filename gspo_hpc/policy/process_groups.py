@@ -1,0 +1,205 @@
+"""Start-up of torch.distributed and of Megatron's process groups, and the few collectives that the loop needs.
+
+A rank reads its place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which the process that starts it
+(the local launcher, srun, a test) sets. Objects travel as bytes, never as pickles.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.policy import compat
+from gspo_hpc.system import malloc
+from gspo_hpc.system.control import Client
+from gspo_hpc.system.progress import mark
+
+_STORE_SECONDS = 60.0  # that the other ranks wait for rank 0 to publish the store's port
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The place of this process in the job. Sizes and ranks are those of Megatron's groups."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    dp_rank: int
+    dp_size: int
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    cp_rank: int
+    cp_size: int
+    ep_size: int
+
+    @property
+    def is_last_stage(self) -> bool:
+        """True on ranks that hold the output layer."""
+        return self.pp_rank == self.pp_size - 1
+
+
+def start(config: Config, timeout_minutes: float = 30.0, control: Client | None = None) -> Ranks:
+    """Join the job: set this rank's device, make the default process group and Megatron's, and return its place.
+
+    With `control` the ranks meet at a free port that rank 0 finds, else at MASTER_ADDR and MASTER_PORT.
+    """
+    local_rank = int(os.environ["LOCAL_RANK"])
+    cpu = config.cluster.platform == "cpu"
+    if cpu:
+        from gspo_hpc.policy import megatron_on_cpu as cpu_platform
+
+        cpu_platform.install()
+        cpu_platform.share_groups = not config.parallel.overlap_grad_reduce
+        malloc.keep_freed_memory()
+        device = torch.device("cpu")
+    else:
+        for name, value in cuda_environment(config).items():
+            os.environ.setdefault(name, value)  # before CUDA reads it
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend="gloo" if cpu else "nccl",
+            **_rendezvous(control),
+            timeout=datetime.timedelta(minutes=timeout_minutes),
+            device_id=None if cpu else device,
+        )
+    mark("joined")
+    # No dropout, and every weight is loaded: the model draws no random numbers, so Megatron need not keep their states.
+    initialize_rng_tracker(inference_rng_tracker=True)
+    parallel = config.parallel
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline_model_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
+        distributed_timeout_minutes=int(timeout_minutes),
+        create_gloo_process_groups=False,
+    )
+    return Ranks(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=local_rank,
+        device=device,
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tp_size=parallel_state.get_tensor_model_parallel_world_size(),
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+        cp_size=parallel_state.get_context_parallel_world_size(),
+        ep_size=parallel_state.get_expert_model_parallel_world_size(),
+    )
+
+
+def cuda_environment(config: Config) -> dict[str, str]:
+    """Return the environment of CUDA and NCCL for this layout; variables that the user has set are kept."""
+    parallel = config.parallel
+    splits_layers = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
+    return {
+        # With one queue, a layer's collectives start before the matrix products that they overlap with.
+        **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if splits_layers else {}),
+        # NCCL must not hold memory of engines that sleep; vLLM sets the same for its own processes.
+        "NCCL_CUMEM_ENABLE": "0",
+    }
+
+
+def _rendezvous(control: Client | None) -> dict[str, Any]:
+    """Return where ranks meet: a store on a port that the kernel gives to rank 0 and that nobody can take meanwhile."""
+    if control is None:
+        return {}
+    world_size, listener = int(os.environ["WORLD_SIZE"]), None
+    if control.rank == 0:
+        with socket.create_server((control.host, 0), backlog=min(world_size, 4096)) as free:
+            host, port, listener = control.host, free.getsockname()[1], free.detach()
+        control.publish_store(port)
+    else:
+        host, port = control.wait_for_store(_STORE_SECONDS)
+    # The store owns the listener from here on.
+    store = dist.TCPStore(
+        host, port, world_size, listener is not None, wait_for_workers=False, master_listen_fd=listener
+    )
+    return {"store": store, "rank": control.rank, "world_size": world_size}
+
+
+def drop_layout() -> None:
+    """Destroy all groups but the default one; another :func:`start` may build new ones in the same job."""
+    parallel_state.destroy_model_parallel()
+    for group in compat.process_groups():  # Megatron only forgets them: their threads would go on
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    gc.collect()
+
+
+def stop() -> None:
+    """Leave the job: destroy all process groups."""
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def store() -> dist.Store:
+    """Return the key-value store of the default group: counters and flags that all ranks see."""
+    return compat.default_store()
+
+
+def gather_bytes(payload: bytes, device: torch.device) -> list[bytes]:
+    """Return every rank's payload, in rank order, on every rank. Collective."""
+    world = dist.get_world_size()
+    if world == 1:
+        return [payload]
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([len(payload)], dtype=torch.int64, device=device))
+    lengths = [int(size.item()) for size in sizes]
+    longest = max(lengths)
+    if longest == 0:
+        return [b""] * world
+    mine = torch.zeros(longest, dtype=torch.uint8)
+    if payload:
+        mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    received = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(world)]
+    dist.all_gather(received, mine.to(device))
+    return [received[rank][: lengths[rank]].cpu().numpy().tobytes() if lengths[rank] else b"" for rank in range(world)]
+
+
+def broadcast_bytes(payload: bytes, device: torch.device, source: int = 0) -> bytes:
+    """Return the payload of rank `source` on every rank; the others' argument is ignored. Collective."""
+    if dist.get_world_size() == 1:
+        return payload
+    size = torch.tensor([len(payload)], dtype=torch.int64, device=device)
+    dist.broadcast(size, source)
+    buffer = torch.zeros(max(1, int(size.item())), dtype=torch.uint8, device=device)
+    if dist.get_rank() == source and payload:
+        buffer[:] = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
+    dist.broadcast(buffer, source)
+    return buffer[: int(size.item())].cpu().numpy().tobytes()
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Return True on all ranks if `flag` is set on at least one: how all ranks agree to stop. Collective."""
+    if dist.get_world_size() == 1:
+        return flag
+    value = torch.tensor([int(flag)], dtype=torch.int32, device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return bool(value.item())
+
+
+def barrier(device: torch.device) -> None:
+    """Wait until all ranks have called it."""
+    any_rank(False, device)

@@ -1,0 +1,55 @@
+"""Providers of the model and its weights: this package for the families that it knows, mcore-bridge for others.
+
+Either gives chunks: Megatron GPTModels whose last stage returns hidden states, with two methods more. `inputs`
+is what the forward pass is called with for a micro-batch, and `output_weight` is the head's local shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.policy import bridged, model, weight_stream
+
+
+class Provider(Protocol):
+    """A maker of this rank's part of the model. All ranks call each method together."""
+
+    def build(self, device: torch.device) -> list[Any]:
+        """Return the chunks, without weights yet: one, or several with a virtual pipeline."""
+
+    def load(self, chunks: Sequence[Any], folder: str | Path) -> None:
+        """Fill the chunks from a Hugging Face folder; raise ValueError if it is not one of this model."""
+
+    def stream(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every Hugging Face tensor, full, in a fixed order, on every rank; use it before asking for the next."""
+
+
+class Own:
+    """The provider of this package: :mod:`gspo_hpc.policy.model` and :mod:`gspo_hpc.policy.weight_stream`."""
+
+    def __init__(self, arch: Architecture, config: Config) -> None:
+        self._arch = arch
+        self._config = config
+
+    def build(self, device: torch.device) -> list[Any]:
+        """See Provider."""
+        return list(model.build(self._arch, self._config, device))
+
+    def load(self, chunks: Sequence[Any], folder: str | Path) -> None:
+        """See Provider."""
+        weight_stream.load(chunks, self._arch, folder)
+
+    def stream(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """See Provider."""
+        return weight_stream.stream(chunks, self._arch)
+
+
+def make(arch: Architecture, config: Config) -> Provider:
+    """Return the provider that the configuration names."""
+    return bridged.Bridged(config) if config.model.provider == "mcore_bridge" else Own(arch, config)

@@ -1,0 +1,189 @@
+"""The choice of curves that the report shows, and how each is drawn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gspo_hpc.report.charts import Chart, Drawn, Line, ReadOut, line_chart, stacked_bars
+from gspo_hpc.report.scales import Values, moving_average
+from gspo_hpc.runs.reader import RunData, value
+
+GAP_LIMITS = {"float32": 1e-3}  # of rollout.probe_max_gap where it is not set
+GAP_LIMIT_16_BIT = 0.5
+PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync", "save", "eval")
+PHASE_NAMES = {"reward_wait": "waiting for rewards", "old_logprobs": "old log-probs", "eval": "evaluation"}
+NARROW, WIDE, FULL = 400, 824, 1248  # pixels of one, two and three columns; the text of all is then equally large
+FEW_STEPS = 12  # fewer steps than this are shown without a moving average
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a chart's legend: a name, its colour and its share of the whole as text."""
+
+    name: str
+    color: str
+    share: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its caption.
+
+    `size` is "", "wide" or "full": one, two or three columns. A figure of several columns is also drawn for one, as
+    `narrow`, for a screen that has no room for more.
+    """
+
+    key: str
+    title: str
+    note: str
+    size: str
+    drawn: Drawn
+    narrow: Drawn | None
+    legend: tuple[Key, ...] = ()
+
+
+def figures(run: RunData) -> list[Figure]:
+    """Return the charts of the page in order; none before the first optimizer step."""
+    if not run.train_records:
+        return []
+    return [*(_figure(chart, line_chart) for chart in _charts(run)), *_phases(run)]
+
+
+def readouts(found: Sequence[Figure]) -> dict[str, ReadOut]:
+    """Return the read-outs of all charts that have values, by the name that the templates give to the plot."""
+    named = [(one.key, one.drawn) for one in found]
+    named += [(f"{one.key}-narrow", one.narrow) for one in found if one.narrow is not None]
+    return {name: drawn.readout for name, drawn in named if drawn.readout is not None}
+
+
+def _figure(chart: Chart, draw: Callable[[Chart], Drawn], legend: tuple[Key, ...] = ()) -> Figure:
+    size = {WIDE: "wide", FULL: "full"}.get(chart.width, "")
+    narrow = draw(replace(chart, width=NARROW, height=Chart.height)) if size else None
+    return Figure(chart.key, chart.title, chart.note, size, draw(chart), narrow, legend)
+
+
+def _charts(run: RunData) -> list[Chart]:
+    records = run.train_records
+    steps = [record["step"] for record in records]
+    marks = [
+        later["step"]
+        for earlier, later in itertools.pairwise(records)
+        if earlier.get("attempt") != later.get("attempt")
+    ]
+    updates = 1 + int(max((value(record, "update") or 0.0 for record in records[-50:]), default=0.0))
+
+    def curve(key: str) -> list[float | None]:
+        return [value(record, key) for record in records]
+
+    def smooth(key: str) -> list[Line]:
+        """Return the values as a faint line and their moving average; of few steps, the values alone."""
+        values = curve(key)
+        if len(steps) < FEW_STEPS:
+            return [Line("each step", values)]
+        window = max(3, min(25, len(steps) // 8))
+        window = math.ceil(window / updates) * updates  # whole rollouts: the first update of each is unlike the others
+        averages = _keep_gaps(values, moving_average(values, window))
+        return [Line("each step", values, faint=True), Line(f"mean of {window}", averages)]
+
+    def chart(key: str, title: str, note: str, lines: list[Line], **how: Any) -> Chart:
+        return Chart(key, title, note, steps, lines, marks=marks, from_zero=True, **how)
+
+    charts = [
+        *_rewards(run, steps, marks, smooth("reward")),
+        chart("length", "Response length", "mean tokens per completion", smooth("response_length")),
+        chart("entropy", "Entropy", "nats per token", smooth("entropy")),
+        chart("grad", "Gradient norm", "before clipping", smooth("grad_norm"), logarithmic=True),
+        chart("clip", "Clip fraction", "share of importance ratios that were clipped", smooth("clip_fraction")),
+        _gap(run, chart, curve),
+        chart("speed", "Completion tokens per second", "over the whole step", smooth("completion_tokens_per_s")),
+        chart(
+            "signal", "Groups without a signal", "groups whose rewards are all equal", smooth("zero_variance_groups")
+        ),
+    ]
+    return [one for one in charts if any(inner is not None for line in one.lines for inner in line.values)]
+
+
+def _rewards(run: RunData, steps: Sequence[int], marks: Sequence[int], lines: list[Line]) -> list[Chart]:
+    """Return reward and accuracy on one axis if both are shares between 0 and 1, else as two charts."""
+    known = [one for line in lines for one in line.values if one is not None]
+    note, also = "mean over the step's completions", "greedy decoding on unseen prompts"
+    shares = dict(run.accuracy)
+    if shares and not all(-0.05 <= one <= 1.05 for one in known):
+        accuracy = Line("accuracy", list(shares.values()), "second", points=True)
+        return [
+            Chart("reward", "Reward", note, steps, lines, marks=marks, width=WIDE),
+            Chart("accuracy", "Accuracy", also, list(shares), [accuracy]),
+        ]
+    if shares:
+        steps = sorted({*steps, *shares})
+        places = {step: index for index, step in enumerate(steps)}
+
+        def spread(values: Values) -> list[float | None]:
+            result: list[float | None] = [None] * len(steps)
+            for record, one in zip(run.train_records, values, strict=True):
+                result[places[record["step"]]] = one
+            return result
+
+        lines = [Line(line.name, spread(line.values), line.color, line.faint) for line in lines]
+        lines[-1] = Line("reward", lines[-1].values)
+        lines.append(Line("accuracy", [shares.get(step) for step in steps], "second", points=True))
+        note = f"reward: {note}; accuracy: {also}"
+    return [Chart("reward", "Reward", note, steps, lines, marks=marks, width=WIDE)]
+
+
+def _gap(run: RunData, chart: Callable[..., Chart], curve: Callable[[str], list[float | None]]) -> Chart:
+    """Return the differences between the log-probs of engine and trainer, and those of the probe with their limit."""
+    limit = None
+    if run.config is not None:
+        given = run.config.rollout.probe_max_gap
+        limit = given if given is not None else GAP_LIMITS.get(run.config.model.dtype, GAP_LIMIT_16_BIT)
+    lines = [
+        Line("max", curve("gap_max"), "accent"),
+        Line("mean", curve("gap_mean"), "third"),
+        Line("probe", curve("probe_gap_max"), "second"),
+    ]
+    lines = [line for line in lines if any(one is not None for one in line.values)]
+    note = "absolute difference of log-probs per token"
+    return chart("gap", "Engine against trainer", note, lines, logarithmic=True, limit=limit)
+
+
+def _phases(run: RunData) -> list[Figure]:
+    """Return the seconds of each phase, stacked; time that no phase accounts for is `other`. Empty without any time."""
+    records = run.train_records
+    parts: dict[str, list[float | None]] = {
+        PHASE_NAMES.get(phase, phase): [value(record, f"seconds/{phase}") or 0.0 for record in records]
+        for phase in PHASES
+    }
+    known = [math.fsum(one or 0.0 for one in column) for column in zip(*parts.values(), strict=True)]
+    whole = [value(record, "seconds") or 0.0 for record in records]
+    parts["other"] = [max(0.0, total - sure) for total, sure in zip(whole, known, strict=True)]
+    colors = {name: f"p{index}" for index, name in enumerate(parts)}
+    sums = {name: math.fsum(one or 0.0 for one in values) for name, values in parts.items()}
+    total = math.fsum(sums.values())
+    if total <= 0:
+        return []
+    shown = {name: color for name, color in colors.items() if sums[name] / total >= 0.001}
+    chart = Chart(
+        "phases",
+        "Where the time goes",
+        "seconds per step, by phase",
+        [record["step"] for record in records],
+        [Line(name, parts[name], color) for name, color in shown.items()],
+        unit="s",
+        width=FULL,
+        height=220,
+    )
+    shares = {name: sums[name] / total for name in shown}
+    legend = tuple(
+        Key(name, color, f"{shares[name]:.0%}" if shares[name] >= 0.005 else "<1%") for name, color in shown.items()
+    )
+    return [_figure(chart, stacked_bars, legend)]
+
+
+def _keep_gaps(values: Values, averages: Values) -> list[float | None]:
+    """Return the averages at the steps that have a value: a gap stays a gap."""
+    return [average if present is not None else None for present, average in zip(values, averages, strict=True)]

@@ -1,0 +1,119 @@
+"""The head of the report page: name, state and the few numbers that say how the run went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gspo_hpc.report.scales import number
+from gspo_hpc.runs.reader import RunData, unix_time, value
+from gspo_hpc.system.text import duration
+
+STATES = {
+    "done": "done",
+    "running": "running",
+    "stopped": "stopped, can be resumed",
+    "preempted": "preempted, resumes by itself",
+    "time limit": "out of time, resumes by itself",
+    "cancelled": "cancelled, can be resumed",
+    "failed": "failed",
+    "killed": "killed, can be resumed",
+    "refused": "refused to start",
+    "new": "not started",
+}
+_TONES = {"done": "good", "failed": "bad", "killed": "bad", "refused": "bad", "running": "", "new": ""}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One number of the head, as text; `before` is the value at the start where the number changed over the run."""
+
+    name: str
+    value: str
+    before: str = ""
+    unit: str = ""
+    change: str = ""  # with its sign
+    trend: str = ""  # "up", "down" or empty
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The head of the page."""
+
+    name: str
+    state: str
+    tone: str
+    words: tuple[str, ...]
+    facts: tuple[Fact, ...]
+
+
+def summary(run: RunData) -> Summary:
+    """Return the head of the page."""
+    return Summary(run.name, STATES.get(run.state, run.state), tone(run.state), tuple(_words(run)), tuple(_facts(run)))
+
+
+def tone(reason: str) -> str:
+    """Return how to colour the reason for which an attempt ended: "good", "bad", "mid", or "" for none."""
+    return _TONES.get(reason, "mid" if reason in STATES else "")
+
+
+def when(time: float) -> str:
+    """Return unix seconds as a date and time in UTC."""
+    return f"{datetime.fromtimestamp(time, UTC):%-d %b %Y %H:%M} UTC"
+
+
+def _words(run: RunData) -> Iterator[str]:
+    if run.config is not None:
+        config = run.config
+        ranks = f"{config.world_size} rank{'s' if config.world_size != 1 else ''} ({config.cluster.platform})"
+        model = Path(config.model.path).name if config.model.path else None
+        yield from filter(None, (config.algorithm.name.upper(), model, config.model.dtype, ranks))
+    begun = unix_time(run.info.get("created")) or next((one.started for one in run.attempts if one.started), None)
+    if begun is not None:
+        yield f"started {when(begun)}"
+
+
+def _facts(run: RunData) -> Iterator[Fact]:
+    yield from _accuracy(run)
+    yield from _reward(run)
+    completions = run.config.batch.global_batch_size if run.config is not None else None
+    yield Fact(
+        "Steps",
+        f"{run.steps:,}",
+        unit=f"of {run.max_steps:,}" if run.max_steps else "",
+        note=f"{completions:,} completions each" if completions else "",
+    )
+    count = len(run.attempts)
+    yield Fact("Time", duration(run.seconds), note=f"in {count} attempts" if count > 1 else "")
+    if run.tokens_per_s is not None:
+        tokens = max((value(record, "tokens") or 0.0 for record in run.records), default=0.0)
+        sampled = f"{number(tokens)} sampled in all" if tokens else ""
+        yield Fact("Completion tokens", number(run.tokens_per_s), unit="per second", note=sampled)
+
+
+def _accuracy(run: RunData) -> Iterator[Fact]:
+    if not run.accuracy:
+        return
+    (_, first), (step, last) = run.accuracy[0], run.accuracy[-1]
+    if len(run.accuracy) == 1:
+        yield Fact("Accuracy", f"{last:.3f}", note=f"on unseen prompts, at step {step}")
+        return
+    change = f"{last - first:+.3f}".replace("-", "−")
+    trend = "up" if last > first else "down" if last < first else ""
+    yield Fact("Accuracy", f"{last:.3f}", f"{first:.3f}", change=change, trend=trend, note="on unseen prompts")
+
+
+def _reward(run: RunData) -> Iterator[Fact]:
+    rewards = [reward for record in run.train_records if (reward := value(record, "reward")) is not None]
+    if not rewards:
+        return
+    tenth = max(1, len(rewards) // 10)
+    first, last = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
+    if len(rewards) == 1:
+        yield Fact("Reward", number(last), note="at its only step")
+        return
+    steps = f"first and last {tenth} steps" if tenth > 1 else "first and last step"
+    yield Fact("Reward", number(last), number(first), note=steps)

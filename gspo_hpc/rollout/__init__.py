@@ -1,0 +1,1 @@
+"""Generation and grading of one rollout on all engines."""

@@ -1,0 +1,218 @@
+"""One call of generation on a rank that has an engine: its prompts, its grading, and the counters it shares."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch.distributed as dist
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
+from gspo_hpc.rewards.pool import RewardPool, RewardResult
+from gspo_hpc.rollout.recovery import EngineRecovery
+from gspo_hpc.rollout.timing import EngineTime
+from gspo_hpc.runs.journal import Journal
+from gspo_hpc.system.progress import mark
+
+POLL_SECONDS = 0.05
+
+ProgressCallback = Callable[[int, int], None]  # completions newly finished, tokens sampled so far
+
+
+def ignore_progress(completions: int, tokens: int) -> None:
+    """Do nothing with the progress of a rollout."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompts and how to sample them; the same on every rank."""
+
+    prompts: Mapping[int, Prompt]  # by slot
+    samples: int  # completions of each prompt
+    sampling: Sampling
+    rollout: int  # its number, on which every seed depends
+
+    def slots(self) -> list[int]:
+        """Return the slots in the order in which they are generated."""
+        return sorted(self.prompts)
+
+    def seeds(self, run_seed: int, slot: int) -> list[int]:
+        """Return the seed of each completion of a slot's prompt."""
+        prompt = self.prompts[slot].index
+        return [sample_seed(run_seed, self.rollout, slot, prompt, index) for index in range(self.samples)]
+
+
+def sample_seed(run_seed: int, rollout: int, slot: int, prompt: int, sample: int) -> int:
+    """Return the seed of one completion: a pure function, so a resumed rollout samples what it would have sampled."""
+    digest = hashlib.blake2b(f"{run_seed}/{rollout}/{slot}/{prompt}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+class CallCounters:
+    """The counters of one call of generation that ranks share in the torch.distributed store."""
+
+    def __init__(self, store: dist.Store, call: int) -> None:
+        self._store, self._name = store, f"generate/{call}"
+
+    def take(self) -> int:
+        """Return the place of the next prompt, for this rank alone."""
+        return self._store.add(f"{self._name}/next", 1) - 1
+
+    def add_finished(self) -> None:
+        """Count one more finished group."""
+        self._store.add(f"{self._name}/done", 1)
+
+    def finished(self) -> int:
+        """Return the number of finished groups of all ranks."""
+        return self._store.add(f"{self._name}/done", 0)
+
+    def leave(self) -> None:
+        """Note that this rank has nothing more to do in the call."""
+        self._store.add(f"{self._name}/left", 1)
+
+    def left(self) -> int:
+        """Return the number of ranks that called :meth:`leave`."""
+        return self._store.add(f"{self._name}/left", 0)
+
+    def stop(self) -> None:
+        """Have all ranks stop the call."""
+        self._store.set(f"{self._name}/stop", "1")
+
+    def stopped(self) -> bool:
+        """Return True once a rank called :meth:`stop`."""
+        return bool(self._store.check([f"{self._name}/stop"]))
+
+
+@dataclass
+class Generation:
+    """The state of one call of generation on a rank that has an engine."""
+
+    request: Request
+    counters: CallCounters
+    engine: Engine
+    pool: RewardPool
+    recovery: EngineRecovery
+    config: Config
+    num_engines: int
+    stop_requested: Callable[[], bool]
+    journal: Journal | None
+    progress: ProgressCallback
+    time: EngineTime = field(default_factory=EngineTime)
+    seconds_waiting_for_rewards: float = 0.0
+    _finished: dict[int, Group] = field(default_factory=dict)
+    _grading: dict[int, tuple[Group, dict[int, RewardResult]]] = field(default_factory=dict)
+    _exhausted: bool = False  # no prompt is left to take
+
+    def __post_init__(self) -> None:
+        self._slots = self.request.slots()
+        self._tokens_before = self.engine.tokens_generated
+
+    def run(self) -> dict[int, Group]:
+        """Return the groups that this rank generated and graded, by slot, once those of all ranks are finished."""
+        while True:
+            mark("generate")  # a step of an engine that hangs ends with EngineDied, after faults.engine_timeout
+            if self.stop_requested():
+                self.counters.stop()
+            if self.counters.stopped():
+                self.engine.abort()
+                break
+            self._submit_prompts()
+            if self.engine.pending:
+                self._step_engine()
+            if not self._collect_rewards():
+                continue
+            if not self.engine.pending and not self._grading:
+                if self._exhausted and self.counters.finished() >= len(self._slots):
+                    break
+                if self._exhausted:  # others still generate
+                    self.recovery.join_syncs()
+                    time.sleep(POLL_SECONDS)
+            elif self.num_engines > 1:
+                self.recovery.join_syncs()
+        return self._finished
+
+    def _submit_prompts(self) -> None:
+        """Take prompts until the engine has half of its fair share.
+
+        That is enough to keep it full, and little enough for the others to take over.
+        """
+        slots = self._slots
+        share = -(-len(slots) // (2 * self.num_engines)) if self.num_engines > 1 else len(slots)
+        while not self._exhausted and self.engine.pending < share:
+            place = self.counters.take()
+            if place >= len(slots):
+                self._exhausted = True
+                break
+            slot = slots[place]
+            seeds = self.request.seeds(self.config.run.seed, slot)
+            self.engine.submit(slot, self.request.prompts[slot], seeds, self.request.sampling)
+
+    def _step_engine(self) -> None:
+        """Make one step of the engine, and submit the groups that it finished for grading.
+
+        A dead engine is restarted, filled and given its unfinished groups again.
+        """
+        running, began = self.engine.running, time.monotonic()
+        try:
+            ready = self.engine.step()
+        except EngineDied as death:
+            self.recovery.recover(death)
+            ready = []
+        self.time.add(time.monotonic() - began, running)
+        self.time.tokens = self._tokens()
+        for group in ready:
+            self._grading[group.slot] = (group, {})
+            for index, completion in enumerate(group.completions):
+                self.pool.submit(
+                    (group.slot, index),
+                    completion.text,
+                    len(completion.tokens),
+                    group.prompt.text,
+                    group.prompt.fields,
+                )
+
+    def _collect_rewards(self) -> bool:
+        """Take the rewards that are there; False if a stop was requested meanwhile and they are not to be trusted."""
+        waiting = not self.engine.pending and bool(self._grading)
+        began = time.monotonic()
+        results = self.pool.poll(timeout=POLL_SECONDS if waiting else 0.0)
+        if waiting:
+            self.seconds_waiting_for_rewards += time.monotonic() - began
+        if any(result.failure for _, result in results) and self.stop_requested():
+            return False  # Slurm signals every process of a job: a reward function that died of that has not failed
+        for (slot, index), result in results:
+            group, graded = self._grading[slot]
+            graded[index] = result
+            if len(graded) == len(group.completions):
+                del self._grading[slot]
+                self._finish(with_rewards(group, graded, self.config.reward.on_failure))
+        return True
+
+    def _finish(self, group: Group) -> None:
+        self._finished[group.slot] = group
+        if self.journal is not None:
+            self.journal.append([group])
+        self.counters.add_finished()
+        self.progress(len(group.completions), self._tokens())
+
+    def _tokens(self) -> int:
+        return self.engine.tokens_generated - self._tokens_before
+
+
+def with_rewards(group: Group, results: Mapping[int, RewardResult], on_failure: str) -> Group:
+    """Return the group with the reward of each completion; `on_failure` "exclude" excludes those without one."""
+
+    def grade(completion: Completion, result: RewardResult) -> Completion:
+        return replace(
+            completion,
+            reward=result.value if result.failure is None else 0.0,
+            reward_parts=result.parts,
+            failure=result.failure,
+            excluded=result.failure is not None and on_failure == "exclude",
+        )
+
+    return group.with_completions(tuple(grade(c, results[i]) for i, c in enumerate(group.completions)))

@@ -1,0 +1,93 @@
+"""Recovery of engines that died in a rollout.
+
+A restarted engine has the weights of `model.path`; the current ones come with a weight sync, which is collective. The
+rank of the engine raises a counter in the torch.distributed store, every other rank sees it at its next poll, and all
+take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.system.signals import signals_default_in_children
+
+_DEATHS, _RESYNCS = "engine_deaths", "resyncs"  # counters in the store
+
+
+class EngineLost(RuntimeError):
+    """An engine died more often than faults.max_engine_restarts allows."""
+
+
+class EngineRecovery:
+    """Restarts of this rank's engine, and this rank's part in the weight syncs that fill restarted engines."""
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        store: dist.Store,
+        rank: int,
+        max_restarts: int,
+        sync_weights: Callable[[Engine | None], EngineDied | None],
+    ) -> None:
+        """Take `sync_weights`, which every rank calls together.
+
+        It fills and checks an engine, or only takes part if it gets None, and returns how the engine died, if it did.
+        """
+        self._engine, self._store, self._rank, self._max_restarts = engine, store, rank, max_restarts
+        self._sync_weights = sync_weights
+        self._restarts = 0  # of this rank's engine
+        self._syncs_seen = 0
+
+    def restart(self, death: EngineDied) -> None:
+        """Restart this rank's engine, which then has the weights of `model.path`: the caller gives it the current ones.
+
+        Raises EngineLost if that is one restart too many.
+        """
+        assert self._engine is not None
+        reason: Exception = death
+        limit = self._max_restarts
+        while True:
+            self._restarts += 1
+            if self._restarts > limit:
+                times = f"{self._restarts} times (faults.max_engine_restarts {limit})"
+                raise EngineLost(f"the engine of rank {self._rank} died {times}: {reason}") from reason
+            print(f"engine died ({reason}); restart {self._restarts} of at most {limit}", flush=True)
+            number = self._store.add(_DEATHS, 1)
+            self._store.set(f"{_DEATHS}/{number}", f"rank {self._rank}: {reason}")
+            try:
+                with signals_default_in_children():
+                    self._engine.restart()
+                return
+            except RuntimeError as error:
+                reason = error
+
+    def recover(self, death: EngineDied) -> None:
+        """Restart this rank's engine, have all ranks fill it, and give it its unfinished groups again."""
+        assert self._engine is not None
+        lost: EngineDied | None = death
+        while lost is not None:
+            self.restart(lost)
+            self._store.add(_RESYNCS, 1)
+            lost = self.join_syncs(self._engine)
+        self._engine.resubmit()
+
+    def join_syncs(self, fill: Engine | None = None) -> EngineDied | None:
+        """Take part in every weight sync that was requested, and return how `fill` died, if it did.
+
+        The first sync fills `fill` too.
+        """
+        requested = self._store.add(_RESYNCS, 0)
+        while self._syncs_seen < requested:
+            self._syncs_seen += 1
+            if (death := self._sync_weights(fill)) is not None:
+                return death
+            fill = None
+        return None
+
+    def deaths(self) -> list[str]:
+        """Return how engines died in this attempt, on any rank: one text each."""
+        count = self._store.add(_DEATHS, 0)
+        return [self._store.get(f"{_DEATHS}/{i}").decode() for i in range(1, count + 1)]

@@ -1,0 +1,140 @@
+"""Generation and grading: prompts go to engines as these become free, finished groups into the journal.
+
+The ranks that own an engine take prompts from a counter in the torch.distributed store, so a slow engine simply takes
+fewer. Completions are graded while generation goes on. Ranks without an engine wait. Nobody sits in a collective
+meanwhile, so an engine that died can be given its weights again by all ranks together (see
+:mod:`gspo_hpc.rollout.recovery`). A rank that is done stays reachable in this way until all are done: only then can no
+sync be requested any more, and all have seen the same flags.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch.distributed as dist
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Group
+from gspo_hpc.engine.engine import Engine
+from gspo_hpc.policy.process_groups import Ranks, gather_bytes
+from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rollout.generation import (
+    POLL_SECONDS,
+    CallCounters,
+    Generation,
+    ProgressCallback,
+    Request,
+    ignore_progress,
+)
+from gspo_hpc.rollout.recovery import EngineRecovery
+from gspo_hpc.rollout.timing import EngineTime
+from gspo_hpc.runs.journal import Journal
+from gspo_hpc.system.progress import mark
+
+
+class Interrupted(Exception):
+    """A stop was requested in the middle of a rollout. Finished groups are in the journal."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The result of one call of generation, on every rank."""
+
+    groups: list[Group]  # by slot
+    engines: list[EngineTime]  # of all ranks that have one; empty if there was nothing to generate
+    seconds_waiting_for_rewards: float  # of this rank
+
+
+@dataclass
+class RolloutWorker:
+    """One rank's part in generation. `engine` and `pool` are None on ranks that own no engine."""
+
+    config: Config
+    ranks: Ranks
+    store: dist.Store
+    engine: Engine | None
+    pool: RewardPool | None
+    num_engines: int
+    recovery: EngineRecovery
+    stop_requested: Callable[[], bool]
+    _calls: int = 0
+
+    def generate(
+        self, request: Request, journal: Journal | None = None, progress: ProgressCallback = ignore_progress
+    ) -> Generated:
+        """Sample and grade completions of every prompt. Collective.
+
+        `progress` is called for every group that this rank's engine finished. Raises Interrupted on all ranks if a stop
+        was requested, EngineLost if an engine cannot be restarted any more.
+        """
+        self._calls += 1
+        counters = CallCounters(self.store, self._calls)
+        mine: dict[int, Group] = {}
+        engine_time, waited = EngineTime(), 0.0
+        if request.prompts:
+            if self.engine is not None:
+                generation = self._generation(request, counters, journal, progress)
+                mine = generation.run()
+                engine_time, waited = generation.time, generation.seconds_waiting_for_rewards
+            else:
+                self._wait(counters, len(request.prompts))
+            self._leave(counters)
+        stopped = counters.stopped()
+        first = json.dumps(asdict(engine_time) if self.engine is not None else None)  # a line, then the groups
+        lines = "\n".join([first, *(group.to_json() for group in mine.values())]).encode()
+        received = [part.decode().splitlines() for part in gather_bytes(lines, self.ranks.device)]
+        if stopped:
+            raise Interrupted
+        times = [json.loads(part[0]) for part in received]
+        groups = [Group.from_json(line) for part in received for line in part[1:]]
+        return Generated(
+            groups=sorted(groups, key=lambda group: group.slot),
+            engines=[EngineTime(**engine) for engine in times if engine is not None],
+            seconds_waiting_for_rewards=waited,
+        )
+
+    def close(self) -> None:
+        """Close the reward pool and the engine."""
+        if self.pool is not None:
+            self.pool.close()
+        if self.engine is not None:
+            self.engine.close()
+
+    def _generation(
+        self, request: Request, counters: CallCounters, journal: Journal | None, progress: ProgressCallback
+    ) -> Generation:
+        assert self.engine is not None and self.pool is not None
+        return Generation(
+            request=request,
+            counters=counters,
+            engine=self.engine,
+            pool=self.pool,
+            recovery=self.recovery,
+            config=self.config,
+            num_engines=self.num_engines,
+            stop_requested=self.stop_requested,
+            journal=journal,
+            progress=progress,
+        )
+
+    def _wait(self, counters: CallCounters, total: int) -> None:
+        """Wait until the others have finished `total` groups, or a stop was requested."""
+        while counters.finished() < total:
+            mark("generate")
+            if self.stop_requested():
+                counters.stop()
+            if counters.stopped():
+                return
+            self.recovery.join_syncs()
+            time.sleep(POLL_SECONDS)
+
+    def _leave(self, counters: CallCounters) -> None:
+        """Stay reachable for the weight syncs of others until every rank has come here."""
+        counters.leave()
+        while counters.left() < self.ranks.world_size:
+            mark("generate")
+            self.recovery.join_syncs()
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,1 @@
+"""The run directory: lock, attempts, journal, checkpoints, the code that was submitted."""

@@ -1,0 +1,204 @@
+"""Checkpoint directories that are whole or absent.
+
+All ranks write a checkpoint into a staging directory (``.tmp-000010``). One rank then commits it: it syncs every file,
+hashes those that their writers have not hashed, writes MANIFEST.json with sizes and hashes and COMMITTED with the
+manifest's own hash, and renames the directory to ``000010``. A process that is killed before the rename leaves no
+checkpoint. A checkpoint that is saved again replaces the old one, which is called ``.old-000010`` for the instant
+between the two renames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.system.files import (
+    Entry,
+    make_private_dir,
+    plain_disk_full,
+    read_json,
+    sync_dir,
+    write_atomically,
+    write_json,
+)
+
+MANIFEST, COMMITTED = "MANIFEST.json", "COMMITTED"
+_STAGING, _OLD, _DAMAGED = ".tmp-", ".old-", "damaged-"
+_THREADS = 8  # hashing and syncing release the interpreter lock
+
+
+def staging_path(root: Path, step: int) -> Path:
+    """Return the directory where the checkpoint of `step` is written, the same on every rank."""
+    return root / f"{_STAGING}{step:06d}"
+
+
+def begin(root: Path, step: int) -> Path:
+    """Make an empty staging directory. One rank calls this; the others wait, then write into :func:`staging_path`."""
+    staging = staging_path(root, step)
+    make_private_dir(root)
+    if staging.exists():
+        shutil.rmtree(staging)
+    make_private_dir(staging)
+    return staging
+
+
+def commit(
+    staging: Path, step: int, extra: Mapping[str, Any] | None = None, known: Mapping[str, Entry] | None = None
+) -> Path:
+    """Make the content of `staging` the checkpoint of `step`, and return its final path.
+
+    `extra` goes into its manifest. `known` holds size and hash of files whose writers know them, by their path below
+    `staging`; these are not read again. One rank calls this, after all have written. Raises OSError, with nothing
+    committed, where the disk fails.
+    """
+    root, final = staging.parent, staging.parent / f"{step:06d}"
+    with plain_disk_full(final):
+        paths = sorted(staging.rglob("*"))
+        folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
+        files = [path for path in paths if path not in set(folders)]
+        assert files and not any(path.is_symlink() for path in files), f"{staging}: nothing, or a link, to commit"
+        names, known = [str(path.relative_to(staging)) for path in files], known or {}
+        assert known.keys() <= set(names), f"{sorted(known.keys() - set(names))} were written, and are not there"
+        with ThreadPoolExecutor(_THREADS) as pool:
+            entries = dict(zip(names, pool.map(_seal, files, map(known.get, names)), strict=True))
+        for folder in folders:
+            folder.chmod(0o700)
+            sync_dir(folder)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = {"version": 1, "step": step, "created": created, "extra": dict(extra or {}), "files": entries}
+        write_json(staging / MANIFEST, manifest)
+        write_atomically(staging / COMMITTED, _hash(staging / MANIFEST) + "\n")  # syncs the directory, too
+        old = root / f"{_OLD}{step:06d}"
+        if final.exists():
+            if old.exists():
+                shutil.rmtree(old)
+            os.rename(final, old)
+        os.rename(staging, final)
+        sync_dir(root)
+        if old.exists():
+            shutil.rmtree(old)
+    return final
+
+
+def list_committed(root: Path) -> list[Path]:
+    """Return the committed checkpoints in the order of their steps, without reading them: see :func:`verify`."""
+    return [path for path in _steps(root).values() if (path / COMMITTED).is_file()]
+
+
+def verify(path: Path) -> list[str]:
+    """Read and hash every file of a committed checkpoint, and return what is wrong; an empty list if it is whole."""
+    if not (path / COMMITTED).is_file():
+        return [f"{COMMITTED} is missing"]
+    if not (path / MANIFEST).is_file():
+        return [f"{MANIFEST} is missing"]
+    if (path / COMMITTED).read_bytes() != _hash(path / MANIFEST).encode() + b"\n":
+        return [f"{MANIFEST} or {COMMITTED} was changed"]
+    files: dict[str, Entry] = read_json(path / MANIFEST)["files"]
+
+    def check(name: str) -> str | None:
+        file, entry = path / name, files[name]
+        if not file.is_file():
+            return f"{name} is missing"
+        if (size := file.stat().st_size) != entry["size"]:
+            return f"{name} has {size} bytes instead of {entry['size']}"
+        return None if _hash(file) == entry["sha256"] else f"{name} was changed: its SHA-256 is another"
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [problem for problem in pool.map(check, files) if problem is not None]
+
+
+def read_extra(path: Path) -> dict[str, Any]:
+    """Return what :func:`commit` got as `extra`."""
+    extra: dict[str, Any] = read_json(path / MANIFEST)["extra"]
+    return extra
+
+
+def newest_whole(root: Path, *, put_aside: bool = False) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that is whole, or None, and a remark on every newer one, which is damaged.
+
+    With `put_aside` the damaged ones are renamed to damaged-NNNNNN, so that a run that resumes does not count them
+    among those that it keeps. Only the holder of the run's lock may ask for that.
+    """
+    remarks: list[str] = []
+    for step, path in sorted(_steps(root).items(), reverse=True):
+        problems = verify(path)
+        if not problems:
+            return path, remarks
+        more = f", and {len(problems) - 2} more" if len(problems) > 2 else ""
+        remark = f"checkpoint {step} is damaged and not used: {'; '.join(problems[:2])}{more}"
+        if put_aside:
+            aside = _unused(root / f"{_DAMAGED}{step:06d}")
+            os.rename(path, aside)
+            sync_dir(root)
+            remark += f" (now {aside.name})"
+        remarks.append(remark)
+    return None, remarks
+
+
+def clean_staging(root: Path) -> None:
+    """Remove what killed saves left, and put back an old checkpoint if a kill came between the two renames.
+
+    Only the holder of the run's lock may call this.
+    """
+    for path in root.iterdir() if root.is_dir() else ():
+        if path.name.startswith(_OLD):
+            final = root / path.name.removeprefix(_OLD)
+            if final.exists():
+                shutil.rmtree(path)
+            else:
+                os.rename(path, final)
+        elif path.name.startswith(_STAGING):
+            shutil.rmtree(path)
+
+
+def retain(root: Path, keep: int) -> None:
+    """Delete all committed checkpoints but the newest `keep`."""
+    assert keep >= 1
+    for path in list_committed(root)[:-keep]:
+        doomed = _unused(
+            root / f"{_STAGING}{path.name}-retired"
+        )  # no checkpoint from here on, and cleaned up later if this is killed
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+
+
+def _steps(root: Path) -> dict[int, Path]:
+    """Return the checkpoint directories by step, in order, committed or not."""
+    found: dict[int, Path] = {}
+    for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():  # in reverse, ".old-" comes after digits
+        number = path.name.removeprefix(_OLD)
+        if number.isdigit() and path.is_dir():
+            found.setdefault(int(number), path)
+    return dict(sorted(found.items()))
+
+
+def _seal(path: Path, known: Entry | None) -> Entry:
+    """Sync a file, make it private, and return its size and hash."""
+    with path.open("rb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        size = os.fstat(file.fileno()).st_size
+        if known is not None and known["size"] != size:
+            raise OSError(f"{path} has {size} bytes, {known['size']} were written; does another process write there?")
+        entry = known or {"size": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        os.fsync(file.fileno())
+        return entry
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unused(path: Path) -> Path:
+    """Return `path`, with a number behind it if that name is taken."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

@@ -1,0 +1,1 @@
+"""The operating system: durable files, signals, processes, memory, text."""

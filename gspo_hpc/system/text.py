@@ -1,0 +1,75 @@
+"""Small pieces of text, written the same way everywhere: durations, sizes, near misses, the end of a log."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+MIB, GIB = 2**20, 2**30  # bytes
+
+_CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "?")  # without tab and newline
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as 45s, 12m05s, 3h20m or 4d06h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 100 * 3600:
+        return f"{whole // 3600}h{whole // 60 % 60:02d}m"
+    days = whole // 86400
+    return f"{days}d{whole // 3600 % 24:02d}h" if days < 100 else f"{days}d"
+
+
+def gib(count: float) -> str:
+    """Return a number of bytes as 1.5 GiB or 12 MiB."""
+    return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / MIB:,.0f} MiB"
+
+
+def in_gib(count: float, digits: int = 1) -> str:
+    """Return a number of bytes in GiB, without the unit: 1.5, or 0.2 for a column whose head has the unit."""
+    return f"{count / GIB:.{digits}f}"
+
+
+def printable(text: str) -> str:
+    """Return a text with ? for each control character, which a terminal would obey: a path or a log may hold some."""
+    return text.translate(_CONTROLS)
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the one of `names` that is most like `name`; None if none is like it.
+
+    `cutoff`: the least similarity, from 0 (anything) to 1 (the same), as difflib measures it. The default fits a word
+    among a few others; long names that differ in one part need more, short ones less.
+    """
+    import difflib  # only when something is misspelt: a command that is right starts sooner without it
+
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+
+
+def tail(path: Path, count: int, begin: int = 0) -> str:
+    """Return the last `count` bytes of a file as text, without what stands before byte `begin`.
+
+    Bytes that are not UTF-8 are replaced. Raises OSError if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(max(begin, os.fstat(file.fileno()).st_size - count))
+        return file.read().decode("utf-8", "replace")
+
+
+def last_traceback(text: str) -> str | None:
+    """Return the last traceback in the text of a log, up to the first line of its error; None if there is none."""
+    starts = [found.start() for found in _TRACEBACK.finditer(text)]
+    if not starts:
+        return None
+    kept: list[str] = []
+    for line in text[starts[-1] :].splitlines():
+        kept.append(line)
+        if len(kept) > 1 and line and not line[0].isspace():
+            break
+    return "\n".join(kept) + "\n"

@@ -1,0 +1,1 @@
+"""One rank: bring-up, the training loop, its observers."""

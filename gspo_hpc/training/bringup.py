@@ -1,0 +1,142 @@
+"""The parts that every job of a rank begins with: configuration, checkpoint, prompts, engine and reward pool."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gspo_hpc.config import derived
+from gspo_hpc.config.schema import Config, Parallel
+from gspo_hpc.data import prompts
+from gspo_hpc.data.records import Prompt
+from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
+from gspo_hpc.models import architecture
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.policy.passes import never
+from gspo_hpc.policy.process_groups import Ranks, barrier, store
+from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rollout.recovery import EngineRecovery
+from gspo_hpc.rollout.worker import RolloutWorker
+from gspo_hpc.runs import commit
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.signals import signals_default_in_children
+
+# Exporting and evaluating need one rank, whatever the layout of the run was.
+ONE_RANK = (
+    "cluster.nodes=1",
+    "cluster.gpus_per_node=1",
+    *(f"parallel.{name}={json.dumps(one.default)}" for name, one in Parallel.model_fields.items()),
+    "optimizer.distributed=false",
+    "rollout.tensor_parallel_size=1",
+    "rollout.engines_per_node=1",
+)
+
+
+def read_architecture(config: Config) -> Architecture:
+    """Return the architecture of the model; only its outline if mcore-bridge provides the model."""
+    read = architecture.read if config.model.provider == "own" else architecture.outline
+    return read(str(config.model.path))
+
+
+def whole_checkpoint(run: RunDir, step: int | None) -> Path:
+    """Return the checkpoint of a step, or the newest whole one; raise ValueError if there is none."""
+    if step is None:
+        whole, remarks = commit.newest_whole(run.checkpoints)
+        for remark in remarks:
+            print(remark, flush=True)
+        if whole is None:
+            raise ValueError(f"{run.path} has no complete checkpoint")
+        return whole
+    path = run.checkpoints / f"{step:06d}"
+    if problems := commit.verify(path):
+        steps = [path.name for path in commit.list_committed(run.checkpoints)]
+        exist = ", ".join(steps) or "none"
+        raise ValueError(f"checkpoint of step {step}: {problems[0]}; checkpoints of these steps exist: {exist}")
+    return path
+
+
+def set_threads(config: Config) -> None:
+    """Set torch's number of threads, and on the CPU deterministic algorithms."""
+    if config.cluster.threads_per_rank:
+        torch.set_num_threads(config.cluster.threads_per_rank)
+    if config.cluster.platform == "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        settings: Any = torch.utils.deterministic
+        settings.fill_uninitialized_memory = False  # helps to find bugs, and costs a twentieth of an update
+
+
+def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
+    """Return the training prompts and the unseen prompts, as tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(config.model.path), local_files_only=True)
+
+    def read(path: str | None) -> list[Prompt]:
+        if path is None:
+            return []
+        rows = prompts.load_rows(path, config.data)
+        return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length)
+
+    return read(config.data.train), read(config.data.eval)[: config.eval.max_prompts]
+
+
+def start_rollout_worker(
+    config: Config,
+    ranks: Ranks,
+    *,
+    experts: bool,
+    sync_weights: Callable[[Engine | None], EngineDied | None],
+    stop_requested: Callable[[], bool] = never,
+    note: Callable[[str], None] = lambda text: None,
+) -> RolloutWorker:
+    """Start this rank's engine and reward pool, if it is to have one, and return its part in generation. Collective.
+
+    `experts`: the model is a mixture of experts. `sync_weights`: see :class:`EngineRecovery`.
+    """
+    per_node = config.rollout.engines_per_node or config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
+    spacing = config.cluster.gpus_per_node // per_node
+    has_engine = ranks.local_rank % spacing == 0 and ranks.local_rank // spacing < per_node
+    engine = pool = None
+    if has_engine:
+        note("starting the vLLM engine")
+        engine = Engine(engine_settings(config, per_node, experts))
+        with signals_default_in_children():
+            engine.start()
+            pool = RewardPool(config.reward)
+    if dist.get_world_size() > 1:
+        barrier(ranks.device)
+    return RolloutWorker(
+        config=config,
+        ranks=ranks,
+        store=store(),
+        engine=engine,
+        pool=pool,
+        num_engines=per_node * config.cluster.nodes,
+        recovery=EngineRecovery(engine, store(), ranks.rank, config.faults.max_engine_restarts, sync_weights),
+        stop_requested=stop_requested,
+    )
+
+
+def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSettings:
+    """Return the settings of one of `per_node` engines of a node."""
+    rollout = config.rollout
+    cores = len(os.sched_getaffinity(0))
+    return EngineSettings(
+        model_path=str(config.model.path),
+        dtype=rollout.dtype or config.model.dtype,
+        tensor_parallel_size=rollout.tensor_parallel_size,
+        max_model_len=rollout.max_prompt_length + rollout.max_response_length,
+        platform=config.cluster.platform,
+        kv_cache_gb=rollout.kv_cache_gb,
+        threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
+        seed=config.run.seed % 2**32,  # vLLM takes no more; every completion has a seed of its own
+        timeout=config.faults.engine_timeout,
+        report_experts=experts and derived.router_replay(config) == "rollout",
+        engine_args=dict(rollout.engine),
+    )

@@ -1,0 +1,1 @@
+"""Jobs of a rank: train, export, evaluate."""

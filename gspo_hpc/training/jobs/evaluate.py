@@ -1,0 +1,82 @@
+"""The job that evaluates a checkpoint of a run, or a model, on unseen prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gspo_hpc.checkpoint import sharded
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.evaluation import evaluate as evaluation
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import start, stop
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.training import probe, sync
+from gspo_hpc.training.bringup import (
+    ONE_RANK,
+    read_architecture,
+    read_prompts,
+    start_rollout_worker,
+    whole_checkpoint,
+)
+
+
+def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Print the scores of a run's checkpoint, or of the model a configuration names, on data.eval."""
+    run = RunDir(target) if (target / "run.json").exists() else None
+    config = _load_config(target, run, overrides)
+    terminal = os.dup(1)
+    os.dup2(2, 1)  # libraries' chatter must not mix with --json
+    ranks = start(config)
+    worker = None
+    try:
+        policy = Policy(read_architecture(config), config, ranks)
+        if run is not None:
+            sharded.load_weights(policy, whole_checkpoint(run, step))
+        else:
+            policy.load(str(config.model.path))
+        _, unseen = read_prompts(config)
+        sequences = probe.probe_sequences(unseen, config.rollout.probe_tokens)
+
+        def sync_weights(engine: Engine | None) -> EngineDied | None:
+            return sync.synchronize(policy, engine, sequences)[1]
+
+        worker = start_rollout_worker(config, ranks, experts=policy.arch.experts is not None, sync_weights=sync_weights)
+        if (death := sync_weights(worker.engine)) is not None:
+            raise death
+        scores, _ = evaluation.run(worker, unseen, config)
+        _print_scores(terminal, len(unseen), scores, as_json)
+    finally:
+        if worker is not None:
+            worker.close()
+        stop()
+
+
+def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> Config:
+    """Return the configuration of a run, of a model's folder or of a file; raise ValueError if it cannot evaluate."""
+    if run is not None:
+        config = run.load_config(overrides=[*overrides, *ONE_RANK])
+    elif target.is_dir():
+        config = loader.load(None, [f"model.path={target}", *overrides, *ONE_RANK])
+    else:
+        config = loader.load(target, [*overrides, *ONE_RANK])
+    if not config.data.eval:
+        raise ValueError("data.eval is not set: give a file of unseen prompts with data.eval=FILE")
+    if not config.reward.functions:
+        raise ValueError(
+            "reward.functions is not set: give a reward function, such as reward.functions=[{function: number_match}]"
+        )
+    return config
+
+
+def _print_scores(terminal: int, prompts: int, scores: Mapping[str, float], as_json: bool) -> None:
+    with os.fdopen(terminal, "w") as out:
+        if as_json:
+            print(json.dumps({"prompts": prompts} | dict(scores)), file=out)
+        else:
+            for name, value in scores.items():
+                print(f"{name.removeprefix('eval/'):<18} {value:.4f}", file=out)

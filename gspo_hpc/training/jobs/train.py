@@ -1,0 +1,245 @@
+"""The job that trains: it builds the parts of one rank, from the newest whole checkpoint, and runs the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from gspo_hpc.algorithms import objective
+from gspo_hpc.checkpoint import sharded
+from gspo_hpc.checkpoint.saver import Saver
+from gspo_hpc.config import derived, loader
+from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.data.prompts import PromptStream
+from gspo_hpc.data.records import Prompt
+from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.planning import plan
+from gspo_hpc.policy.passes import PassMonitor
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import Ranks, barrier, broadcast_bytes, start, stop
+from gspo_hpc.rollout.worker import RolloutWorker
+from gspo_hpc.runs import commit
+from gspo_hpc.runs.directory import Attempt, RunDir
+from gspo_hpc.system.control import Client
+from gspo_hpc.system.exit_codes import DONE, REQUEUE
+from gspo_hpc.system.progress import mark
+from gspo_hpc.system.signals import StopFlag
+from gspo_hpc.training import loop, probe, sync
+from gspo_hpc.training.bringup import read_architecture, read_prompts, set_threads, start_rollout_worker
+from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.checkpoints import Checkpoints
+from gspo_hpc.training.observers.base import Observers, StepObserver
+from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerLog
+from gspo_hpc.training.observers.files import CheckpointCommit, MetricsFile, ProfileTables, SamplesFile
+from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
+from gspo_hpc.training.progress import Progress
+from gspo_hpc.training.recipe import PromptData, Recipe
+from gspo_hpc.training.reference import Reference
+from gspo_hpc.training.session import Session
+from gspo_hpc.training.step_record import StepRecorder
+from gspo_hpc.training.sync import EngineWeights
+from gspo_hpc.training.telemetry.accelerator import Accelerator
+from gspo_hpc.training.telemetry.collectives import CollectiveTime
+from gspo_hpc.training.telemetry.console import Console
+from gspo_hpc.training.telemetry.meter import Meter
+from gspo_hpc.training.telemetry.step_clock import StepClock
+from gspo_hpc.training.telemetry.trackers.tracker import Tracker
+
+_EXIT_CODES = {"done": DONE, "stopped": REQUEUE}  # for the trackers; a failure has 1
+_OTHER_LAYOUT = "weights, optimizer and prompts are the same, but sums are rounded differently: not bit for bit"
+
+
+def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, control: Client | None) -> str:
+    """Train from where the run directory stands; return "done" or "stopped".
+
+    Rank 0 talks to the person at `terminal`, every rank through `control` to the process that watches it.
+    """
+    config = loader.load(attempt.config)
+    collectives = CollectiveTime(config.cluster.platform)  # before there are any
+    ranks = start(config, control=control)
+    set_threads(config)
+    job = TrainingJob(run, attempt, config, ranks, Console(terminal, config.run.max_steps or 0))
+    code = 1
+    try:
+        reason = job.train(flag, control, collectives)
+        code = _EXIT_CODES[reason]
+        return reason
+    finally:
+        job.close(code)
+        stop()
+
+
+class TrainingJob:
+    """One rank of one attempt, between the start of its process group and its end."""
+
+    def __init__(self, run: RunDir, attempt: Attempt, config: Config, ranks: Ranks, console: Console) -> None:
+        self._run, self._attempt, self._config, self._ranks, self._console = run, attempt, config, ranks, console
+        self._worker: RolloutWorker | None = None
+        self._tracker: Tracker | None = None
+
+    def train(self, flag: StopFlag, control: Client | None, collectives: CollectiveTime) -> str:
+        """Build all parts and run the loop; return "done" or "stopped"."""
+        config, ranks = self._config, self._ranks
+        train_prompts, unseen = read_prompts(config)
+        self._note(f"{len(train_prompts)} training prompts, {len(unseen)} unseen prompts")
+        policy, reference, progress = self._load_policy()
+        if progress.cursor.step >= (config.run.max_steps or 0) and progress.record is None:
+            self._note(f"all {progress.cursor.step} steps are done; raise run.max_steps to train further")
+            return "done"
+        monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
+        sequences = probe.probe_sequences(train_prompts, config.rollout.probe_tokens)
+        worker = self._start_worker(policy, sequences, monitor)
+        observers = Observers(self._make_observers())
+        recipe = self._make_recipe()
+        data = self._make_data(recipe, train_prompts, unseen)
+        saver = Saver(policy, background=config.checkpoint.async_save)
+        clock = StepClock(
+            Meter(collectives, Accelerator(ranks.device), ranks.device),
+            monitor,
+            profile_steps=config.tracking.profile_steps,
+            traces=self._attempt.traces,
+            rank=ranks.rank,
+        )
+        weights = EngineWeights(policy, worker, sequences, clock)
+        staging = partial(new_staging, self._run, ranks)
+        session = Session(
+            recipe=recipe,
+            policy=policy,
+            sampler=Sampler(recipe, data, worker, weights, self._run.rollouts, observers, clock),
+            logprobs=LogprobPasses(recipe, policy, reference, clock),
+            evaluator=Evaluator(config, data, worker, weights, observers, clock),
+            weights=weights,
+            checkpoints=Checkpoints(saver, staging, control, observers, clock, ranks.device),
+            recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock),
+            observers=observers,
+            clock=clock,
+        )
+        mark("ready")
+        return loop.train(session, progress)
+
+    def close(self, exit_code: int) -> None:
+        """Close the engine, the reward pool and the trackers."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._tracker is not None:
+            self._tracker.close(exit_code)
+
+    def _load_policy(self) -> tuple[Policy, Reference | None, Progress]:
+        """Return the policy as the newest whole checkpoint has it, or as model.path does, and where the run stands."""
+        config, ranks = self._config, self._ranks
+        arch = read_architecture(config)
+        whole = newest_checkpoint(self._run, ranks, self._console)
+        mark("loading")
+        policy = Policy(arch, config, ranks)
+        with_reference = derived.passes_needed(config).reference
+        if whole is None or with_reference:
+            self._note(f"loading {config.model.path}")
+            policy.load(str(config.model.path))
+        reference = Reference(policy) if with_reference else None
+        policy.make_optimizer()
+        barrier(ranks.device)
+        logged = cut_metrics(self._run, whole, ranks)
+        if whole is None:
+            return policy, reference, Progress(evaluated=logged >= 0)
+        self._note(f"resuming from {whole.name}")
+        if (before := commit.read_extra(whole)["layout"]) != config.layout:
+            self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
+        sharded.load(policy, whole)
+        state = CheckpointState.read(whole)
+        record = state.record if logged < state.cursor.step else None
+        return policy, reference, Progress(state.cursor, state.groups, record, evaluated=True)
+
+    def _start_worker(self, policy: Policy, sequences: list[list[int]], monitor: PassMonitor) -> RolloutWorker:
+        def sync_weights(engine: Engine | None) -> EngineDied | None:
+            return sync.synchronize(policy, engine, sequences, monitor)[1]
+
+        self._worker = start_rollout_worker(
+            self._config,
+            self._ranks,
+            experts=policy.arch.experts is not None,
+            sync_weights=sync_weights,
+            stop_requested=monitor.stop_requested,
+            note=self._note,
+        )
+        return self._worker
+
+    def _make_observers(self) -> list[StepObserver]:
+        """Return the observers of this rank and start its trackers; ranks other than 0 have none."""
+        if self._ranks.rank != 0:
+            return []
+        config, run, console = self._config, self._run, self._console
+        # Its process inherits the blocked signals: Slurm sends them to every process, and what was logged counts.
+        settings = as_dict(config)
+        run_id = run.read_info()["run_id"]
+        self._tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, console.warn)
+        return make_observers(run, config, self._tracker, console)
+
+    def _make_recipe(self) -> Recipe:
+        config = self._config
+        quantities = plan.make_plan(config).quantities
+        return Recipe(
+            config=config,
+            objective=objective.resolve(config.algorithm),
+            passes=derived.passes_needed(config),
+            num_rollout_prompts=int(quantities["num_rollout_prompts"]),
+            updates_per_rollout=int(quantities["steps_per_generation"]) * config.batch.num_iterations,
+            attempt=self._attempt.number,
+        )
+
+    def _make_data(self, recipe: Recipe, train_prompts: Sequence[Prompt], unseen: Sequence[Prompt]) -> PromptData:
+        config = recipe.config
+        stream = PromptStream(
+            len(train_prompts), config.run.seed, config.data.shuffle, window=recipe.num_rollout_prompts
+        )
+        return PromptData(stream, train_prompts, unseen)
+
+    def _note(self, text: str) -> None:
+        if self._ranks.rank == 0:
+            self._console.note(text)
+
+
+def make_observers(run: RunDir, config: Config, tracker: Tracker, console: Console) -> list[StepObserver]:
+    """Return the observers of rank 0, in the order in which they get results."""
+    return [
+        MetricsFile(run),  # first: it is the truth
+        SamplesFile(run, config.tracking.samples),
+        ProfileTables(),
+        TrackerLog(tracker, config.tracking.samples),
+        ConsoleLines(console),
+        ProgressBar(console),
+        CheckpointCommit(run, config.layout, config.checkpoint.keep),
+    ]
+
+
+def newest_checkpoint(run: RunDir, ranks: Ranks, console: Console) -> Path | None:
+    """Return the newest whole checkpoint, which rank 0 verifies for all. Collective."""
+    name = ""
+    if ranks.rank == 0:
+        commit.clean_staging(run.checkpoints)
+        whole, remarks = commit.newest_whole(run.checkpoints, put_aside=True)
+        for remark in remarks:
+            console.warn(remark)
+        name = whole.name if whole is not None else ""
+    name = broadcast_bytes(name.encode(), ranks.device).decode()
+    return run.checkpoints / name if name else None
+
+
+def cut_metrics(run: RunDir, checkpoint: Path | None, ranks: Ranks) -> int:
+    """Cut metrics.jsonl back to the checkpoint's step; return its last step then, -1 for none. Collective."""
+    last = -1
+    if ranks.rank == 0:
+        run.truncate_metrics(int(checkpoint.name) if checkpoint is not None else 0)
+        last = max((int(record["step"]) for record in run.read_metrics()), default=-1)
+    return int(broadcast_bytes(str(last).encode(), ranks.device))
+
+
+def new_staging(run: RunDir, ranks: Ranks, step: int) -> Path:
+    """Return a new folder for the checkpoint of a step, the same on every rank. Collective."""
+    path = str(commit.begin(run.checkpoints, step)) if ranks.rank == 0 else ""
+    return Path(broadcast_bytes(path.encode(), ranks.device).decode())
+
+
+def _layout_text(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in sizes.items())

@@ -1,0 +1,1 @@
+"""Observers of the training loop on rank 0, one job each."""

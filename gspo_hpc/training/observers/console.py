@@ -1,0 +1,79 @@
+"""Observers that show a run to the person who watches it: the console, its progress bar, and the trackers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.data.records import Group
+from gspo_hpc.rollout.generation import ProgressCallback
+from gspo_hpc.training.observers.base import StepObserver
+from gspo_hpc.training.observers.files import sample_rows
+from gspo_hpc.training.telemetry.console import Console
+from gspo_hpc.training.telemetry.trackers.tracker import Tracker
+
+_FAILURES = 3  # different ones on the console in a rollout
+
+
+class ConsoleLines(StepObserver):
+    """The rows and remarks on the console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Show one row."""
+        self._console.step(record)
+
+    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
+        """Show why reward functions failed, if any did."""
+        failures = Counter(c.failure for group in groups for c in group.completions if c.failure is not None)
+        for failure, count in failures.most_common(_FAILURES):
+            self._console.note(f"a reward function failed for {count} completion{'s' if count != 1 else ''}: {failure}")
+
+    def note(self, text: str) -> None:
+        """Show one line."""
+        self._console.note(text)
+
+    def profile(self, step: int, table: str, traces: Path) -> None:
+        """Show the table, and where the traces are."""
+        for line in (*table.splitlines(), f"open the traces with ui.perfetto.dev: {traces}"):
+            self._console.note(line)
+
+
+class ProgressBar(StepObserver):
+    """The progress of a rollout on the console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextlib.contextmanager
+    def rollout(self, number: int, completions: int) -> Iterator[ProgressCallback]:
+        """Show a bar within the block, and yield the function that moves it."""
+        with self._console.rollout(number, completions) as bar:
+            seen = 0
+
+            def progress(finished: int, tokens: int) -> None:
+                nonlocal seen
+                bar.advance(finished, tokens - seen)
+                seen = tokens
+
+            yield progress
+
+
+class TrackerLog(StepObserver):
+    """The trackers' copy of records and samples."""
+
+    def __init__(self, tracker: Tracker, samples: int) -> None:
+        self._tracker, self._count = tracker, samples
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Log the record."""
+        self._tracker.log(record)
+
+    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
+        """Log a few completions with the next record."""
+        self._tracker.log_samples(sample_rows(step, phase, groups, self._count))

@@ -1,0 +1,74 @@
+"""Observers that write files of the run directory: metrics, samples, tables of profiled steps, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.data.records import Group
+from gspo_hpc.runs import commit, journal
+from gspo_hpc.runs.directory import RunDir, write_atomically
+from gspo_hpc.system.files import Entry
+from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.observers.base import StepObserver
+
+
+def sample_rows(step: int, phase: str, groups: Sequence[Group], count: int) -> list[dict[str, Any]]:
+    """Return the rows of samples.jsonl: the first completion of each of the first `count` groups."""
+    return [
+        {
+            "step": step,
+            "phase": phase,
+            "prompt": group.prompt.text,
+            "completion": group.completions[0].text,
+            "reward": group.completions[0].reward,
+            "failure": group.completions[0].failure,
+            "answer": group.prompt.fields,
+        }
+        for group in groups[:count]
+    ]
+
+
+class MetricsFile(StepObserver):
+    """The writer of metrics.jsonl, which is the truth: it comes before all other observers of steps."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Append the record."""
+        self._run.append_metrics(record)
+
+
+class SamplesFile(StepObserver):
+    """The writer of samples.jsonl."""
+
+    def __init__(self, run: RunDir, count: int) -> None:
+        self._run, self._count = run, count
+
+    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
+        """Append a few completions."""
+        self._run.append_samples(sample_rows(step, phase, groups, self._count))
+
+
+class ProfileTables(StepObserver):
+    """The writer of the tables of profiled steps, beside their traces."""
+
+    def profile(self, step: int, table: str, traces: Path) -> None:
+        """Write the table."""
+        write_atomically(traces / f"step-{step:06d}.txt", table + "\n")
+
+
+class CheckpointCommit(StepObserver):
+    """The commit of checkpoints, before which they do not count."""
+
+    def __init__(self, run: RunDir, layout: Mapping[str, int], keep: int) -> None:
+        self._run, self._layout, self._keep = run, layout, keep
+
+    def checkpoint(self, staging: Path, known: Mapping[str, Entry], state: CheckpointState) -> None:
+        """Add the run's state, commit, then drop checkpoints and journals that are no longer needed."""
+        state.write(staging)
+        commit.commit(staging, state.cursor.step, {"layout": self._layout}, known)
+        commit.retain(self._run.checkpoints, self._keep)
+        journal.retire(self._run.rollouts, state.cursor.rollout)

@@ -1,0 +1,155 @@
+"""The phases of a step around its update: sampling a rollout, its log-prob passes, and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.prompts import Position
+from gspo_hpc.data.records import Group
+from gspo_hpc.engine.engine import Sampling
+from gspo_hpc.evaluation import evaluate
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import Ranks, broadcast_bytes
+from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.worker import Generated, RolloutWorker
+from gspo_hpc.runs import journal
+from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training import update
+from gspo_hpc.training.observers.base import StepObserver
+from gspo_hpc.training.progress import Rollout
+from gspo_hpc.training.recipe import PromptData, Recipe
+from gspo_hpc.training.reference import Reference
+from gspo_hpc.training.sync import EngineWeights
+from gspo_hpc.training.telemetry.step_clock import StepClock
+
+
+class Sampler:
+    """Generation of rollouts: prompts, weights for the engines, completions, rewards and advantages."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: PromptData,
+        worker: RolloutWorker,
+        weights: EngineWeights,
+        rollouts: Path,  # folder of the journals
+        observers: StepObserver,
+        clock: StepClock,
+    ) -> None:
+        self._recipe, self._data, self._worker, self._weights = recipe, data, worker, weights
+        self._rollouts, self._observers, self._clock = rollouts, observers, clock
+
+    def sample(self, cursor: Cursor) -> Rollout:
+        """Return the rollout that begins at `cursor`, with rewards and advantages. Collective.
+
+        Groups that an earlier attempt finished with the same weights come from its journal.
+        """
+        config = self._recipe.config
+        start = Position(cursor.epoch, cursor.offset)
+        prompts, after = self._data.take(start, self._recipe.num_rollout_prompts)
+        fingerprint = self._weights.sync().fingerprint
+        folder = self._rollouts / f"{cursor.rollout:06d}"
+        finished = read_journalled(folder, fingerprint, self._worker.ranks)
+        samples = config.batch.num_generations
+        assert samples is not None
+        todo = {slot: prompt for slot, prompt in prompts.items() if slot not in finished}
+        request = Request(todo, samples, _training_sampling(config), cursor.rollout)
+        fresh = self._generate(request, folder, fingerprint)
+        self._weights.sleep()
+        groups = sorted([*finished.values(), *fresh.groups], key=lambda group: group.slot)
+        groups = update.with_advantages(groups, self._recipe.objective.normalize_advantage)
+        self._observers.samples(cursor.step, "train", groups)
+        return Rollout(groups, after, fresh.engines)
+
+    def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
+        """Generate what is requested; this rank's finished groups go into its journal."""
+        writer = None
+        if self._worker.engine is not None and request.prompts:
+            rank = self._worker.ranks.rank
+            writer = journal.Journal(folder, rank, fingerprint=fingerprint, rollout=request.rollout)
+        completions = len(request.prompts) * request.samples
+        with self._clock.phase("generate"), self._observers.rollout(request.rollout, completions) as progress:
+            try:
+                generated = self._worker.generate(request, writer, progress)
+            finally:
+                if writer is not None:
+                    writer.close()
+        self._clock.seconds["reward_wait"] = generated.seconds_waiting_for_rewards
+        return generated
+
+
+def read_journalled(folder: Path, fingerprint: str, ranks: Ranks) -> dict[int, Group]:
+    """Return the groups that an earlier attempt finished, by slot, as rank 0 reads them. Collective.
+
+    Other ranks may see the files later.
+    """
+    groups = journal.read_journals(folder, fingerprint) if ranks.rank == 0 else {}
+    lines = "\n".join(group.to_json() for group in groups.values())
+    received = broadcast_bytes(lines.encode(), ranks.device).decode().splitlines()
+    return {group.slot: group for group in map(Group.from_json, received)}
+
+
+def _training_sampling(config: Config) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        max_tokens=rollout.max_response_length,
+    )
+
+
+class LogprobPasses:
+    """The log-prob passes of a rollout, only those that are needed."""
+
+    def __init__(self, recipe: Recipe, policy: Policy, reference: Reference | None, clock: StepClock) -> None:
+        self._recipe, self._policy, self._reference, self._clock = recipe, policy, reference, clock
+
+    def add(self, groups: list[Group]) -> list[Group]:
+        """Return the groups with the old log-probs and those of the reference. Collective."""
+        config, monitor = self._recipe.config, self._clock.monitor
+        if self._recipe.passes.old_logprobs:
+            # The first update of a rollout is made by the policy that sampled it: its ratio is 1 without a pass.
+            first = update.minibatch(groups, config, 0) if config.batch.num_iterations == 1 else []
+            rest = groups[len(first) :]
+            with self._clock.phase("old_logprobs"):
+                groups = update.with_old_logprobs(self._policy, groups, rest, config, monitor=monitor)
+        if self._reference is not None:
+            with self._clock.phase("reference"):
+                groups = self._reference.with_logprobs(self._policy, groups, config, monitor=monitor)
+        return groups
+
+
+class Evaluator:
+    """Evaluations on unseen prompts."""
+
+    def __init__(
+        self,
+        config: Config,
+        data: PromptData,
+        worker: RolloutWorker,
+        weights: EngineWeights,
+        observers: StepObserver,
+        clock: StepClock,
+    ) -> None:
+        self._config, self._prompts, self._worker, self._weights = config, data.unseen, worker, weights
+        self._observers, self._clock = observers, clock
+
+    @property
+    def has_prompts(self) -> bool:
+        """True if there is anything to evaluate on."""
+        return bool(self._prompts)
+
+    def run(self, step: int, phase: str) -> dict[str, float]:
+        """Return the scores of the current weights; `phase` is "before", "during" or "after". Collective."""
+        self._weights.sync()
+        with self._clock.phase("eval"):
+            scores, groups = evaluate.run(self._worker, self._prompts, self._config)
+        self._report(step, phase, scores["eval/accuracy"], groups)
+        return scores
+
+    def _report(self, step: int, phase: str, accuracy: float, groups: Sequence[Group]) -> None:
+        self._observers.samples(step, phase, groups)
+        self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {len(groups)} unseen prompts")

@@ -1,0 +1,55 @@
+"""The fixed parts of an attempt: the configuration and what follows from it, and the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.config.derived import Passes
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.prompts import Position, PromptStream
+from gspo_hpc.data.records import Prompt
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The configuration of an attempt, and what follows from it."""
+
+    config: Config
+    objective: Objective
+    passes: Passes
+    num_rollout_prompts: int
+    updates_per_rollout: int
+    attempt: int  # its number
+
+    @property
+    def max_steps(self) -> int:
+        """The step at which the run ends."""
+        assert self.config.run.max_steps is not None
+        return self.config.run.max_steps
+
+    def saves_after(self, step: int) -> bool:
+        """Return True if a checkpoint follows the step."""
+        return step % self.config.checkpoint.interval == 0 or step == self.max_steps
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return True if an evaluation follows the step."""
+        options = self.config.eval
+        return (options.after and step == self.max_steps) or (
+            options.interval is not None and step % options.interval == 0
+        )
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """The prompts of training, in the order of their stream, and the unseen ones of evaluations."""
+
+    stream: PromptStream
+    train: Sequence[Prompt]
+    unseen: Sequence[Prompt]
+
+    def take(self, start: Position, count: int) -> tuple[dict[int, Prompt], Position]:
+        """Return the prompts of a rollout by slot, and where the next rollout's begin."""
+        indices, after = self.stream.take(start, count)
+        return {slot: self.train[index] for slot, index in enumerate(indices)}, after

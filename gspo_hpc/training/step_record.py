@@ -1,0 +1,125 @@
+"""The record of one optimizer step, for metrics.jsonl, trackers and console.
+
+Rewards and lengths are those of the completions of this step's global batch; losses, ratios and gaps are over
+the completions that were computed (those with an advantage); seconds are wall time by phase.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gspo_hpc.data.records import Group
+from gspo_hpc.policy.schedule import StepResult
+from gspo_hpc.rollout.recovery import EngineRecovery
+from gspo_hpc.rollout.timing import engine_metrics
+from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training.observers.base import StepObserver
+from gspo_hpc.training.progress import Progress
+from gspo_hpc.training.recipe import Recipe
+from gspo_hpc.training.sync import EngineWeights
+from gspo_hpc.training.telemetry.step_clock import StepClock
+
+MEAN_OF = {"gap": "gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
+
+
+def step_record(
+    before: Cursor,
+    after: Cursor,
+    groups: Sequence[Group],
+    result: StepResult | None,
+    seconds: Mapping[str, float],
+    total_seconds: float,
+) -> dict[str, Any]:
+    """Return one flat record of the step that led from `before` to `after`."""
+    completions = [c for group in groups for c in group.completions]
+    kept = [c for c in completions if not c.excluded]
+    rewards = np.array([c.reward for c in kept], dtype=np.float64)
+    lengths = np.array([len(c.tokens) for c in completions], dtype=np.float64)
+    record: dict[str, Any] = {
+        "step": after.step,
+        "rollout": before.rollout,
+        "update": before.update,
+        "epoch": before.epoch,
+        "reward": float(rewards.mean()) if len(rewards) else None,
+        "reward_std": float(rewards.std()) if len(rewards) else None,
+        "failures": sum(c.failure is not None for c in completions),
+        "excluded": len(completions) - len(kept),
+        "zero_variance_groups": sum(all(c.advantage == 0.0 for c in group.completions) for group in groups),
+        "response_length": float(lengths.mean()),
+        "response_length_max": int(lengths.max()),
+        "truncated_fraction": sum(c.finish_reason == "length" for c in completions) / len(completions),
+        "completion_tokens": int(lengths.sum()),
+        "tokens": after.completion_tokens,
+        "sampled_crc32": zlib.crc32(b"".join(c.tokens.tobytes() for c in completions)),  # equal runs sample equally
+        "seconds": total_seconds,
+        "time": time.time(),
+    }
+    for name in sorted({name for c in kept for name in c.reward_parts}):
+        record[f"reward/{name}"] = float(np.mean([c.reward_parts.get(name, 0.0) for c in kept]))
+    for phase in ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync"):
+        record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
+    if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
+        return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1}
+    means = {MEAN_OF.get(name, name): total / count for name, (total, count) in result.sums.items() if count}
+    return (
+        record
+        | means
+        | result.maxima
+        | result.experts
+        | result.packing
+        | {"grad_norm": result.grad_norm, "lr": result.learning_rate, "skipped": int(result.skipped), "empty": 0}
+    )
+
+
+class StepRecorder:
+    """The maker of the records of one attempt's steps."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        weights: EngineWeights,
+        recovery: EngineRecovery,
+        observers: StepObserver,
+        clock: StepClock,
+    ) -> None:
+        self._recipe, self._weights, self._recovery = recipe, weights, recovery
+        self._observers, self._clock = observers, clock
+        self._deaths_noted = 0
+
+    def record(
+        self, before: Cursor, progress: Progress, batch: Sequence[Group], result: StepResult | None
+    ) -> dict[str, Any]:
+        """Return the record of the step that led from `before` to where `progress` stands. Collective."""
+        clock = self._clock
+        record = step_record(before, progress.cursor, batch, result, clock.seconds, clock.elapsed())
+        record |= self._speed(before, progress, record)
+        record |= self._state(before, progress)
+        return record | clock.measured().metrics()
+
+    def _speed(self, before: Cursor, progress: Progress, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return completion tokens per second, with the rollout's time shared out evenly over its updates."""
+        rollout_seconds = progress.rollout_seconds
+        if rollout_seconds is None:
+            return {"completion_tokens_per_s": None}
+        own = record["seconds"] - (rollout_seconds if before.update == 0 else 0.0)
+        seconds = own + rollout_seconds / self._recipe.updates_per_rollout
+        return {"completion_tokens_per_s": record["completion_tokens"] / seconds}
+
+    def _state(self, before: Cursor, progress: Progress) -> dict[str, Any]:
+        """Return the attempt, its engine restarts and passes, and after a rollout its sync and its engines."""
+        deaths = self._recovery.deaths()
+        for death in deaths[self._deaths_noted :]:
+            self._observers.note(f"an engine died and was restarted in place ({death})")
+        self._deaths_noted = len(deaths)
+        state: dict[str, Any] = {"attempt": self._recipe.attempt, "engine_restarts": len(deaths)}
+        state |= {f"passes/{kind}": self._clock.monitor.passes[kind] for kind in ("logprobs", "update")}
+        synced = self._weights.newest
+        if synced is not None and before.update == 0:  # the sync before this rollout; later updates had none
+            state |= {"probe_gap_max": synced.gap_max, "probe_gap_mean": synced.gap_mean}
+            state |= engine_metrics(progress.engines)
+        return state

@@ -1,0 +1,1 @@
+"""Measurements of a rank, and where they are sent."""

@@ -1,0 +1,284 @@
+"""The console of a run: one aligned row a step, and a progress bar within a rollout.
+
+rich is imported only for a terminal. Elsewhere (a Slurm log, a pipe) everything is plain lines without any control
+character. A terminal that goes away never costs the run: output that cannot be written is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TextIO
+
+from gspo_hpc.system.text import duration
+from gspo_hpc.training.telemetry.lenient_stream import LenientStream
+from gspo_hpc.training.telemetry.numbers import count, fixed, number, short
+
+PLAIN_WIDTH = 110  # columns of a row where there is no terminal to ask
+ROWS_PER_HEADER = 20
+PLAIN_PROGRESS_SECONDS = 60.0  # between the lines of a long rollout, in plain mode
+WINDOW = 15  # rollouts that the time left is estimated from
+
+
+class Bar(Protocol):
+    """The progress of one rollout."""
+
+    def advance(self, n: int, tokens: int) -> None:
+        """Add `n` finished completions and `tokens` sampled tokens."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table. Lower `rank` survives longer on a narrow terminal."""
+
+    title: str
+    width: int
+    rank: int
+
+
+COLUMNS = (
+    Column("step", 6, 0),  # wider where the number of steps needs it
+    Column("reward", 7, 1),
+    Column("length", 7, 3),
+    Column("clip", 6, 4),
+    Column("gap", 8, 5),
+    Column("grad", 8, 10),
+    Column("entropy", 8, 11),
+    Column("generate", 9, 6),
+    Column("logprobs", 9, 9),
+    Column("update", 7, 7),
+    Column("sync", 5, 8),
+    Column("seconds", 8, 12),
+    Column("tok/s", 7, 4),
+    Column("left", 7, 2),
+)
+
+
+class Console:
+    """The console of one run.
+
+    `stream` is where to write; `total_steps` is the step the run ends at (0: unknown). `plain` None means: plain unless
+    `stream` is a terminal that understands cursor movement.
+    """
+
+    def __init__(self, stream: TextIO, total_steps: int, plain: bool | None = None) -> None:
+        self.stream = LenientStream(stream)
+        self.total_steps = total_steps
+        self.plain = not _is_terminal(stream) if plain is None else plain
+        widest = max(6, len(f"{total_steps}/{total_steps}") + 1)
+        self._columns = (replace(COLUMNS[0], width=widest), *COLUMNS[1:])
+        self._rows = 0
+        self._titles: tuple[str, ...] = ()
+        self._rollouts: dict[int, list[float]] = {}  # seconds of the steps of the latest rollouts
+        self._restarts = 0.0
+        self._rich = None if self.plain else _terminal(self.stream)
+
+    @property
+    def width(self) -> int:
+        """Columns of a line, as they are now: a terminal may be resized."""
+        if self.plain:
+            return PLAIN_WIDTH
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
+
+    def header(self, lines: Sequence[str]) -> None:
+        """Print what the run is, at its start; the first line is its title."""
+        for index, line in enumerate(lines):
+            self._print(line, "bold" if index == 0 else "")
+
+    def note(self, text: str) -> None:
+        """Print something worth a line."""
+        self._print(text, "dim")
+
+    def warn(self, text: str) -> None:
+        """Print something that should not be overlooked."""
+        self._print(f"warning: {text}", "yellow")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Print one row of the table; a record without a reward and without a loss (an evaluation) has no row."""
+        if "reward" not in record and "loss" not in record:
+            return
+        cells = self._cells(record)
+        columns = _fitting(self._columns, self.width)
+        titles = tuple(column.title for column in columns)
+        if self._rows % ROWS_PER_HEADER == 0 or titles != self._titles:
+            self._print("".join(f"{column.title:>{column.width}}" for column in columns), "bold")
+            self._rows, self._titles = 0, titles
+        self._rows += 1
+        row = "".join(f"{cells[column.title]:>{column.width}}" for column in columns)
+        self._print(row[: self.width], "")  # a cell that outgrows its column must not make a second line
+        if remark := self._remark(record):
+            self._print(f"{'':>{self._columns[0].width}}  ^ {remark}", "yellow")
+
+    @contextmanager
+    def rollout(self, rollout: int, total: int) -> Iterator[Bar]:
+        """Show the progress of one rollout of `total` completions: a bar on a terminal, else a line now and then."""
+        if self._rich is None:
+            yield _PlainBar(self, rollout, total)
+            return
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=self._rich(self.width),
+            transient=True,  # the row of the step takes its place
+            refresh_per_second=4,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            expand=True,
+        )
+        with progress:
+            yield _RichBar(progress, progress.add_task(f"rollout {rollout}", total=total, rate=""))
+
+    def _print(self, text: str, style: str) -> None:
+        for line in text.splitlines() or [""]:
+            line = clean(line)
+            if self._rich is None:
+                self.stream.write(line.rstrip() + "\n")
+            else:
+                from rich.text import Text
+
+                self._rich(self.width).print(Text(line.rstrip(), style=style), soft_wrap=True)
+        self.stream.flush()
+
+    def _cells(self, record: Mapping[str, Any]) -> dict[str, str]:
+        step = record.get("step")
+        self._clock(record)
+        logprobs = [number(record, f"seconds/{name}") for name in ("old_logprobs", "reference")]
+        known = [value for value in logprobs if value is not None]
+        return {
+            "step": f"{step}/{self.total_steps}" if self.total_steps else str(step),
+            "reward": fixed(number(record, "reward"), 3),
+            "length": fixed(number(record, "response_length"), 1),
+            "clip": fixed(number(record, "clip_fraction"), 2, 5),
+            "gap": short(number(record, "gap_max")),
+            "grad": short(number(record, "grad_norm")),
+            "entropy": fixed(number(record, "entropy"), 3),
+            "generate": fixed(number(record, "seconds/generate"), 1),
+            "logprobs": fixed(sum(known) if known else None, 1),
+            "update": fixed(number(record, "seconds/update"), 1),
+            "sync": fixed(number(record, "seconds/sync"), 1, 4),
+            "seconds": fixed(number(record, "seconds"), 1),
+            "tok/s": count(number(record, "completion_tokens_per_s", "tokens_per_s")),
+            "left": self._left(step),
+        }
+
+    def _clock(self, record: Mapping[str, Any]) -> None:
+        seconds = number(record, "seconds")
+        if seconds is None:
+            return
+        self._rollouts.setdefault(int(record.get("rollout", record.get("step", 0))), []).append(seconds)
+        while len(self._rollouts) > WINDOW:
+            del self._rollouts[next(iter(self._rollouts))]
+
+    def _left(self, step: Any) -> str:
+        """Return the time left: the median over rollouts of their seconds a step, times the steps to go.
+
+        By rollouts, because the first update of a rollout carries the whole generation; the rollout under way is left
+        out while there are others. The median does not mind an evaluation or a save.
+        """
+        if not self.total_steps or not isinstance(step, int) or not self._rollouts:
+            return "-"
+        means = [statistics.fmean(seconds) for seconds in self._rollouts.values()]
+        return duration(statistics.median(means[:-1] or means) * max(0, self.total_steps - step))
+
+    def _remark(self, record: Mapping[str, Any]) -> str:
+        remarks = []
+        if record.get("skipped"):
+            remarks.append("the gradient was not finite, so the step was skipped")
+        if failures := record.get("failures"):
+            remarks.append(f"a reward function failed for {failures} completion{'s' if failures != 1 else ''}")
+        restarts = number(record, "engine_restarts") or 0.0
+        if restarts > self._restarts:
+            remarks.append("an engine died and was restarted")
+        self._restarts = restarts
+        return "; ".join(remarks)
+
+
+class _PlainBar:
+    """A line now and then, so that the log of a long rollout shows life."""
+
+    def __init__(self, console: Console, rollout: int, total: int) -> None:
+        self.console, self.rollout, self.total = console, rollout, total
+        self.done = self.tokens = 0
+        self.started = self.reported = time.monotonic()
+
+    def advance(self, n: int, tokens: int) -> None:
+        """Count, and print a line at most once in PLAIN_PROGRESS_SECONDS."""
+        self.done += n
+        self.tokens += tokens
+        now = time.monotonic()
+        if now - self.reported < PLAIN_PROGRESS_SECONDS:
+            return
+        self.reported = now
+        rate = self.tokens / (now - self.started)
+        self.console.note(f"rollout {self.rollout}: {self.done}/{self.total} completions, {rate:.0f} tokens/s")
+
+
+class _RichBar:
+    """A bar on a terminal."""
+
+    def __init__(self, progress: Any, task: Any) -> None:
+        self.progress, self.task = progress, task
+        self.tokens = 0
+        self.started = time.monotonic()
+
+    def advance(self, n: int, tokens: int) -> None:
+        """Move the bar."""
+        self.tokens += tokens
+        rate = self.tokens / max(1e-3, time.monotonic() - self.started)
+        self.progress.update(self.task, advance=n, rate=f"{count(rate)} tok/s")
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    except ValueError:
+        return False
+
+
+def _terminal(stream: LenientStream) -> Any:
+    """Return a function from a width to a rich console of that width on `stream`."""
+    import rich.console
+
+    class Terminal(rich.console.Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            """Leave the cursor alone: a run that is killed could not give it back."""
+            return False
+
+    consoles: dict[int, Terminal] = {}
+
+    def of_width(width: int) -> Terminal:
+        if width not in consoles:
+            consoles[width] = Terminal(file=stream, width=width, force_terminal=True, highlight=False)  # type: ignore[arg-type]
+        return consoles[width]
+
+    return of_width
+
+
+def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """Return the columns that fit into `width`, in their order; the most telling ones stay longest."""
+    chosen: list[Column] = []
+    room = width
+    for column in sorted(columns, key=lambda column: column.rank):
+        if column.width > room:
+            break
+        chosen.append(column)
+        room -= column.width
+    return [column for column in columns if column in chosen]
+
+
+def clean(text: str) -> str:
+    """Return `text` without characters that move the cursor, change colours or reorder the line."""
+    return "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text.replace("\t", "    "))

@@ -1,0 +1,1 @@
+"""Trackers: W&B and TensorBoard."""

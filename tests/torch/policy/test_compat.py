@@ -1,0 +1,93 @@
+"""The private names of Megatron-Core and torch that policy.{compat, megatron_on_cpu, optimizer_state} rely on."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from gspo_hpc.policy import compat
+from tests.sources import missing, require_checked
+
+MEGATRON = ("0.16.1", "0.19.2")
+TORCH = ("2.13.0",)
+
+_CORE, _MOE = "megatron/core", "megatron/core/transformer/moe"
+COMPAT = {
+    f"{_CORE}/models/gpt/gpt_model.py: GPTModel._postprocess": ("self", "hidden_states"),
+    f"{_CORE}/models/gpt/gpt_model.py: GPTModel.rotary_pos_emb": (),
+    f"{_CORE}/models/common/embeddings/rotary_pos_embedding.py: RotaryEmbedding.get_rotary_seq_len": ("self",),
+    f"{_MOE}/router.py: TopKRouter.router_replay": (),
+    f"{_MOE}/router.py: TopKRouter._apply_expert_bias": ("self", "routing_map"),
+    f"{_MOE}/router_replay.py: RouterReplay.get_replay_topk": (
+        *("self", "scores", "topk", "num_groups", "group_topk", "default_compute_topk"),
+    ),
+    f"{_MOE}/moe_utils.py: te_general_gemm": (),
+    f"{_CORE}/models/gpt/moe_module_specs.py: get_moe_module_spec": ("use_te", "num_experts", "moe_grouped_gemm"),
+}
+ON_CPU = {
+    f"{_CORE}/parallel_state.py: create_group": ("ranks", "timeout", "backend", "pg_options"),
+    f"{_CORE}/parallel_state.py: _global_process_group_list": (),
+    f"{_CORE}/tensor_parallel/random.py: _get_cuda_rng_state": ("device",),
+    f"{_CORE}/tensor_parallel/random.py: _set_cuda_rng_state": ("new_state",),
+    f"{_CORE}/tensor_parallel/mappings.py: _gather_along_first_dim": ("input_", "group", "output_split_sizes"),
+    f"{_CORE}/tensor_parallel/mappings.py: _reduce_scatter_along_first_dim": ("input_", "group", "input_split_sizes"),
+    f"{_MOE}/moe_utils.py: maybe_move_tensor_to_cpu": ("tensor", "as_numpy", "record_stream"),
+    f"{_MOE}/token_dispatcher.py: maybe_move_tensor_to_cpu": (),  # imported there, where it is replaced
+}
+_OPTIMIZER = "megatron/core/optimizer/distrib_optimizer.py: DistributedOptimizer"
+OPTIMIZER_STATE = {  # without an underscore, and not documented either
+    f"{_OPTIMIZER}.sharded_param_state_fully_reshardable": (
+        *("self", "model_sharded_state_dict", "is_loading", "metadata"),
+    ),
+    f"{_OPTIMIZER}.load_parameter_state_from_fully_reshardable": ("self", "state_dict"),
+    f"{_CORE}/optimizer/optimizer.py: ChainedOptimizer.chained_optimizers": (),
+    f"{_CORE}/optimizer/optimizer.py: Float16OptimizerWithFloat16Params.main_param": (),
+    f"{_CORE}/distributed/param_and_grad_buffer.py: _ParamAndGradBuffer.param_index_map": (),
+}
+MODULES = {"compat": COMPAT, "megatron_on_cpu": ON_CPU, "optimizer_state": OPTIMIZER_STATE}
+
+
+def test_names_of_megatron() -> None:
+    for module, names in MODULES.items():
+        root = require_checked(["megatron-core"], MEGATRON, f"gspo_hpc/policy/{module}.py", names)
+        assert missing(root, names) == []
+
+
+def test_names_of_torch() -> None:
+    names = {
+        "torch/distributed/distributed_c10d.py: _World.pg_map": ("self",),
+        "torch/distributed/distributed_c10d.py: _world": (),
+        "torch/distributed/distributed_c10d.py: _get_default_store": (),
+        "torch/utils/_device.py: _device_constructors": (),
+    }
+    root = require_checked(["torch"], TORCH, "gspo_hpc/policy/compat.py", names)
+    assert missing(root, names) == []
+    assert not inspect.signature(dist.distributed_c10d._get_default_store).parameters
+
+
+def test_a_name_that_is_gone_or_takes_something_else_is_found() -> None:
+    root = require_checked(["megatron-core"], MEGATRON, "gspo_hpc/policy/compat.py", COMPAT)
+    file = f"{_CORE}/parallel_state.py"
+    wrong = {f"{file}: no_such_group": (), f"{file}: create_group": ("timeout",), "megatron/none.py: f": ()}
+    gone, other, absent = missing(root, wrong)
+    assert (gone, absent) == (f"{file}: no_such_group is not there", "megatron/none.py: f is not there")
+    assert other.startswith(f"{file}: create_group takes ('ranks', 'timeout', ")
+
+
+def test_submodules_of_both_forms_of_a_specification() -> None:
+    parts = SimpleNamespace(router=None)
+    assert compat.moe_submodules(SimpleNamespace(submodules=parts)) is parts
+    assert compat.moe_submodules(partial(dict, submodules=parts)) is parts
+
+
+def test_a_model_returns_its_hidden_states() -> None:
+    class Model(compat.HiddenStates):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return self._postprocess(hidden, None, labels=None)
+
+    hidden = torch.ones(3, 1, 2)
+    assert Model().forward(hidden) is hidden

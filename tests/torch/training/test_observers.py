@@ -1,0 +1,154 @@
+"""Observers of a run, each with the files or the console that it is for."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Tracking
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.runs import commit
+from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.jobs.train import make_observers
+from gspo_hpc.training.observers.base import Observers, StepObserver
+from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar
+from gspo_hpc.training.observers.files import CheckpointCommit, MetricsFile, ProfileTables, SamplesFile
+from gspo_hpc.training.telemetry import console as console_module
+from gspo_hpc.training.telemetry.console import Console
+from gspo_hpc.training.telemetry.trackers.tracker import Tracker
+
+
+def group(slot: int, failure: str | None = None) -> Group:
+    tokens = np.arange(3, dtype=np.int32)
+    completion = Completion(tokens, np.zeros(3, np.float32), f"answer {slot}", "stop", slot, failure=failure)
+    return Group(slot, Prompt(slot, tokens, f"question {slot}", {"answer": slot}), (completion,))
+
+
+class Broken(StepObserver):
+    """An observer that fails, as one without room on its disk."""
+
+    def step(self, record: dict[str, object]) -> None:
+        raise OSError("no room")
+
+
+def test_without_observers_everything_is_accepted(tmp_path: Path) -> None:
+    """So it is on ranks other than 0."""
+    none = Observers()
+    with none.rollout(0, 8) as progress:
+        progress(4, 100)
+    none.step({"step": 1})
+    none.samples(1, "train", [group(0)])
+    none.note("text")
+    none.profile(1, "table", tmp_path)
+    none.checkpoint(tmp_path, {}, CheckpointState(Cursor(), [], None))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_go_to_files_and_console(tmp_path: Path) -> None:
+    run, screen = RunDir(tmp_path), io.StringIO()
+    console = Console(screen, 9)
+    observers = Observers([MetricsFile(run), SamplesFile(run, 2), ProfileTables(), ConsoleLines(console)])
+    observers.step({"step": 1, "reward": 0.5})
+    observers.samples(1, "train", [group(0), group(1, "it raised"), group(2, "it raised")])
+    observers.profile(1, "head\nrow", tmp_path)
+    assert [record["step"] for record in run.read_metrics()] == [1]
+    rows = [json.loads(line) for line in run.samples.read_text().splitlines()]
+    assert [row["completion"] for row in rows] == ["answer 0", "answer 1"] and rows[1]["failure"] == "it raised"
+    assert (tmp_path / "step-000001.txt").read_text() == "head\nrow\n"
+    shown = screen.getvalue()
+    assert "1/9" in shown and "a reward function failed for 2 completions: it raised" in shown and "row" in shown
+
+
+def test_the_metrics_are_on_disk_before_a_later_observer_fails(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with pytest.raises(OSError, match="no room"):
+        Observers([MetricsFile(run), Broken()]).step({"step": 1})
+    assert [record["step"] for record in run.read_metrics()] == [1]
+
+
+def test_the_bar_gets_the_tokens_since_it_was_last_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(console_module, "PLAIN_PROGRESS_SECONDS", 0.0)
+    with Observers([ProgressBar(Console(screen, 9))]).rollout(3, 8) as progress:
+        progress(4, 100)
+        progress(4, 250)
+    first, second = screen.getvalue().splitlines()
+    assert "rollout 3: 4/8 completions" in first and "8/8" in second
+
+
+def test_a_committed_checkpoint_gives_back_where_the_run_stood(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    staging = commit.begin(run.checkpoints, 3)
+    (staging / "shard").write_bytes(b"weights")
+    state = CheckpointState(Cursor(step=3, rollout=1, update=1, offset=8), [group(0), group(1)], {"step": 3})
+    Observers([CheckpointCommit(run, {"ranks": 1}, keep=2)]).checkpoint(staging, {}, state)
+    (whole,) = commit.list_committed(run.checkpoints)
+    assert not commit.verify(whole) and commit.read_extra(whole) == {"layout": {"ranks": 1}}
+    read = CheckpointState.read(whole)
+    assert read.cursor == state.cursor and read.record == {"step": 3}
+    assert [one.to_json() for one in read.groups] == [one.to_json() for one in state.groups]
+
+
+def test_old_checkpoints_and_journals_go_once_a_new_checkpoint_is_committed(tmp_path: Path) -> None:
+    """The journals of the cursor's rollout and of later ones stay: a resumed run continues them."""
+    run = RunDir(tmp_path)
+    for rollout in range(4):
+        (run.rollouts / f"{rollout:06d}").mkdir(parents=True)
+    observers = Observers([CheckpointCommit(run, {"ranks": 1}, keep=2)])
+    for step in (1, 2, 3):
+        staging = commit.begin(run.checkpoints, step)
+        (staging / "shard").write_bytes(b"weights")
+        observers.checkpoint(staging, {}, CheckpointState(Cursor(step=step, rollout=step - 1), [], None))
+    assert [path.name for path in commit.list_committed(run.checkpoints)] == ["000002", "000003"]
+    assert sorted(path.name for path in run.rollouts.iterdir()) == ["000002", "000003"]
+
+
+class LateTracker(Tracker):
+    """A tracker that remembers which steps were on disk when it got a record."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(Tracking(wandb="disabled", tensorboard=False), run.path, "id", "name", {}, True)
+        self.run = run
+        self.on_disk: list[list[int]] = []
+        self.rows: list[Mapping[str, Any]] = []
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self.on_disk.append([one["step"] for one in self.run.read_metrics()])
+        super().log(record)
+
+    def log_samples(self, rows: Any) -> None:
+        self.rows += rows
+
+
+def test_a_run_keeps_everything_and_its_metrics_are_on_disk_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_module, "PLAIN_PROGRESS_SECONDS", 0.0)
+    run, screen = RunDir(tmp_path), io.StringIO()
+    tracker, config = LateTracker(run), from_dict({"checkpoint": {"keep": 1}, "tracking": {"samples": 1}})
+    observers = Observers(make_observers(run, config, tracker, Console(screen, 9)))
+    for step in (1, 2):
+        observers.samples(step, "train", [group(0), group(1)])
+        observers.step({"step": step, "reward": 0.5})
+        staging = commit.begin(run.checkpoints, step)
+        (staging / "shard").write_bytes(b"weights")
+        observers.checkpoint(staging, {}, CheckpointState(Cursor(step=step), [], None))
+    assert tracker.on_disk == [[1], [1, 2]]
+    assert [row["completion"] for row in tracker.rows] == ["answer 0"] * 2
+    assert [json.loads(line)["step"] for line in run.samples.read_text().splitlines()] == [1, 2]
+    (whole,) = commit.list_committed(run.checkpoints)
+    assert whole.name == "000002" and commit.read_extra(whole) == {"layout": config.layout}
+    observers.profile(2, "head", tmp_path)
+    with observers.rollout(3, 8) as progress:
+        progress(8, 100)
+    assert (tmp_path / "step-000002.txt").exists()
+    assert "1/9" in screen.getvalue() and "rollout 3: 8/8" in screen.getvalue()

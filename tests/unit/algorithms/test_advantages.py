@@ -1,0 +1,101 @@
+"""Advantages of a group: the formula, what leaves it unchanged, and that nothing ever becomes NaN."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gspo_hpc.algorithms.advantages import group_advantages
+
+REWARDS = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=2, max_size=12)
+MASKED = st.lists(st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=12)
+
+
+def advantages(rewards: list[float], excluded: list[bool] | None = None, normalize: bool = True) -> np.ndarray:
+    result = group_advantages(np.array(rewards), np.array(excluded or [False] * len(rewards)), normalize)
+    assert result.dtype == np.float32
+    assert result.shape == (len(rewards),)
+    return result
+
+
+@given(MASKED, st.booleans())
+def test_the_formula_over_the_samples_that_count(group: list[tuple[float, bool]], normalize: bool) -> None:
+    rewards, excluded = [reward for reward, _ in group], [out for _, out in group]
+    alive = [reward for reward, out in group if not out]
+    got = advantages(rewards, excluded, normalize)
+    if len(set(alive)) < 2:
+        assert (got == 0.0).all()
+        return
+    mean = statistics.mean(alive)
+    scale = statistics.stdev(alive) if normalize else 1.0
+    wanted = [0.0 if out else (reward - mean) / scale for reward, out in group]
+    assert got == pytest.approx(wanted, abs=1e-6)
+
+
+@given(REWARDS)
+def test_sum_is_zero_and_sample_variance_is_one(rewards: list[float]) -> None:
+    assume(len(set(rewards)) > 1)
+    got = advantages(rewards).astype(np.float64)
+    assert got.sum() == pytest.approx(0.0, abs=1e-5)
+    assert got.var(ddof=1) == pytest.approx(1.0, abs=1e-5)
+
+
+@given(REWARDS, st.integers(-50, 50), st.sampled_from([1e-30, 1e-3, 0.5, 7.0, 1e25]))
+def test_shift_and_positive_scale_change_nothing(rewards: list[float], shift: int, scale: float) -> None:
+    base = advantages(rewards)
+    assert advantages([reward + shift for reward in rewards]) == pytest.approx(base, abs=1e-6)
+    assert advantages([reward * scale for reward in rewards]) == pytest.approx(base, abs=1e-6)
+    assert advantages([-reward for reward in rewards]) == pytest.approx(-base, abs=1e-6)
+
+
+@given(REWARDS, st.integers(0, 11), st.sampled_from([float("nan"), float("inf"), -1e300, 5.0]), st.booleans())
+def test_an_excluded_sample_is_inert(rewards: list[float], place: int, junk: float, normalize: bool) -> None:
+    place = min(place, len(rewards))
+    with_it = advantages(
+        [*rewards[:place], junk, *rewards[place:]],
+        [*[False] * place, True, *[False] * (len(rewards) - place)],
+        normalize,
+    )
+    assert with_it[place] == 0.0
+    assert np.delete(with_it, place).tobytes() == advantages(rewards, normalize=normalize).tobytes()
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(
+    ("rewards", "excluded"),
+    [
+        ([0.1] * 8, [False] * 8),
+        ([0.1 + 0.2, 0.3, 0.3], [False] * 3),
+        (list(np.float32([0.1 * 3, 0.3, 0.2 + 0.1]).astype(float)), [False] * 3),
+        ([1.0, 0.0, 1.0], [True, False, True]),
+        ([1.0, 0.0], [True, True]),
+        ([0.0, -0.0], [False, False]),
+        ([5.0], [False]),
+        ([], []),
+    ],
+)
+def test_groups_with_nothing_to_compare_give_exact_zeros(
+    rewards: list[float], excluded: list[bool], normalize: bool
+) -> None:
+    assert (advantages(rewards, excluded, normalize) == 0.0).all()
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_any_finite_rewards_give_finite_advantages(rewards: list[float], normalize: bool) -> None:
+    assert np.isfinite(advantages(rewards, normalize=normalize)).all()
+
+
+def test_a_small_difference_that_is_none_of_rounding_counts() -> None:
+    assert advantages([1.0, 1.0001]) == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-6)
+
+
+def test_a_reward_that_is_no_number_and_not_excluded_is_our_mistake() -> None:
+    with pytest.raises(AssertionError, match="neither refused nor excluded"):
+        advantages([float("nan"), 1.0])

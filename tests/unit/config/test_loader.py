@@ -1,0 +1,389 @@
+"""Reading configs: every mistake is found, told together and with its place; what is written is read back equal."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.config.changes import MAY_CHANGE, difference, refused_changes
+from gspo_hpc.config.loader import ConfigError, dump, from_dict, load
+from gspo_hpc.config.schema import Config, Container, RewardFunction, keys, limits, plain_type
+from gspo_hpc.config.section import Count, OneLine
+
+TOOLS = ("sbatch", "srun", "vLLM's", "torch.distributed,")  # names that a sentence may begin with
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(path: Path | None, *overrides: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    assert all("\n" not in line for line in caught.value.problems)
+    return caught.value.problems
+
+
+def test_a_file_with_settings_over_it(tmp_path: Path) -> None:
+    text = """
+    run: {name: first, max_steps: 10}
+    batch:
+      global_batch_size: 32
+    optimizer:
+    data: {train: data/rows.jsonl}
+    reward:
+      functions:
+        - function: number
+        - {function: graders/mine.py:grade, weight: 0.5, args: {tolerance: 1.0e-3}}
+    rollout: {engine: {max_num_seqs: 4, gpu_memory_utilization: 0.5}}
+    """
+    overrides = ["run.max_steps=20", "rollout.engine.gpu_memory_utilization=0.8", "optimizer.lr=1e-5", "run.name=007"]
+    config = load(write(tmp_path, text), overrides)
+    assert (config.run.name, config.run.max_steps, config.batch.global_batch_size) == ("007", 20, 32)
+    assert config.optimizer.lr == 1e-5 and config.optimizer.adam_beta1 == 0.9
+    assert config.rollout.engine == {"max_num_seqs": 4, "gpu_memory_utilization": 0.8}
+    assert config.data.train == "data/rows.jsonl"  # left relative
+    assert config.reward.functions == (
+        RewardFunction(function="number"),
+        RewardFunction(function="graders/mine.py:grade", weight=0.5, args={"tolerance": 1e-3}),
+    )
+
+
+def test_defaults_alone(tmp_path: Path) -> None:
+    assert load(None, []) == Config() == from_dict({}) == load(write(tmp_path, ""), [])
+    assert load(None, ["run.max_steps=3"]).run.max_steps == 3
+
+
+def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
+    config = load(write(tmp_path, "optimizer: {lr: 1e-6, clip_grad: 1}"), ["optimizer.adam_eps=1e-7"])
+    assert yaml.safe_load("1e-6") == "1e-6"  # the trap
+    assert (config.optimizer.lr, config.optimizer.adam_eps) == (1e-6, 1e-7)
+    assert type(config.optimizer.clip_grad) is float
+
+
+def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "run:\n"
+        "  max_stepz: 10\n"
+        "batsh: {}\n"
+        "batch:\n"
+        "  global_batch_size: many\n"
+        "  share_prompts: 1\n"
+        "rollout: {mode: colocated}\n",
+    )
+    found = problems(path, "optimizer.lr=-1", "model.pth=x", "evaluation.interval=2")
+    assert len(found) == 8
+    text = "\n".join(found)
+    for line in (
+        f"{path}:2: unknown key run.max_stepz; nearest: run.max_steps",
+        f"{path}:3: unknown section 'batsh'; nearest: batch",
+        f"{path}:5: batch.global_batch_size must be a whole number; found 'many'",
+        f"{path}:6: batch.share_prompts must be true or false; found 1",
+        f"{path}:7: rollout.mode is 'colocated', which is not allowed; nearest: colocate; allowed: colocate, server",
+        "command line: optimizer.lr must be 0 or more; found -1.0",
+        "command line: unknown key model.pth; nearest: model.path",
+        "command line: unknown section 'evaluation'",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("run.max_steps=true", "must be a whole number; found true"),
+        ("run.max_steps=10.0", "must be a whole number; found 10.0"),
+        ("run.max_steps=0", "must be 1 or more; found 0"),
+        ("cluster.nodes=1000000", "must be at most 100000; found 1000000"),
+        ("cluster.gpus_per_node=1000000", "must be at most 256; found 1000000"),
+        ("rollout.engines_per_node=1000000000000", "must be at most 256; found 1000000000000"),
+        ("batch.global_batch_size=99999999999999999999999", "must be at most 1000000000; found 23 digits"),
+        ("batch.global_batch_size=10000000000000000", "must be at most 1000000000; found 10000000000000000"),
+        ("rollout.max_response_length=2000000000", "must be at most 1000000000; found 2000000000"),
+        ("run.seed=null", "must be a whole number; found null"),
+        ("run.seed=-1", "must be at least 0"),
+        ("run.name=null", "must be text; found null"),
+        ("run.name='a\n#SBATCH'", "run.name must be 1 to 100 letters"),
+        ("run.name=../x", "run.name must be 1 to 100 letters"),
+        ('run.dir="a\\nb"', "without line breaks"),
+        ('run.dir="a\\0b"', "without line breaks"),
+        ('run.dir=""', "without line breaks"),
+        ("optimizer.lr=yes", "must be a number; found true"),
+        ("optimizer.lr=.nan", "must be a number; found nan"),
+        ("optimizer.lr=nan", "must be a number; found 'nan'"),
+        ("optimizer.lr=[1]", "must be a number; found a list"),
+        ("optimizer.adam_beta2=1", "below 1"),
+        ("rollout.temperature=0", "must be at least 0.01 and at most 2"),
+        ("rollout.temperature=2.1", "must be at least 0.01 and at most 2: vLLM samples at no other; found 2.1"),
+        ("eval.temperature=0.001", "must be at least 0.01 and at most 2"),
+        ("rollout.top_p=1.1", "at most 1"),
+        ("rollout.top_k=0", "-1 for all tokens"),
+        ("rollout.engine=3", "must be a mapping; found 3"),
+        ("rollout.engine={1: 2}", "the key 1; keys must be text"),
+        ("rollout.engine={a: .nan}", "finite numbers"),
+        ("rollout.engine={a: 2020-01-01}", "holds 2020-01-01 (date)"),
+        ("reward.functions=number", "must be a list; found 'number'"),
+        ("reward.functions=[number]", "must be a mapping of keys; found 'number'"),
+        ("reward.functions=[{weight: 2}]", "reward.functions[0].function is missing"),
+        ("reward.functions=[{function: a, wieght: 2}]", "nearest: reward.functions[0].weight"),
+        ("reward.functions=[{function: a}, {function: b, weight: x}]", "reward.functions[1].weight must be a number"),
+        ("reward.functions.weight=2", "must be a list; found a mapping"),
+        ("batch.max_steps=3", "did you mean run.max_steps?"),
+        ("batch.zzz=3", "allowed: micro_batch_size"),
+        ("tracking.wandb=off", "allowed: auto, online, offline, disabled"),
+        ("global_batch_size=8", "write section.key=value"),
+        ("batch.global_batch_size", "write section.key=value"),
+        ("batch.=8", "write section.key=value"),
+        ("run.max_steps.x=8", "must be a whole number; found a mapping"),
+        ("data.train=[", "not valid YAML"),
+        ("algorithm.name=gpso", "algorithm.name is 'gpso', which is not allowed; nearest: gspo; allowed: gspo, grpo"),
+        ("algorithm.name=loss", 'algorithms/loss.py has no class with `name: Literal["loss"]`; allowed: gspo'),
+        ("algorithm.name=[]", "algorithm.name must be text; found a list"),
+        ("algorithm.clip_hi=1", "unknown key algorithm.clip_hi of gspo; nearest: algorithm.clip_high"),
+        ("algorithm.zzz=1", "unknown key algorithm.zzz of gspo; allowed: name, clip_low, clip_high, aggregation"),
+        ("algorithm.max_steps=1", "unknown key algorithm.max_steps of gspo; did you mean run.max_steps?"),
+        ("algorithm.aggregation=tokens", "algorithm.aggregation is 'tokens', which is not allowed; nearest: token"),
+    ],
+)
+def test_wrong_settings(setting: str, words: str) -> None:
+    (line,) = problems(None, setting)
+    assert line.startswith("command line: ") and words in line
+
+
+def test_null_only_where_none_is_allowed() -> None:
+    raw = {"rollout": {"engines_per_node": None}, "run": {"dir": None}, "batch": None}
+    assert from_dict(raw) == Config() == load(None, ["run.dir=", "rollout.engines_per_node=null"])
+    with pytest.raises(ConfigError, match="rollout.max_prompt_length must be a whole number; found null"):
+        from_dict({"rollout": {"max_prompt_length": None}})
+
+
+def test_a_key_given_twice_is_a_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path, "run:\n  seed: 1\n  name: a\n  seed: 2\nbatch: {}\nrun: {}\n")
+    assert problems(path) == (
+        f"{path}:4: run.seed is given twice (first on line 2)",
+        f"{path}:6: run is given twice (first on line 1)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- 1\n- 2\n", "a config is made of sections"),
+        ("run: [1, 2]\n", "run is a section of keys; found a list"),
+        ("run:\n  seed: [1\nx: 2\n", ":3: not valid YAML"),
+        ("run: 2020-99-99\n", "not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "not valid YAML"),
+        ("run: !!python/object/apply:os.system ['false']\n", "not valid YAML"),
+        ("? [1, 2]\n: 3\n", "not valid YAML"),
+        ("1: {}\n", "unknown section 1"),
+        ("run: {1: 2}\n", "unknown key run.1"),
+        ("run: \x00\n", "not valid YAML"),
+        ("rollout: &a\n  engine: {x: *a}\n", "unknown key|nested too deeply"),
+        ("rollout: {engine: " + "[" * 990 + "]" * 990 + "}\n", "nested too deeply"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(path, [])
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path, "")
+    assert problems(tmp_path / "runs.yaml") == (
+        f"{tmp_path}/runs.yaml: no such config file; nearest: {tmp_path}/run.yaml",
+    )
+    assert "cannot be read" in problems(tmp_path)[0]
+    (tmp_path / "latin.yaml").write_bytes(b"run: {name: \xff}")
+    assert "not UTF-8" in problems(tmp_path / "latin.yaml")[0]
+
+
+def test_a_merge_key_and_an_alias_share_settings(tmp_path: Path) -> None:
+    functions = "[{function: f, args: {<<: *e, b: 3}}, {function: g, args: *e}]"
+    text = f"rollout: {{engine: &e {{a: 1, b: 2}}}}\nreward: {{functions: {functions}}}\n"
+    config = load(write(tmp_path, text), ["rollout.engine.a=9"])
+    assert config.rollout.engine == {"a": 9, "b": 2}
+    assert config.reward.functions[0].args == {"a": 1, "b": 3}
+    assert config.reward.functions[1].args == {"a": 1, "b": 2}  # the override did not reach through the alias
+
+
+def test_min_lr_is_not_above_lr() -> None:
+    with pytest.raises(ConfigError, match="min_lr .* must not be above optimizer.lr"):
+        from_dict({"optimizer": {"lr": 1e-6, "min_lr": 1e-5}})
+
+
+def test_there_are_two_sleep_levels() -> None:
+    assert load(None, ["rollout.sleep_level=2"]).rollout.sleep_level == 2
+    for wrong in (0, 3):
+        with pytest.raises(ConfigError, match=f"rollout.sleep_level must be 1 .* or 2 .*; found {wrong}"):
+            load(None, [f"rollout.sleep_level={wrong}"])
+
+
+def test_the_table_of_changes_names_real_keys() -> None:
+    free = {"rollout.engine.gpu_memory_utilization"}
+    assert {f"{key.split('.')[0]}" for key in keys()} >= {key.split(".")[0] for key in MAY_CHANGE}
+    assert keys().keys() >= {key for key in MAY_CHANGE if not key.endswith(".*")} - free
+
+
+def test_every_key_has_a_meaning_and_every_number_a_range() -> None:
+    inner = {f"reward.functions.{name}": field for name, field in RewardFunction.model_fields.items()}
+    inner |= {f"slurm.container.{name}": field for name, field in Container.model_fields.items()}
+    for name, field in (keys() | inner).items():
+        text = field.description or ""
+        assert text[:1].isupper() or text.split()[0] in TOOLS, f"{name}: {text}"
+        assert text.endswith("."), f"{name}: {text}"
+        kind = plain_type(field.annotation)
+        if kind is int:
+            assert {"ge", "le"} <= limits(field).keys() or {"ge", "lt"} <= limits(field).keys(), name
+        if kind is float:
+            assert limits(field) or name == "reward.functions.weight", name
+
+
+# ---- written and read back -----------------------------------------------------------------------
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=12)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def quoted(text: str) -> str:
+    return f"x{text}x"
+
+
+@st.composite
+def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
+    """Values of the right type for some keys; most are in range."""
+    raw: dict[str, dict[str, Any]] = {}
+    for key, field in keys().items():
+        if not draw(st.integers(0, 5)) and key not in ("run.name", "run.dir"):  # these two have rules of their own
+            base = plain_type(field.annotation)
+            section, name = key.split(".")
+            if key == "algorithm.name":
+                value: Any = draw(st.sampled_from(["gspo", "gspo_token", "grpo"]))
+            elif typing.get_origin(base) is typing.Literal:
+                value = draw(st.sampled_from(typing.get_args(base)))
+            elif base is Container:
+                value = {"kind": "pyxis", "image": "x"}
+            elif base == dict[str, str]:
+                value = draw(st.dictionaries(words, words, max_size=3))
+            elif base in (tuple[str, ...], tuple[OneLine, ...]):
+                value = draw(st.lists(st.from_regex("[a-z]{1,5}", fullmatch=True), max_size=3))
+            elif base == tuple[Count, ...]:
+                value = draw(st.lists(st.integers(1, 10**9), max_size=3))
+            elif typing.get_origin(base) is dict:
+                value = draw(st.dictionaries(words, plain, max_size=3))
+            elif typing.get_origin(base) is tuple:
+                value = [{"function": "number", "weight": draw(numbers), "args": draw(st.dictionaries(words, plain))}]
+            else:
+                kinds: dict[Any, st.SearchStrategy[Any]] = {
+                    bool: st.booleans(),
+                    int: st.integers(1, 256 if section in ("cluster", "rollout") else 10**9),
+                    float: st.floats(1e-12, 0.99),
+                    str: st.from_regex("[a-z]{1,5}", fullmatch=True) if section == "slurm" else words.map(quoted),
+                }
+                value = draw(kinds[base])
+            raw.setdefault(section, {})[name] = value
+    raw.get("optimizer", {}).pop("min_lr", None)
+    if "sleep_level" in raw.get("rollout", {}):
+        raw["rollout"]["sleep_level"] = 2
+    for section in ("rollout", "eval"):
+        if "temperature" in raw.get(section, {}):
+            raw[section]["temperature"] = 0.01 + raw[section]["temperature"]
+    return raw
+
+
+@settings(max_examples=50, deadline=None)
+@given(raw_configs())
+def test_what_is_dumped_is_loaded_equal(raw: dict[str, dict[str, Any]]) -> None:
+    config = from_dict(raw)
+    again = from_dict(yaml.safe_load(dump(config)))
+    assert again == config
+    assert difference(config, again) == []
+    assert {row[0].split(".")[0] for row in difference(Config(), config)} <= raw.keys()
+
+
+def test_dump_is_resolved_and_loads_from_a_file(tmp_path: Path) -> None:
+    config = from_dict({"run": {"name": "no"}, "optimizer": {"lr": 1e-6}, "reward": {"functions": [{"function": "a"}]}})
+    text = dump(config)
+    assert load(write(tmp_path, text), []) == config
+    raw = yaml.safe_load(text)
+    assert list(raw) == [*Config.model_fields]
+    assert raw["rollout"]["max_response_length"] == 1024 and raw["run"]["dir"] is None
+
+
+# ---- differences between attempts ----------------------------------------------------------------
+
+
+def test_difference_names_key_old_and_new() -> None:
+    old = from_dict({"run": {"seed": 1}, "rollout": {"engine": {"a": 1, "b": {"c": True}}}})
+    new = from_dict({"run": {"seed": 2}, "rollout": {"engine": {"a": 1.0, "b": {"c": 1}, "d": "x", "e": None}}})
+    assert difference(old, new) == [
+        ("run.seed", 1, 2),
+        ("rollout.engine.a", 1, 1.0),
+        ("rollout.engine.b.c", True, 1),
+        ("rollout.engine.d", "(not given)", "x"),  # and e, whose null is vLLM's own default, is as if not given
+    ]
+    one = from_dict({"reward": {"functions": [{"function": "a"}]}})
+    (row,) = difference(Config(), one)
+    assert row[0] == "reward.functions" and row[2][0]["function"] == "a"
+
+
+def test_lists_of_numbers() -> None:
+    assert load(None, ["tracking.profile_steps=[3, 10]"]).tracking.profile_steps == (3, 10)
+    with pytest.raises(ConfigError, match=r"profile_steps must be a whole number; found 'x'"):
+        load(None, ["tracking.profile_steps=[x]"])
+    with pytest.raises(ConfigError, match="profile_steps must be 1 or more; found 0"):
+        load(None, ["tracking.profile_steps=[0]"])
+
+
+def test_what_may_change_between_attempts() -> None:
+    old = from_dict({})
+    allowed = {
+        "run": {"max_steps": 20},
+        "cluster": {"nodes": 2},
+        "batch": {"micro_batch_size": 2},
+        "checkpoint": {"interval": 1},
+        "tracking": {"wandb": "disabled"},
+        "faults": {"max_skipped_steps": 0},
+        "eval": {"interval": 3},
+        "rollout": {"sleep_level": 2, "engine": {"gpu_memory_utilization": 0.5}},
+        "moe": {"token_dispatcher": "flex"},
+    }
+    assert len(difference(old, from_dict(allowed))) == 10
+    assert refused_changes(old, from_dict(allowed)) == []
+    refused: dict[str, dict[str, Any]] = {
+        "run": {"seed": 1, "name": "b"},
+        "model": {"path": "m"},
+        "batch": {"global_batch_size": 2, "num_generations": 2, "share_prompts": False},
+        "optimizer": {"lr": 1e-5},
+        "rollout": {"temperature": 0.5, "engine": {"seed": 1}},
+        "algorithm": {"name": "grpo"},
+        "eval": {"samples": 2},
+    }
+    keys = [f"{section}.{key}" for section, values in refused.items() for key in values]
+    expected = {key if key != "rollout.engine" else "rollout.engine.seed" for key in keys}
+    expected |= {"algorithm.clip_low", "algorithm.clip_high"}  # grpo has others
+    assert {row[0] for row in refused_changes(old, from_dict(refused))} == expected
+    assert not expected & MAY_CHANGE
+
+
+@pytest.mark.parametrize(("style", "allowed"), [("constant", True), ("linear", False), ("cosine", False)])
+def test_more_steps_only_while_the_rate_is_constant(style: str, allowed: bool) -> None:
+    raw: dict[str, Any] = {"optimizer": {"lr_decay_style": style}, "run": {"max_steps": 10}}
+    longer = raw | {"run": {"max_steps": 20}}
+    found = refused_changes(from_dict(raw), from_dict(longer))
+    assert found == ([] if allowed else [("run.max_steps", 10, 20)])

@@ -1,0 +1,370 @@
+"""Symptoms over made-up evidence: each is shown by numbers that have it, and by no others. No GPU has made the numbers
+of a GPU (use, memory) here. Real runs are in tests/run/test_diagnose.py, run directories in test_diagnose.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.diagnose.evidence import AttemptEvidence, Evidence, Excerpt
+from gspo_hpc.diagnose.registry import Symptom, find
+
+CONFIG: dict[str, Any] = {
+    "run": {"max_steps": 100},
+    "cluster": {"gpus_per_node": 8},
+    "batch": {"micro_batch_tokens": 8192, "global_batch_size": 128, "num_generations": 8, "steps_per_generation": 4},
+}
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """CONFIG with keys over it."""
+    return loader.from_dict({n: CONFIG.get(n, {}) | sections.get(n, {}) for n in CONFIG.keys() | sections.keys()})
+
+
+def healthy(step: int, **changes: Any) -> dict[str, Any]:
+    """The record of a step of a run with nothing wrong."""
+    update = (step - 1) % 4
+    record = {
+        "step": step,
+        "update": update,
+        "attempt": 1,
+        "reward": 0.3 + 0.003 * step,
+        "reward_std": 0.45,
+        "zero_variance_groups": 3,
+        "failures": 0,
+        "response_length": 400.0 + step,
+        "response_length_max": 900,
+        "truncated_fraction": 0.02,
+        "ratio_deviation_max": 0.0 if update == 0 else 2e-3,
+        "clip_fraction": 0.0 if update == 0 else 0.15,
+        "gap_mean": 2e-3 + 1e-5 * (step % 3),
+        "gap_max": 0.1,
+        "probe_gap_mean": 2e-3,
+        "grad_norm": 0.5 + 0.01 * (step % 5),
+        "skipped": 0,
+        "empty": 0,
+        "seconds": 40.0,
+        "seconds/generate": 25.0 if update == 0 else 0.0,
+        "seconds/reward_wait": 0.3,
+        "seconds/update": 12.0,
+        "seconds/sync": 1.0,
+        "seconds/waiting": 0.2,
+        "seconds/computing": 10.0,
+        "seconds/computing_most": 10.4,
+        "rank_of_most_seconds": step % 8,
+        "communication_over_computation": 0.15,
+        "device_use": 0.9,
+        "runtime_memory_gib": 60.0 + step % 4,
+        "packing/imbalance": 1.004,
+        "packing/micro_batches": 8.0,
+        "packing/fill": 0.93,
+        "engine_restarts": 0,
+        "experts/imbalance_max": 1.4,
+        "experts/tokens_min": 800.0,
+        "experts/tokens_mean": 1000.0,
+        "experts/tokens_max": 1400.0,
+        "experts/idle": 0.0,
+    }
+    if update == 0:
+        record |= {
+            "seconds/engine_least": 23.0,
+            "seconds/engine_most": 25.0,
+            "seconds/generate_tail": 3.0,
+            "engine_tokens_per_s_least": 9000.0,
+            "engine_tokens_per_s_most": 9500.0,
+        }
+    if step % 50 == 0:
+        record["seconds/save"] = 2.0
+    return record | changes
+
+
+def evidence(change: Callable[[int], dict[str, Any]] = lambda step: {}, steps: int = 40, **sections: Any) -> Evidence:
+    """A healthy run of so many steps, with each record changed."""
+    records = tuple(healthy(step, **change(step)) for step in range(1, steps + 1))
+    done = AttemptEvidence(1, "done", steps=(1, steps))
+    return Evidence("run", config(**sections), records, (done,))
+
+
+def names(run: Evidence) -> list[str]:
+    """What is found."""
+    return [symptom.name for symptom in find(run)]
+
+
+def only(run: Evidence) -> Symptom:
+    """The one symptom that is found."""
+    (symptom,) = find(run)
+    return symptom
+
+
+def test_a_healthy_run_shows_nothing() -> None:
+    assert names(evidence()) == []
+    assert names(evidence(steps=3)) == []
+    assert names(Evidence("run", config())) == []
+
+
+def later(step: int, **changes: Any) -> dict[str, Any]:
+    """Changes of the last steps of forty."""
+    return changes if step > 30 else {}
+
+
+CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
+    # name, severity, what changes, a part of the evidence, a setting
+    ("zero_variance_groups", "problem", lambda s: {"zero_variance_groups": 14}, "88 %", "batch.num_generations=16"),
+    ("zero_variance_groups", "warning", lambda s: {"zero_variance_groups": 9}, "56 %", "batch.num_generations=16"),
+    ("reward_saturation", "warning", lambda s: {"reward": 0.99, "reward_std": 0.09}, "0.99", ""),
+    ("reward_always_zero", "problem", lambda s: {"reward": 0.0, "reward_std": 0.0}, "was 0, steps 1 to 40", ""),
+    ("reward_function_failures", "problem", lambda s: {"failures": 32}, "25 %", "reward.timeout=30"),
+    ("reward_function_failures", "warning", lambda s: {"failures": 4}, "3.1 %", "reward.timeout=30"),
+    (
+        "clipping_never_active",
+        "warning",
+        lambda s: {"clip_fraction": 0.0, "ratio_deviation_max": 1e-5},
+        "1e-05, the range is -0.0003 to +0.0004",
+        "optimizer.lr=3e-06",
+    ),
+    (
+        "length_explosion",
+        "problem",
+        lambda s: {"response_length": 100.0 + 20 * s, "reward": 0.5 - 0.005 * s},
+        "tokens on average in steps 1 to 10",
+        "optimizer.lr=1e-07",
+    ),
+    ("truncation", "warning", lambda s: {"truncated_fraction": 0.2}, "20 %", "rollout.max_response_length=2048"),
+    ("truncation", "problem", lambda s: {"truncated_fraction": 0.5}, "50 %", "rollout.max_response_length=2048"),
+    (
+        "train_inference_mismatch",
+        "warning",
+        lambda s: {"gap_mean": 2e-3 * 1.1**s},
+        "gap_mean went from",
+        "rollout.dtype=float32",
+    ),
+    (
+        "train_inference_mismatch",
+        "warning",
+        lambda s: {"probe_gap_mean": 2e-3 * 1.1**s},
+        "probe_gap_mean went from",
+        "rollout.dtype=float32",
+    ),
+    ("exploding_gradients", "warning", lambda s: {"grad_norm": 0.3 * 1.2**s}, "norm", "optimizer.lr=1e-07"),
+    (
+        "exploding_gradients",
+        "problem",
+        lambda s: {"grad_norm": None, "skipped": 1} if s in (17, 37) else {},
+        "2 of 40 steps (steps 17, 37)",
+        "optimizer.lr=1e-07",
+    ),
+    (
+        "exploding_gradients",
+        "warning",
+        lambda s: {"grad_norm": None, "skipped": 1} if s == 17 else {},
+        "1 of 40 steps (step 17)",
+        "optimizer.lr=1e-07",
+    ),
+    (
+        "unbalanced_experts",
+        "warning",
+        lambda s: {"experts/imbalance_max": 3.0, "experts/tokens_max": 3000.0},
+        "least / mean / most 800 / 1,000 / 3,000",
+        "moe.aux_loss_coeff=0.001",
+    ),
+    ("unbalanced_experts", "problem", lambda s: {"experts/imbalance_max": 6.0}, "6.0 times", "moe.z_loss_coeff=0.001"),
+    ("low_device_use", "problem", lambda s: {"device_use": 0.4}, "generate", "parallel.overlap_grad_reduce=true"),
+    (
+        "low_device_use",
+        "warning",
+        lambda s: {"device_use": 0.7},
+        "target above 80 %",
+        "slurm.environment.CUDA_DEVICE_MAX_CONNECTIONS='1'",
+    ),
+    (
+        "communication",
+        "warning",
+        lambda s: {"communication_over_computation": 0.5},
+        "target below 0.3",
+        "slurm.environment.CUDA_DEVICE_MAX_CONNECTIONS='1'",
+    ),
+    (
+        "memory_swings",
+        "warning",
+        lambda s: {"runtime_memory_gib": 70.0 if s == 33 else 50.0},
+        "70 GiB at step 33",
+        "memory.recompute_granularity=full",
+    ),
+    ("slow_rewards", "problem", lambda s: {"seconds/reward_wait": 20.0}, "50 %", "reward.workers=8"),
+    ("slow_checkpoints", "warning", lambda s: {"seconds/save": 8.0}, "17 %", "checkpoint.interval=100"),
+    ("slow_checkpoints", "problem", lambda s: {"seconds/save": 30.0}, "43 %", "checkpoint.interval=100"),
+    (
+        "generation_tail",
+        "warning",
+        lambda s: {"seconds/generate_tail": 9.0} if s % 4 == 1 else {},
+        "36 % of the generation (9.0 s per rollout",
+        "rollout.max_response_length=512",
+    ),
+    (
+        "unbalanced_engines",
+        "warning",
+        lambda s: {"engine_tokens_per_s_least": 4000.0} if s % 4 == 1 else {},
+        "the slowest made 4,000 tokens/s",
+        "batch.steps_per_generation=8",
+    ),
+    (
+        "unbalanced_engines",
+        "warning",
+        lambda s: {"seconds/engine_least": 10.0} if s % 4 == 1 else {},
+        "worked 10.0 s",
+        "batch.steps_per_generation=8",
+    ),
+    (
+        "unbalanced_packing",
+        "problem",
+        lambda s: {"packing/imbalance": 1.5},
+        "1.50 times the mean tokens",
+        "batch.global_batch_size=256",
+    ),
+    ("unbalanced_packing", "note", lambda s: {"packing/fill": 0.4}, "40 % full", "batch.micro_batch_tokens=16384"),
+    (
+        "stragglers",
+        "warning",
+        lambda s: {"seconds/computing_most": 16.0, "seconds/waiting": 6.0, "rank_of_most_seconds": 5},
+        "rank 5 (node 0 of the job)",
+        "tracking.profile_steps=[42]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "severity", "change", "shown", "setting"), CASES)
+def test_each_symptom_is_found_alone(
+    name: str, severity: str, change: Callable[[int], dict[str, Any]], shown: str, setting: str
+) -> None:
+    symptom = only(evidence(change))
+    assert (symptom.name, symptom.severity) == (name, severity)
+    assert shown in " ".join(symptom.evidence), symptom.evidence
+    assert any(character.isdigit() for character in " ".join(symptom.evidence)), "evidence has numbers"
+    assert symptom.cause and (symptom.settings or symptom.look)
+    assert not setting or setting in symptom.settings, symptom.settings
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_settings_can_be_given(case: tuple[Any, ...]) -> None:
+    """Each is one that the command line takes, changes something, and leaves the plan whole."""
+    run = evidence(case[2])
+    for setting in only(run).settings:
+        changed = run.with_settings(setting)
+        assert changed != run.config and loader.load(None, [setting])
+
+
+def test_a_setting_that_is_there_already_is_not_offered() -> None:
+    run = evidence(lambda s: {"device_use": 0.4}, parallel={"overlap_grad_reduce": True})
+    assert "parallel.overlap_grad_reduce=true" not in only(run).settings
+
+
+@pytest.mark.parametrize(
+    ("sections", "offered"),
+    [
+        ({"parallel": {"expert_model_parallel_size": 4}}, True),
+        ({}, False),
+        ({"parallel": {"expert_model_parallel_size": 4}, "cluster": {"platform": "cpu"}}, False),
+        ({"parallel": {"expert_model_parallel_size": 4}, "moe": {"token_dispatcher": "flex"}}, False),
+    ],
+)
+def test_the_flex_dispatcher_is_offered_where_it_can_be(sections: dict[str, dict[str, Any]], offered: bool) -> None:
+    """After the losses, which make experts even."""
+    found = find(evidence(lambda s: {"experts/imbalance_max": 3.0}, **sections))
+    (symptom,) = [one for one in found if one.name == "unbalanced_experts"]
+    assert symptom.settings[:2] == ("moe.aux_loss_coeff=0.001", "moe.z_loss_coeff=0.001")
+    assert symptom.settings[2:] == (("moe.token_dispatcher=flex",) if offered else ())
+
+
+def test_a_setting_with_which_the_plan_would_break_is_not_offered() -> None:
+    """Sixteen completions a group would leave ranks without a prompt."""
+    run = evidence(lambda s: {"zero_variance_groups": 1}, batch={"global_batch_size": 16})
+    assert only(run).settings == ()
+
+
+def test_whether_a_run_may_go_on_with_the_settings_is_told() -> None:
+    assert only(evidence(lambda s: {"seconds/save": 8.0})).resumable
+    assert not only(evidence(lambda s: {"truncated_fraction": 0.2})).resumable
+
+
+def test_one_update_a_rollout_is_a_note() -> None:
+    run = evidence(lambda s: {"update": 0, "clip_fraction": 0.0}, batch={"steps_per_generation": 1})
+    assert (only(run).name, only(run).severity) == ("clipping_never_active", "note")
+
+
+def test_on_a_cpu_the_targets_of_gpus_are_not_asked_for() -> None:
+    swings = evidence(
+        lambda s: {"runtime_memory_gib": float(s)}, cluster={"platform": "cpu"}, model={"dtype": "float32"}
+    )
+    assert "memory_swings" not in names(swings)
+    slow = evidence(lambda s: {"communication_over_computation": 2.0}, cluster={"platform": "cpu"})
+    assert (only(slow).name, only(slow).severity) == ("communication", "note")
+
+
+def test_what_came_with_more_work_is_no_straggler() -> None:
+    change = {"seconds/computing_most": 16.0, "seconds/waiting": 6.0, "rank_of_most_seconds": 5}
+    assert "stragglers" in names(evidence(lambda s: change))
+    more = change | {"packing/imbalance": 1.6}
+    assert names(evidence(lambda s: more)) == ["unbalanced_packing"]
+    assert names(evidence(lambda s: change | {"rank_of_most_seconds": s % 8})) == []  # bad luck, each time another's
+
+
+def test_one_restart_of_an_engine_does_not_make_engines_uneven() -> None:
+    run = evidence(lambda s: {"engine_tokens_per_s_least": 300.0} if s == 33 else {})
+    assert names(run) == []
+
+
+def test_loss_scaling_finds_its_scale() -> None:
+    run = evidence(lambda s: {"skipped": int(s < 3)}, model={"dtype": "float16"})
+    assert names(run) == []
+    run = evidence(lambda s: {"skipped": int(s % 4 == 0)}, model={"dtype": "float16"})
+    assert "model.dtype=bfloat16" in only(run).settings
+
+
+def test_a_run_that_logs_nothing_more_is_told() -> None:
+    run = evidence()
+    run = Evidence(run.path, run.config, run.records, (AttemptEvidence(1, "running"),), seconds_since_step=100.0)
+    assert names(run) == []
+    run = Evidence(run.path, run.config, run.records, run.attempts, seconds_since_step=2000.0)
+    assert only(run).name == "no_progress" and "2000 s after step 40" in only(run).evidence[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(sorted(healthy(1)) + ["seconds/save"]),
+            st.none() | st.floats() | st.integers(-10, 10**6) | st.text(max_size=3) | st.booleans(),
+            max_size=12,
+        ),
+        max_size=30,
+    )
+)
+def test_no_record_makes_a_symptom_raise(changes: list[dict[str, Any]]) -> None:
+    """Whatever is in metrics.jsonl, there is an answer, and it is said in full."""
+    records = tuple(healthy(n) | change | {"step": n} for n, change in enumerate(changes, 1))
+    for symptom in find(Evidence("run", config(), records, (AttemptEvidence(1, "failed", "x"),))):
+        assert symptom.to_json()["evidence"] and symptom.severity in ("problem", "warning", "note")
+
+
+def test_preemptions_are_no_failures() -> None:
+    ends = [AttemptEvidence(n, reason, steps=(n, n)) for n, reason in enumerate(("preempted", "time limit", "done"), 1)]
+    symptom = only(Evidence("run", config(), evidence().records, tuple(ends)))
+    assert (symptom.name, symptom.severity) == ("restarts", "note")
+    assert "1 preempted, 1 time limit; 2 of these were not the run's fault" in symptom.evidence[0]
+    assert "slurm.time_minutes=120" in symptom.settings
+
+
+def test_a_failure_that_the_run_got_over_is_a_warning() -> None:
+    told = Excerpt("attempts/0001/rank-3.log", "Traceback\n  f()\ntorch.OutOfMemoryError: CUDA out of memory.")
+    failed = AttemptEvidence(1, "failed", "rank 3 on n1: OutOfMemoryError", steps=(1, 9), error=told)
+    run = Evidence("run", config(), evidence().records, (failed, AttemptEvidence(2, "done", steps=(9, 40))))
+    found = {symptom.name: symptom for symptom in find(run)}
+    assert found.keys() == {"out_of_memory_in_update", "restarts"}
+    assert {symptom.severity for symptom in found.values()} == {"warning"}
+    assert "after step 9" in found["out_of_memory_in_update"].evidence[0]

@@ -1,0 +1,141 @@
+"""GPUs by NVML: the real nvidia-ml-py, without a driver and with a stub that stands in for the driver's library.
+
+The stub implements functions of libnvidia-ml.so.1 as NVIDIA's nvml.h declares them, and answers for two GPUs. Its
+values are typed in, since no machine of the tests has a GPU; the tests hold our calls and the mapping of their answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.doctor import gpus
+
+SCRIPT = """
+import dataclasses, json
+from gspo_hpc.doctor import gpus
+print(json.dumps(dataclasses.asdict(gpus.read())))
+"""
+STUB = r"""
+#include <string.h>
+typedef struct {{ unsigned long long total, free, used; }} Memory;
+typedef struct {{ unsigned pid; unsigned long long used; unsigned instance, compute; }} Process;
+static int devices[2] = {{0, 1}};
+int nvmlInitWithFlags(unsigned flags) {{ return {init}; }}
+int nvmlInit_v2(void) {{ return {init}; }}
+int nvmlShutdown(void) {{ return 0; }}
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {{ strncpy(text, "570.124.06", size); return 0; }}
+#ifndef OLD
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {{ *version = 12080; return 0; }}
+#endif
+int nvmlDeviceGetCount_v2(unsigned *count) {{ *count = 2; return 0; }}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, int **device) {{ *device = &devices[index]; return 0; }}
+int nvmlDeviceGetName(int *device, char *text, unsigned size) {{
+    strncpy(text, "NVIDIA H100 80GB HBM3", size);
+    return 0;
+}}
+int nvmlDeviceGetUUID(int *device, char *text, unsigned size) {{
+    strncpy(text, *device ? "GPU-6f0e1f3c-bbbb" : "GPU-6f0e1f3c-aaaa", size);
+    return 0;
+}}
+int nvmlDeviceGetMemoryInfo(int *device, Memory *memory) {{
+    memory->total = 81559ULL << 20, memory->used = 4ULL << 20, memory->free = memory->total - memory->used;
+    return 0;
+}}
+int nvmlDeviceGetMigMode(int *device, unsigned *current, unsigned *pending) {{
+    *current = *pending = *device;
+    return *device ? 0 : 3;  /* NVML_ERROR_NOT_SUPPORTED for the first */
+}}
+int nvmlDeviceGetComputeMode(int *device, int *mode) {{ *mode = *device ? 3 : 0; return 0; }}
+int nvmlDeviceGetPersistenceMode(int *device, int *mode) {{ *mode = *device ? 0 : 1; return 0; }}
+int nvmlDeviceGetTotalEccErrors(int *device, int kind, int counter, unsigned long long *count) {{
+    *count = kind == 1 && counter == 0 ? 5 : 999;
+    return *device ? 0 : 3;
+}}
+int nvmlDeviceGetComputeRunningProcesses_v3(int *device, unsigned *count, Process *found) {{
+    if (*device == 0) {{ *count = 0; return 0; }}
+    if (*count < 1) {{ *count = 1; return 7; }}  /* NVML_ERROR_INSUFFICIENT_SIZE */
+    memset(found, 0, sizeof *found);
+    found->pid = 4711, found->used = 1ULL << 30, *count = 1;
+    return 0;
+}}
+int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned size) {{
+    strncpy(text, "/opt/tools/bin/python", size);
+    return 0;
+}}
+const char *nvmlErrorString(int code) {{ return "Driver Not Loaded"; }}
+"""
+
+
+def answers(folder: Path, init: int = 0, *options: str) -> dict[str, Any]:
+    """Return what gpus.read returns in a process that finds the stub first; NVML's start returns the code `init`."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to build the stub of the driver's library")
+    (folder / "stub.c").write_text(STUB.format(init=init))
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", *options, "-o", library, folder / "stub.c"], check=True, timeout=60)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(folder), "PATH": str(folder)}  # and no nvidia-smi
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_no_driver_is_installed() -> None:
+    """The real package looks for the library, and there is none."""
+    pynvml = pytest.importorskip("pynvml")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        pass
+    else:
+        pytest.skip("this machine has an NVIDIA driver")
+    found = gpus.read()
+    assert not found.installed and found.gpus == () and "no NVIDIA driver is installed" in found.error
+    (finding,) = gpus.judge(found, 2).findings
+    assert finding.state == "fail" and finding.fix.startswith("set cluster.platform=cpu")
+
+
+def test_what_nvml_answers_is_mapped(tmp_path: Path) -> None:
+    pytest.importorskip("pynvml")
+    found = answers(tmp_path)
+    first, second = found["gpus"]
+    assert first == {
+        "index": 0,
+        "name": "NVIDIA H100 80GB HBM3",
+        "uuid": "GPU-6f0e1f3c-aaaa",
+        "memory": 81559 * 2**20,
+        "used": 4 * 2**20,
+        "mig": False,
+        "ecc_errors": None,  # not supported
+        "compute_mode": "Default",
+        "persistence": True,
+        "driver": "570.124.06",
+    }
+    assert (second["uuid"], second["mig"], second["ecc_errors"]) == ("GPU-6f0e1f3c-bbbb", True, 5)
+    assert (second["compute_mode"], second["persistence"]) == ("Exclusive_Process", False)
+    app = {"uuid": "GPU-6f0e1f3c-bbbb", "pid": 4711, "name": "/opt/tools/bin/python", "used": 2**30}
+    assert (found["apps"], found["cuda"], found["error"], found["installed"]) == ([app], "12.8", "", True)
+
+
+def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
+    pytest.importorskip("pynvml")
+    found = answers(tmp_path, 9)  # NVML_ERROR_DRIVER_NOT_LOADED
+    assert found["installed"] and found["error"].startswith("the NVIDIA driver does not answer: Driver Not Loaded")
+    (finding,) = gpus.judge(gpus.Gpus(error=found["error"]), 2).findings
+    assert finding.state == "fail" and "dmesg" in finding.fix
+
+
+def test_a_driver_that_is_too_old_is_asked_through_nvidia_smi(tmp_path: Path) -> None:
+    """A library without a function that the package calls; nvidia-smi is not there either, which is then said."""
+    pytest.importorskip("pynvml")
+    assert answers(tmp_path, 0, "-DOLD")["error"] == "nvidia-smi is not installed"

@@ -1,0 +1,54 @@
+"""Facts that stand in one place of the package: exit codes, variables, nearest names, ends of logs, sizes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.system import environment, exit_codes
+
+HOMES = {
+    r"get_close_matches": "system/text.py",
+    r"Traceback \\\(most recent call last": "system/text.py",
+    r"\.seek\(max\(": "system/text.py",
+    r"/ GIB:|2 ?\*\* ?30\b|1024 ?\*\* ?3\b": "system/text.py",  # GIB, gib and in_gib
+    r"\b32 (?:<<|\* 2 ?\*\*) ?20\b": "config/constants.py",  # NCCL_BYTES
+    r"\ble=256\b|GPUS\w* = 256\b": "config/constants.py",  # MOST_GPUS_PER_NODE
+    r"(?:EXIT_|\b)(?:DONE|FAILED|REFUSED|REQUEUE)(?:, \w+)* = \d": "system/exit_codes.py",
+}
+
+
+def sources(project: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted((project / "gspo_hpc").rglob("*.py")):
+        yield path.relative_to(project / "gspo_hpc").as_posix(), path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("pattern", HOMES)
+def test_one_file_says_it(project: Path, pattern: str) -> None:
+    found = [name for name, text in sources(project) if re.search(pattern, text)]
+    assert found == [HOMES[pattern]]
+
+
+def test_environment_variables_are_named_once(project: Path) -> None:
+    names = [value for name, value in vars(environment).items() if name.isupper()]
+    assert len(names) == len(set(names)) and all(name.startswith("GSPO_HPC_") for name in names)
+    for name, text in sources(project):
+        if name == "system/environment.py":
+            continue
+        constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        assert [one for one in constants if isinstance(one, str) and re.fullmatch(r"GSPO_HPC_\w+", one)] == [], name
+
+
+def test_every_variable_is_used(project: Path) -> None:
+    everything = "".join(text for name, text in sources(project) if name != "system/environment.py")
+    for name in vars(environment):
+        assert not name.isupper() or re.search(rf"\b{name}\b", everything), name
+
+
+def test_exit_codes_differ() -> None:
+    codes = [value for name, value in vars(exit_codes).items() if name.isupper()]
+    assert len(codes) == len(set(codes)) == 6

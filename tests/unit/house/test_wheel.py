@@ -1,0 +1,135 @@
+"""The package as it is installed: a wheel in an empty environment, used from a folder that is no checkout.
+
+Costs about half a minute, most of it pip. Catches a file that is read at run time and is not in the wheel, a
+requirement that setup.cfg does not name, and a path that only a checkout has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.config import paths
+from gspo_hpc.models import catalog
+from tests.unit.importers.test_swift import SWIFT_DENSE
+from tests.unit.report.test_page import FULL, make_run
+
+PRESETS = sorted(path.stem for path in paths.PRESETS.glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def wheel(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of what git tracks and of what is new: built in a copy, since setuptools writes beside its input."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0"):
+        source = project / name
+        if name and (source.is_symlink() or source.exists()) and not name.startswith(("tests/", "docs/")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            if source.is_symlink():
+                (copy / name).symlink_to(os.readlink(source))
+            else:
+                (copy / name).write_bytes(source.read_bytes())
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(out),
+        str(copy),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = out.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(project: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program in an environment of its own, with what the wheel requires in the versions that are pinned."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    pins = project / "tools" / "requirements" / "cpu.txt"
+    command = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
+    done = subprocess.run(
+        [*command, "-c", str(pins), str(wheel)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "bin" / "gspo-hpc"
+
+
+def call(program: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed program in an empty folder, without anything that leads to the checkout."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "COLUMNS": "120", "LANG": "C.UTF-8"}
+    return subprocess.run(
+        [str(program), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {f"gspo_hpc/config/presets/{name}.yaml" for name in PRESETS} <= names
+    profiles = {f"gspo_hpc/config/slurm_profiles/{path.name}" for path in paths.PROFILES.glob("*.yaml")}
+    assert profiles and profiles <= names
+    assert {f"gspo_hpc/models/configs/{name}.json" for name in catalog.names()} <= names
+    assert not any(name.startswith("tests/") for name in names)
+
+
+@pytest.mark.parametrize("name", ["qwen3_30b_a3b_ep8", "tiny_cpu"])
+def test_presets_are_planned_by_name(installed: Path, tmp_path: Path, name: str) -> None:
+    assert name in PRESETS
+    done = call(installed, tmp_path, "plan", name, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["valid"] is True
+
+
+def test_a_profile_is_found_by_name_and_the_batch_script_is_shown(installed: Path, tmp_path: Path) -> None:
+    words = ("qwen3_30b_a3b_ep8", "slurm.profile=gpu_cluster")
+    plan = call(installed, tmp_path, "plan", *words, "--sbatch")
+    assert plan.returncode == 0, plan.stderr
+    done = call(installed, tmp_path, "submit", *words, "--dry-run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("#SBATCH --partition=gpu", "#SBATCH --time=240", "#SBATCH --exclusive"):
+        assert line in done.stdout, done.stdout
+        assert line in plan.stdout
+    assert list(tmp_path.iterdir()) == []  # a dry run writes nothing
+
+
+def test_a_missing_profile_is_named(installed: Path, tmp_path: Path) -> None:
+    done = call(installed, tmp_path, "plan", "tiny_cpu", "slurm.profile=no_such_cluster")
+    assert done.returncode == 2
+    assert "no_such_cluster" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_script_is_converted(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(SWIFT_DENSE)
+    done = call(installed, tmp_path, "convert", "train.sh", "--out", "mine.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "global_batch_size: 128" in (tmp_path / "mine.yaml").read_text()
+
+
+def test_a_report_is_written(installed: Path, tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "run", FULL), tmp_path / "page.html"
+    done = call(installed, tmp_path, "report", str(run.path), "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = out.read_text()
+    assert "<svg" in page and "<style" in page and "</html>" in page

@@ -1,0 +1,169 @@
+"""Shell scripts are read as bash reads them, and what only running them would tell is reported by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+from gspo_hpc.importers.shell import follow, read_script
+
+RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --global_batch_size 32"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        # case
+        "X=big\ncase $X in\n small) N=1 ;;\n b*|huge) N=2 ;;\n *) N=3 ;;\nesac\na $N",
+        "case \"$Q\" in\n x) a ;;\n '') b ;;\n *) c ;;\nesac",
+        # arithmetic
+        "N=3\na $(( 2 * 4 )) $((N*N - 1)) $(((N + 7) / 2)) $((-7 / 2)) $((-7 % 4)) $((N > 1)) $(( $N * ${N} ))",
+        "N=3\nif (( N > 2 )); then a; else b; fi",
+        # functions, with their arguments and local variables
+        'f() {\n a "$@" end $#\n b ${2:-none}\n}\nf 1 "2 3"\nf',
+        'X=outer\nfunction f { local X=$1; a "$X"; Y=set; }\nf inner\nb "$X" "$Y"',
+        # arrays
+        'A=(1 \'two three\')\nA+=("four")\na ${#A[@]} ${A[1]} "${A[1]}" "${A[*]}" "${A[@]}" x${A[0]}y $A',
+        'A=()\na "${A[@]}" end',
+        # defaults and parts of a value
+        'a ${X:-b c} "${X:-b c}" ${X-d} ${X:=e} $X ${X:+set} ${Q:+unset} ${X:-f} "${Z:-}" ${Z:-}',
+        "P=/models/Qwen-7B.tar.gz\na ${P##*/} ${P%/*} ${P%%.*} ${P#/} ${P/Qwen/Llama} ${P:1:6} ${P^^} ${#P}",
+        # here-documents, two in one line, and one that goes into a pipe
+        'cat <<E >/dev/null | a x\nb it\'s "not" $(a command\nE\nb y',
+        "a x <<'E' y <<-'F'\nb $(\nE\n\tc\n\tF\nb z",
+        # a backslash before a line's end, within quotes and outside
+        "a \"one \\\ntwo\" th\\\nree \\\n  four 'fi\\\nve'",
+        "X=1 \\\n  a x \\\n  b  # a comment\nb $'tab\\there' \"a 'b' c\" 'a \"b\" c'",
+        # conditions, lists and loops whose outcome the script alone decides
+        '[ -z "$Q" ] && X=1 || X=2\na $X\n[[ $X -eq 1 && ! $X == 2* ]] && b\n[ "$X" != 1 ] || c',
+        "for x in one; do a $x; done\nfor y; do b; done\nwhile [ $# -gt 0 ]; do c; done",
+        "(X=1; a $X)\nb ${X:-unset}\n{ X=2; }\nc $X",
+        'export P=1 "Q=2 3"\nunset P\na ${P:-gone} $Q "$Q"',
+        "a == b =~ - = + 2>&1",
+        "a - 2>&1",
+    ],
+)
+def test_a_script_is_read_as_bash_reads_it(script: str) -> None:
+    tell = "".join(f"{name}() {{ printf '%s\\0' {name} \"$@\" >&3; printf '\\1\\0' >&3; }}\n" for name in "abc")
+    done = subprocess.run(
+        ["bash", "-c", f"exec 3>&1\n{tell}{script}"], capture_output=True, text=True, timeout=20, check=False, env={}
+    )
+    commands = [tuple(part.split("\0")[:-1]) for part in done.stdout.split("\1\0")[:-1]]
+    assert commands and [item.words for item in read_script(script) if item.words[0] in "abc"] == commands
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        ("if [ -f /etc/x ]; then LR=1e-6; else LR=2e-6; fi", "$LR depends on a condition in line 1"),
+        ("LR=1e-6\n[ -d /x ] && LR=2e-6", "$LR depends on a condition in line 2"),
+        ("LR=1e-6\nnvidia-smi || LR=2e-6", "$LR depends on a condition in line 2"),
+        ("case $(hostname) in\n a*) LR=1e-6 ;;\n *) LR=2e-6 ;;\nesac", "$LR depends on a condition in line 1"),
+        ("LR=1e-6\ncase $(hostname) in a*) LR=2e-6 ;; esac", "$LR depends on a condition in line 2"),
+        ("LR=1e-6\nf() { if grep x y; then LR=1e-5; fi; }\nf", "$LR depends on a condition in line 2"),
+        ("LR=1e-6\nwhile read line; do LR=$line; done < file", "$LR changes in the loop of line 2"),
+        ("read -r LR", "$LR is read from the input by read"),
+        ("LR=1\n(( LR++ ))", "$LR is computed in line 2"),
+        ("LR=1e-6\nsource env.sh", "$LR may be set by env.sh, a file that the script sources"),
+        (". ./env.sh", "$LR may be set by ./env.sh, a file that the script sources"),
+        ("LR=$(cat lr.txt)", "its value is known only when the script runs"),
+        ("LR=`cat lr.txt`", "its value is known only when the script runs"),
+        ("LR=$((2 ** 3))", "its value is known only when the script runs"),
+        ("LR=$RATE", "$RATE is not set in the script"),
+        ("declare -A R=([x]=1e-6)\nLR=${R[x]}", "$R is an array with keys"),
+    ],
+)
+def test_what_depends_on_more_than_the_script_is_reported_by_name(before: str, why: str) -> None:
+    found = convert(f"{before}\n{RUN} --lr $LR", gpus=4)
+    lines = [line for line in found.assumed if line.startswith("--lr ")]
+    assert len(lines) == 1 and why in lines[0], found.assumed
+    assert found.config.optimizer.lr == 1e-5  # the default of Megatron-SWIFT, and the line says so
+
+
+def test_defaults_after_a_sourced_file_are_not_taken_for_granted() -> None:
+    found = convert(f"source env.sh\n{RUN} --lr ${{LR:-1e-6}}", gpus=4)
+    assert any("$LR may be set by env.sh" in line for line in found.assumed)
+    known = convert(f"source /opt/venv/bin/activate\n{RUN} --lr ${{LR:-1e-6}}", gpus=4)  # sets PATH, and no argument
+    assert known.config.optimizer.lr == 1e-6 and not any("$LR" in line for line in known.assumed)
+
+
+def test_branches_that_agree_leave_a_variable_known() -> None:
+    found = convert(f"if [ -f x ]; then LR=1e-6; B=1; else B=2; LR=1e-6; fi\n{RUN} --lr $LR", gpus=4)
+    assert found.config.optimizer.lr == 1e-6 and found.assumed == convert(RUN, gpus=4).assumed
+
+
+def test_a_loop_over_several_values_converts_with_that_argument_open() -> None:
+    found = convert(f"for rate in 1e-6 2e-6; do\n{RUN} --lr $rate --beta 0.5\ndone", gpus=4)
+    assert any("--lr $rate: $rate takes several values in the loop of line 1" in line for line in found.assumed)
+    assert found.config.algorithm.kl_beta == 0.5
+
+
+def test_a_run_behind_a_condition_is_converted_with_a_note() -> None:
+    script = follow(f"if [ -f x ]; then\n{RUN}\nfi")
+    assert script.commands == [] and len(script.possible) == 1
+    found = convert(f"if [ -f x ]; then\n{RUN}\nfi", gpus=4)
+    assert any(line.startswith("the run stands behind a condition") for line in found.assumed)
+    with pytest.raises(ValueError, match="it starts 2 runs"):
+        convert(f"if [ -f x ]; then\n{RUN}\nelse\n{RUN}\nfi")
+
+
+def test_machines_that_the_script_computes_are_reported() -> None:
+    found = convert(f"NPROC_PER_NODE=$(nvidia-smi -L | wc -l) NNODES=$SLURM_NNODES {RUN}")
+    assert any(line.startswith("NPROC_PER_NODE=$(nvidia-smi...)") for line in found.assumed)
+    assert any("$SLURM_NNODES is not set in the script" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("a\nb 'c\nd", "line 2: a quote (') is opened and never closed: ...a b 'c d"),
+        ('a "x"\nb\nc "it\'s', 'line 3: a quote (") is opened and never closed'),
+        ("a\nb <|x|> c", "line 2: < leads to no file: put quotes around text with < > | & ;"),
+        ("a\nif b; then c", "line 2: bash would not read this"),
+        ("a\nb )", "line 2: bash would not read this"),
+        ("a\n\nb \0 c", "line 3: a NUL byte stands here"),
+        ("a " + "x" * (1 << 20), "the script has 1048578 characters; at most 1048576 are read"),
+        ("X=ab\n" + "X=$X$X\n" * 30, "line 17: the value of X has more than 65536 characters"),
+        ("f0() { a; }\n" + "".join(f"f{i}() {{ f{i - 1}; f{i - 1}; }}\n" for i in range(1, 16)) + "f15", "statements"),
+        ("( " * 3000 + "b" + " )" * 3000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_script_is_refused_in_one_line(script: str, expected: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        read_script(script)
+    assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_recursion_of_functions_ends() -> None:
+    assert read_script("f() { a; f; }\nf")[0].words == ("a",)
+
+
+@pytest.mark.parametrize(("name", "modules"), [("run.sh", "tree_sitter"), ("run.yaml", "")])
+def test_the_parser_is_imported_for_shell_scripts_alone(name: str, modules: str, tmp_path: Path) -> None:
+    text = {"run.sh": RUN, "run.yaml": "rlhf_type: grpo\nglobal_batch_size: 32\ntrain_iters: 5\n"}[name]
+    (tmp_path / name).write_text(text)
+    script = (
+        "import sys\nfrom gspo_hpc.cli.main import main\n"
+        f"assert main(['convert', {str(tmp_path / name)!r}, '--gpus', '4']) == 0\n"
+        "print('tree_sitter' * ('tree_sitter' in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines()[-1] == modules
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_standard_input_that_is_not_utf_8_is_refused_in_one_line(locale: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gspo_hpc", "convert", "-"],
+        input=RUN.encode() + b" --model /m\xff",
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": locale, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stdout == b""
+    assert done.stderr.startswith(b"error: -: not UTF-8 text") and done.stderr.count(b"\n") == 1

@@ -1,0 +1,47 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=abc
+#SBATCH --comment='project 7'
+#SBATCH --constraint='a100&nvlink'
+#SBATCH --cpus-per-task=12
+#SBATCH --exclude='n[3-4]'
+#SBATCH --exclusive
+#SBATCH --gres=gpu:a100:4
+#SBATCH --job-name=demo
+#SBATCH --mail-type=END,FAIL
+#SBATCH --mail-user=me@example.org
+#SBATCH --mem=500G
+#SBATCH --nice=100
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/demo/jobs/NNNN/%j_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --qos=long
+#SBATCH --requeue
+#SBATCH --reservation=course
+#SBATCH --signal=USR2@300
+#SBATCH --switches=1
+#SBATCH --time=240
+
+# setup
+ulimit -n 65536
+module load cuda/13.0
+export PYTHONPATH=/runs/demo/jobs/NNNN/code
+export PYTHONSAFEPATH=1
+export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+/opt/python -u -m submitit.core._submit /runs/demo/jobs/NNNN
+
+# The job starts every attempt with
+#   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --cpus-per-task=12 --gpu-bind=closest --mpi=none /opt/python -m gspo_hpc.training.worker train /runs/demo
+# and these in its environment:
+#   NCCL_SOCKET_IFNAME=ib0
+#   OMP_NUM_THREADS=12
+#   PYTHONPATH=/runs/demo/jobs/NNNN/code
+#   PYTHONSAFEPATH=1
+#   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+#   PYTHONUNBUFFERED=1

@@ -1,0 +1,227 @@
+"""status, logs and cancel, read from run directories; Slurm's part is shown on a real one in tests/slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.config import loader
+from gspo_hpc.launch import status
+from gspo_hpc.runs.directory import Attempt, RunDir, open_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made, _ = open_run(loader.from_dict({"run": {"dir": str(tmp_path / "run"), "max_steps": 10}}))
+    return made
+
+
+def attempt(run: RunDir, reason: str | None, detail: str = "") -> Attempt:
+    with run.lock():
+        begun = run.new_attempt(loader.load(run.config))
+        if reason is not None:
+            begun.finish(reason, 1, detail)
+    return begun
+
+
+def test_a_new_run_and_one_that_failed(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.read(run.path).state == "new"
+    attempt(run, "preempted")
+    attempt(run, "failed", "rank 3 on n2: OSError: x")
+    for step in range(5):
+        run.append_metrics({"step": step, "reward": 0.25 * step, "seconds": 2.0, "completion_tokens_per_s": 100.0})
+    now = status.read(run.path)
+    assert (now.state, now.reason, now.step, now.max_steps) == ("failed", "rank 3 on n2: OSError: x", 4, 10)
+    assert (now.reward, now.tokens_per_s, now.seconds_left_in_run) == (1.0, 100.0, 12.0)
+    assert now.ended == {"preempted": 1, "failed": 1}
+    assert main(["status", str(run.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == now.to_json()
+    assert main(["status", str(run.path)]) == 0
+    page = capsys.readouterr().out
+    assert "failed (rank 3 on n2: OSError: x)" in page and "step 4 of 10, reward 1.000" in page
+    assert "2 attempts: 1 preempted, 1 failed" in page
+
+
+def test_a_run_that_was_killed_is_no_running_one(run: RunDir) -> None:
+    attempt(run, None)
+    assert status.read(run.path).state == "killed"
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ('{"attempt": 1, "started": "2026-01-01"}', "it lacks ended"),
+        ("[]", "it is not a JSON object"),
+        ('{"attempt": [], "ended": null}', "attempt is [], but its folder has the number 1"),
+        ('{"attempt": 1, "ended": "2026-01-01"}', "it lacks reason"),
+        ('{"attempt": 1, "ended": "2026-01-01", "reason": ["x"]}', 'reason is ["x"], which is not text'),
+        ('{"attempt": 1, "ended": null, "reached": 3}', "reached is 3, which is not a step and a number of groups"),
+        ('{"attempt": 1, "ended', "not valid JSON"),
+    ],
+)
+def test_a_damaged_attempt_is_shown_beside_the_other_runs(
+    run: RunDir, tmp_path: Path, content: str, wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, _ = open_run(loader.from_dict({"run": {"dir": str(tmp_path / "other"), "max_steps": 10}}))
+    attempt(other, "stopped")
+    begun = attempt(run, "failed")
+    begun.log_path(0).write_text("Traceback (most recent call last):\nOSError: x\n")
+    record = begun.path / "attempt.json"
+    record.write_text(content)
+    run.append_metrics({"step": 3, "reward": 0.5, "seconds": 2.0})
+    assert main(["status", str(run.path), str(other.path), "--json"]) == 0
+    damaged, whole = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (damaged["state"], damaged["step"], damaged["attempts"]) == ("damaged", 3, 1)
+    assert damaged["reason"].startswith(f"{record}: ") and wrong in damaged["reason"]
+    assert whole["state"] == "stopped"
+    assert main(["status", str(run.path), str(other.path)]) == 0
+    page = capsys.readouterr().out
+    assert f"{run.path}: damaged (" in page and wrong in page and f"{other.path}: stopped" in page
+    assert main(["logs", str(run.path)]) == 0 and "OSError: x" in capsys.readouterr().out
+    assert main(["logs", str(run.path), "--errors"]) == 0 and "OSError: x" in capsys.readouterr().out
+
+
+def test_other_damaged_files_are_named_too(run: RunDir) -> None:
+    assert status.read(run.path).state == "new"
+    run.config.write_text("run: {max_stepz: 3}\n")
+    assert status.read(run.path).reason.startswith(f"{run.config}:1: unknown key run.max_stepz")
+    run.info.write_text("{")
+    assert status.read(run.path).reason.startswith(f"{run.info}: not valid JSON")
+    run, _ = open_run(loader.from_dict({"run": {"dir": str(run.path.parent / "submitted"), "max_steps": 10}}))
+    record = run.path / "jobs" / "0001" / "job.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    assert status.read(run.path).reason == f"{record}: not the record of a job: it has no job_id"
+
+
+def test_lines_of_metrics_that_are_no_records_are_left_out(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    attempt(run, "stopped")
+    run.append_metrics({"step": 1, "seconds": 4.0, "reward": 0.25})
+    run.append_metrics({"step": 2, "seconds": 2.0, "reward": 0.5})
+    with run.metrics.open("a") as file:
+        file.write('{"reward": 1}\n[]\nnothing\n{"step": "4"}\n{"step": 3, "seconds": [1], "reward": "high"}\n')
+    assert main(["status", str(run.path)]) == 0
+    assert "stopped" in capsys.readouterr().out
+    now = status.read(run.path)
+    assert (now.state, now.step, now.reward, now.seconds_left_in_run) == ("stopped", 3, None, 21.0)
+
+
+def test_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(tmp_path)]) == 2
+    assert "not a run directory" in capsys.readouterr().err
+    assert main(["logs", str(tmp_path / "nothing")]) == 2
+    assert "no such run directory" in capsys.readouterr().err
+
+
+def test_logs_of_a_rank_and_of_an_earlier_attempt(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        begun = attempt(run, "failed")
+        begun.log_path(0).write_text(f"rank 0 of attempt {number}\n")
+        begun.log_path(1).write_text(f"rank 1 of attempt {number}\n")
+    for words, text in (
+        ([], "rank 0 of attempt 2\n"),
+        (["--rank", "1"], "rank 1 of attempt 2\n"),
+        (["--attempt", "1", "--rank", "1"], "rank 1 of attempt 1\n"),
+        (["-f"], "rank 0 of attempt 2\n"),  # nothing runs: it ends
+    ):
+        assert main(["logs", str(run.path), *words]) == 0
+        assert capsys.readouterr().out == text
+    assert main(["logs", str(run.path), "--rank", "7"]) == 2
+    assert "no log of rank 7; there are ranks 0 to 1" in capsys.readouterr().err
+    assert main(["logs", str(run.path), "--attempt", "9"]) == 2
+    assert "no attempt 9; there are 1 to 2" in capsys.readouterr().err
+
+
+def test_the_log_of_the_job_is_what_a_person_sees(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = attempt(run, "failed")
+    record = json.loads((begun.path / "attempt.json").read_text()) | {"slurm_job_id": "12"}
+    (begun.path / "attempt.json").write_text(json.dumps(record))
+    (run.path / "jobs" / "0001").mkdir(parents=True)
+    (run.path / "jobs" / "0001" / "12_0_log.out").write_text("what people see\n")
+    begun.log_path(0).write_text("what libraries say\n")
+    assert main(["logs", str(run.path)]) == 0
+    assert capsys.readouterr().out == "what people see\n"
+    assert main(["logs", str(run.path), "--rank", "0"]) == 0
+    assert capsys.readouterr().out == "what libraries say\n"
+
+
+TRACE = 'chatter\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n{}\nafterwards\n'
+
+
+def test_the_first_error_is_the_cause(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = attempt(run, "failed")
+    texts = {
+        0: TRACE.format("RuntimeError: [gloo] Connection closed by peer"),
+        1: TRACE.format("ZeroDivisionError: the cause"),
+        2: TRACE.format("KeyError: later"),
+        3: "nothing\n",
+    }
+    for rank, text in texts.items():
+        begun.log_path(rank).write_text(text)
+        os.utime(begun.log_path(rank), (1000 + rank, 1000 + rank))
+    attempt(run, "preempted")
+    assert main(["logs", str(run.path), "--errors"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(str(begun.log_path(1))) and out.rstrip().endswith("ZeroDivisionError: the cause")
+    assert "chatter" not in out and "afterwards" not in out
+    assert main(["logs", str(run.path), "--errors", "--attempt", "2"]) == 2
+    assert "no traceback" in capsys.readouterr().err
+
+
+def test_cancel_asks_the_process_that_runs_it(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import signal, sys; from gspo_hpc.runs.directory import RunDir\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "with RunDir(sys.argv[1]).lock():\n"
+        "    print('held', flush=True); signal.sigwait([signal.SIGTERM]); print('asked', flush=True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert main(["cancel", str(run.path)]) == 0
+        assert process.stdout.readline() == "asked\n"
+        assert process.wait(10) == 0
+    finally:
+        process.send_signal(signal.SIGKILL)
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert main(["cancel", str(run.path)]) == 2
+    assert "is neither running nor waiting" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_a_table(run: RunDir) -> None:
+    attempt(run, "failed", "rank 3 on n2: OSError: x")
+    run.append_metrics({"step": 4, "reward": 1.0, "seconds": 20.0, "completion_tokens_per_s": 1234.0})
+    ours, theirs = os.openpty()
+    environment = os.environ | {"COLUMNS": "160", "TERM": "xterm"}
+    command = [sys.executable, "-m", "gspo_hpc", "status", str(run.path)]
+    assert subprocess.run(command, stdout=theirs, env=environment, timeout=60, check=False).returncode == 0
+    os.close(theirs)
+    page = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while part := os.read(ours, 65536):
+            page += part
+    os.close(ours)
+    head, *rows = [line.split() for line in re.sub(r"\033\[[\d;]*m", "", page.decode()).splitlines()]
+    assert head[:6] == ["run", "state", "step", "reward", "tokens/s", "time"]
+    words = [word for row in rows for word in row]
+    assert {"failed", "1.000", "1,234", "2m00s", "OSError:"} <= {*words}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_scripts_know_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("submit", "--dry-run", "cancel", "--errors"))
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

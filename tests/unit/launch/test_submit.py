@@ -1,0 +1,255 @@
+"""What is handed to Slurm: the script to the letter, and nothing that could be taken for more."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.config import loader, paths
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch.slurm import commands, submit
+from gspo_hpc.launch.slurm.commands import SlurmError
+
+GOLDEN = Path(__file__).parent / "golden"
+SMALL = {
+    "run": {"name": "demo", "dir": "/runs/demo", "max_steps": 10},
+    "model": {"path": "/models/m"},
+    "batch": {"micro_batch_size": 1, "global_batch_size": 64, "num_generations": 8},
+    "data": {"train": "/data/train.jsonl"},
+    "reward": {"functions": [{"function": "number_match"}]},
+    "cluster": {"nodes": 2, "gpus_per_node": 4},
+    "slurm": {"python": "/opt/python"},
+}
+FULL = {
+    **{"partition": "gpu", "account": "abc", "qos": "long", "time_minutes": 240, "signal_seconds": 300},
+    **{"constraint": "a100&nvlink", "reservation": "course", "exclude": "n[3-4]", "exclusive": True, "mem": "500G"},
+    **{"cpus_per_task": 12, "gres": "gpu:a100:4", "gpu_bind": "closest", "mail_user": "me@example.org"},
+    **{"mail_type": "END,FAIL", "comment": "project 7", "sbatch": {"switches": 1, "nice": 100}},
+    **{"srun": ["--mpi=none"], "modules": ["cuda/13.0"], "setup": ["ulimit -n 65536"]},
+    **{"environment": {"NCCL_SOCKET_IFNAME": "ib0"}, "python": "/opt/python"},
+}
+
+
+def config(**sections: dict[str, object]) -> Config:
+    raw = {name: dict(value) for name, value in SMALL.items()}
+    for name, value in sections.items():
+        raw.setdefault(name, {}).update(value)
+    return loader.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "slurm"),
+    [
+        ("small", {}),
+        ("full", FULL),
+        ("pyxis", {"container": {"kind": "pyxis", "image": "nvcr.io#team/gspo:1", "mounts": ["/data:/data"]}}),
+        ("apptainer", {"container": {"kind": "apptainer", "image": "/images/gspo.sif", "args": ["--cleanenv"]}}),
+    ],
+)
+def test_the_script_is_the_golden_one(name: str, slurm: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    golden = GOLDEN / f"submit_{name}.sh"
+    text = submit.dry_run(config(slurm=slurm))
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
+def test_dry_run_needs_no_slurm_and_makes_nothing(tmp_path: Path) -> None:
+    made = config(run={"dir": str(tmp_path / "run")})
+    code = (
+        "import sys, json; from gspo_hpc.config import loader; from gspo_hpc.launch.slurm import submit; "
+        "print(submit.dry_run(loader.load(sys.argv[1]))); assert 'torch' not in sys.modules"
+    )
+    (tmp_path / "c.yaml").write_text(loader.dump(made))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "c.yaml")],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/nonexistent", "PYTHONPATH": os.getcwd()},
+    )
+    assert done.returncode == 0 and "#SBATCH --nodes=2" in done.stdout, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_what_a_user_has_on_pythonpath_comes_after_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine:/runs/demo/jobs/NNNN/code:/and $(this)")
+    line = next(line for line in submit.dry_run(config()).splitlines() if line.startswith("export PYTHONPATH="))
+    assert line == "export PYTHONPATH='/runs/demo/jobs/NNNN/code:/mine:/and $(this)'"
+
+
+HOSTILE = ["a\nb", "a'b", 'a"b', "$(touch x)", "`touch x`", "a;b", "a\\b", "ünï", "a\0b", "$HOME", "a\u2028b"]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("key", ["partition", "account", "constraint", "exclude", "comment", "mail_user", "gres"])
+def test_hostile_values_are_refused(key: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"slurm.{key}"):
+        config(slurm={key: value})
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_hostile_run_directories_are_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=r"run\.dir"):
+        submit.dry_run(config(run={"dir": f"/runs/{value}"}))
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_hostile_options_of_sbatch_are_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=r"slurm\.sbatch"):
+        submit.dry_run(config(slurm={"sbatch": {"switches": value}}))
+    with pytest.raises(ValueError, match=r"slurm\.sbatch"):
+        submit.dry_run(config(slurm={"sbatch": {value: 1}}))
+
+
+@pytest.mark.parametrize("value", ["a'b; touch x", "$(touch x)", "x y"])
+def test_hostile_modules_and_images_are_inert(value: str, tmp_path: Path) -> None:
+    """The lines that come from them do what they say, and run nothing else."""
+    box = {"kind": "pyxis", "image": value, "args": [value]}
+    text = submit.dry_run(config(slurm={"modules": [value], "container": box, "environment": {"A": value}}))
+    lines = [line for line in text.splitlines() if line.startswith("module load") or line.startswith("#   srun")]
+    assert len(lines) == 2
+    for line in lines:
+        shell = f'module() {{ printf "%s\\n" "$@"; }}; srun() {{ printf "%s\\n" "$@"; }}\n{line.lstrip("# ")}'
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, cwd=tmp_path, check=True)
+        assert any(word.endswith(value) for word in done.stdout.splitlines()), done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_that_have_a_key_of_their_own_are_refused() -> None:
+    with pytest.raises(ValueError, match="nodes, time are set by other keys"):
+        submit.dry_run(config(slurm={"sbatch": {"nodes": 3, "time": 5}}))
+
+
+def test_secrets_do_not_belong_into_the_config() -> None:
+    with pytest.raises(ValueError, match="looks like a secret"):
+        submit.dry_run(config(slurm={"environment": {"WANDB_API_KEY": "abc"}}))
+
+
+def test_a_profile_lies_under_the_config(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("slurm: {partition: gpu, account: site}\ncluster: {gpus_per_node: 8}\n")
+    (tmp_path / "c.yaml").write_text(f"slurm: {{profile: {tmp_path}/site.yaml, account: mine}}\n")
+    loaded = loader.load(tmp_path / "c.yaml", ["slurm.qos=short"])
+    assert (loaded.slurm.partition, loaded.slurm.account, loaded.slurm.qos) == ("gpu", "mine", "short")
+    assert loaded.cluster.gpus_per_node == 8
+    with pytest.raises(
+        ValueError, match="^command line: slurm.profile is 'not_there', but there is no such profile; known: "
+    ):
+        loader.load(None, ["slurm.profile=not_there"])
+    known = "known: gpu_cluster, local"
+    for given, what in (
+        ("gpu_clustre", f"profile; nearest: gpu_cluster; {known}"),
+        (f"{tmp_path}/sites.yaml", f"file; nearest: {tmp_path}/site.yaml; {known}"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(f"run: {{seed: 1}}\nslurm:\n  profile: {given}\n")
+        with pytest.raises(ValueError, match="slurm.profile") as refused:
+            loader.load(tmp_path / "wrong.yaml")
+        text = f"{tmp_path}/wrong.yaml:3: slurm.profile is {given!r}, but there is no such {what}"
+        assert str(refused.value) == text
+    (tmp_path / "site.yaml").write_text("slurm: {partitoin: gpu}\n")
+    with pytest.raises(ValueError, match=r"site\.yaml:1: unknown key slurm\.partitoin; nearest: slurm\.partition"):
+        loader.load(tmp_path / "c.yaml")
+
+
+def fake_commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Commands of the names given, in front of the real ones."""
+    for name, body in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    fake_commands(
+        tmp_path,
+        monkeypatch,
+        sbatch="echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1",
+        squeue="exit 0",
+    )
+    made = config(
+        run={"dir": str(tmp_path / "run")},
+        model={"path": str(tmp_path)},
+        data={"train": str(data)},
+        slurm={"partition": "nope"},
+    )
+    with pytest.raises(SlurmError, match="invalid partition specified: nope"):
+        submit.submit(made)
+
+
+def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
+    made = config(run={"dir": str(tmp_path / "run")}, model={"path": str(tmp_path)}, data={"train": str(data)})
+    assert submit.submit(made) == "77"
+    job = tmp_path / "run" / "jobs" / "0001"
+    assert stat.S_IMODE(job.stat().st_mode) == 0o700
+    for path in job.iterdir():
+        if path.is_file() and not path.is_symlink():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert (job / "code" / "gspo_hpc" / "training" / "worker.py").read_bytes() == (
+        paths.PACKAGE / "training" / "worker.py"
+    ).read_bytes()
+    assert loader.load(job / "config.yaml") == made
+
+
+def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submit that was killed after sbatch had taken the job: there must not be a second one."""
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
+    made = config(run={"dir": str(tmp_path / "run")}, model={"path": str(tmp_path)}, data={"train": str(data)})
+    submit.submit(made)
+    record = tmp_path / "run" / "jobs" / "0001" / "job.json"
+    comment = json.loads(record.read_text())["comment"]
+    record.unlink()
+    state = f"echo 'JobId=77 JobState=PENDING Comment={comment}'"
+    fake_commands(tmp_path, monkeypatch, squeue=f"echo '77 {comment}'; echo '78 '", scontrol=state)
+    with pytest.raises(ValueError, match="job 77 is pending already"):
+        submit.submit(made)
+
+
+LINE = (
+    "JobId=10 JobName=tiny UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=2 "
+    "TimeLimit=01:00:00 StartTime=2026-11-21T19:42:09 EndTime=2026-11-21T19:42:31 PreemptTime=2026-11-21T19:42:11 "
+    "NodeList=n[1-2] Comment=gspo_hpc:abc:0001 Command=/a b/c.sh"
+)
+
+
+def test_a_job_is_read_from_scontrol() -> None:
+    job = commands.parse_job(LINE)
+    assert (job.id, job.state, job.nodes, job.restarts, job.comment) == (
+        "10",
+        "RUNNING",
+        "n[1-2]",
+        2,
+        "gspo_hpc:abc:0001",
+    )
+    assert job.active and job.end_time is not None and job.preempt_time is not None
+    assert job.end_time - job.preempt_time == 20.0
+    assert commands.parse_job(LINE.replace("=RUNNING", "=SIGNALING")).state == "RUNNING"
+    waiting = commands.parse_job("JobId=10 JobState=PENDING Reason=BeginTime EndTime=Unknown NodeList=(null)")
+    assert (waiting.end_time, waiting.nodes, waiting.reason) == (None, "", "BeginTime")
+
+
+def test_a_controller_that_restarts_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f"""
+if [ -e {tmp_path}/up ]; then echo fine; exit 0; fi
+touch {tmp_path}/up
+echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"""
+    fake_commands(tmp_path, monkeypatch, squeue=body)
+    assert commands.run(["squeue"]) == "fine\n"
+    fake_commands(tmp_path, monkeypatch, squeue="echo 'Invalid user' >&2; exit 1")
+    with pytest.raises(SlurmError, match="Invalid user"):
+        commands.run(["squeue"])
+    with pytest.raises(SlurmError, match="is not installed here"):
+        commands.run(["no-such-command-of-slurm"])

@@ -1,0 +1,161 @@
+"""Configurations that ship with the package: exact sizes of known models, and when a plan goes by them."""
+
+from __future__ import annotations
+
+import configparser
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture, catalog
+from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.plan import make_plan
+
+# Parameters as published. safetensors: "total" of the model's page on the Hub. index: metadata.total_size of its
+# model.safetensors.index.json, bytes of bfloat16, halved. weights: the sum over its tensors, a tied head once (files of
+# Qwen3-0.6B and Qwen3-1.7B store it twice: 751,632,384 and 2,031,739,904).
+PUBLISHED = {
+    "Qwen3-0.6B": 596_049_920,  # weights
+    "Qwen3-1.7B": 1_720_574_976,  # weights
+    "Qwen3-4B": 4_022_468_096,  # safetensors
+    "Qwen3-8B": 8_190_735_360,  # safetensors; index 16,381,470,720
+    "Qwen3-14B": 14_768_307_200,  # safetensors; index 29,536,614,400
+    "Qwen3-32B": 32_762_123_264,  # index 65,524,246,528
+    "Qwen2.5-0.5B": 494_032_768,  # safetensors
+    "Qwen2.5-1.5B": 1_543_714_304,  # safetensors
+    "Qwen2.5-3B": 3_085_938_688,  # safetensors
+    "Qwen2.5-7B": 7_615_616_512,  # index 15,231,233,024
+    "Qwen2.5-14B": 14_770_033_664,  # index 29,540,067,328
+    "Qwen2.5-32B": 32_763_876_352,  # safetensors
+    "Qwen2.5-72B": 72_706_203_648,  # index 145,412,407,296
+    "Qwen2.5-Math-7B": 7_615_616_512,  # safetensors: the shapes of Qwen2.5-7B
+    "Llama-3.1-8B": 8_030_261_248,  # safetensors
+    "Llama-3.1-70B": 70_553_706_496,  # safetensors
+    "Qwen3-30B-A3B": 30_532_122_624,  # safetensors
+    "Qwen3-235B-A22B": 235_093_634_560,  # safetensors
+    "Mixtral-8x7B": 46_702_792_704,  # index 93,405,585,408
+    "SmolLM2-135M": 134_515_008,  # safetensors
+}
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_parameters_are_those_published(name: str) -> None:
+    arch = architecture.parse(catalog.content(name))
+    assert parameters.parameters(arch) == PUBLISHED[name]
+
+
+def test_every_model_is_there_and_installed_with_the_package(project: Path) -> None:
+    assert set(catalog.names()) == set(PUBLISHED)
+    setup = configparser.ConfigParser()
+    setup.read(project / "setup.cfg")
+    (pattern,) = setup["options.package_data"]["gspo_hpc.models"].split()
+    assert len([*(project / "gspo_hpc" / "models").glob(pattern)]) == len(PUBLISHED)
+
+
+class _Asked(dict[str, Any]):
+    """A mapping that knows which of its keys were read."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self.keys_read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_shipped_config_has_only_what_is_read(name: str) -> None:
+    content = _Asked(catalog.content(name))
+    architecture.parse(content)
+    assert content.keys() <= content.keys_read
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("models/Qwen3-30B-A3B", "Qwen3-30B-A3B"),
+        ("Qwen/Qwen3-30B-A3B", "Qwen3-30B-A3B"),
+        ("/scratch/QWEN2.5-7b-instruct/", "Qwen2.5-7B"),
+        ("Qwen/Qwen3-8B-Base", "Qwen3-8B"),
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", "Llama-3.1-70B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", "Qwen2.5-Math-7B"),
+        ("Qwen/Qwen3-4B-Instruct-2507", None),  # has other positions
+        ("Qwen3-30B-A3B/model", None),
+        ("", None),
+    ],
+)
+def test_names(path: str, name: str | None) -> None:
+    assert catalog.find(path) == name
+
+
+def of(path: str, **sections: Any) -> Config:
+    return from_dict({"model": {"path": path}, **sections})
+
+
+def test_a_plan_of_a_model_that_is_not_there_uses_the_shipped_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = of("models/qwen2.5-7B-Instruct", cluster={"gpus_per_node": 8}, rollout={"tensor_parallel_size": 8})
+    plan = make_plan(config)
+    assert [item.message for item in plan.broken] == [
+        "num_attention_heads (28) of the model must be divisible by rollout.tensor_parallel_size (8)",
+        "num_key_value_heads (4) of the model must be divisible by rollout.tensor_parallel_size (8)",
+    ]
+    (note,) = [text for text in plan.notes if "does not exist" in text]
+    assert "uses the config of Qwen2.5-7B" in note and "A run needs the folder itself" in note
+    assert str(search.find(config)[0]) == "rollout.tensor_parallel_size=4"
+    arch = architecture.find(config)
+    assert arch is not None and arch.num_layers == 28
+    with pytest.raises(ValueError, match="has no config.json"):  # what a run reads
+        architecture.read("models/qwen2.5-7B-Instruct")
+    too_long = of("Qwen/Qwen2.5-7B", rollout={"max_response_length": 32768})
+    assert "must fit max_position_embeddings (32768)" in make_plan(too_long).broken[0].message
+    lengths = {fix.changes[0].key for fix in search.find(too_long)}
+    assert "rollout.max_response_length" in lengths
+
+
+def test_a_folder_that_is_there_is_read_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-8B"
+    folder.mkdir()
+    config = of(str(folder))
+    assert architecture.find(config) is None
+    (note,) = make_plan(config).notes
+    assert note == (
+        f"{folder / 'config.json'} is not there: heads, layers, experts and positions of the model are not checked."
+    )
+    own = catalog.content("Qwen3-8B") | {"num_hidden_layers": 7}
+    (folder / "config.json").write_text(json.dumps(own))
+    arch = architecture.find(config)
+    assert arch is not None and arch.num_layers == 7 and make_plan(config).notes == ()
+    for text in ("{", "[]", '{"architectures": ["GPT2LMHeadModel"]}', '{"architectures": 3}'):
+        (folder / "config.json").write_text(text)
+        assert architecture.find(config) is None
+    for text in ("{", "[]"):
+        (folder / "config.json").write_text(text)
+        assert "is not a readable JSON object" in make_plan(config).broken[0].message
+
+
+def test_a_folder_that_cannot_be_looked_at_is_not_taken_for_another(tmp_path: Path) -> None:
+    path = f"{tmp_path}/{'x' * 300}/Qwen3-8B"  # a name that no file system allows
+    assert "is not a readable JSON object" in make_plan(of(path)).broken[0].message
+    assert architecture.find(of(path)) is None
+
+
+def test_a_name_that_is_not_known_gets_the_nearest() -> None:
+    (note,) = make_plan(of("Qwen/Qwen3-80B")).notes
+    assert "are not checked. Nearest model whose config comes with gspo_hpc: Qwen3-8B." in note
+    (note,) = make_plan(of("somewhere/else")).notes
+    assert note.endswith("are not checked.")
+    assert architecture.find(of("Qwen/Qwen3-80B")) is None and architecture.find(Config()) is None

@@ -1,0 +1,69 @@
+"""Devices by the names that people and drivers give them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.planning.estimates import devices
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA B200", 2250e12),
+        ("Some other GPU", None),
+    ],
+)
+def test_the_driver_s_names(name: str, value: float | None) -> None:
+    assert devices.peak(name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA H200", "H200-141GB"),
+        ("NVIDIA H20", "H20-96GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+    ],
+)
+def test_the_card_behind_a_driver_s_name(name: str, known: str) -> None:
+    found = devices.of(name)
+    assert found is not None and found.name == known
+    assert devices.of("Some other GPU") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("H100", "H100-80GB"),
+        ("h200", "H200-141GB"),
+        ("NVIDIA H20", "H20-96GB"),
+        ("A100", "A100-80GB"),
+        ("A100-40", "A100-40GB"),
+        ("h100-pcie", "H100-PCIe"),
+        ("b200", "B200-180GB"),
+    ],
+)
+def test_names_that_people_use(said: str, meant: str) -> None:
+    assert devices.find(said).name == meant
+
+
+def test_a_name_that_is_not_known_gets_the_nearest() -> None:
+    with pytest.raises(ValueError, match="cluster.gpu H100-90GB is not known; nearest: H100-80GB"):
+        devices.find("H100-90GB")
+    with pytest.raises(ValueError, match="known: A100-40GB"):
+        devices.find("")
+
+
+def test_another_network() -> None:
+    assert devices.find("H100", 12.5).network_bytes_per_s == 12.5e9
+    assert devices.find("H100").network_bytes_per_s == 50e9

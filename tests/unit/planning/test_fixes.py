@@ -1,0 +1,247 @@
+"""Fixes: the worked cases, and against brute force that what is offered fixes and that nothing near is missed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.planning.fixes import candidates, search
+from gspo_hpc.planning.plan import judge as judge_plan
+from gspo_hpc.planning.plan import make_plan
+
+
+def config(nodes: int, gpus: int = 1, tp: int = 1, **batch: int) -> Config:
+    cluster = {"nodes": nodes, "gpus_per_node": gpus}
+    return from_dict({"cluster": cluster, "parallel": {"tensor_model_parallel_size": tp}, "batch": batch})
+
+
+def sizes(mbs: int, gbs: int, spg: int, group: int) -> dict[str, int]:
+    return {
+        "micro_batch_size": mbs,
+        "global_batch_size": gbs,
+        "steps_per_generation": spg,
+        "num_generations": group,
+    }
+
+
+@pytest.mark.parametrize(
+    ("refused", "nearest", "never"),
+    [
+        (config(16, tp=2, **sizes(1, 16, 2, 4)), ["batch.global_batch_size=32"], "steps_per_generation"),
+        (
+            config(8, **sizes(2, 32, 2, 4)),
+            ["batch.micro_batch_size=1", "batch.global_batch_size=64", "batch.num_generations=2"],
+            "steps_per_generation",
+        ),
+        (config(8, **sizes(1, 16, 1, 4)), ["batch.global_batch_size=32"], "batch.steps_per_generation=2 "),
+    ],
+)
+def test_the_worked_cases(refused: Config, nearest: list[str], never: str) -> None:
+    offered = [str(fix) for fix in search.find(refused)]
+    assert offered[: len(nearest)] == nearest
+    assert not any(f"{text} ".startswith(f"batch.{never}") or text == never.strip() for text in offered)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "groups", "together"),
+    [(4, [3], "batch.num_generations=6 batch.global_batch_size=6"), (64, [7, 9, 3, 21], "")],
+)
+def test_gpus_that_are_set_apart(gpus: int, groups: list[int], together: str) -> None:
+    refused = from_dict(
+        {
+            "cluster": {"gpus_per_node": gpus},
+            "rollout": {"mode": "server", "engines_per_node": 1},
+            "batch": sizes(1, gpus - 1, 1, 8),
+        }
+    )
+    assert "evenly divisible by the number of generations per prompt (8)" in make_plan(refused).broken[-1].message
+    offered = search.find(refused, limit=100)
+    alone = [fix.changes[0].value for fix in offered if str(fix).startswith("batch.num_gen") and len(fix.changes) < 2]
+    assert alone[: len(groups)] == sorted(groups, key=lambda n: abs(n / 8 - 1) if n > 8 else 8 / n - 1)
+    pairs = {" ".join(sorted(str(fix).split(), reverse=True)) for fix in offered}
+    assert not together or together in pairs
+
+
+def test_a_valid_plan_needs_none() -> None:
+    assert search.find(config(8, tp=2, **sizes(1, 16, 2, 4))) == []
+
+
+def test_both_of_two_that_exclude_each_other_can_go() -> None:
+    both = from_dict({"batch": sizes(1, 16, 2, 4) | {"micro_batch_tokens": 8192}})
+    offered = [str(fix) for fix in search.find(both)]
+    assert {"batch.micro_batch_tokens=null", "batch.micro_batch_size=null"} <= set(offered)
+    disagree = from_dict({"batch": sizes(1, 16, 2, 4) | {"generation_batch_size": 16}})
+    offered = [str(fix) for fix in search.find(disagree)]
+    assert "batch.generation_batch_size=32" in offered and "batch.steps_per_generation=1" in offered
+
+
+def test_a_rollout_smaller_than_its_updates() -> None:
+    batch = {"global_batch_size": 1, "num_generations": 1, "steps_per_generation": 1, "generation_batch_size": 2}
+    offered = search.find(from_dict({"batch": batch | {"micro_batch_tokens": 2048}}), limit=1000)
+    assert offered and all(change.value is None or change.value > 0 for fix in offered for change in fix.changes)
+
+
+def test_a_fix_can_be_pasted() -> None:
+    (fix, *_) = search.find(config(16, tp=2, **sizes(1, 16, 2, 4)))
+    assert fix.changes[0].before == 16 and fix.warnings == 0
+    overlapped = from_dict({"parallel": {"overlap_param_gather": True, "overlap_grad_reduce": True}})
+    texts = [str(fix) for fix in search.find(overlapped)]
+    assert texts[:2] == ["optimizer.distributed=true", "parallel.overlap_param_gather=false"]
+
+
+def test_sequences_are_cut_to_what_the_model_has_places_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    lengths = {"max_prompt_length": 512, "max_response_length": 1000}
+    offered = search.find(from_dict({"model": {"path": str(tmp_path)}, "rollout": lengths}))
+    assert [str(fix) for fix in offered][:2] == ["rollout.max_response_length=512", "rollout.max_prompt_length=24"]
+
+
+@st.composite
+def refusable(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
+    """Draw the content of a config file: short to read when a test fails."""
+    few = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
+    batch: dict[str, Any] = {
+        "global_batch_size": draw(st.integers(1, 64)),
+        "num_generations": draw(st.integers(1, 9)),
+        "steps_per_generation": draw(st.none() | st.integers(1, 4)),
+        "generation_batch_size": draw(st.none() | st.none() | st.integers(1, 128)),
+    }
+    if draw(st.booleans()):
+        batch["micro_batch_size"] = draw(st.integers(1, 4))
+    else:
+        batch["micro_batch_tokens"] = draw(st.sampled_from([1024, 4096, 8192]))
+    rollout: dict[str, Any] = {
+        "tensor_parallel_size": draw(st.sampled_from([1, 1, 2])),
+        "engines_per_node": draw(st.none() | st.integers(1, 4)),
+        "max_prompt_length": 512,
+        "max_response_length": draw(st.sampled_from([512, 1500, 1536])),
+    }
+    if draw(st.booleans()):
+        rollout["mode"] = draw(st.sampled_from(["colocate", "server"]))
+    parallel = {
+        f"{name}_parallel_size": draw(few) for name in ("tensor_model", "pipeline_model", "context", "expert_model")
+    }
+    cluster = {"nodes": draw(st.integers(1, 6)), "gpus_per_node": draw(st.sampled_from([1, 2, 4, 8]))}
+    return {"cluster": cluster, "parallel": parallel, "batch": batch, "rollout": rollout}
+
+
+BRUTE = {
+    "batch.global_batch_size": range(1, 400),
+    "batch.steps_per_generation": range(1, 100),
+    "batch.num_generations": range(2, 100),
+    "batch.micro_batch_size": range(1, 65),
+    "batch.generation_batch_size": range(1, 400),
+    "parallel.tensor_model_parallel_size": range(1, 49),
+    "parallel.pipeline_model_parallel_size": range(1, 49),
+    "parallel.context_parallel_size": range(1, 49),
+    "parallel.expert_model_parallel_size": range(1, 49),
+    "rollout.tensor_parallel_size": range(1, 9),
+    "rollout.engines_per_node": range(1, 9),
+    "cluster.nodes": range(1, 65),
+    "cluster.gpus_per_node": range(1, 65),
+}
+
+
+def changed(base: Config, key: str, value: int) -> Config:
+    section, name = key.split(".")
+    return replace(base, **{section: replace(getattr(base, section), **{name: value})})
+
+
+def judge(base: Config, offered: list[search.Fix], keys: list[str]) -> None:
+    """Every fix fixes; and wherever one of `keys` alone can, by brute force, it is offered."""
+    for fix in offered:
+        after = base
+        for change in fix.changes:
+            section, name = change.key.split(".")
+            assert getattr(getattr(after, section), name) == change.before != change.value
+            after = changed(after, change.key, change.value)
+        assert make_plan(after).valid, str(fix)
+        assert set(after.missing()) <= set(base.missing()), str(fix)
+    singles = {fix.changes[0].key for fix in offered if len(fix.changes) == 1}
+    for key in keys:
+        section, name = key.split(".")
+        if getattr(getattr(base, section), name) is None or key in singles:
+            continue  # not given: a default that stands for something else
+        found = [value for value in BRUTE[key] if make_plan(changed(base, key, value)).valid]
+        assert not found, (key, found[:5], [str(fix) for fix in offered[:5]])
+
+
+# 28 GPUs hold 4 engines of 2 and make 14 DP groups, which 14 prompts can be dealt to.
+ONLY_28 = {
+    "cluster": {"nodes": 1, "gpus_per_node": 1},
+    "parallel": {
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "context_parallel_size": 2,
+        "expert_model_parallel_size": 1,
+    },
+    "batch": {
+        "global_batch_size": 28,
+        "num_generations": 4,
+        "steps_per_generation": 2,
+        "generation_batch_size": None,
+        "micro_batch_tokens": 1024,
+    },
+    "rollout": {
+        "tensor_parallel_size": 2,
+        "engines_per_node": 4,
+        "max_prompt_length": 512,
+        "max_response_length": 512,
+    },
+}
+
+
+@example(ONLY_28, "cluster.gpus_per_node")
+@given(refusable(), st.sampled_from(sorted(BRUTE)))
+@settings(max_examples=2000, deadline=None)
+def test_every_fix_fixes_and_brute_force_finds_no_other_kind(given: dict[str, dict[str, Any]], key: str) -> None:
+    """Thousands of configurations, one setting by brute force in each, and some pairs."""
+    base = from_dict(given)
+    if not make_plan(base).valid:
+        judge(base, search.find(base, limit=1000, room=40), [key])
+
+
+@given(refusable())
+@settings(max_examples=25, deadline=None)
+def test_all_that_is_offered_and_all_settings(given: dict[str, dict[str, Any]]) -> None:
+    base = from_dict(given)
+    if not make_plan(base).valid:
+        judge(base, search.find(base, limit=1000), sorted(BRUTE))
+
+
+LARGE = {"nodes": 2048, "gpus_per_node": 8}
+
+
+@pytest.mark.parametrize("cluster", [{"nodes": 1, "gpus_per_node": 8}, LARGE, {"nodes": 99_991, "gpus_per_node": 256}])
+@pytest.mark.parametrize(
+    "batch", [sizes(1, 12, 2, 5), sizes(3, 20, 1, 7), sizes(1, 735134400, 735134400, 19), sizes(1, 999999937, 2, 3)]
+)
+def test_more_gpus_and_larger_numbers_take_no_more_plans(
+    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, int], batch: dict[str, int]
+) -> None:
+    """The rules are asked a bounded number of times, which is what takes time, whatever the numbers."""
+    made = 0
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        nonlocal made
+        made += 1
+        return judge_plan(*arguments, **more)
+
+    monkeypatch.setattr(search, "judge", counted)
+    config = from_dict({"cluster": cluster, "batch": batch})
+    assert search.find(config) and 0 < made < 3500, made
+
+
+@given(st.integers(1, 10**6))
+def test_divisors(number: int) -> None:
+    found = candidates.divisors(number)
+    assert list(found) == sorted({n for n in found if number % n == 0})
+    assert {n for n in range(1, 200) if number % n == 0} <= set(found)
+    assert {number // n for n in found} == set(found)

@@ -1,0 +1,107 @@
+"""Layouts that are suggested can be had, and what is kept is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli import main
+from gspo_hpc.config.loader import load
+from gspo_hpc.planning import layouts
+from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.plan import make_plan
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+PRESETS = sorted(path for path in CONFIGS.glob("*.yaml") if "gpu:" in path.read_text())
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_suggestion_is_a_valid_plan_with_room(preset: Path) -> None:
+    config = load(preset)
+    found = layouts.find(config)
+    assert found
+    for layout in found:
+        changed = load(preset, str(layout).split())
+        plan = make_plan(changed)
+        assert plan.valid and plan.memory is not None, plan.broken
+        assert plan.memory.headroom >= memory.HEADROOM
+        assert plan.memory.headroom == pytest.approx(layout.headroom) and layout.reasons
+        assert changed.parallel.tensor_model_parallel_size <= changed.cluster.gpus_per_node
+        assert (
+            changed.batch == config.batch and changed.rollout.max_response_length == config.rollout.max_response_length
+        )
+    assert found[0].seconds <= min(layout.seconds for layout in found) * layouts.ALIKE**3
+
+
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        (
+            "qwen3_8b_tp2_cp4_32k",
+            "cluster.nodes=2 parallel.context_parallel_size=1 parallel.pipeline_model_parallel_size=2 "
+            "parallel.virtual_pipeline_model_parallel_size=2 rollout.max_response_length=2048",
+        ),
+        ("qwen2.5_7b_tp2_pp2", "parallel.virtual_pipeline_model_parallel_size=2 memory.recompute_num_layers=7"),
+        ("qwen2.5_7b_tp2_pp2", "memory.recompute_granularity=full memory.recompute_num_layers=14"),
+        ("qwen3_30b_a3b_tp2_ep4_etp2", "memory.offload_optimizer=true memory.recompute_granularity=selective"),
+        ("qwen3_30b_a3b_ep8", "parallel.tensor_model_parallel_size=2 parallel.expert_tensor_parallel_size=1"),
+    ],
+)
+def test_a_suggestion_can_be_pasted_behind_its_config(preset: str, more: str) -> None:
+    path, given = CONFIGS / f"{preset}.yaml", more.split()
+    found = layouts.find(load(path, given), limit=100)
+    assert found
+    for layout in found:
+        plan = make_plan(load(path, [*given, *str(layout).split()]))
+        assert plan.valid and plan.memory is not None, (str(layout), plan.broken)
+        assert plan.memory.headroom == pytest.approx(layout.headroom)
+
+
+def test_gpus_that_are_set_apart_do_not_train() -> None:
+    """6 of 8: three pipeline stages are a way to cut 36 layers."""
+    server = ["rollout.mode=server", "rollout.engines_per_node=2", "rollout.tensor_parallel_size=1"]
+    given = [*server, "model.path=Qwen3-8B", "cluster.nodes=1", "cluster.gpu=B200", "batch.global_batch_size=96"]
+    path = CONFIGS / "qwen2.5_32b_tp4_pp4.yaml"
+    found = layouts.find(load(path, given), frozenset({"rollout.tensor_parallel_size"}), limit=100)
+    assert {layout.settings["parallel.pipeline_model_parallel_size"] for layout in found} >= {1, 3}
+    for layout in found:
+        plan = make_plan(load(path, [*given, *str(layout).split()]))
+        assert plan.valid and plan.quantities["world_size"] == 6
+
+
+def test_what_is_kept_stays() -> None:
+    preset = CONFIGS / "qwen2.5_7b_tp2_pp2.yaml"
+    keep = frozenset({"parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"})
+    for layout in layouts.find(load(preset), keep):
+        assert layout.settings["parallel.tensor_model_parallel_size"] == 2
+        assert layout.settings["parallel.pipeline_model_parallel_size"] == 2
+    everything = layouts.find(load(preset), limit=100)
+    assert len({layout.settings["parallel.tensor_model_parallel_size"] for layout in everything}) > 1
+
+
+def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    preset = str(CONFIGS / "llama3.1_70b_tp8_pp8.yaml")
+    small = ["cluster.nodes=1", "cluster.gpu=A100-40GB"]
+    assert main.main(["suggest", preset, *small]) == 2
+    assert "no layout of 8 A100-40GB holds this model" in capsys.readouterr().out
+    assert main.main(["suggest", preset, "--keep", "parallel.tensor_parallel"]) == 2
+    assert "no such setting; nearest: parallel.tensor_model_parallel_size" in capsys.readouterr().err
+    assert main.main(["suggest", preset, "cluster.gpu=null"]) == 2
+    assert "cluster.gpu says which GPUs there are: give one of" in capsys.readouterr().err
+    assert main.main(["suggest", preset, "model.path=no/such-model"]) == 2
+    assert "the sizes of the model are not known" in capsys.readouterr().err
+
+
+def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    preset = str(CONFIGS / "qwen2.5_7b_tp2.yaml")
+    assert main.main(["suggest", preset, "--limit", "2"]) == 0
+    page = capsys.readouterr().out
+    assert main.main(["suggest", preset, "--limit", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [float(value) for value in re.findall(r"^\d\. ([\d.]+) s a step", page, re.M)] == [
+        round(layout["seconds"], 1) for layout in told
+    ]
+    assert all(f"parallel.tensor_model_parallel_size={layout['settings'][layouts.KEYS[0]]}" in page for layout in told)

@@ -1,0 +1,148 @@
+"""Seconds: limits that arithmetic gives, directions that must hold, and the page against published runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import devices, time
+from gspo_hpc.planning.estimates.time import Sizes, Times, Work
+
+PROJECT = Path(__file__).parents[3]
+
+
+def made(model: str = "Qwen2.5-7B", nodes: int = 4, **sections: dict[str, Any]) -> Config:
+    base: dict[str, dict[str, Any]] = {
+        "cluster": {"nodes": nodes, "gpus_per_node": 8, "gpu": "H100"},
+        "model": {"path": model},
+        "batch": {"micro_batch_tokens": 16384, "global_batch_size": 512, "num_generations": 16},
+        "rollout": {"max_prompt_length": 1024, "max_response_length": 8192},
+        "optimizer": {"distributed": True},
+    }
+    return from_dict({**base, **{name: base.get(name, {}) | section for name, section in sections.items()}})
+
+
+def sizes(config: Config) -> Sizes:
+    arch = architecture.find(config)
+    assert arch is not None
+    return time.sizes(arch)
+
+
+def estimated(config: Config, tokens: float = 2000.0, cache: float = 4e5) -> Times:
+    work = time.work(config, 2048, tokens)
+    return time.estimate(sizes(config), config, devices.find("H100"), work, cache)
+
+
+def test_the_update_takes_the_operations_over_what_is_reached() -> None:
+    config = made(memory={"recompute_granularity": "full"}, batch={"share_prompts": False})
+    times = estimated(config)
+    device = devices.find("H100")
+    least = 4 / 3 * times.model_flops / (32 * device.sustained_flops * time.EFFICIENCY)
+    assert least < times.seconds["update"] < 1.3 * least  # gradients are summed, too
+    told = times.to_json()
+    assert told["update_mfu"] == pytest.approx(times.model_flops / times.seconds["update"] / 32 / 989e12)
+    assert told["seconds_per_rollout"] == pytest.approx(sum(times.seconds.values()))
+    # 6 N operations a token, and some for attention's scores
+    assert 6 * 7.07e9 * times.tokens < times.model_flops < 1.35 * 6 * 7.6e9 * times.tokens
+
+
+def test_a_token_takes_as_long_as_reading_what_it_needs() -> None:
+    config, device = made(), devices.find("H100")
+    model, work = sizes(config), Work(2048, 16, 500.0, 2000.0, 8192)
+    alone = time.step_seconds(model, config, device, 1.0, 0.0, work)
+    reading = 2 * model.parameters / (device.memory_bytes_per_s * time.BANDWIDTH)
+    assert reading < alone < 2 * reading
+    mixture = sizes(made("Qwen3-30B-A3B"))
+    few = time.step_seconds(mixture, config, device, 1.0, 0.0, work)
+    many = time.step_seconds(mixture, config, device, 256.0, 0.0, work)
+    assert many > 3 * few  # one token meets 8 experts of 128, many meet all
+
+
+@given(st.floats(50, 8000), st.integers(16, 20000))
+@settings(max_examples=60, deadline=None)
+def test_lengths_have_the_mean_and_the_end_that_they_must(mean: float, completions: int) -> None:
+    work = Work(completions, 16, 500.0, mean, 8192)
+    found = time.lengths(work)
+    assert found == sorted(found) and found[-1] <= 8192
+    assert sum(found) / len(found) == pytest.approx(mean, rel=1e-3)
+    assert found[-1] <= time.longest_of(work) + 1e-6 or completions < len(found)
+
+
+@given(
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4]),
+    st.floats(100, 4000),
+)
+@settings(max_examples=40, deadline=None)
+def test_more_of_anything_takes_longer(tp: int, pp: int, tokens: float) -> None:
+    parallel = {
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "sequence_parallel": tp > 1,
+    }
+    config = made(parallel=parallel)
+    times = estimated(config, tokens)
+    assert all(seconds >= 0 for seconds in times.seconds.values())
+    longer = estimated(config, tokens * 1.5)
+    assert longer.seconds["generation"] > times.seconds["generation"]
+    assert longer.seconds["update"] > times.seconds["update"]
+    assert estimated(config, tokens, cache=2e4).seconds["generation"] >= times.seconds["generation"]
+    twice = estimated(made(nodes=8, parallel=parallel), tokens)
+    assert twice.rollout < times.rollout < 2.0 * twice.rollout
+    slow = replace(config, memory=replace(config.memory, recompute_granularity="full"))
+    assert estimated(slow, tokens).seconds["update"] > times.seconds["update"]
+    assert "reference" not in times.seconds
+    assert "reference" in estimated(made(parallel=parallel, algorithm={"kl_beta": 0.01}), tokens).seconds
+
+
+def test_a_run_has_hours_and_a_price() -> None:
+    config = made(run={"max_steps": 100})
+    told = estimated(config).to_json(price=2.0)
+    assert told["gpu_hours"] == pytest.approx(told["hours"] * 32) and told["cost"] == pytest.approx(
+        told["gpu_hours"] * 2
+    )
+    assert estimated(made()).to_json(price=2.0)["cost"] is None
+
+
+def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_the_aim() -> None:
+    command = [sys.executable, "tools/estimates.py", "--check"]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in (PROJECT / "docs/estimates.md").read_text().splitlines() if "| prediction |" in line]
+    errors = [abs(float(line.split("|")[5].strip().rstrip("%"))) for line in rows]
+    assert len(errors) == 6 and max(errors) <= 30, rows
+
+
+def test_gpus_set_apart_generate_and_do_not_train() -> None:
+    """Half of them: the update takes twice as long, and what is made a GPU counts all."""
+    memory = {"recompute_granularity": "full"}
+    server = {"mode": "server", "engines_per_node": 4}
+    apart, alone = made(rollout=server, memory=memory), made(cluster={"gpus_per_node": 4}, memory=memory)
+    few = made(rollout=server | {"engines_per_node": 6}, memory=memory)
+    found, other = estimated(apart), estimated(alone)
+    assert found.seconds["update"] == pytest.approx(other.seconds["update"])
+    assert 1.9 < found.seconds["update"] / estimated(made(memory=memory)).seconds["update"] < 2.1
+    assert estimated(few).seconds["generation"] < found.seconds["generation"]
+    assert estimated(few).seconds["update"] > 1.9 * found.seconds["update"]
+    assert estimated(few).seconds["save"] == pytest.approx(2 * found.seconds["save"])
+    assert (found.gpus, found.trainers) == (32, 16)
+    assert found.to_json()["update_mfu"] == pytest.approx(other.to_json()["update_mfu"])
+    assert found.to_json()["tokens_per_s_per_gpu"] == pytest.approx(found.tokens / found.rollout / 32)
+
+
+@pytest.mark.parametrize("absurd", [None, 0, -1, "many", True])
+def test_sequences_at_once_that_cannot_be_are_the_default(absurd: object) -> None:
+    rollout = {"engine": {"max_num_seqs": absurd}}
+    assert estimated(made(rollout=rollout)).seconds == estimated(made()).seconds
+    assert estimated(made(rollout={"engine": {"max_num_seqs": 2}})).rollout > estimated(made()).rollout

@@ -1,0 +1,405 @@
+"""The report page is complete for runs in any state, escapes whatever a model wrote, and shows the data unchanged."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.schema import Config, Data, Model, Rollout, Run
+from gspo_hpc.report import render
+from gspo_hpc.report.charts import ReadOut
+from gspo_hpc.report.curves import figures, readouts
+from gspo_hpc.report.page import write_report
+from gspo_hpc.report.scales import number
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.runs.reader import read_run
+from gspo_hpc.system.files import write_json
+
+VOID = {"meta", "br"}
+ALLOWED_TAGS = set(
+    "html head meta title style body main header div h1 h2 h3 h4 span p dl dt dd figure figcaption output svg g line "
+    "path polygon circle text title i b small article br details summary table thead tbody tr th td "
+    "footer script".split()
+)
+
+
+class Page(HTMLParser):
+    """A strict parser: tags balance. It keeps tags, attributes, text by class, and what scripts and styles hold."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[list[str], str]] = []
+        self.raw: list[tuple[str, str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if tag not in VOID:
+            self.open.append((tag, attributes.get("class") or ""))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1][0] == tag, (tag, self.open)
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1][0] in ("script", "style"):
+            self.raw.append((self.open[-1][0], data))
+        elif data.strip():
+            self.texts.append(([kind for _, kind in self.open], data))
+
+    @property
+    def text(self) -> str:
+        return " ".join(text for _, text in self.texts)
+
+    def within(self, kind: str) -> list[str]:
+        return [text for kinds, text in self.texts if any(kind in name.split() for name in kinds)]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads(self.raw[-2][1])
+        return read
+
+
+def record(step: int, **changes: Any) -> dict[str, Any]:
+    wave = math.sin(step)
+    values: dict[str, Any] = {
+        "step": step,
+        "rollout": (step - 1) // 2,
+        "update": (step - 1) % 2,
+        "reward": 0.4 + 0.01 * step + 0.05 * wave,
+        "response_length": 14 + wave,
+        "entropy": 0.6,
+        "grad_norm": 1.5 + wave,
+        "clip_fraction": 0.1,
+        "gap_max": 1e-5,
+        "gap_mean": 1e-6,
+        "probe_gap_max": 2e-5,
+        "zero_variance_groups": 2,
+        "completion_tokens": 800,
+        "completion_tokens_per_s": 107.0,
+        "seconds": 10.0 if step % 2 else 5.0,
+        "seconds/generate": 6.0 if step % 2 else 0.0,
+        "seconds/update": 3.0,
+        "tokens": 800 * step,
+        "attempt": 1 if step <= 10 else 2,
+        "time": 1795252320.0 + 10 * step,
+    }
+    return values | changes
+
+
+def sample(phase: str, completion: str, **changes: Any) -> dict[str, Any]:
+    prompt = "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
+    row = {"step": 0, "phase": phase, "prompt": prompt, "completion": completion, "reward": 1.0, "answer": {"sum": 7}}
+    return row | changes
+
+
+def make_run(
+    path: Path, records: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]] = (), **config: Any
+) -> RunDir:
+    """Return a run directory, written by the code that writes those of real runs."""
+    path.mkdir(mode=0o700)
+    run = RunDir(path)
+    whole = Config(run=Run(name="a-run", max_steps=20), model=Model(path="models/tiny", dtype="float32"), **config)
+    write_json(run.info, {"run_id": "abc123", "created": "2026-11-21T09:12:00+00:00", "versions": {"torch": "2.13"}})
+    write_json(run.plan, {"quantities": {"world_size": 1, "global_batch_size": 64}, "warnings": ["clipping is inert"]})
+    run.new_attempt(whole)
+    run.new_attempt(whole).finish("done", 0, "all steps")
+    for one in records:
+        run.append_metrics(one)
+    run.append_samples(samples)
+    return run
+
+
+def report(run: RunDir) -> Page:
+    return Page(write_report(run.path).read_text("utf-8"))
+
+
+def read_outs(run: RunDir) -> dict[str, ReadOut]:
+    return readouts(figures(read_run(run.path)))
+
+
+FULL = [{"step": 0, "eval/accuracy": 0.25, "attempt": 1}, *(record(step) for step in range(1, 21))]
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    records = [*FULL[:-1], FULL[-1] | {"eval/accuracy": 0.75}]
+    samples = [
+        sample("before", "it is 8", reward=0.0),
+        sample("after", "7", step=20),
+        sample(
+            "before", "no", prompt="<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n", reward=0.5
+        ),
+    ]
+    run = make_run(tmp_path / "run", records, samples)
+    path = write_report(run.path)
+    assert path == run.path / "report.html"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in run.path.iterdir() if one.name.endswith(".tmp")] == []
+    page = Page(path.read_text("utf-8"))
+    titles = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]
+    assert titles.count("Reward") == titles.count("Where the time goes") == 2  # drawn for wide and narrow screens
+    assert list(dict.fromkeys(titles)) == [
+        "Reward",
+        "Response length",
+        "Entropy",
+        "Gradient norm",
+        "Clip fraction",
+        "Engine against trainer",
+        "Completion tokens per second",
+        "Groups without a signal",
+        "Where the time goes",
+    ]
+    facts = " ".join(page.within("facts"))
+    assert "0.250 →" in facts and "0.750" in facts and "+0.500" in facts
+    assert re.search(r"Steps\s+20\s+of 20", facts)
+    assert "107" in facts  # 1600 tokens in 10 + 5 seconds
+    assert page.within("state") == ["done"]
+    assert page.within("asked")[0].strip() == "What is 3 + 4?"
+    assert "assistant" in " ".join(page.within("frame"))  # what all prompts have in common stands once
+    sides = [attributes["class"] for tag, attributes in page.tags if "side" in (attributes.get("class") or "").split()]
+    assert sides == ["side bad", "side good", "side mid", "side"]
+    words = " ".join(page.within("pairs"))
+    assert words.index("it is 8") < words.index("After, step 20") < words.index("not evaluated")
+    for word in ("global_batch_size", "clipping is inert", "killed", "all steps", "run abc123", "torch 2.13"):
+        assert word in page.text, word
+
+
+def test_the_page_stands_alone_and_admits_no_other_script(tmp_path: Path) -> None:
+    page = report(make_run(tmp_path / "run", FULL))
+    for tag, attributes in page.tags:
+        assert tag in ALLOWED_TAGS
+        assert not {"src", "href", "srcset", "action", "onload", "onclick"} & set(attributes)
+    style = next(text for kind, text in page.raw if kind == "style")
+    assert "url(" not in style and "@import" not in style and re.search(r"prefers-color-scheme:\s*dark", style)
+    policy = next(one["content"] for tag, one in page.tags if one.get("http-equiv") == "Content-Security-Policy")
+    digest = base64.b64encode(hashlib.sha256(page.raw[-1][1].encode()).digest()).decode()
+    assert policy is not None and f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+    assert "http" not in re.sub(
+        r"http://www\.w3\.org/2000/svg|http-equiv", "", write_report(tmp_path / "run").read_text()
+    )
+
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "\"'><img src=x onerror=alert(1)>",
+    "</div></article></main><h1>owned</h1>",
+    "<|<b>|><|im_start|>",
+    "&lt;script&gt;&#60;",
+    "\ud800\udc00\ud800 half \udfff",
+    "\x00\x1b[31m\x7f\x9b",
+    "\u202eevil\u202c \u2066x",
+    "]]><!--<style>*{display:none}</style>-->",
+    "</style><style>*{display:none}",
+    "{{ 7*7 }}{% include 'page.html.j2' %}{# gone #}",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_was_written_stays_text(text: str, tmp_path: Path) -> None:
+    samples = [
+        sample("before", text, prompt=text, answer={text: text}),
+        sample("after", text, prompt=text, answer=[text]),
+        sample("train", text, prompt=text + "x", answer=text),
+        sample(text, text),
+    ]
+    run = make_run(tmp_path / "run", [*FULL, record(21, **{f"reward/{text}": 1.0})], samples)
+    plan = {"quantities": {text: text}, "layout": {text: 1}, "passes": {text: {"needed": True}}, "notes": [text]}
+    (run.path / "plan.json").write_text(json.dumps(plan))
+    (run.path / "run.json").write_text(json.dumps({"run_id": text, "created": text, "versions": {text: text}}))
+    attempt = json.loads((run.path / "attempts/0002/attempt.json").read_text())
+    (run.path / "attempts/0002/attempt.json").write_text(
+        json.dumps(attempt | {"reason": text, "detail": text, "host": text, "slurm_job_id": text, "started": text})
+    )
+    page = report(run)
+    assert [kind for kind, _ in page.raw] == ["style", "script", "script"]
+    assert {tag for tag, _ in page.tags} <= ALLOWED_TAGS
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", page.text)
+    if text.isprintable():
+        assert text in page.text  # shown as it is: neither swallowed nor evaluated
+        assert text in "".join(page.within("side")) and text in "".join(page.within("asked"))
+    boxes = [one for _, one in page.tags if one.get("class") == "text" and "dir" in one]
+    assert boxes and all(one["dir"] == "auto" for one in boxes)  # with unicode-bidi: isolate, from the style sheet
+
+
+def test_a_huge_completion_is_cut(tmp_path: Path) -> None:
+    samples = [sample("before", "a" * 1_000_000, answer={"sum": "9" * 100_000}), sample("after", "b" * 2000)]
+    page_path = write_report(make_run(tmp_path / "run", FULL, samples).path)
+    page = Page(page_path.read_text("utf-8"))
+    assert page_path.stat().st_size < 200_000
+    assert "998,000 more characters" in page.text and page.text.count("more characters") == 1
+    assert "b" * 2000 in page.text
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    rollout = Rollout(engine={"hf_token": "S3CRET", "max_num_seqs": 8})
+    run = make_run(tmp_path / "run", FULL, [sample("before", "x", answer={"api_key": "S3CRET"})], rollout=rollout)
+    html = write_report(run.path).read_text()
+    assert "S3CRET" not in html and "max_num_seqs" in html
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 13])
+def test_short_runs(count: int, tmp_path: Path) -> None:
+    page = report(make_run(tmp_path / "run", FULL[: count + 1]))
+    assert ("No optimizer step" in page.text) == (count == 0)
+    assert sum(tag == "figure" for tag, _ in page.tags) == (9 if count else 0)
+
+
+def test_values_that_are_none(tmp_path: Path) -> None:
+    odd = [None, float("nan"), float("inf"), "text", True, 10**400, -1e308, [1], {"a": 1}]
+    keys = [key for key in record(1) if key not in ("step", "attempt")]
+    lines = [json.dumps(record(step)) for step in (1, 2)]
+    lines += [json.dumps(record(3 + index) | dict.fromkeys(keys, value)) for index, value in enumerate(odd)]
+    lines.append(json.dumps({"step": 30, "loss": None}))
+    run = make_run(tmp_path / "run", [])
+    run.metrics.write_text("\n".join(lines) + "\n")
+    html = write_report(run.path).read_text()
+    Page(html)
+    for word in ("nan", "inf", "NaN", "Infinity"):
+        assert not re.search(rf"[\s\"',:>]{word}[\s\"',<]", html), word
+
+
+def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL[:6])
+    with open(run.metrics, "ab") as file:
+        file.write(b'[1]\n"x"\n{"step": "7"}\n{"step": -1}\n{"step": true}\n{}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
+        file.write(json.dumps(record(3, reward=0.99)).encode() + b"\n")  # done again: the later one counts
+        file.write(json.dumps(record(6)).encode()[:40])
+    read = read_run(run.path)
+    assert [one["step"] for one in read.records] == [0, 1, 2, 3, 4, 5]
+    assert read.records[3]["reward"] == 0.99
+    report(run)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "plan.json", "run.json", "metrics.jsonl", "samples.jsonl", "attempts"])
+@pytest.mark.parametrize("how", ["missing", "garbage", "empty", "directory"])
+def test_any_file_may_be_missing_or_broken(name: str, how: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL, [sample("before", "x")])
+    path = run.path / name
+    targets = sorted(path.glob("*/*.*")) if name == "attempts" else [path]
+    for target in targets:
+        target.unlink(missing_ok=True)
+        if how == "directory":
+            target.mkdir()
+        elif how != "missing":
+            target.write_bytes(b"\x00{]\xff: [" if how == "garbage" else b"")
+    report(run)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such run directory"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="not a run directory"):
+        write_report(tmp_path)
+    run = make_run(tmp_path / "run", FULL)
+    with pytest.raises(ValueError, match="is a directory"):
+        write_report(run.path, tmp_path)
+    with pytest.raises(ValueError, match="no directory"):
+        write_report(run.path, tmp_path / "no" / "page.html")
+    assert write_report(run.path, tmp_path / "page.html") == tmp_path / "page.html"
+    assert not (run.path / "report.html").exists()
+
+
+def test_a_running_attempt_and_the_time_of_a_killed_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    first = json.loads((run.path / "attempts/0001/attempt.json").read_text())
+    write_json(run.path / "attempts/0001/attempt.json", first | {"started": "2026-11-21T09:12:00+00:00"})
+    killed = read_run(run.path).attempts[0]
+    assert (killed.reason, killed.steps) == ("killed", (0, 10))
+    assert killed.ended == record(10)["time"]  # the last sign of life
+    attempt = run.new_attempt(Config(run=Run(name="again", max_steps=40)))
+    with run.lock() as lock:
+        lock.describe(attempt.number)
+        assert read_run(run.path).state == "running"
+        assert report(run).within("state") == ["running"]
+    assert read_run(run.path).state == "killed"
+    assert (read_run(run.path).name, read_run(run.path).max_steps) == ("again", 40)
+
+
+def test_the_curves_are_the_records(tmp_path: Path) -> None:
+    records = [FULL[0], *(record(step) for step in range(1, 41))]
+    records[5]["grad_norm"] = None
+    run = make_run(tmp_path / "run", records)
+    data = read_outs(run)
+    length = data["length"]
+    assert length.steps == [str(step) for step in range(1, 41)]
+    assert length.series[0].texts == [number(one["response_length"]) for one in records[1:]]
+    assert [index for index, at in enumerate(data["grad"].series[0].y) if at is None] == [4]
+    reward = data["reward"]
+    assert reward.steps[0] == "0" and reward.series[0].y[0] is None  # the evaluation before the first step
+    assert reward.series[2].name == "accuracy" and reward.series[2].texts[0] == "0.25"
+    phases = data["phases"]
+    assert [series.name for series in phases.series] == ["generate", "update", "other", "all"]
+    assert phases.series[2].texts[:2] == ["1", "2"]  # 10 s - 9 s, 5 s - 3 s
+    assert phases.series[3].texts[:2] == ["10", "5"]
+    assert report(run).data == {key: asdict(one) for key, one in data.items()}  # what the script of the page reads
+
+
+def test_a_reward_that_is_no_share_does_not_share_the_axis_of_accuracy(tmp_path: Path) -> None:
+    records = [FULL[0], *(record(step, reward=-5.0 + step) for step in range(1, 21))]
+    data = read_outs(make_run(tmp_path / "run", records))
+    assert "accuracy" not in [series.name for series in data["reward"].series]
+    assert data["accuracy"].series[0].texts == ["0.25"]
+
+
+def test_the_report_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, gspo_hpc.report.page\n"
+        "bad = {'torch', 'wandb', 'rich', 'vllm', 'numpy', 'transformers'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_samples_of_a_data_set_with_its_own_system_prompt_are_told_apart(tmp_path: Path) -> None:
+    """A single prompt has nothing to be compared with, so all of it is shown."""
+    page = report(make_run(tmp_path / "run", FULL, [sample("after", "7")], data=Data(train="x.jsonl")))
+    assert "".join(page.within("asked")).startswith("<|im_start|>user\nWhat is 3 + 4?")
+    assert page.within("frame") == []
+
+
+def test_a_missing_template_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    shutil.copytree(render.TEMPLATES, tmp_path / "templates")
+    (tmp_path / "templates" / "curves.html.j2").unlink()
+    monkeypatch.setattr(render, "TEMPLATES", tmp_path / "templates")
+    render._environment.cache_clear()
+    try:
+        with pytest.raises(FileNotFoundError, match=r"templates/curves\.html\.j2 is missing: .* install it again"):
+            write_report(run.path)
+    finally:
+        render._environment.cache_clear()
+    assert not (run.path / "report.html").exists()
+
+
+def test_only_the_report_imports_jinja2() -> None:
+    """Jinja2 would delay the start of every other command."""
+    code = (
+        "import sys, gspo_hpc.cli.main, gspo_hpc.runs.reader, gspo_hpc.diagnose.gather\n"
+        "assert not {'jinja2', 'markupsafe'} & set(sys.modules)\n"
+        "import gspo_hpc.report.page\n"
+        "assert 'jinja2' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

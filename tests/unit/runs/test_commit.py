@@ -1,0 +1,315 @@
+"""Checkpoints are whole or absent: killed at every system call, damaged in every way, saved again, retained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from gspo_hpc.runs.commit import (
+    begin,
+    clean_staging,
+    commit,
+    list_committed,
+    newest_whole,
+    retain,
+    staging_path,
+    verify,
+)
+from gspo_hpc.system.direct_io import Writer
+
+ROOT = Path(__file__).parents[3]
+
+
+def save(root: Path, step: int, mark: str = "") -> Path:
+    staging = begin(root, step)
+    (staging / "megatron").mkdir()
+    with Writer(staging / "megatron" / "shard-0") as shard:
+        shard.write(f"{step}{mark}".encode() * 1000)
+    assert shard.entry is not None
+    (staging / "megatron" / "shard-1").write_bytes(b"")
+    (staging / "cursor.json").write_text(f'{{"step": {step}}}')
+    return commit(staging, step, {"mark": mark}, {"megatron/shard-0": shard.entry})
+
+
+def content(path: Path) -> str:
+    return (path / "megatron" / "shard-0").read_text()
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_checkpoint_is_whole_private_and_described(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    path = save(root, 10, "m")
+    assert path == root / "000010" and verify(path) == [] and names(root) == ["000010"]
+    assert newest_whole(root) == (path, []) and list_committed(root) == [path]
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    assert manifest["step"] == 10 and manifest["extra"] == {"mark": "m"}
+    assert sorted(manifest["files"]) == ["cursor.json", "megatron/shard-0", "megatron/shard-1"]
+    shard = (path / "megatron" / "shard-0").read_bytes()
+    expected = {"size": len(shard), "sha256": hashlib.sha256(shard).hexdigest()}
+    assert manifest["files"]["megatron/shard-0"] == expected
+    modes = {oct(p.stat().st_mode & 0o777) for p in path.rglob("*") if p.is_file()}
+    assert modes == {"0o600"} and (path / "megatron").stat().st_mode & 0o777 == 0o700
+
+
+def test_begin_gives_an_empty_directory_where_all_ranks_look_for_it(tmp_path: Path) -> None:
+    staging = begin(tmp_path, 3)
+    (staging / "left-by-a-killed-save").touch()
+    assert begin(tmp_path, 3) == staging == staging_path(tmp_path, 3)
+    assert list(staging.iterdir()) == [] and list_committed(tmp_path) == []
+    assert newest_whole(tmp_path) == (None, [])
+
+
+def test_everything_is_on_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def log_fsync(fd: int) -> None:
+        fsync(fd)
+        events.append(("sync", os.readlink(f"/proc/self/fd/{fd}")))
+
+    def log_rename(source: Any, target: Any) -> None:
+        events.append(("rename", str(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", log_fsync)
+    monkeypatch.setattr(os, "rename", log_rename)
+    final = save(tmp_path, 10)
+    staging = staging_path(tmp_path, 10)
+    moved = events.index(("rename", str(final)))
+    marked = events.index(("rename", str(staging / "COMMITTED")))
+    payload = ["megatron/shard-0", "megatron/shard-1", "cursor.json", "megatron"]
+    for name in payload:
+        assert ("sync", str(staging / name)) in events[:marked], name
+    described = events.index(("rename", str(staging / "MANIFEST.json")))
+    assert described < marked < moved
+    assert any(what == "sync" and path.endswith(".tmp") for what, path in events[:described])
+    assert ("sync", str(staging)) in events[described:marked]
+    assert ("sync", str(staging)) in events[marked:moved]
+    assert ("sync", str(tmp_path)) in events[moved:]
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("megatron/shard-0", flip, "megatron/shard-0 was changed"),
+    ("megatron/shard-0", cut, "megatron/shard-0 has 1999 bytes instead of 2000"),
+    ("megatron/shard-0", os.unlink, "megatron/shard-0 is missing"),
+    ("megatron/shard-1", os.unlink, "megatron/shard-1 is missing"),
+    ("cursor.json", flip, "cursor.json was changed"),
+    ("megatron", shutil.rmtree, "megatron/shard-0 is missing; megatron/shard-1 is missing"),
+    ("MANIFEST.json", flip, "MANIFEST.json or COMMITTED was changed"),
+    ("MANIFEST.json", cut, "MANIFEST.json or COMMITTED was changed"),
+    ("MANIFEST.json", os.unlink, "MANIFEST.json is missing"),
+    ("COMMITTED", flip, "MANIFEST.json or COMMITTED was changed"),
+    ("COMMITTED", os.unlink, "COMMITTED is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "told"), DAMAGE)
+def test_damage_is_noticed_and_the_one_before_is_used(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], told: str
+) -> None:
+    older, newer = save(tmp_path, 10), save(tmp_path, 20)
+    damage(newer / name)
+    assert verify(newer) and verify(older) == []
+    best, remarks = newest_whole(tmp_path)
+    assert best == older
+    assert len(remarks) == 1 and remarks[0].startswith("checkpoint 20 is damaged and not used: ") and told in remarks[0]
+    assert names(tmp_path) == ["000010", "000020"]
+
+
+def test_the_damaged_one_is_put_aside_and_does_not_count(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    for round_ in ("damaged-000020", "damaged-000020-2"):
+        flip(save(tmp_path, 20) / "cursor.json")
+        best, remarks = newest_whole(tmp_path, put_aside=True)
+        assert best == tmp_path / "000010" and f"(now {round_})" in remarks[0]
+        assert newest_whole(tmp_path) == (best, [])
+    save(tmp_path, 15)
+    retain(tmp_path, 1)
+    assert [p.name for p in list_committed(tmp_path)] == ["000015"]
+    assert (tmp_path / "damaged-000020").is_dir()
+
+
+def test_when_all_are_damaged_there_is_none(tmp_path: Path) -> None:
+    for step in (1, 2):
+        cut(save(tmp_path, step) / "cursor.json")
+    best, remarks = newest_whole(tmp_path)
+    assert best is None and ["checkpoint 2" in remarks[0], "checkpoint 1" in remarks[1]] == [True, True]
+
+
+# Saving again, retention, sweeping ------------------------------------------------------------------------------------
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 10, "a")
+    path = save(tmp_path, 10, "b")
+    assert verify(path) == [] and content(path) == "10b" * 1000 and names(tmp_path) == ["000010"]
+
+
+def test_an_old_one_between_two_renames_is_used_and_put_back(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    os.rename(save(tmp_path, 10, "a"), tmp_path / ".old-000010")
+    best, _ = newest_whole(tmp_path)
+    assert best is not None and content(best) == "10a" * 1000
+    assert len(list_committed(tmp_path)) == 2
+    clean_staging(tmp_path)
+    assert names(tmp_path) == ["000005", "000010"] and newest_whole(tmp_path)[0] == tmp_path / "000010"
+    shutil.copytree(tmp_path / "000010", tmp_path / ".old-000010")
+    path = save(tmp_path, 10, "b")
+    assert names(tmp_path) == ["000005", "000010"] and content(path) == "10b" * 1000
+
+
+def test_retain_keeps_the_newest(tmp_path: Path) -> None:
+    for step in (5, 10, 100, 1_000_000, 20):
+        save(tmp_path, step)
+    retain(tmp_path, 9)
+    assert len(list_committed(tmp_path)) == 5
+    retain(tmp_path, 2)
+    assert names(tmp_path) == ["000100", "1000000"]
+    retain(tmp_path, 1)
+    assert names(tmp_path) == ["1000000"]
+
+
+def test_clean_staging_removes_only_what_a_kill_left(tmp_path: Path) -> None:
+    clean_staging(tmp_path / "none")
+    save(tmp_path, 10)
+    (begin(tmp_path, 20) / "shard").write_text("half")
+    (tmp_path / ".old-000010").mkdir()
+    (tmp_path / ".tmp-000005-retired").mkdir()
+    (tmp_path / "notes").mkdir()
+    clean_staging(tmp_path)
+    assert names(tmp_path) == ["000010", "notes"] and verify(tmp_path / "000010") == []
+
+
+# Killed at every system call ------------------------------------------------------------------------------------------
+
+CHILD = """
+import os, shutil, sys
+from pathlib import Path
+sys.path.insert(0, str(Path("tests/unit").resolve()))
+from tests.unit.runs import test_commit as t
+from gspo_hpc.runs import commit
+
+root = Path(sys.argv[1])
+left = None
+def step(*args):
+    global left
+    if left is not None:
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+def dies(real):
+    def call(*args, **kwargs):
+        step()
+        return real(*args, **kwargs)
+    return call
+for name in ("mkdir", "open", "write", "fsync", "rename", "replace", "unlink", "rmdir", "chmod", "fchmod"):
+    setattr(os, name, dies(getattr(os, name)))
+commit.ThreadPoolExecutor = lambda threads: t.InOrder()  # so that point k is the same in every run
+for k in range(int(sys.argv[2])):
+    pid = os.fork()
+    if pid == 0:
+        work = root / str(k)
+        shutil.copytree(root / "seed", work)
+        left = k
+        t.save(work, 20, "new")
+        t.retain(work, 1)
+        left = None
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    print(k, os.waitstatus_to_exitcode(status), flush=True)
+    if status == 0:
+        break
+"""
+
+
+class InOrder:
+    """The part of a thread pool that commit uses, without threads."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def map(self, function: Callable[..., Any], *items: Any) -> list[Any]:
+        return [function(*one) for one in zip(*items, strict=False)]
+
+
+@pytest.mark.parametrize("resaved", [False, True])
+def test_killed_at_every_system_call_the_newest_whole_one_always_loads(tmp_path: Path, resaved: bool) -> None:
+    save(tmp_path / "seed", 10, "old")
+    if resaved:
+        save(tmp_path / "seed", 20, "old")
+    command = [sys.executable, "-c", CHILD, str(tmp_path), "500"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert out.returncode == 0, out.stderr
+    points = [tuple(map(int, line.split())) for line in out.stdout.splitlines()]
+    assert [code for _, code in points] == [-signal.SIGKILL] * (len(points) - 1) + [0]
+    assert len(points) > 40
+    seen = []
+    for k, code in points:
+        work = tmp_path / str(k)
+        best, remarks = newest_whole(work)
+        assert best is not None and remarks == [], k
+        assert all(verify(path) == [] for path in list_committed(work)), k
+        step = "".join(c for c in best.name if c.isdigit())
+        seen.append((step, content(best)[2:5]))
+        clean_staging(work)
+        assert [n for n in names(work) if not n.isdigit()] == []
+        after, remarks = newest_whole(work)
+        assert after is not None and (after.name, remarks) == (step, []) and content(after)[2:5] == seen[-1][1], k
+        assert verify(save(work, 30)) == []  # and the run goes on
+        if code == 0:
+            assert seen[-1] == ("000020", "new") and names(work) == ["000020", "000030"]
+    assert seen == sorted(seen, key=lambda s: s[1] == "new")  # once committed, it stays
+    assert seen[0] == (("000020" if resaved else "000010"), "old")
+
+
+def test_what_its_writer_knows_of_a_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
+    staging = begin(tmp_path, 1)
+    (staging / "shard").write_bytes(b"abc")
+    (staging / "cursor.json").write_text("{}")
+    read: list[str] = []
+    digest = hashlib.file_digest
+
+    def note(file: Any, name: Any) -> Any:
+        read.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", note)
+    path = commit(staging, 1, known={"shard": known})
+    assert read == ["cursor.json", "MANIFEST.json"] and verify(path) == []
+
+
+def test_a_file_of_another_size_than_was_written_is_not_committed(tmp_path: Path) -> None:
+    staging = begin(tmp_path, 1)
+    (staging / "shard").write_bytes(b"abc")
+    with pytest.raises(OSError, match="shard has 3 bytes, 4 were written"):
+        commit(staging, 1, known={"shard": {"size": 4, "sha256": ""}})
+    assert list_committed(tmp_path) == []

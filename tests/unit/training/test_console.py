@@ -1,0 +1,307 @@
+"""The console: plain lines in logs, an aligned table and a bar on a terminal, and nothing that can cost a run."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from typing import Any
+
+import pytest
+
+from gspo_hpc.system.text import duration
+from gspo_hpc.training.telemetry import console as console_module
+from gspo_hpc.training.telemetry.console import COLUMNS, ROWS_PER_HEADER, Console, clean
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def record(step: int, **changes: Any) -> dict[str, Any]:
+    phases = {"generate": 7.25, "old_logprobs": 1.0, "reference": 0.5, "update": 4.125, "sync": 0.3}
+    values = {
+        "step": step,
+        "rollout": step - 1,
+        "update": 0,
+        "reward": 0.5625,
+        "response_length": 12.34,
+        "clip_fraction": 0.125,
+        "gap_max": 2.3e-6,
+        "grad_norm": 1.5,
+        "entropy": 0.75,
+        "seconds": 12.0,
+        "completion_tokens_per_s": 83.0,
+        "engine_restarts": 0,
+    }
+    return values | {f"seconds/{name}": value for name, value in phases.items()} | changes
+
+
+def plain(total: int = 60) -> tuple[io.StringIO, Console]:
+    stream = io.StringIO()
+    return stream, Console(stream, total)
+
+
+def on_terminal(width: int, use: Any) -> str:
+    """Everything that `use(console)` sends to a terminal of `width` columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    chunks: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while chunk := os.read(master, 65536):
+                chunks.append(chunk)
+        except OSError:
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(slave, "w", encoding="utf-8") as stream:
+        console = Console(stream, 60)
+        assert not console.plain
+        use(console)
+    reader.join(10)
+    os.close(master)
+    return b"".join(chunks).decode()
+
+
+@pytest.fixture(autouse=True)
+def terminal_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_plain_lines_have_no_control_characters() -> None:
+    stream, console = plain()
+    console.header(["gspo_hpc \x1b[1mname", "a\tb"])
+    with console.rollout(3, 64) as bar:
+        bar.advance(64, 1000)
+    console.step(record(1, skipped=1, failures=2))
+    console.note("evil \x1b[31m\x07 \u202e text\nsecond line")
+    console.warn("look\rhere")
+    text = stream.getvalue()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+    assert "second line\n" in text
+    assert "warning: look?here" in text or "warning: look\nhere" in text
+
+
+def test_a_row_says_the_step() -> None:
+    stream, console = plain()
+    console.step(record(7))
+    titles, row = stream.getvalue().splitlines()
+    cells = dict(zip(titles.split(), row.split(), strict=True))
+    assert cells == {
+        "step": "7/60",
+        "reward": "0.562",
+        "length": "12.3",
+        "clip": "0.12",
+        "gap": "2.3e-06",
+        "grad": "1.5",
+        "entropy": "0.750",
+        "generate": "7.2",
+        "logprobs": "1.5",
+        "update": "4.1",
+        "sync": "0.3",
+        "seconds": "12.0",
+        "tok/s": "83",
+        "left": "10m36s",
+    }
+
+
+def test_columns_stay_aligned_whatever_the_values() -> None:
+    stream, console = plain(12345)
+    odd: list[dict[str, Any]] = [
+        {},
+        {"reward": None, "gap_max": float("nan"), "grad_norm": float("inf"), "entropy": "x"},
+        {"reward": -123.4, "response_length": 31999.0, "gap_max": 0.0, "grad_norm": 123456.0},
+        {"completion_tokens_per_s": 1234567.0, "seconds": 86400.0, "seconds/generate": 4000.0},
+        {"seconds/sync": 1234.5, "seconds/update": 12345.6, "clip_fraction": 0.999, "seconds": 1e9},
+        {"seconds/update": 0.0, "clip_fraction": 1.0, "step": 12345},
+    ]
+    for step, changes in enumerate(odd, 1):
+        console.step(record(step) | changes)
+    lines = stream.getvalue().splitlines()
+    ends = [match.end() for match in re.finditer(r"\S+", lines[0])]
+    for line in lines[1:]:
+        assert [match.end() for match in re.finditer(r"\S+", line)] == ends, line
+
+
+def test_missing_values_are_dashes_and_an_evaluation_has_no_row() -> None:
+    stream, console = plain()
+    console.step({"step": 0, "eval/accuracy": 0.4})
+    assert stream.getvalue() == ""
+    console.step({"step": 1, "loss": 0.0})
+    assert stream.getvalue().splitlines()[1].split() == ["1/60"] + ["-"] * (len(COLUMNS) - 1)
+
+
+def test_the_header_comes_again() -> None:
+    stream, console = plain(100)
+    for step in range(1, 2 * ROWS_PER_HEADER + 2):
+        console.step(record(step))
+    titles = [index for index, line in enumerate(stream.getvalue().splitlines()) if "reward" in line]
+    assert titles == [0, ROWS_PER_HEADER + 1, 2 * (ROWS_PER_HEADER + 1)]
+
+
+def test_time_left_counts_whole_rollouts() -> None:
+    """The first update of a rollout carries its generation: 30 s, then 10 s; 20 s a step, not 10 and not 30."""
+    stream, console = plain(20)
+    for step in range(1, 4):
+        rollout, update = divmod(step - 1, 2)
+        console.step(record(step, rollout=rollout, update=update, seconds=10.0 if update else 30.0))
+    assert stream.getvalue().splitlines()[-1].split()[-1] == "5m40s"  # 17 steps to go
+
+
+def test_one_slow_step_does_not_move_the_time_left() -> None:
+    stream, console = plain(100)
+    for step in range(1, 12):
+        console.step(record(step, seconds=1000.0 if step == 6 else 10.0))
+    assert stream.getvalue().splitlines()[-1].split()[-1] == duration(89 * 10)
+
+
+def test_what_went_wrong_is_said_once() -> None:
+    stream, console = plain()
+    console.step(record(1, skipped=1))
+    console.step(record(2, failures=3, engine_restarts=1))
+    console.step(record(3, engine_restarts=1))
+    remarks = [line.strip() for line in stream.getvalue().splitlines() if "^" in line]
+    assert remarks == [
+        "^ the gradient was not finite, so the step was skipped",
+        "^ a reward function failed for 3 completions; an engine died and was restarted",
+    ]
+
+
+def test_plain_progress_is_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    stream, console = plain()
+    with console.rollout(3, 64) as bar:
+        for _ in range(16):
+            now[0] += 10.0
+            bar.advance(4, 120)
+    assert stream.getvalue().splitlines() == [
+        "rollout 3: 24/64 completions, 12 tokens/s",
+        "rollout 3: 48/64 completions, 12 tokens/s",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_nothing_on_a_terminal_is_wider_than_it(width: int) -> None:
+    def use(console: Console) -> None:
+        assert console.width == width
+        for step in range(1, 4):
+            with console.rollout(step, 64) as bar:
+                for _ in range(8):
+                    bar.advance(8, 4000)
+            console.step(record(step, seconds=86400.0, reward=-1234.5))
+
+    text = ESCAPES.sub("", on_terminal(width, use))
+    lines = [line for row in text.split("\n") for line in row.split("\r")]
+    assert sum(len(line.rstrip()) > 0 for line in lines) >= 6
+    assert max(map(len, lines)) <= width
+    assert sum("-1" in line for line in lines) == 3  # every step has its row
+
+
+def test_a_narrow_terminal_keeps_what_matters() -> None:
+    def titles(width: int) -> list[str]:
+        text = ESCAPES.sub("", on_terminal(width, lambda console: console.step(record(1))))
+        return text.splitlines()[0].split()
+
+    must = {"step", "reward", "length", "clip", "gap", "generate", "logprobs", "update", "sync", "tok/s", "left"}
+    assert set(titles(80)) == must
+    assert set(titles(120)) == {column.title for column in COLUMNS}
+    assert titles(30) == ["step", "reward", "length", "left"]
+
+
+def test_the_bar_moves_and_goes() -> None:
+    def use(console: Console) -> None:
+        with console.rollout(5, 64) as bar:
+            bar.advance(16, 100)
+            bar.progress.refresh()  # type: ignore[attr-defined]
+            console.note("in between")
+            bar.advance(48, 100)
+
+    text = on_terminal(80, use)
+    assert "rollout 5" in text and "16/64" in text and "64/64" in text and "in between" in text
+    assert text.rstrip().endswith("\x1b[2K")  # the last thing is that its line is cleared
+
+
+def test_the_cursor_is_never_hidden() -> None:
+    def use(console: Console) -> None:
+        with console.rollout(1, 8) as bar:
+            bar.advance(8, 8)
+
+    assert "\x1b[?25l" not in on_terminal(80, use)
+
+
+def test_markup_and_escapes_of_others_stay_text() -> None:
+    text = on_terminal(80, lambda console: console.note("[bold red]x[/] \x1b[2J \x1b]0;title\x07"))
+    assert "[bold red]x[/]" in text
+    assert "\x1b[2J" not in text and "\x1b]0" not in text and "\x07" not in text
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_terminal_that_went_away_costs_nothing(force: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    console = Console(stream, 60, plain=force)
+    with console.rollout(1, 8) as bar:
+        bar.advance(8, 8)
+    console.step(record(1))
+    console.warn("x")
+    with pytest.raises(OSError):
+        stream.close()
+    closed = io.StringIO()
+    closed.close()
+    Console(closed, 60, plain=force).note("x")
+
+
+def test_a_terminal_without_utf8() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Console(stream, 60, plain=True).note("é →")
+    assert raw.getvalue() == b"? ?\n"
+
+
+def test_a_dumb_terminal_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as stream:
+        assert Console(stream, 60).plain
+    os.close(master)
+
+
+def test_plain_mode_does_not_import_rich() -> None:
+    code = (
+        "import io, sys; from gspo_hpc.training.telemetry.console import Console\n"
+        "c = Console(io.StringIO(), 9); c.note('x');"
+        "bad = {'rich', 'torch', 'wandb'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (3599.6, "1h00m"),
+        (7260, "2h01m"),
+        (360000, "4d04h"),
+        (86400 * 123, "123d"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_clean_keeps_letters_of_all_scripts() -> None:
+    assert clean("שלום é 漢 a\tb") == "שלום é 漢 a    b"
+    assert clean("a\x00b\u202ec\ud800d") == "a?b?c?d"
