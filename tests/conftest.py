@@ -45,6 +45,7 @@ class Lanes(LoadScopeScheduling):
         return name if name in SHARED else path
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Give pytest-xdist this scheduler: its own keeps files together, or nothing, but no tiers."""
     return Lanes(config, log)

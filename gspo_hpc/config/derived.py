@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gspo_hpc.config.schema import Batch, Config
+from gspo_hpc.config.schema import Batch, Config, Rollout
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ def offload_trainer(config: Config) -> bool:
     if wanted is None:
         return config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
     return wanted
+
+
+def samples_part_of_distribution(rollout: Rollout) -> bool:
+    """Return True if completions are sampled from the most likely tokens only (top_p or top_k)."""
+    return rollout.top_p < 1.0 or rollout.top_k != -1
 
 
 def router_replay(config: Config) -> Literal["off", "rollout", "old_logprobs"]:

@@ -147,7 +147,9 @@ class Optimizer(Section):
     lr: Number = key(1e-6, "The learning rate.")
     min_lr: Number = key(0.0, "The learning rate at the end of the decay; not above lr.")
     lr_decay_style: Literal["constant", "linear", "cosine"] = key(
-        "constant", "The schedule by which the learning rate decays."
+        "constant",
+        "The schedule by which the learning rate decays until run.max_steps. It counts every step of the run, "
+        "also if it changes no weight, being empty or its gradient not finite.",
     )
     lr_warmup_steps: CountFrom0 = key(0, "Optimizer steps over which the learning rate rises from 0.")
     weight_decay: Number = key(0.0, "Decoupled weight decay.")

@@ -68,6 +68,9 @@ class EngineSettings:
     timeout: float = 300.0  # seconds without a token, or for a bucket of weights, before the engine counts as hung
     bucket_bytes: int = TRANSFER_BUCKET_BYTES  # weights that travel at once
     log_path: Path | None = None  # output of the engine's processes; default: this process's own
+    # Log-probs of sampled tokens: under the distribution that they were sampled from, at its temperature and with what
+    # top_p and top_k leave of it; or under the model's whole distribution at temperature 1.
+    whole_distribution: bool = False
     report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
 
@@ -87,7 +90,7 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel_size,
         "max_model_len": settings.max_model_len,
         "seed": settings.seed,
-        "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that is sampled from
+        "logprobs_mode": "raw_logprobs" if settings.whole_distribution else "processed_logprobs",
         "weight_transfer_config": {"backend": backend},
         "enable_prefix_caching": True,  # the samples of a group share their prompt
         "disable_log_stats": True,

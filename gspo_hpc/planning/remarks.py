@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gspo_hpc.algorithms import objective
+from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.planning.builder import PlanBuilder
 
 
@@ -47,6 +48,11 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         yield "GPUs set apart generate, and no DP group owns prompts: rules about prompts per DP group do not apply."
     if plan.model_file.note:
         yield plan.model_file.note
+    if samples_part_of_distribution(plan.config.rollout):
+        yield (
+            "rollout.top_p and rollout.top_k leave unlikely tokens out of the rollout. Ratios, gaps and entropy are "
+            "those of the whole distribution, in engines and trainer alike; the objective does not correct for the cut."
+        )
     tp, vocabulary = plan.config.parallel.tensor_model_parallel_size, plan.model_file.size("vocab_size")
     if vocabulary is not None and vocabulary % tp:
         padded = -(-vocabulary // tp) * tp

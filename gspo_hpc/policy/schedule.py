@@ -166,8 +166,7 @@ def train_step(
     grad_norm, skipped = _apply(policy)
     overflowed = skipped and policy.config.model.dtype == "float16" and scale > 1.0
     rate = float(policy.optimizer.param_groups[0]["lr"])
-    if not skipped:
-        policy.scheduler.step(1)
+    policy.scheduler.step(1)  # it counts the steps of the run, also those that change no weight
     sums, maxima = _reduce(policy, parts)
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)

@@ -137,6 +137,7 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
         threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
         seed=config.run.seed % 2**32,  # vLLM takes no more; every completion has a seed of its own
         timeout=config.faults.engine_timeout,
+        whole_distribution=derived.samples_part_of_distribution(rollout),  # as the trainer measures them
         report_experts=experts and derived.router_replay(config) == "rollout",
         engine_args=dict(rollout.engine),
     )

@@ -139,6 +139,7 @@ def step(
         and (objective.kl_beta > 0 or _completion(groups, sample).advantage != 0.0)
     ]
     if not samples:
+        policy.scheduler.step(1)  # the learning rate follows the steps of the run, as after every other update
         return None
     size = pass_sizes(config)["update"]
     distributed = _distribute(policy, samples, size, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -109,6 +110,16 @@ def test_logprobs_are_those_of_transformers(engine: Engine, reference: Any, temp
     groups = generate(engine, [20, 21], replace(SAMPLING, temperature=temperature))
     for group in groups.values():
         check_logprobs(group, reference, temperature)
+
+
+def test_logprobs_of_a_cut_distribution_are_those_of_the_whole(settings: EngineSettings, reference: Any) -> None:
+    """As the trainer measures them; renormalised to the four tokens that are left, they would be larger (10 s)."""
+    with contextlib.closing(Engine(replace(settings, whole_distribution=True))) as whole:
+        whole.start()
+        for group in generate(whole, [20, 21], replace(SAMPLING, top_k=4, top_p=0.9)).values():
+            check_logprobs(group, reference)
+            for completion in group.completions:
+                assert completion.logprobs.min() < -0.1
 
 
 def test_prompt_logprobs_are_those_of_transformers(engine: Engine, reference: Any) -> None:

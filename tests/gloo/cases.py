@@ -225,6 +225,25 @@ def steps(
     return arrays
 
 
+def scheduled(model: str, world: int, **sections: Any) -> Arrays:
+    """The learning rates of four steps: one that moves the weights, one skipped, one empty, and another that moves."""
+    settings = config(model, world, run={"max_steps": 4}, optimizer={"lr": 1e-4, "lr_decay_style": "linear"})
+    made, _ = policy(settings)
+    objective = algorithms.resolve(settings.algorithm)
+    rollout = groups()
+    empty = [g.with_completions(tuple(replace(c, advantage=0.0) for c in g.completions)) for g in rollout]
+    rates: list[float] = []
+    skipped: list[bool | None] = []
+    for batch in (rollout, rollout, empty, rollout):
+        rates.append(float(made.optimizer.param_groups[0]["lr"]))
+        if len(rates) == 2:
+            _poison(made)
+        result = update.step(made, batch, objective, settings)
+        skipped.append(None if result is None else result.skipped)
+    assert skipped == [False, True, None, False], skipped
+    return {"rates": np.array(rates)}
+
+
 def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
     """Gradients of all Hugging Face tensors in a step that takes place but for its end: put into the place of the
     weights, they are gathered like them."""
@@ -643,6 +662,7 @@ def main() -> None:
             logprobs,
             routed,
             steps,
+            scheduled,
             roundtrip,
             saved,
             loaded,

@@ -157,6 +157,7 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     for name in ("tp2", "pp2", "pp2-vpp2"):
         two |= {f"exported-{name}-{f}": ("exported", {"model": str(models[f]), **LAYOUTS[name]}) for f in DENSE}
     two["nan"] = ("steps", {"model": str(models["llama-untied"]), "count": 1, "nan_rank": 1})
+    one["scheduled"] = ("scheduled", {"model": tied})
     for dtype, scale in (("bfloat16", 1.0), ("float16", 2.0**14), ("float16", 2.0**60)):
         sections = {"model_dtype": dtype, "optimizer": {"initial_loss_scale": scale}}
         one[f"steps-{dtype}-{scale:.0e}"] = ("steps", {"model": tied, **sections})

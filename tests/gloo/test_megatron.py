@@ -117,6 +117,11 @@ def test_a_nan_gradient_on_one_rank_is_skipped_on_all(models: dict[str, Path], r
         assert np.array_equal(results["nan"][name], tensor.numpy()), name
 
 
+def test_the_learning_rate_follows_the_steps_of_the_run(results: dict[str, Arrays]) -> None:
+    """A step that is skipped or empty counts like any other, or a decay would not end with the run (1 s)."""
+    np.testing.assert_allclose(results["scheduled"]["rates"], 1e-4 * np.array([1.0, 0.75, 0.5, 0.25]), rtol=1e-9)
+
+
 def test_a_save_onto_a_full_disk_says_so(results: dict[str, Arrays]) -> None:
     assert "the disk is full or over its quota; free some space" in str(results["full"]["said"][0])
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
+from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys, replace
 from gspo_hpc.models import catalog
@@ -222,6 +223,8 @@ def _switches(config: Config) -> dict[str, set[Any]]:
     }
     if config.model.fp8:
         found["model.fp8"] = {None}
+    if samples_part_of_distribution(config.rollout):
+        found |= {"rollout.temperature": {1.0}, "rollout.top_p": {1.0}, "rollout.top_k": {-1}}
     if config.rollout.dtype:
         found["rollout.dtype"] = {None}
     if parallel.overlap_param_gather:

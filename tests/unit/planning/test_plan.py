@@ -391,6 +391,17 @@ def test_the_objective_is_checked_too() -> None:
     assert any("clipping is inert" in text for text in make_plan(Config()).warnings)
 
 
+def test_a_cut_distribution_needs_temperature_one() -> None:
+    """vLLM and the trainer measure log-probs of the same distribution then, and only then."""
+    assert rules(from_dict({"rollout": {"top_p": 0.9, "temperature": 0.7}})) == {"logprobs_comparable"}
+    assert rules(from_dict({"rollout": {"top_k": 50, "temperature": 1.1}})) == {"logprobs_comparable"}
+    for allowed in ({"top_p": 0.9, "top_k": 50}, {"temperature": 0.7}):
+        assert rules(from_dict({"rollout": allowed})) == set()
+    noted = "leave unlikely tokens out"
+    assert any(noted in note for note in make_plan(from_dict({"rollout": {"top_k": 50}})).notes)
+    assert not any(noted in note for note in make_plan(Config()).notes)
+
+
 def test_json_has_only_plain_values() -> None:
     plan = make_plan(config(16, 2, **sizes(1, 16, 2, 4)))
     found = json.loads(json.dumps(plan.to_json()))
