@@ -8,6 +8,8 @@ from typing import Literal
 
 from gspo_hpc.config.schema import Batch, Config, Rollout
 
+PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
+
 
 @dataclass(frozen=True)
 class Passes:

@@ -6,7 +6,7 @@ says when to stop, and counts passes and their operations.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,29 +44,42 @@ def never() -> bool:
 
 
 @dataclass
+class PassCounts:
+    """The passes of one name on this rank, and the sizes that they really had."""
+
+    passes: int = 0
+    flops: int = 0
+    micro_batches: int = 0
+    most_completions: int = 0  # in one micro-batch
+    most_tokens: int = 0  # computed in one micro-batch
+
+
+@dataclass
 class PassMonitor:
-    """The request to stop, and counts of passes; the kinds are "update" and "logprobs"."""
+    """The request to stop, and counts of passes by name: those of the config, and "probe"."""
 
     stop_requested: Callable[[], bool] = never  # asked before every micro-batch
-    passes: Counter[str] = field(default_factory=Counter)  # over the weights, by kind
-    flops: Counter[str] = field(default_factory=Counter)  # of this rank, by kind
+    counts: defaultdict[str, PassCounts] = field(default_factory=lambda: defaultdict(PassCounts))
 
     def clear(self) -> None:
         """Set all counts to zero."""
-        self.passes.clear()
-        self.flops.clear()
+        self.counts.clear()
 
-    def count(self, kind: str, operations: int) -> None:
-        """Count one pass of `operations` floating-point operations on this rank."""
-        self.passes[kind] += 1
-        self.flops[kind] += operations
+    def count(self, name: str, batches: Sequence[PackedBatch], operations: int) -> None:
+        """Count one pass over micro-batches, of `operations` floating-point operations on this rank."""
+        counts = self.counts[name]
+        counts.passes += 1
+        counts.flops += operations
+        counts.micro_batches += len(batches)
+        counts.most_completions = max(counts.most_completions, *(len(batch.keys) for batch in batches))
+        counts.most_tokens = max(counts.most_tokens, *(batch.tokens.numel() for batch in batches))
 
 
 class Pass:
-    """One forward pass, or one forward and backward pass, of this rank's micro-batches."""
+    """One forward pass, or one forward and backward pass, of this rank's micro-batches; `name` is what it counts as."""
 
-    def __init__(self, policy: Policy, monitor: PassMonitor | None = None) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, name: str, monitor: PassMonitor | None = None) -> None:
+        self._policy, self._name = policy, name
         self._monitor = PassMonitor() if monitor is None else monitor
         self.abandoned = False  # True once this rank skips the rest of the pass
 
@@ -79,7 +92,7 @@ class Pass:
         """
         policy = self._policy
         factor = flops.FORWARD if forward_only else flops.FORWARD_AND_BACKWARD
-        self._monitor.count("logprobs" if forward_only else "update", _forward_flops(policy, batches) * factor)
+        self._monitor.count(self._name, batches, _forward_flops(policy, batches) * factor)
         policy.routing.begin(training=not forward_only, recording=record_experts)
         results: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,

@@ -66,15 +66,16 @@ def response_logprobs(
     batches: Sequence[PackedBatch],
     temperature: float,
     *,
+    name: str,
     record_experts: bool = False,
     monitor: PassMonitor | None = None,
 ) -> LogprobResult:
     """Return the log-probs of every micro-batch's response tokens under the current weights. Collective.
 
-    With `record_experts` the result has the experts that each token went to. Raises Abandoned on all ranks if
-    `monitor` requests a stop on one of them.
+    `name` is what `monitor` counts the pass as. With `record_experts` the result has the experts that each token went
+    to. Raises Abandoned on all ranks if `monitor` requests a stop on one of them.
     """
-    this = Pass(policy, monitor)
+    this = Pass(policy, name, monitor)
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
         whole = next(iterator)
@@ -137,7 +138,7 @@ def train_step(
         wrapped.zero_grad_buffer()
     policy.optimizer.zero_grad()
     per_microbatch = denominator / (policy.ranks.dp_size * len(batches))
-    this = Pass(policy, monitor)
+    this = Pass(policy, "update", monitor)
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
         batch = this.own_part(next(iterator))

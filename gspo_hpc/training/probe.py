@@ -47,7 +47,8 @@ def trainer_logprobs(
         groups[slot] = Group(slot, prompt, (completion,))
         samples.append(Sample(slot, 0, 1, len(rest)))
     batch = build(groups, samples, share_prompts=False).to(policy.ranks.device)
-    logprobs = response_logprobs(policy, [batch], temperature=1.0, monitor=monitor).logprobs[0].cpu().numpy()
+    passed = response_logprobs(policy, [batch], temperature=1.0, name="probe", monitor=monitor)
+    logprobs = passed.logprobs[0].cpu().numpy()
     ends = np.cumsum([sample.response_len for sample in samples])
     return np.split(logprobs, ends[:-1])
 

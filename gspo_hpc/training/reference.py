@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from gspo_hpc.config.derived import pass_sizes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Group
 from gspo_hpc.policy.passes import PassMonitor
@@ -34,8 +33,7 @@ class Reference:
             current = [p.detach().cpu().clone() for p in parameters]
             try:
                 _copy(parameters, self._weights)
-                size = pass_sizes(config)["reference"]
-                passed = logprob_pass(policy, groups, size, config, replay=False, monitor=monitor)
+                passed = logprob_pass(policy, groups, "reference", config, replay=False, monitor=monitor)
             finally:
                 _copy(parameters, current)
         return with_values(groups, passed.logprobs, lambda c, v: replace(c, reference_logprobs=v))

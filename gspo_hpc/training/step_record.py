@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from gspo_hpc.config.derived import PassName
 from gspo_hpc.data.records import Group
+from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import engine_metrics
@@ -117,9 +119,22 @@ class StepRecorder:
             self._observers.note(f"an engine died and was restarted in place ({death})")
         self._deaths_noted = len(deaths)
         state: dict[str, Any] = {"attempt": self._recipe.attempt, "engine_restarts": len(deaths)}
-        state |= {f"passes/{kind}": self._clock.monitor.passes[kind] for kind in ("logprobs", "update")}
+        state |= _pass_record(self._clock.monitor)
         synced = self._weights.newest
         if synced is not None and before.update == 0:  # the sync before this rollout; later updates had none
             state |= {"probe_gap_max": synced.gap_max, "probe_gap_mean": synced.gap_mean}
             state |= engine_metrics(progress.engines)
         return state
+
+
+def _pass_record(monitor: PassMonitor) -> dict[str, int]:
+    """Return the number of passes of each name, and the sizes that those with a size of their own had on this rank."""
+    found = {f"passes/{name}": monitor.counts[name].passes for name in (*get_args(PassName), "probe")}
+    for name in get_args(PassName):
+        if (counts := monitor.counts[name]).passes:
+            found |= {
+                f"passes/{name}/micro_batches": counts.micro_batches,
+                f"passes/{name}/most_completions": counts.most_completions,
+                f"passes/{name}/most_tokens": counts.most_tokens,
+            }
+    return found

@@ -15,7 +15,7 @@ import numpy as np
 
 from gspo_hpc.algorithms.advantages import group_advantages
 from gspo_hpc.algorithms.objective import Objective
-from gspo_hpc.config.derived import PassSize, pass_sizes, router_replay
+from gspo_hpc.config.derived import PassName, PassSize, pass_sizes, router_replay
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.packing import MicroBatch, Sample, evenness, pack
 from gspo_hpc.data.records import Completion, Experts, Floats, Group
@@ -59,7 +59,7 @@ class GroupLogprobs:
 def logprob_pass(
     policy: Policy,
     groups: Sequence[Group],
-    size: PassSize,
+    name: PassName,
     config: Config,
     *,
     replay: bool = True,
@@ -68,15 +68,16 @@ def logprob_pass(
 ) -> GroupLogprobs:
     """Return the log-probs of all completions under the current weights. Collective.
 
-    `replay`: tokens go to the experts that they had before, where that is known. `record`: the result has the experts
-    that they went to.
+    `name` decides the size of its micro-batches. `replay`: tokens go to the experts that they had before, where that is
+    known. `record`: the result has the experts that they went to.
     """
     logprobs: dict[Key, Floats] = {}
     experts: dict[Key, Experts] = {}
-    batches = _pack_own(policy, groups, _distribute(policy, _samples(groups), size, config), config, replay=replay)
+    distributed = _distribute(policy, _samples(groups), pass_sizes(config)[name], config)
+    batches = _pack_own(policy, groups, distributed, config, replay=replay)
     if batches:
         temperature = config.rollout.temperature
-        result = response_logprobs(policy, batches, temperature, record_experts=record, monitor=monitor)
+        result = response_logprobs(policy, batches, temperature, name=name, record_experts=record, monitor=monitor)
         for batch, values in zip(batches, result.logprobs, strict=True):
             logprobs.update(split_by_sample(values, batch))
         if record:
@@ -107,8 +108,7 @@ def with_old_logprobs(
     They also have the experts that their tokens went to, if updates are to repeat these. Collective.
     """
     record = router_replay(config) == "old_logprobs" and policy.arch.experts is not None
-    size = pass_sizes(config)["old_logprobs"]
-    passed = logprob_pass(policy, moved, size, config, record=record, monitor=monitor)
+    passed = logprob_pass(policy, moved, "old_logprobs", config, record=record, monitor=monitor)
     found = with_values(groups, passed.logprobs, lambda c, v: replace(c, old_logprobs=v))
     if not record:
         return found

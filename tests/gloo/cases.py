@@ -24,7 +24,7 @@ from megatron.core import parallel_state
 from gspo_hpc.algorithms import objective as algorithms
 from gspo_hpc.checkpoint import hugging_face, sharded
 from gspo_hpc.checkpoint.saver import Saver
-from gspo_hpc.config.derived import pass_sizes
+from gspo_hpc.config.derived import PassName
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
@@ -101,7 +101,7 @@ def logprobs(model: str, world: int, **sections: Any) -> Arrays:
     """Log-probs and logits of all completions, in slot and index order."""
     settings = config(model, world, **sections)
     made, _ = policy(settings)
-    passed = update.logprob_pass(made, groups(), pass_sizes(settings)["update"], settings)
+    passed = update.logprob_pass(made, groups(), "old_logprobs", settings)
     own = {f"{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
     return own | _logits(made, groups(), settings)
 
@@ -132,7 +132,7 @@ def _logits(made: Policy, rollout: list[Group], settings: Config) -> Arrays:
 
     original, passes.token_logprobs = passes.token_logprobs, keep  # type: ignore[assignment]
     try:
-        passed = update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings)
+        passed = update.logprob_pass(made, rollout, "old_logprobs", settings)
     finally:
         passes.token_logprobs = original
     every: list[Any] = [None] * made.ranks.world_size
@@ -165,10 +165,10 @@ def routed(model: str, world: int, **sections: Any) -> Arrays:
     """Log-probs with experts that are given and with the router's own, and which those are."""
     settings = config(model, world, **sections)
     made, _ = policy(settings)
-    size, rollout = pass_sizes(settings)["update"], groups()
-    given = update.logprob_pass(made, given_experts(rollout, model), size, settings)
-    own = update.logprob_pass(made, rollout, size, settings, record=True)
-    again = update.logprob_pass(made, given_experts(rollout, model), size, settings, replay=False)
+    rollout = groups()
+    given = update.logprob_pass(made, given_experts(rollout, model), "old_logprobs", settings)
+    own = update.logprob_pass(made, rollout, "old_logprobs", settings, record=True)
+    again = update.logprob_pass(made, given_experts(rollout, model), "old_logprobs", settings, replay=False)
     arrays = {f"given/{slot}-{index}": array for (slot, index), array in given.logprobs.items()}
     arrays |= {f"own/{slot}-{index}": array for (slot, index), array in own.logprobs.items()}
     arrays |= {f"refused/{slot}-{index}": array for (slot, index), array in again.logprobs.items()}
@@ -195,13 +195,13 @@ def steps(
     rollout = given_experts(groups(), model) if given else groups()
     rollout = update.with_old_logprobs(made, rollout, rollout, settings)
     logits = _logits(made, rollout, settings)
-    passed = update.logprob_pass(made, rollout, pass_sizes(settings)["update"], settings)
+    passed = update.logprob_pass(made, rollout, "old_logprobs", settings)
     logits |= {f"logprobs/{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
     results: list[StepResult] = []
     scales: list[float] = []
     if stop_rank >= 0:
-        size = pass_sizes(settings)["update"]
-        _abandon(ranks, stop_rank, lambda monitor: update.logprob_pass(made, rollout, size, settings, monitor=monitor))
+        name: PassName = "old_logprobs"
+        _abandon(ranks, stop_rank, lambda monitor: update.logprob_pass(made, rollout, name, settings, monitor=monitor))
         _abandon(ranks, stop_rank, lambda monitor: update.step(made, rollout, objective, settings, monitor=monitor))
     gradients: Arrays = {}
     if nan_rank < 0:
@@ -445,13 +445,12 @@ def lent(model: str, world: int, **sections: Any) -> Arrays:
     made, ranks = policy(settings)
     objective = algorithms.resolve(settings.algorithm)
     rollout = update.with_old_logprobs(made, groups(), groups(), settings)
-    size = pass_sizes(settings)["update"]
     freed = []
     for _ in range(2):
         freed.append(made.offload())
         empty = sum(p.untyped_storage().nbytes() for p in made.parameters())
         assert empty == 0, empty
-        update.logprob_pass(made, rollout, size, settings)  # with the weights alone
+        update.logprob_pass(made, rollout, "old_logprobs", settings)  # with the weights alone
         assert made.state_offload.is_offloaded and made.gradient_offload.is_offloaded
         assert not made.weight_offload.is_offloaded
         freed.append(made.offload())
@@ -499,7 +498,6 @@ def long(model: str, world: int, **sections: Any) -> Arrays:
     settings = config(model, world, batch={"micro_batch_tokens": 8192}, **sections)
     made, ranks = policy(settings)
     objective, device = algorithms.resolve(settings.algorithm), Accelerator(ranks.device)
-    size = pass_sizes(settings)["update"]
     grown: dict[str, list[int]] = {"logprobs": [], "update": []}
     for length in (LENGTHS[0], *LENGTHS):  # the first time, memory is found that the others use again
         (group,) = groups(count=1, samples=2)
@@ -508,7 +506,7 @@ def long(model: str, world: int, **sections: Any) -> Arrays:
         one = replace(one, tokens=tokens, logprobs=np.full(length, -4.0, np.float32), advantage=1.0)
         rollout = [group.with_completions((one, replace(other, advantage=-1.0)))]
         for name, work in (
-            ("logprobs", lambda rollout=rollout: update.logprob_pass(made, rollout, size, settings)),
+            ("logprobs", lambda rollout=rollout: update.logprob_pass(made, rollout, "old_logprobs", settings)),
             ("update", lambda rollout=rollout: update.step(made, rollout, objective, settings)),
         ):
             ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -643,14 +641,14 @@ def metered(model: str, world: int) -> Arrays:
         if ranks.rank == 1:
             time.sleep(1.0)
         assert update.step(made, rollout, objective, settings, monitor=monitor) is not None
-    measured = meter.measured(monitor.flops["update"])
+    measured = meter.measured(monitor.counts["update"].flops)
     share = measured.shares["update"]
     assert measured.table(3).splitlines()[1].split()[0] == "update"
     return {
         "phases": np.array(list(measured.shares)),
         "share": np.array([share.seconds, share.computing, share.communicating, share.waiting, share.peak_memory]),
         "metrics": np.array(sorted(measured.metrics())),
-        "flops": np.array([monitor.flops["update"], measured.flops_per_second * share.seconds]),
+        "flops": np.array([monitor.counts["update"].flops, measured.flops_per_second * share.seconds]),
     }
 
 

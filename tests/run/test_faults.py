@@ -121,7 +121,8 @@ def test_bad_graders_cost_their_samples_and_only_needed_passes_are_made(tiny_con
     assert [record["step"] for record in records] == [1, 2, 3]
     for record in records:
         assert 0 < record["failures"] == record["excluded"] < 32
-        assert record["passes/update"] == 1 and record["passes/logprobs"] == 1
+        assert record["passes/update"] == 1 and record["passes/probe"] == 1
+        assert record["passes/old_logprobs"] == record["passes/reference"] == 0
         assert record["seconds/old_logprobs"] == record["seconds/reference"] == 0.0
         assert record["ratio_deviation_max"] == 0.0 and 0.0 < record["reward"] < 1.0
     said = log.read_text()
@@ -130,24 +131,37 @@ def test_bad_graders_cost_their_samples_and_only_needed_passes_are_made(tiny_con
 
 
 def test_old_logprobs_only_for_later_updates(uninterrupted: Path) -> None:
-    """Two updates a rollout: the second needs old log-probs, in one pass; the first and the probe make the other."""
+    """Two updates a rollout: the second needs old log-probs, in one pass; the first needs none."""
     records = [record for record in harness.metrics(uninterrupted) if record["step"]]
-    expected = [2, 0] * (harness.STEPS // 2)
-    expected[0] -= 1  # the evaluation before the first step has already synchronised, and made the probe's
-    assert [record["passes/logprobs"] for record in records] == expected
+    first = [1, 0] * (harness.STEPS // 2)
+    assert [record["passes/old_logprobs"] for record in records] == first
+    first[0] = 0  # the evaluation before the first step has already synchronised, and made the probe's pass
+    assert [record["passes/probe"] for record in records] == first
     assert all(record["passes/update"] == 1 - record["empty"] for record in records)
 
 
-def test_a_reference_costs_one_pass_and_pulls(tiny_config: Path, tmp_path: Path) -> None:
+SIZES = {"update": 2, "old_logprobs": 4, "reference": 8}  # completions of a micro-batch
+
+
+def test_a_reference_costs_one_pass_and_pulls_and_each_pass_has_its_own_size(tiny_config: Path, tmp_path: Path) -> None:
+    """Would see a pass that runs with another's micro-batches, which is how such runs die of memory (no cost)."""
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    overrides = ("run.max_steps=3", "batch.steps_per_generation=1", "algorithm.kl_beta=0.1", *SHORT)
+    names = ("micro_batch_size", "logprob_micro_batch_size", "reference_micro_batch_size")
+    sizes = [f"batch.{name}={size}" for name, size in zip(names, SIZES.values(), strict=True)]
+    updates = ("run.max_steps=4", "batch.steps_per_generation=2", "batch.micro_batch_tokens=null", *sizes)
+    overrides = (*updates, "algorithm.kl_beta=0.1", *SHORT)
     process = harness.start(harness.command(tiny_config, run_dir, *overrides, "optimizer.lr_warmup_steps=0"), log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     records = harness.metrics(run_dir)
-    assert [record["passes/logprobs"] for record in records] == [2, 2, 2]
+    for kind in ("old_logprobs", "reference"):
+        assert [record[f"passes/{kind}"] for record in records] == [1, 0, 1, 0]
     assert records[0]["reference_kl"] < 1e-8, "the policy starts as its reference"
     assert all(record["reference_kl"] > 1e-6 for record in records[1:])
-    assert all(record["seconds/reference"] > 0 for record in records)
+    assert all((record["seconds/reference"] > 0) == (record["update"] == 0) for record in records)
+    for record in records:
+        for kind, size in SIZES.items():
+            if record[f"passes/{kind}"]:
+                assert record[f"passes/{kind}/most_completions"] == size, (kind, record)
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,12 @@ def small_results(args: argparse.Namespace) -> Rows:
     from trainer import make_policy, noise
 
     from gspo_hpc.algorithms import objective as algorithms
-    from gspo_hpc.config.derived import pass_sizes
     from gspo_hpc.training import update
 
     config = settings(args, {"model": {"layers": args.layers}, "batch": {"micro_batch_tokens": 4096}})
     policy = make_policy(args.model, config)
     groups = noise(policy, 4, 8, 40, 60, 0)
-    passed = update.logprob_pass(policy, groups, pass_sizes(config)["update"], config)
+    passed = update.logprob_pass(policy, groups, "old_logprobs", config)
     result = update.step(policy, groups, algorithms.resolve(config.algorithm), config)
     assert result is not None
     np.savez(args.out, logprobs=np.concatenate(list(passed.logprobs.values())), norm=np.array([result.grad_norm]))
@@ -152,7 +151,6 @@ def update(args: argparse.Namespace) -> Rows:
     from trainer import make_policy, noise
 
     from gspo_hpc.algorithms import objective as algorithms
-    from gspo_hpc.config.derived import pass_sizes
     from gspo_hpc.policy.passes import PassMonitor
     from gspo_hpc.training import update as updates
     from gspo_hpc.training.telemetry.accelerator import Accelerator
@@ -165,9 +163,7 @@ def update(args: argparse.Namespace) -> Rows:
     rows: Rows = []
     monitor = PassMonitor()
     works: dict[str, Callable[[], object]] = {
-        "log-prob pass": lambda: updates.logprob_pass(
-            policy, groups, pass_sizes(config)["update"], config, monitor=monitor
-        ),
+        "log-prob pass": lambda: updates.logprob_pass(policy, groups, "old_logprobs", config, monitor=monitor),
         "update": lambda: updates.step(policy, groups, algorithms.resolve(config.algorithm), config, monitor=monitor),
     }
     for name, work in works.items():
@@ -179,7 +175,7 @@ def update(args: argparse.Namespace) -> Rows:
         work()
         torch.cuda.synchronize() if args.platform == "cuda" else None
         seconds = time.perf_counter() - began
-        flops = sum(monitor.flops.values()) / seconds
+        flops = sum(counts.flops for counts in monitor.counts.values()) / seconds
         share = f", MFU {100 * flops / device.peak_flops:.1f}%" if device.peak_flops else ""
         figure = f"{tokens / seconds:,.0f} completion tokens/s, {flops / 1e12:.3g} TFLOP/s{share}"
         rows.append({"what": f"{name} of {args.model.name}, {args.dtype}", "figure": figure})

@@ -66,4 +66,4 @@ class StepClock:
 
     def measured(self) -> Measured:
         """Return how much of the step's passes is communication, and how well the devices were used. Collective."""
-        return self._meter.measured(self.monitor.flops["update"])
+        return self._meter.measured(self.monitor.counts["update"].flops)
