@@ -1,4 +1,4 @@
-"""Sizes that more than one room counts with: in bytes, some of them by platform, and the GPUs of a node."""
+"""Numbers that more than one room counts with: sizes in bytes, some of them by platform, and thresholds."""
 
 from __future__ import annotations
 
@@ -14,3 +14,5 @@ TRANSFER_BUCKET_BYTES = 64 << 20
 NCCL_BYTES = 32 << 20
 # Racks that work as one node have 72 GPUs; on CPUs there is at most a rank for each core.
 MOST_GPUS_PER_NODE = 256
+# Share of clipped ratios from which most of an update is thrown away (the console marks it, diagnose explains it).
+OVERCLIPPED = 0.5

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gspo_hpc.algorithms import objective
+from gspo_hpc.config.constants import OVERCLIPPED
 from gspo_hpc.config.derived import updates_per_rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, number, percent, span
 from gspo_hpc.diagnose.registry import Finding, symptom
@@ -27,6 +31,8 @@ GAP_GROWTH = 3.0
 GAP_SMALL, GAP_SMALL_16_BIT = 1e-4, 2e-2
 # A gradient ten times as long as at first is no longer that of the policy for which the learning rate was chosen.
 GRADIENT_GROWTH = 10.0
+# Published GSPO runs clip about 0.15 of their ratios. Above nine tenths an update hardly has a gradient.
+OVERCLIPPED_HIGH = 0.9
 CLIP_GRAD = 1.0  # nearly all published runs clip to it
 
 
@@ -290,7 +296,7 @@ def clipping_never_active(run: Evidence) -> Finding | None:
             ("batch.steps_per_generation=4",),
             severity="note",
         )
-    later = [r for r in run.recent if value(r, "update") not in (None, 0.0) and not r.get("empty")]
+    later = _later_updates(run)
     clipped, moved = run.points("clip_fraction", later), run.points("ratio_deviation_max", later)
     if len(clipped) < ENOUGH or not moved or any(n > 0.0 for _, n in clipped):
         return None
@@ -303,6 +309,45 @@ def clipping_never_active(run: Evidence) -> Finding | None:
         "updates are too small for the clip range to matter: the policy hardly moves within a rollout",
         (f"optimizer.lr={number(3 * run.config.optimizer.lr)}", f"algorithm.clip_high={largest / 2:.1g}"),
     )
+
+
+@symptom(
+    "overclipping",
+    severity="warning",
+    shows="half of the ratios or more are clipped in the later updates of rollouts, and how often the gradient was 0",
+    change="`optimizer.lr`, `algorithm.clip_low`, `algorithm.clip_high`, `batch.steps_per_generation`",
+)
+def overclipping(run: Evidence) -> Finding | None:
+    """Find updates that are mostly thrown away because the policy left the clip range in the updates before."""
+    later = _later_updates(run)
+    clipped = run.points("clip_fraction", later)
+    if len(clipped) < ENOUGH or (share := mean(clipped)) < OVERCLIPPED:
+        return None
+    clip, config = objective.resolve(run.config.algorithm), run.config
+    lost = [step for step, norm in run.points("grad_norm", later) if norm == 0.0]
+    evidence = [
+        f"{percent(share)} of the ratios were clipped in the later updates of rollouts, {span(clipped)}; the range is "
+        f"-{clip.clip_low:g} to +{clip.clip_high:g}"
+    ]
+    if lost:
+        evidence.append(f"in {len(lost)} of these {len(clipped)} updates the gradient was exactly 0 ({_some(lost)})")
+    fewer = max(1, (config.batch.steps_per_generation or 1) // 2)
+    settings = [f"optimizer.lr={number(config.optimizer.lr / 3)}"]
+    if config.batch.steps_per_generation and fewer < config.batch.steps_per_generation:
+        settings.append(f"batch.steps_per_generation={fewer}")
+    settings.append(f"algorithm.clip_high={number(3 * clip.clip_high)}")
+    return Finding(
+        tuple(evidence),
+        "the first update of a rollout already moves the policy out of the clip range, so the later ones change little "
+        "and most of what was generated is thrown away",
+        tuple(settings),
+        severity="problem" if share >= OVERCLIPPED_HIGH else "warning",
+    )
+
+
+def _later_updates(run: Evidence) -> list[Mapping[str, Any]]:
+    """Return the recent steps whose policy was not the one that sampled: only there can a ratio be clipped."""
+    return [r for r in run.recent if value(r, "update") not in (None, 0.0) and not r.get("empty")]
 
 
 def _some(steps: list[int]) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TextIO
 
+from gspo_hpc.config.constants import OVERCLIPPED
 from gspo_hpc.system.text import duration
 from gspo_hpc.training.telemetry.lenient_stream import LenientStream
 from gspo_hpc.training.telemetry.numbers import count, fixed, number, short
@@ -76,6 +77,7 @@ class Console:
         self._titles: tuple[str, ...] = ()
         self._rollouts: dict[int, list[float]] = {}  # seconds of the steps of the latest rollouts
         self._restarts = 0.0
+        self._overclipping_told = False  # explained once; after that the mark in its column is enough
         self._rich = None if self.plain else _terminal(self.stream)
 
     @property
@@ -157,11 +159,12 @@ class Console:
         self._clock(record)
         logprobs = [number(record, f"seconds/{name}") for name in ("old_logprobs", "reference")]
         known = [value for value in logprobs if value is not None]
+        clipped = number(record, "clip_fraction")
         return {
             "step": f"{step}/{self.total_steps}" if self.total_steps else str(step),
             "reward": fixed(number(record, "reward"), 3),
             "length": fixed(number(record, "response_length"), 1),
-            "clip": fixed(number(record, "clip_fraction"), 2, 5),
+            "clip": fixed(clipped, 2, 5) + ("!" if _overclipped(clipped) else ""),
             "gap": short(number(record, "gap_max")),
             "grad": short(number(record, "grad_norm")),
             "entropy": fixed(number(record, "entropy"), 3),
@@ -199,6 +202,10 @@ class Console:
             remarks.append("the gradient was not finite, so the step was skipped")
         if failures := record.get("failures"):
             remarks.append(f"a reward function failed for {failures} completion{'s' if failures != 1 else ''}")
+        clipped = number(record, "clip_fraction")
+        if _overclipped(clipped) and not self._overclipping_told:
+            self._overclipping_told = True
+            remarks.append(f"{clipped:.0%} of the ratios were clipped (marked !), so most of this update is lost")
         restarts = number(record, "engine_restarts") or 0.0
         if restarts > self._restarts:
             remarks.append("an engine died and was restarted")
@@ -239,6 +246,10 @@ class _RichBar:
         self.tokens += tokens
         rate = self.tokens / max(1e-3, time.monotonic() - self.started)
         self.progress.update(self.task, advance=n, rate=f"{count(rate)} tok/s")
+
+
+def _overclipped(fraction: float | None) -> bool:
+    return fraction is not None and fraction >= OVERCLIPPED
 
 
 def _is_terminal(stream: TextIO) -> bool:

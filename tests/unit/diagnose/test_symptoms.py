@@ -129,6 +129,20 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
         "optimizer.lr=3e-06",
     ),
     (
+        "overclipping",
+        "warning",
+        lambda s: {"clip_fraction": 0.7 if s % 4 != 1 else 0.0},
+        "70 % of the ratios were clipped in the later updates",
+        "batch.steps_per_generation=2",
+    ),
+    (
+        "overclipping",
+        "problem",
+        lambda s: {"clip_fraction": 0.95, "grad_norm": 0.0} if s % 4 != 1 else {"clip_fraction": 0.0},
+        "in 15 of these 15 updates the gradient was exactly 0",
+        "optimizer.lr=3.33e-07",
+    ),
+    (
         "length_explosion",
         "problem",
         lambda s: {"response_length": 100.0 + 20 * s, "reward": 0.5 - 0.005 * s},
