@@ -1,8 +1,8 @@
 """Configurations of well-known models that ship with the package: a run is planned before its model is there.
 
-configs/NAME.json holds what architecture.parse reads of the config.json of a model on the Hub.
-A base model and its chat model have one file, the chat model's: they differ in the longest sequence at most. Nothing
-but planning uses these: a run reads the folder of its own model.
+configs/NAME.json holds what architecture.parse reads of the config.json of a model on the Hub; configs/variants.json
+lists models that have the sizes of one of these. A base model and its chat model have one entry, the chat model's: they
+differ in the longest sequence at most. Nothing but planning uses these: a run reads the folder of its own model.
 """
 
 from __future__ import annotations
@@ -20,34 +20,57 @@ _FOLDER = paths.PACKAGE / "models" / "configs"
 _VARIANT = re.compile(r"(-instruct|-base|-v0\.1)+$")  # Mixtral-8x7B-Instruct-v0.1
 
 
+_VARIANTS = "variants.json"
+
+
 @cache
 def names() -> tuple[str, ...]:
-    """The models that are known, such as Qwen3-8B."""
-    return tuple(sorted(path.name.removesuffix(".json") for path in _FOLDER.glob("*.json")))
+    """The models that have a configuration of their own here, such as Qwen3-8B."""
+    return tuple(sorted(path.name.removesuffix(".json") for path in _FOLDER.glob("*.json") if path.name != _VARIANTS))
+
+
+@cache
+def variants() -> dict[str, dict[str, Any]]:
+    """The models whose configuration is that of another: `like` names it, the other keys replace what differs."""
+    found: dict[str, dict[str, Any]] = json.loads((_FOLDER / _VARIANTS).read_text("utf-8"))
+    return found
 
 
 def find(path: str) -> str | None:
     """Return the known model that the last part of a path or of a Hub name names.
 
-    Case does not count, nor whether it is the base model or the chat model.
+    Case, hyphens, underscores and points do not count, nor whether it is the base model or the chat model.
     """
-    wanted = _plain(path)
-    return next((name for name in names() if name.lower() == wanted), None)
+    wanted = _squeezed(_plain(path))
+    return next((name for name in _known() if _squeezed(name) == wanted), None)
 
 
 def nearest(path: str) -> str | None:
     """The known model whose name is most like the last part of a path; None: none is like it."""
-    known = {name.lower(): name for name in names()}
+    known = {name.lower(): name for name in _known()}
     found = text.nearest(_plain(path), known, cutoff=0.75)
     return known[found] if found else None
 
 
 @cache
 def content(name: str) -> dict[str, Any]:
-    """The shipped config.json of a known model; not to be changed."""
+    """The config.json of a known model, as far as it is read; not to be changed."""
+    if (variant := variants().get(name)) is not None:
+        own = {key: value for key, value in variant.items() if key != "like"}
+        return content(variant["like"]) | own
     raw: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
     return raw
 
 
+@cache
+def _known() -> tuple[str, ...]:
+    return (*names(), *variants())
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[-_.]", "", name.lower())
+
+
 def _plain(path: str) -> str:
-    return _VARIANT.sub("", Path(path).name.lower()).removeprefix("meta-")  # meta-llama's older names
+    name = Path(path).name.lower().replace("_", "-")
+    return _VARIANT.sub("", name).removeprefix("meta-")  # meta-llama's older names

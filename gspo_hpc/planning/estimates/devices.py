@@ -6,6 +6,7 @@ products sustain is from public benchmarks of matrix products, rounded: a figure
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from gspo_hpc.system.text import GIB, nearest
@@ -25,7 +26,8 @@ class Device:
     host_bytes_per_s: float  # to host memory, one way
 
 
-# By names as people say them. Networks: HDR, 200 Gb/s a GPU, for A100; NDR, 400 Gb/s, for Hopper and B200.
+# By names as people say them. Networks: HDR, 200 Gb/s a GPU, for A100; NDR, 400 Gb/s, for Hopper, B200 and GB200; XDR,
+# 800 Gb/s, for B300. No run on GB200 or B300 was compared: their sustained operations have B200's share of the peak.
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -39,18 +41,23 @@ DEVICES: dict[str, Device] = {
         Device("H200-141GB", int(139.8 * GIB), 989e12, 680e12, 4.8e12, 450e9, 50e9, 50e9),
         Device("GH200-96GB", int(94.5 * GIB), 989e12, 680e12, 4.0e12, 450e9, 25e9, 200e9),
         Device("B200-180GB", int(178.3 * GIB), 2250e12, 1550e12, 7.7e12, 900e9, 50e9, 50e9),
+        Device("GB200-186GB", int(184.3 * GIB), 2500e12, 1720e12, 8.0e12, 900e9, 50e9, 225e9),
+        Device("B300-288GB", int(267.9 * GIB), 2250e12, 1550e12, 8.0e12, 900e9, 100e9, 50e9),
         Device("L40S-48GB", int(44.5 * GIB), 362e12, 230e12, 0.864e12, 25e9, 12.5e9, 25e9),
     )
 }
+
+_FORM = re.compile(r"-(sxm\d?|hbm\d?e?)(?=-|$)")  # forms that differ in nothing that an estimate counts with
 
 
 def find(name: str, network_gb_per_s: float | None = None) -> Device:
     """Return the device of that name, with another network if that is given.
 
-    Case does not matter, and what follows a hyphen may be left out if no other name begins alike (H200, A100-40).
+    Case does not matter, nor whether words are joined by hyphens, underscores or spaces; the form of the module may be
+    given (SXM5, HBM3), and what follows a hyphen may be left out if no other name begins alike (H200, A100-40).
     ValueError names the nearest device.
     """
-    wanted = name.lower().replace(" ", "-").removeprefix("nvidia-")
+    wanted = _FORM.sub("", re.sub(r"[ _]", "-", name.lower())).removeprefix("nvidia-")
     found = [device for known, device in DEVICES.items() if known.lower().startswith(wanted)]
     if wanted in ("h100", "a100"):  # the usual ones
         found = [DEVICES[f"{wanted.upper()}-80GB"]]

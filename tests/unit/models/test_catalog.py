@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,26 @@ def test_parameters_are_those_published(name: str) -> None:
     assert parameters.parameters(arch) == PUBLISHED[name]
 
 
+# Variants with other parameters than the model that they are like: safetensors.
+PUBLISHED_VARIANTS = {"DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000}
+
+
+@pytest.mark.parametrize("name", catalog.variants())
+def test_variants_have_the_sizes_that_their_name_says(name: str) -> None:
+    """A variant that names the wrong model, or a key that nothing reads, would plan another model's memory."""
+    like = catalog.variants()[name]["like"]
+    assert name not in PUBLISHED and re.findall(r"-([\d.]+B)", name)[:1] == re.findall(r"-([\d.]+B)", like)[:1]
+    arch = architecture.parse(catalog.content(name))
+    assert parameters.parameters(arch) == PUBLISHED_VARIANTS.get(name, PUBLISHED[like])
+    assert catalog.variants()[name].keys() <= {"like", *catalog.content(like)}
+
+
 def test_every_model_is_there_and_installed_with_the_package(project: Path) -> None:
     assert set(catalog.names()) == set(PUBLISHED)
     setup = configparser.ConfigParser()
     setup.read(project / "setup.cfg")
     (pattern,) = setup["options.package_data"]["gspo_hpc.models"].split()
-    assert len([*(project / "gspo_hpc" / "models").glob(pattern)]) == len(PUBLISHED)
+    assert len([*(project / "gspo_hpc" / "models").glob(pattern)]) == len(PUBLISHED) + 1  # and the variants
 
 
 class _Asked(dict[str, Any]):
@@ -90,7 +105,12 @@ def test_a_shipped_config_has_only_what_is_read(name: str) -> None:
         ("meta-llama/Meta-Llama-3.1-70B-Instruct", "Llama-3.1-70B"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
         ("Qwen/Qwen2.5-Math-7B-Instruct", "Qwen2.5-Math-7B"),
-        ("Qwen/Qwen3-4B-Instruct-2507", None),  # has other positions
+        ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-Instruct-2507"),
+        ("qwen3_30b_a3b_thinking_2507", "Qwen3-30B-A3B-Thinking-2507"),
+        ("models/Qwen2_5-7B-Instruct", "Qwen2.5-7B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "Llama-3.3-70B"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-R1-Distill-Qwen-7B"),
+        ("Qwen/Qwen3-4B-Instruct-2506", None),
         ("Qwen3-30B-A3B/model", None),
         ("", None),
     ],

@@ -33,6 +33,8 @@ def test_the_driver_s_names(name: str, value: float | None) -> None:
         ("NVIDIA H20", "H20-96GB"),
         ("NVIDIA H100 80GB HBM3", "H100-80GB"),
         ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("NVIDIA GB200", "GB200-186GB"),
+        ("NVIDIA B300 SXM6 AC", "B300-288GB"),
     ],
 )
 def test_the_card_behind_a_driver_s_name(name: str, known: str) -> None:
@@ -51,6 +53,12 @@ def test_the_card_behind_a_driver_s_name(name: str, known: str) -> None:
         ("A100-40", "A100-40GB"),
         ("h100-pcie", "H100-PCIe"),
         ("b200", "B200-180GB"),
+        ("GB200", "GB200-186GB"),
+        ("b300", "B300-288GB"),
+        ("H100_80GB", "H100-80GB"),
+        ("NVIDIA H100 SXM5", "H100-80GB"),
+        ("h100-80gb-hbm3", "H100-80GB"),
+        ("A100_SXM4_40GB", "A100-40GB"),
     ],
 )
 def test_names_that_people_use(said: str, meant: str) -> None:
