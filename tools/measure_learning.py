@@ -1,7 +1,8 @@
 """Measure what a configuration learns, over several seeds: `measure_learning.py configs/tiny_cpu.yaml --seeds 1 2 3`.
 
 Trains once for each seed (an existing run is resumed, or only read if it is done) and prints a Markdown section with
-the accuracy by greedy decoding on unseen prompts before and after, and the time that training took.
+the accuracy by greedy decoding on unseen prompts before and after, the mean reward of each fifth of the steps, how much
+of the later updates of rollouts was clipped, and the time that training took.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+COLUMNS = (
+    *("seed", "before", "after", "gain", "between", "reward by fifths", "clipped", "no gradient", "steps"),
+    *("minutes of training", "largest probe gap"),
+)
 
 
 def train(config: Path, seed: int, run_dir: Path, overrides: list[str]) -> list[dict[str, Any]]:
@@ -33,6 +40,11 @@ def row(seed: int, records: list[dict[str, Any]]) -> str:
     minutes = sum(record["seconds"] + record.get("seconds/save", 0.0) for record in steps) / 60
     before, after = scores[0][1], scores[-1][1]
     between = ", ".join(f"{accuracy:.3f} at {step}" for step, accuracy in scores[1:-1])
+    fifths = [steps[len(steps) * i // 5 : len(steps) * (i + 1) // 5] for i in range(5)]
+    rewards = " ".join(f"{statistics.fmean(record['reward'] for record in part):.2f}" for part in fifths if part)
+    later = [record for record in steps if record["update"] and not record["empty"]]
+    clipped = f"{statistics.fmean(record['clip_fraction'] for record in later):.2f}" if later else "-"
+    lost = f"{sum(record['grad_norm'] == 0.0 for record in later)} of {len(later)}"
     gap = max(record["probe_gap_max"] for record in steps if "probe_gap_max" in record)
     cells = (
         seed,
@@ -40,6 +52,9 @@ def row(seed: int, records: list[dict[str, Any]]) -> str:
         f"{after:.3f}",
         f"{after - before:+.3f}",
         between,
+        rewards,
+        clipped,
+        lost,
         steps[-1]["step"],
         f"{minutes:.1f}",
     )
@@ -63,8 +78,7 @@ def main() -> None:
     line = " ".join(["python tools/measure_learning.py", str(arguments.config), "--seeds", seeds, *arguments.overrides])
     print(f"## {arguments.config}\n\n`{line}`, {date.today()}, {len(os.sched_getaffinity(0))} CPU cores")
     print(f"({platform.machine()}), Python {platform.python_version()}.\n")
-    print("| seed | before | after | gain | between | steps | minutes of training | largest probe gap |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     print("\n".join(rows))
 
 
