@@ -159,6 +159,16 @@ def test_wrong_settings(setting: str, words: str) -> None:
     assert line.startswith("command line: ") and words in line
 
 
+def test_a_mistake_has_the_place_where_its_value_was_given(tmp_path: Path) -> None:
+    """A value of the command line is not blamed on the line of the file that it replaces, nor a profile's on the file."""
+    (tmp_path / "site.yaml").write_text("slurm:\n  partition: gpu\n  time_minutes: 0\n")
+    path = write(tmp_path, f"run:\n  max_steps: 5\nslurm:\n  profile: {tmp_path}/site.yaml\n")
+    assert problems(path, "run.max_steps=ten") == (
+        "command line: run.max_steps must be a whole number; found 'ten'",
+        f"{tmp_path}/site.yaml:3: slurm.time_minutes must be 1 or more; found 0",
+    )
+
+
 def test_null_only_where_none_is_allowed() -> None:
     raw = {"rollout": {"engines_per_node": None}, "run": {"dir": None}, "batch": None}
     assert from_dict(raw) == Config() == load(None, ["run.dir=", "rollout.engines_per_node=null"])

@@ -20,6 +20,7 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         # case
         "X=big\ncase $X in\n small) N=1 ;;\n b*|huge) N=2 ;;\n *) N=3 ;;\nesac\na $N",
         "case \"$Q\" in\n x) a ;;\n '') b ;;\n *) c ;;\nesac",
+        "X=big\ncase $X in\n small|big) a ;;\n *) b ;;\nesac",
         # arithmetic
         "N=3\na $(( 2 * 4 )) $((N*N - 1)) $(((N + 7) / 2)) $((-7 / 2)) $((-7 % 4)) $((N > 1)) $(( $N * ${N} ))",
         "N=3\nif (( N > 2 )); then a; else b; fi",

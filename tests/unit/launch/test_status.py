@@ -178,6 +178,15 @@ def test_the_first_error_is_the_cause(run: RunDir, capsys: pytest.CaptureFixture
     assert "no traceback" in capsys.readouterr().err
 
 
+def test_of_several_errors_the_earliest_is_the_cause(run: RunDir) -> None:
+    """Logs do not say when a rank failed: the time of their last line does, whatever the ranks' numbers."""
+    begun = attempt(run, "failed")
+    for rank, ended in ((0, 1002), (1, 1001), (2, 1003)):
+        begun.log_path(rank).write_text(TRACE.format(f"KeyError: of rank {rank}"))
+        os.utime(begun.log_path(rank), (ended, ended))
+    assert status.first_error(run.path)[0] == begun.log_path(1)
+
+
 def test_cancel_asks_the_process_that_runs_it(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import signal, sys; from gspo_hpc.runs.directory import RunDir\n"
