@@ -1,17 +1,21 @@
 """The record of a step: a step that changed nothing says so, and counts towards the limit of skipped steps.
 
-Costs the import of Megatron. Catches a skipped step that is logged like any other, which a run would never be ended for.
+Costs the import of Megatron. Catches a skipped step that is logged like any other, and a limit that never ends a run.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gspo_hpc.config.loader import from_dict
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training.loop import TooManySkippedSteps, finish_step
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.step_record import step_record
 from tests.torch.training.test_update import GROUPS
@@ -40,3 +44,17 @@ def test_a_step_that_changed_nothing_is_recorded_as_such(
     assert record["tokens"] == progress.cursor.completion_tokens == 2 * (3 + 5 + 7 + 11)
     if result is not None:
         assert record["ratio_mean"] == 1.5 and "clip_fraction" not in record  # a mean over nothing is left out
+
+
+@pytest.mark.parametrize(("in_a_row", "ends"), [(3, False), (4, True)])
+def test_a_run_whose_gradient_stays_not_finite_ends_after_it_has_logged_the_step(in_a_row: int, ends: bool) -> None:
+    logged: list[dict[str, Any]] = []
+    session: Any = SimpleNamespace(
+        recipe=SimpleNamespace(config=from_dict({"faults": {"max_skipped_steps": 3}}), evaluates_after=lambda step: False),
+        clock=SimpleNamespace(seconds={"save": 1.0, "update": 2.0}),
+        observers=SimpleNamespace(step=logged.append),
+    )
+    progress = Progress(Cursor(step=9, skipped_in_a_row=in_a_row), record={"step": 9})
+    with pytest.raises(TooManySkippedSteps, match="4 steps in a row") if ends else contextlib.nullcontext():
+        finish_step(session, progress)
+    assert logged == [{"step": 9, "seconds/save": 1.0}]
