@@ -49,8 +49,9 @@ def test_a_step_that_changed_nothing_is_recorded_as_such(
 @pytest.mark.parametrize(("in_a_row", "ends"), [(3, False), (4, True)])
 def test_a_run_whose_gradient_stays_not_finite_ends_after_it_has_logged_the_step(in_a_row: int, ends: bool) -> None:
     logged: list[dict[str, Any]] = []
+    config = from_dict({"faults": {"max_skipped_steps": 3}})
     session: Any = SimpleNamespace(
-        recipe=SimpleNamespace(config=from_dict({"faults": {"max_skipped_steps": 3}}), evaluates_after=lambda step: False),
+        recipe=SimpleNamespace(config=config, evaluates_after=lambda step: False),
         clock=SimpleNamespace(seconds={"save": 1.0, "update": 2.0}),
         observers=SimpleNamespace(step=logged.append),
     )

@@ -160,7 +160,7 @@ def test_wrong_settings(setting: str, words: str) -> None:
 
 
 def test_a_mistake_has_the_place_where_its_value_was_given(tmp_path: Path) -> None:
-    """A value of the command line is not blamed on the line of the file that it replaces, nor a profile's on the file."""
+    """A value of the command line is not blamed on the line of the file that it replaces, and a profile has its own."""
     (tmp_path / "site.yaml").write_text("slurm:\n  partition: gpu\n  time_minutes: 0\n")
     path = write(tmp_path, f"run:\n  max_steps: 5\nslurm:\n  profile: {tmp_path}/site.yaml\n")
     assert problems(path, "run.max_steps=ten") == (
