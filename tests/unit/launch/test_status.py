@@ -178,6 +178,15 @@ def test_the_first_error_is_the_cause(run: RunDir, capsys: pytest.CaptureFixture
     assert "no traceback" in capsys.readouterr().err
 
 
+def test_a_run_that_is_done_has_no_time_left(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is done may stand before max_steps, if that was raised since."""
+    run.append_metrics({"step": 1, "seconds": 4.0})
+    for reason, shown in (("stopped", True), ("done", False)):
+        attempt(run, reason)
+        assert main(["status", str(run.path)]) == 0
+        assert ("36s left in the run" in capsys.readouterr().out) is shown
+
+
 def test_of_several_errors_the_earliest_is_the_cause(run: RunDir) -> None:
     """Logs do not say when a rank failed: the time of their last line does, whatever the ranks' numbers."""
     begun = attempt(run, "failed")
