@@ -1,4 +1,4 @@
-"""The page of plan. Takes milliseconds; catches a row that hides what a fix replaces or costs, or names another size."""
+"""The page of plan. Takes milliseconds; catches a row that hides what a fix replaces or costs, or has a wrong size."""
 
 from __future__ import annotations
 
