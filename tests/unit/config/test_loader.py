@@ -232,6 +232,12 @@ def test_min_lr_is_not_above_lr() -> None:
         from_dict({"optimizer": {"lr": 1e-6, "min_lr": 1e-5}})
 
 
+def test_min_lr_may_be_lr_and_nothing_above() -> None:
+    assert load(None, ["optimizer.lr=1e-5", "optimizer.min_lr=1e-5"]).optimizer.min_lr == 1e-5
+    found = problems(None, "optimizer.lr=1e-5", "optimizer.min_lr=1.1e-5")
+    assert found == ("command line: optimizer.min_lr (1.1e-05) must not be above optimizer.lr (1e-05)",)
+
+
 def test_there_are_two_sleep_levels() -> None:
     assert load(None, ["rollout.sleep_level=2"]).rollout.sleep_level == 2
     for wrong in (0, 3):
