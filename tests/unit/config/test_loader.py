@@ -169,6 +169,13 @@ def test_a_mistake_has_the_place_where_its_value_was_given(tmp_path: Path) -> No
     )
 
 
+def test_a_run_overrides_its_profile(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("slurm: {partition: gpu, time_minutes: 240, account: abc}\n")
+    path = write(tmp_path, f"slurm: {{profile: {tmp_path}/site.yaml, partition: fast}}\n")
+    found = load(path, ["slurm.time_minutes=5"]).slurm
+    assert (found.partition, found.time_minutes, found.account, found.profile) == ("fast", 5, "abc", None)
+
+
 def test_null_only_where_none_is_allowed() -> None:
     raw = {"rollout": {"engines_per_node": None}, "run": {"dir": None}, "batch": None}
     assert from_dict(raw) == Config() == load(None, ["run.dir=", "rollout.engines_per_node=null"])
