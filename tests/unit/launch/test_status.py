@@ -52,6 +52,12 @@ def test_a_new_run_and_one_that_failed(run: RunDir, capsys: pytest.CaptureFixtur
     assert "2 attempts: 1 preempted, 1 failed" in page
 
 
+def test_the_time_left_follows_the_last_eight_steps(run: RunDir) -> None:
+    for step in range(1, 10):
+        run.append_metrics({"step": step, "seconds": 90.0 if step == 1 else 2.0})
+    assert status.read(run.path).seconds_left_in_run == 2.0
+
+
 def test_a_run_that_was_killed_is_no_running_one(run: RunDir) -> None:
     attempt(run, None)
     assert status.read(run.path).state == "killed"
