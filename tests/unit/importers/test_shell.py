@@ -33,6 +33,7 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         # defaults and parts of a value
         'a ${X:-b c} "${X:-b c}" ${X-d} ${X:=e} $X ${X:+set} ${Q:+unset} ${X:-f} "${Z:-}" ${Z:-}',
         "P=/models/Qwen-7B.tar.gz\na ${P##*/} ${P%/*} ${P%%.*} ${P#/} ${P/Qwen/Llama} ${P:1:6} ${P^^} ${#P}",
+        "P=a.b.c\na ${P//./-} ${P/./-}\nX=one\nX+=two\nY+=three\nb $X $Y",
         # here-documents, two in one line, and one that goes into a pipe
         'cat <<E >/dev/null | a x\nb it\'s "not" $(a command\nE\nb y',
         "a x <<'E' y <<-'F'\nb $(\nE\n\tc\n\tF\nb z",
