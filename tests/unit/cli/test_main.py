@@ -15,6 +15,8 @@ from gspo_hpc import __version__
 from gspo_hpc.cli import commands
 from gspo_hpc.cli.main import main
 from gspo_hpc.cli.parser import COMMANDS
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.runs.directory import open_run
 
 VALID = """
 run: {max_steps: 8}
@@ -161,6 +163,16 @@ def test_the_nearest_choice_is_named(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.splitlines()[0].endswith("; nearest: bash")
     assert main(["convert", "x", "--from", "nemo"]) == 2
     assert "nearest" not in capsys.readouterr().err
+
+
+def test_what_the_system_refuses_has_failed_and_is_no_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever retries on exit code 1 and gives up on 2 must be able to tell them apart."""
+    run, _ = open_run(from_dict({"run": {"dir": str(tmp_path / "run")}}))
+    assert main(["report", str(run.path), "--out", "/sys/page.html"]) == 1  # not even root may write there
+    assert "Permission denied" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 2
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

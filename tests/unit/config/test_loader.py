@@ -159,6 +159,23 @@ def test_wrong_settings(setting: str, words: str) -> None:
     assert line.startswith("command line: ") and words in line
 
 
+def test_a_mistake_has_the_place_where_its_value_was_given(tmp_path: Path) -> None:
+    """A value of the command line is not blamed on the line of the file that it replaces, and a profile has its own."""
+    (tmp_path / "site.yaml").write_text("slurm:\n  partition: gpu\n  time_minutes: 0\n")
+    path = write(tmp_path, f"run:\n  max_steps: 5\nslurm:\n  profile: {tmp_path}/site.yaml\n")
+    assert problems(path, "run.max_steps=ten") == (
+        "command line: run.max_steps must be a whole number; found 'ten'",
+        f"{tmp_path}/site.yaml:3: slurm.time_minutes must be 1 or more; found 0",
+    )
+
+
+def test_a_run_overrides_its_profile(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("slurm: {partition: gpu, time_minutes: 240, account: abc}\n")
+    path = write(tmp_path, f"slurm: {{profile: {tmp_path}/site.yaml, partition: fast}}\n")
+    found = load(path, ["slurm.time_minutes=5"]).slurm
+    assert (found.partition, found.time_minutes, found.account, found.profile) == ("fast", 5, "abc", None)
+
+
 def test_null_only_where_none_is_allowed() -> None:
     raw = {"rollout": {"engines_per_node": None}, "run": {"dir": None}, "batch": None}
     assert from_dict(raw) == Config() == load(None, ["run.dir=", "rollout.engines_per_node=null"])
@@ -220,6 +237,12 @@ def test_a_merge_key_and_an_alias_share_settings(tmp_path: Path) -> None:
 def test_min_lr_is_not_above_lr() -> None:
     with pytest.raises(ConfigError, match="min_lr .* must not be above optimizer.lr"):
         from_dict({"optimizer": {"lr": 1e-6, "min_lr": 1e-5}})
+
+
+def test_min_lr_may_be_lr_and_nothing_above() -> None:
+    assert load(None, ["optimizer.lr=1e-5", "optimizer.min_lr=1e-5"]).optimizer.min_lr == 1e-5
+    found = problems(None, "optimizer.lr=1e-5", "optimizer.min_lr=1.1e-5")
+    assert found == ("command line: optimizer.min_lr (1.1e-05) must not be above optimizer.lr (1e-05)",)
 
 
 def test_there_are_two_sleep_levels() -> None:

@@ -25,6 +25,7 @@ from tests.unit.diagnose.test_symptoms import CONFIG, evidence, healthy
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what a test registers."""
+    registry.registered()  # files that are imported only under the patch would be forgotten, too, and for good
     monkeypatch.setattr(registry, "_REGISTERED", {name: list(some) for name, some in registry._REGISTERED.items()})
     registry.registered.cache_clear()
     yield
@@ -49,6 +50,14 @@ def test_worst_first_with_the_registered_name_and_severity(fresh: None) -> None:
     register("two", severity="problem", name="other_two")
     found = [(one.name, one.severity) for one in registry.find(evidence())]
     assert found == [("other_two", "problem"), ("one", "note")]
+
+
+def test_a_run_resumes_with_its_settings_only_if_it_may_change_all_of_them(fresh: None) -> None:
+    changes = ("reward.workers=3", "optimizer.lr=1e-7")  # the first may change within a run, the second may not
+    for name, settings in (("both", changes), ("one", changes[:1])):
+        finding = Finding(("evidence",), "cause", settings)
+        symptom(name, severity="note", shows="x", change="y")(lambda run, finding=finding: finding)
+    assert {one.name: one.resumable for one in registry.find(evidence())} == {"both": False, "one": True}
 
 
 def test_a_name_is_registered_once(fresh: None) -> None:

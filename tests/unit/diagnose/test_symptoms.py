@@ -113,6 +113,15 @@ def later(step: int, **changes: Any) -> dict[str, Any]:
     return changes if step > 30 else {}
 
 
+def test_a_reward_that_differs_around_zero_is_not_always_zero() -> None:
+    assert "reward_always_zero" not in names(evidence(lambda step: {"reward": 0.0}))
+
+
+def test_a_gap_is_a_mismatch_from_three_times_the_first_value() -> None:
+    grown = [names(evidence(lambda s, g=g: {"gap_mean": 0.02 * (g if s > 20 else 1)})) for g in (2.9, 3.1)]
+    assert grown == [[], ["train_inference_mismatch"]]
+
+
 CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
     # name, severity, what changes, a part of the evidence, a setting
     ("zero_variance_groups", "problem", lambda s: {"zero_variance_groups": 14}, "88 %", "batch.num_generations=16"),

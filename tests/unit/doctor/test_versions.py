@@ -226,6 +226,8 @@ def test_another_interpreter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("driver", "driver_cuda", "built", "state"),
     [
+        *(("525.60.13", None, "12.8", "ok"), ("525.60.12", None, "12.8", "fail")),  # from NVIDIA's table
+        *(("580.65.06", None, "13.0", "ok"), ("580.65.05", None, "13.0", "fail")),
         ("570.124.06", "12.8", "12.8", "ok"),
         ("570.124.06", "12.8", "12.9", "warn"),
         ("570.124.06", "12.8", "13.0", "fail"),

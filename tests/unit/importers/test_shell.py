@@ -20,6 +20,7 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         # case
         "X=big\ncase $X in\n small) N=1 ;;\n b*|huge) N=2 ;;\n *) N=3 ;;\nesac\na $N",
         "case \"$Q\" in\n x) a ;;\n '') b ;;\n *) c ;;\nesac",
+        "X=big\ncase $X in\n small|big) a ;;\n *) b ;;\nesac",
         # arithmetic
         "N=3\na $(( 2 * 4 )) $((N*N - 1)) $(((N + 7) / 2)) $((-7 / 2)) $((-7 % 4)) $((N > 1)) $(( $N * ${N} ))",
         "N=3\nif (( N > 2 )); then a; else b; fi",
@@ -32,6 +33,7 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         # defaults and parts of a value
         'a ${X:-b c} "${X:-b c}" ${X-d} ${X:=e} $X ${X:+set} ${Q:+unset} ${X:-f} "${Z:-}" ${Z:-}',
         "P=/models/Qwen-7B.tar.gz\na ${P##*/} ${P%/*} ${P%%.*} ${P#/} ${P/Qwen/Llama} ${P:1:6} ${P^^} ${#P}",
+        "P=a.b.c\na ${P//./-} ${P/./-}\nX=one\nX+=two\nY+=three\nb $X $Y",
         # here-documents, two in one line, and one that goes into a pipe
         'cat <<E >/dev/null | a x\nb it\'s "not" $(a command\nE\nb y',
         "a x <<'E' y <<-'F'\nb $(\nE\n\tc\n\tF\nb z",

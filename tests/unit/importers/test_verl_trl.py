@@ -303,3 +303,18 @@ def test_the_server_of_trl_and_rollouts_smaller_than_an_update() -> None:
     assert any("2 rollouts in TRL, all sampled by the same weights" in item for item in found.differs)
     assert any(item.startswith("loss_type dapo: weighs a sequence by its length") for item in found.dropped)
     assert got["algorithm.name"] == "gspo" and "algorithm.aggregation" not in got
+
+
+SMALL = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 8\nnum_generations: 8\nmax_steps: 20\n"
+
+
+@pytest.mark.parametrize(("given", "found"), [("", -1), ("top_k: 0", -1), ("top_k: 20", 20)])
+def test_trl_samples_from_all_tokens_with_0(given: str, found: int) -> None:
+    assert convert(SMALL + given, "trl", gpus=2).config.rollout.top_k == found
+
+
+@pytest.mark.parametrize(("steps", "nearest"), [(12, "nearest: 8 or 16"), (3, "nearest: 8")])
+def test_rollouts_of_trl_that_are_no_whole_updates_are_refused_with_those_that_are(steps: int, nearest: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(f"{SMALL}steps_per_generation: {steps}", "trl", gpus=2)
+    assert str(refused.value).endswith(nearest)

@@ -52,6 +52,12 @@ def test_a_new_run_and_one_that_failed(run: RunDir, capsys: pytest.CaptureFixtur
     assert "2 attempts: 1 preempted, 1 failed" in page
 
 
+def test_the_time_left_follows_the_last_eight_steps(run: RunDir) -> None:
+    for step in range(1, 10):
+        run.append_metrics({"step": step, "seconds": 90.0 if step == 1 else 2.0})
+    assert status.read(run.path).seconds_left_in_run == 2.0
+
+
 def test_a_run_that_was_killed_is_no_running_one(run: RunDir) -> None:
     attempt(run, None)
     assert status.read(run.path).state == "killed"
@@ -176,6 +182,24 @@ def test_the_first_error_is_the_cause(run: RunDir, capsys: pytest.CaptureFixture
     assert "chatter" not in out and "afterwards" not in out
     assert main(["logs", str(run.path), "--errors", "--attempt", "2"]) == 2
     assert "no traceback" in capsys.readouterr().err
+
+
+def test_a_run_that_is_done_has_no_time_left(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is done may stand before max_steps, if that was raised since."""
+    run.append_metrics({"step": 1, "seconds": 4.0})
+    for reason, shown in (("stopped", True), ("done", False)):
+        attempt(run, reason)
+        assert main(["status", str(run.path)]) == 0
+        assert ("36s left in the run" in capsys.readouterr().out) is shown
+
+
+def test_of_several_errors_the_earliest_is_the_cause(run: RunDir) -> None:
+    """Logs do not say when a rank failed: the time of their last line does, whatever the ranks' numbers."""
+    begun = attempt(run, "failed")
+    for rank, ended in ((0, 1002), (1, 1001), (2, 1003)):
+        begun.log_path(rank).write_text(TRACE.format(f"KeyError: of rank {rank}"))
+        os.utime(begun.log_path(rank), (ended, ended))
+    assert status.first_error(run.path)[0] == begun.log_path(1)
 
 
 def test_cancel_asks_the_process_that_runs_it(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,11 @@ def test_the_rank_that_failed_first_is_named_with_its_node() -> None:
     assert judged(rank(0, None, lost=True, ended_at=1.5), first).detail == "rank 1 on n2: ZeroDivisionError: x"
 
 
+def test_of_two_at_the_same_time_the_one_that_was_killed_is_the_cause() -> None:
+    verdict = judged(rank(0, "failed", "KeyError: x"), rank(1, None, lost=True))
+    assert verdict.detail.startswith("rank 1 on n2 was killed")
+
+
 def test_an_error_about_another_rank_is_not_the_cause(tmp_path: Path) -> None:
     log = tmp_path / "srun.log"
     log.write_text("srun: error: n2: task 1: Out Of Memory\nslurmstepd-n2: error: x\n")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.builder import Broken
 from gspo_hpc.planning.plan import judge
 from gspo_hpc.planning.rules import registry
 from gspo_hpc.planning.rules.ids import RuleId, Topic
@@ -36,6 +37,13 @@ def test_rules_about_memory_are_asked_for_apart() -> None:
     registry.apply(plan, memory=True)
     assert plan.broken == []  # no GPU is named
     assert {rule.topic for rule in registry.rules().values()} == set(Topic)
+
+
+def test_broken_rules_are_listed_by_topic_whichever_was_found_first() -> None:
+    """Rules about memory are tried last, and stand before those of the engine's arguments."""
+    order = [next(name for name, rule in registry.rules().items() if rule.topic is topic) for topic in Topic]
+    found = [Broken(name, "") for name in reversed(order)]
+    assert [item.rule for item in registry.listed(found)] == order
 
 
 def test_the_documentation_lists_the_rules_as_they_are(project: Path) -> None:

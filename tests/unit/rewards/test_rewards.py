@@ -158,7 +158,8 @@ def test_numbers_in_a_text(text: str, numbers: list[str]) -> None:
     ],
 )
 def test_number_match(completion: str, answer: Any, position: Any, value: float) -> None:
-    assert builtin.number_match(completion, prompt="", fields={"answer": answer}, position=position) == value
+    given = builtin.number_match(completion, prompt="", fields={"answer": answer}, position=position)
+    assert given == value and type(given) is float  # the type of a reward, also where it is right or wrong
 
 
 @pytest.mark.parametrize("answer", ["twelve", None, True, [12], math.nan])
