@@ -14,7 +14,6 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
 
 from gspo_hpc.config import plugins
 from gspo_hpc.config.algorithm import AlgorithmSettings
@@ -214,14 +213,3 @@ def highest(name: str) -> int:
     """Return the largest whole number that a dotted key takes, free-form keys included."""
     found = limits(keys()[name]) if name in keys() else {}
     return int(found.get("le", found["lt"] - 1 if "lt" in found else MOST))
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12): meaning, range, default and allowed values of every key, for editors."""
-    found = Config.model_json_schema()
-    for name, kind in plugins.algorithms().items():
-        one = found["$defs"][kind.__name__]
-        one["properties"]["name"]["description"] = f"{kind.__doc__} {kind.paper}."
-        if name != plugins.DEFAULT:  # a config without a name means the default algorithm, and no other
-            one["required"] = ["name"]
-    return {"$schema": GenerateJsonSchema.schema_dialect, **found, "title": "Config of a gspo-hpc run"}

@@ -13,13 +13,15 @@ from jsonschema import Draft202012Validator
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import ConfigError, from_dict
 from gspo_hpc.config.plugins import algorithms
-from gspo_hpc.config.schema import Config, as_dict, json_schema, keys
+from gspo_hpc.config.schema import Config, as_dict, keys
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
+    from gspo_hpc.config.json_schema import json_schema
+
     found = json.loads(json.dumps(json_schema()))
     Draft202012Validator.check_schema(found)
     return found
