@@ -75,7 +75,7 @@ def main() -> None:
         run_dir = arguments.runs / f"{name}-seed{seed}"
         rows.append(row(seed, train(arguments.config, seed, run_dir, arguments.overrides)))
     seeds = " ".join(map(str, arguments.seeds))
-    line = " ".join(["python tools/measure_learning.py", str(arguments.config), "--seeds", seeds, *arguments.overrides])
+    line = " ".join(["python tools/measure_learning.py", str(arguments.config), *arguments.overrides, "--seeds", seeds])
     print(f"## {arguments.config}\n\n`{line}`, {date.today()}, {len(os.sched_getaffinity(0))} CPU cores")
     print(f"({platform.machine()}), Python {platform.python_version()}.\n")
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")

@@ -51,8 +51,15 @@ def require_path(path: Path, what: str) -> None:
 
 
 def print_warnings(config: Config) -> None:
-    """Print to standard error what is legal in a config and still hardly meant."""
+    """Print to standard error what is legal in a config and still hardly meant.
+
+    Settings that contradict each other are left to the plan, which names them among all broken rules.
+    """
     from gspo_hpc.algorithms import objective
 
-    for text in objective.warnings(config):
+    try:
+        found = objective.warnings(config)
+    except ValueError:
+        return
+    for text in found:
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)

@@ -153,7 +153,9 @@ class Slurm(Section):
     A profile is a config with such a section, for all runs on one cluster. The run's own config overrides it.
     """
 
-    profile: OneLine | None = key(None, "A profile: a file, or a name in slurm/profiles.")
+    profile: OneLine | None = key(
+        None, "A profile: a file, or the name of one in slurm/profiles or of one that comes with the package."
+    )
     partition: SbatchText | None = key(None, "sbatch --partition.")
     account: SbatchText | None = key(None, "sbatch --account.")
     qos: SbatchText | None = key(None, "sbatch --qos.")

@@ -120,7 +120,7 @@ Temperature = Annotated[
         ge=0.01,
         le=2,
         allow_inf_nan=False,
-        json_schema_extra={"errorMessage": "must be at least 0.01 and at most 2: vLLM samples at no other"},
+        json_schema_extra={"errorMessage": "must be at least 0.01 and at most 2: vLLM accepts no other temperature"},
     ),
     READ,
 ]

@@ -16,20 +16,6 @@ from gspo_hpc.doctor.finding import Finding, Section, gib
 from gspo_hpc.system.files import make_private_dir, write_atomically
 from gspo_hpc.system.text import GIB
 
-NETWORK = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "fuse.weka",
-    "wekafs",
-    "panfs",
-    "9p",
-    "fuse.sshfs",
-)
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "f2fs")
 _FREE = GIB  # bytes that must be free if the size of a checkpoint is not known
 _INODES = 10_000

@@ -112,7 +112,7 @@ def judge_limits(section: Section, limits: Mapping[str, tuple[int, int]], needed
         section.warn("locked memory", text, fix)
     space = limits["AS"][0]
     if space != _UNLIMITED:
-        text = f"the limit is {gib(space)} of addresses, but CUDA and torch reserve far more than they use"
+        text = f"the limit is {gib(space)} of address space, but CUDA and torch reserve far more than they use"
         small = needed is not None and space < needed
         section.add("fail" if small else "warn", "virtual memory", text, "ulimit -v unlimited")
     core = limits["CORE"][0]

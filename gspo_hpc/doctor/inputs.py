@@ -50,7 +50,7 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
         rules = list(dict.fromkeys(item.rule for item in plan.broken))
         nearest = search.find(config, rows, limit=1)
         count = f"{len(plan.broken)} broken ({', '.join(rules)})"
-        fix = f"{nearest[0]}; gspo-hpc plan shows other fixes" if nearest else "gspo-hpc plan shows what goes together"
+        fix = f"{nearest[0]}; gspo-hpc plan shows other fixes" if nearest else "gspo-hpc plan shows the broken rules"
         section.fail("plan", f"{count}: {first_line(plan.broken[0].message)}", fix)
     elif config.rollout.mode == "server":
         section.fail("plan", "rollout.mode is server, which can be planned but not run yet", "rollout.mode=colocate")

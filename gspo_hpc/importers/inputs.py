@@ -1,11 +1,25 @@
-"""Read YAML text and lists of command-line options."""
+"""Read files, YAML text and lists of command-line options."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import yaml_text
+
+
+def read_text(path: Path | None) -> str:
+    """Return the text of a file or of standard input. Raises ValueError if it cannot be read as text."""
+    try:
+        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        text.encode("utf-8")  # in some locales standard input lets other bytes through, as surrogates
+        return text
+    except UnicodeError as error:
+        raise ValueError(f"{path or '-'}: not UTF-8 text ({getattr(error, 'reason', error)})") from None
+    except OSError as error:
+        raise ValueError(f"{path or '-'}: cannot be read: {error.strerror}") from None
 
 
 def read_yaml(text: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Tree
 
 _LARGEST = 1 << 20  # characters of a script
+_MOST_REPAIRS = 20  # times that a script is parsed again
 _TOKEN = re.compile(
     r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")""", re.DOTALL
 )
@@ -33,13 +34,15 @@ def parse(text: str) -> Tree:
     source = _prepared(text).encode("utf-8", "surrogatepass")
     parser = Parser(Language(tree_sitter_bash.language()))
     tree = parser.parse(source)
-    operators = [node for node in nodes(tree.root_node) if node.type in ("==", "=~") and _is_word(node)]
-    if operators:
+    for _ in range(_MOST_REPAIRS):  # the grammar wants an operand after == and =~, even outside [[ ]]
+        operators = [node for node in nodes(tree.root_node) if node.type in ("==", "=~") and _is_word(node)]
+        if not operators:
+            break
         quoted = bytearray(source)
-        for node in reversed(operators):  # the grammar wants an operand after them, even outside [[ ]]
+        for node in reversed(operators):
             quoted[node.start_byte : node.end_byte] = b"'" + (node.text or b"") + b"'"
         source = bytes(quoted)
-        tree = parser.parse(source)
+        tree = parser.parse(source)  # of several in a row it sees the first only
     if tree.root_node.has_error:
         raise ValueError(_mistake(tree.root_node, source.decode("utf-8", "surrogatepass")))
     return tree

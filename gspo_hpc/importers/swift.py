@@ -113,7 +113,10 @@ def _dispatcher(draft: Draft) -> None:
     fast = draft.switch("moe_enable_deepep")
     kind = draft.choice("moe_token_dispatcher_type", ("allgather", "alltoall", "flex"), "alltoall")
     if kind == "allgather":
-        draft.drop("moe_token_dispatcher_type", "it needs as many tokens from each rank; here it is alltoall or flex")
+        draft.drop(
+            "moe_token_dispatcher_type",
+            "it needs equally many tokens on every rank; here it is alltoall or flex",
+        )
     elif draft.given("moe_token_dispatcher_type") or fast:
         draft.put("moe.token_dispatcher", "flex" if fast else kind)
 
@@ -123,10 +126,6 @@ def _batch(draft: Draft) -> int:
     update = draft.whole("global_batch_size", 16) or 16
     draft.put("batch.global_batch_size", update, "global_batch_size")
     draft.put("batch.num_generations", draft.whole("num_generations", 8, least=2), "num_generations")
-    draft.differs.append(
-        "no batch size changes its meaning: Megatron-SWIFT counts completions too, and its "
-        "steps_per_generation counts optimizer steps"
-    )
     return update
 
 
@@ -183,7 +182,10 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
     elif steps is not None:
         draft.put("run.max_steps", steps, "train_iters")
         if epochs:
-            draft.drop("num_train_epochs", "Megatron-SWIFT prefers it to train_iters; with --rows N it counts here too")
+            draft.drop(
+                "num_train_epochs",
+                "it overrides train_iters in Megatron-SWIFT; give --rows N to use it here",
+            )
     else:
         parts.steps_unknown(
             draft, f"num_train_epochs {epochs:g}" if epochs else "neither train_iters nor num_train_epochs"

@@ -84,9 +84,9 @@ def _algorithm(draft: Draft) -> None:
     else:
         if aggregation != "seq-mean-token-mean":
             draft.drop(
-                f"{_ACTOR}.loss_agg_mode", "gspo takes the mean over sequences whatever it says, in verl and here"
+                f"{_ACTOR}.loss_agg_mode", "gspo always takes the mean over sequences; verl ignores this argument too"
             )
-        draft.drop(f"{_ACTOR}.clip_ratio_c", "gspo never reads it, in verl and here")
+        draft.drop(f"{_ACTOR}.clip_ratio_c", "gspo does not use it; verl ignores it too")
     if draft.switch(f"{_ACTOR}.use_kl_loss"):
         weight = draft.number(f"{_ACTOR}.kl_loss_coef", 0.001)
         draft.put("algorithm.kl_beta", weight, f"{_ACTOR}.kl_loss_coef")

@@ -29,7 +29,7 @@ from gspo_hpc.system.text import last_traceback, tail
 _RECENT = 8  # steps that the speed is averaged over
 _TAIL = 2**20  # bytes of a log that are searched for a traceback
 _CANCEL_SECONDS = 300.0
-_ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped", "damaged")
+ENDED = ("done", "failed", "refused", "cancelled", "killed", "stopped", "damaged")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Status:
     @property
     def is_over(self) -> bool:
         """True if nothing goes on with the run by itself."""
-        return self.state in _ENDED
+        return self.state in ENDED
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values, for --json."""
@@ -65,14 +65,20 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/run.json")) if folder.is_dir() else []
 
 
+def _existing(path: Path) -> RunDir:
+    """Return the run directory at `path`, whatever is damaged in it. Raises ValueError if it is none."""
+    run = RunDir(path)
+    if not run.info.exists():
+        run.read_info()
+    return run
+
+
 def read(path: Path) -> Status:
     """Return the state of a run, "damaged" where a file of it cannot be used.
 
     Raises ValueError if `path` is not a run directory. Of metrics.jsonl, what can be read is shown.
     """
-    run = RunDir(path)
-    if not run.info.exists():
-        run.read_info()
+    run = _existing(path)
     damage: list[str] = []
     with _noting(damage):
         run.read_info()
@@ -137,8 +143,7 @@ def log_path(path: Path, rank: int | None, attempt: int | None) -> Path:
 
     `attempt`: its number, by default the newest. Raises ValueError if there is no such log.
     """
-    run = RunDir(path)
-    run.read_info()
+    run = _existing(path)
     attempts, _ = reader.read_attempts(run)
     if not attempts:
         jobs = job_logs(run)
@@ -148,7 +153,8 @@ def log_path(path: Path, rank: int | None, attempt: int | None) -> Path:
     numbers = [record["attempt"] for record in attempts]
     chosen = numbers[-1] if attempt is None else attempt
     if chosen not in numbers:
-        raise ValueError(f"{run.path} has no attempt {chosen}; there are 1 to {numbers[-1]}")
+        there = "its only attempt is 1" if numbers[-1] == 1 else f"there are 1 to {numbers[-1]}"
+        raise ValueError(f"{run.path} has no attempt {chosen}; {there}")
     record = attempts[numbers.index(chosen)]
     jobs = job_logs(run, str(record.get("slurm_job_id")))
     if rank is None and jobs:
@@ -156,8 +162,8 @@ def log_path(path: Path, rank: int | None, attempt: int | None) -> Path:
     log = run.attempt(chosen).log_path(rank or 0)
     if not log.exists():
         ranks = sorted(int(p.stem.removeprefix("rank-")) for p in log.parent.glob("rank-*.log"))
-        which = f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "none"
-        raise ValueError(f"attempt {chosen} has no log of rank {rank or 0}; there are {which}")
+        there = f"only rank {ranks[0]} has one" if len(ranks) == 1 else f"there are ranks {ranks[0]} to {ranks[-1]}"
+        raise ValueError(f"attempt {chosen} has no log of rank {rank or 0}; {there if ranks else 'no rank has one'}")
     return log
 
 
@@ -179,8 +185,7 @@ def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
     Without a traceback it is the stacks of the rank that hung, if the attempt was ended for one. `attempt`: its number;
     by default the newest that has either. Raises ValueError if no rank left any.
     """
-    run = RunDir(path)
-    run.read_info()
+    run = _existing(path)
     details = {record["attempt"]: str(record.get("detail") or "") for record in reader.read_attempts(run)[0]}
     for number in [attempt] if attempt is not None else reversed(details):
         found: dict[int, tuple[Path, str]] = {}
@@ -202,8 +207,7 @@ def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
 
 def cancel(path: Path, say: Callable[[str], None]) -> None:
     """End a run for good; one that is running saves first. Raises ValueError if nothing is running or waiting."""
-    run = RunDir(path)
-    run.read_info()
+    run = _existing(path)
     job = _job(run)
     if job is not None and job.active:
         if job.state != "RUNNING":

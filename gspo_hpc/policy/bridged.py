@@ -114,7 +114,7 @@ def _settings(config: Config) -> Any:
     meta = get_model_meta(kind)
     if meta.is_multimodal:
         raise ValueError(
-            f"model.path {folder}: {known['hf_model_type']} sees or hears, and only text is trained on here"
+            f"model.path {folder}: {known['hf_model_type']} is a multimodal model; only text models can be trained"
         )
     parallel, moe, dtype = config.parallel, config.moe, DTYPES[config.model.dtype]
     routers = {"float32": "fp32", "float64": "fp64", None: "none"}

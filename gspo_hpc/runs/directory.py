@@ -145,11 +145,6 @@ class RunDir:
         """Append completions to look at (step, phase, prompt, ...) to samples.jsonl, one line each."""
         append_lines(self.samples, rows)
 
-    def read_samples(self) -> list[dict[str, Any]]:
-        """Return the rows of samples.jsonl. Where a step was repeated after a kill, its later rows count."""
-        rows = {(row["step"], row["phase"], row["prompt"]): row for row, _ in read_lines(self.samples)}
-        return list(rows.values())
-
     def _metric_lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
         for number, (record, line) in enumerate(read_lines(self.metrics), 1):
             if type(record.get("step")) is not int:

@@ -47,7 +47,7 @@ class Checkpoints:
         left = None if control is None or control.deadline is None else control.deadline - time.time()
         too_late = left is not None and control is not None and left < control.save_seconds * _SAVE_MARGIN
         if any_rank(too_late, self._device):
-            self._observers.note("no time is left for a checkpoint; the next start resumes from the one before")
+            self._observers.note("no time is left for a checkpoint; the next start resumes from the previous one")
             return False
         return True
 

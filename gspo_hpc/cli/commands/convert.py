@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gspo_hpc.cli.parser import describe
+
+if TYPE_CHECKING:
+    from gspo_hpc.importers.convert import Converted
+
+MOST_MISTAKES = 8  # that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +36,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the config; return the exit code."""
+    """Write the config, and print on standard error what needs a look; return the exit code."""
     from gspo_hpc.cli.inputs import require_path
-    from gspo_hpc.importers import convert
+    from gspo_hpc.importers.convert import convert
+    from gspo_hpc.importers.inputs import read_text
+    from gspo_hpc.system.terminal import paint
 
-    if args.config != "-":
-        require_path(Path(args.config), "file")
-    return convert.run(args)
+    path = None if args.config == "-" else Path(args.config)
+    if path is not None:
+        require_path(path, "file")
+    for name, count in (("--gpus", args.gpus), ("--rows", args.rows)):
+        if count is not None and count < 1:
+            raise ValueError(f"{name} {count}: must be 1 or more")
+    if args.out is not None and args.out.exists():
+        raise ValueError(f"{args.out} is there already; name another file")
+    text = read_text(path)
+    try:
+        found = convert(text, args.source, args.gpus, args.rows, Path() if path is None else path.parent)
+    except ValueError as error:
+        lines = str(error).splitlines()
+        more = [f"... and {len(lines) - MOST_MISTAKES} more"] if len(lines) > MOST_MISTAKES else []
+        raise ValueError("\n".join(f"{args.config}: {line}" for line in lines[:MOST_MISTAKES] + more)) from None
+    if args.out is None:
+        print(found.text, end="")
+    else:
+        with args.out.open("x", encoding="utf-8") as file:
+            file.write(found.text)
+        print(f"{args.out}: written from {found.project}")
+        for title, items in (("where a size means something else", found.differs), ("not carried over", found.dropped)):
+            print("\n".join([f"{title}:", *(f"  {item}" for item in items)]) if items else f"{title}: nothing")
+    for line in _warnings(found, args.rows):
+        print(f"{paint('warning:', '33', sys.stderr)} {line}", file=sys.stderr)
+    return 0
+
+
+def _warnings(found: Converted, rows: int | None) -> list[str]:
+    """Return what was assumed, and which rules the plan breaks with a fix."""
+    from gspo_hpc.planning.fixes import search
+    from gspo_hpc.planning.plan import make_plan
+
+    plan = make_plan(found.config, rows)
+    lines = [*found.assumed, *(f"the plan breaks rule {item.rule}: {item.message}" for item in plan.broken)]
+    if plan.broken and (offered := search.find(found.config, rows, limit=1)):
+        lines.append(f"this fixes the plan: {offered[0]}")
+    return [*lines, *plan.warnings]

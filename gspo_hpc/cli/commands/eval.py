@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from gspo_hpc.cli.parser import describe, takes_overrides
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from gspo_hpc.cli.inputs import config_path, require_path
     from gspo_hpc.launch.local import evaluate
 
-    if not args.target.exists() and args.target.suffix in (".yaml", ".yml"):
-        args.target = Path(config_path(str(args.target)))
+    if not args.target.exists():
+        with contextlib.suppress(ValueError):  # the name of a preset
+            args.target = Path(config_path(str(args.target)))
     require_path(args.target, "config, run directory or model folder")
     return evaluate(args.target, args.step, args.overrides, args.json)

@@ -34,7 +34,7 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
         yield from (item("  evidence ", evidence) for evidence in symptom.evidence)
         yield item("  cause    ", symptom.cause)
         if symptom.settings:
-            next_run = "" if symptom.resumable else "   (for a new run: this one cannot resume with all of them)"
+            next_run = "" if symptom.resumable else "   (only for a new run: not all of these can change within a run)"
             yield item("  set      ", " or ".join(symptom.settings) + next_run)
         yield from (item("  look at  ", place) for place in symptom.look)
     if 0 < len(run.records) < ENOUGH:

@@ -41,8 +41,10 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     more = [("a node", f"{in_gib(sum(found.host.values()), 0)} GiB of its own memory: {parts}")]
     if "engine_weights_asleep" in found.host:
         kept, other = in_gib(found.host["engine_weights_asleep"], 0), 3 - found.sleep_level
-        level = f"{found.sleep_level}: asleep, engines keep {in_gib(ENGINE)} GiB a GPU, {kept} of a node"
-        instead = f"rollout.sleep_level={other}: {in_gib(found.host_otherwise, 0)} in all"
+        level = (
+            f"{found.sleep_level}: sleeping engines keep {in_gib(ENGINE)} GiB per GPU, {kept} GiB of a node's memory"
+        )
+        instead = f"with rollout.sleep_level={other} a node needs {in_gib(found.host_otherwise, 0)} GiB in all"
         more.append(("sleep level", f"{level}; {instead}"))
     more.append(("KV cache", f"{found.cache_tokens:,} tokens an engine"))
     yield grid(more, first=_NAMES)
@@ -67,7 +69,8 @@ def time(found: Times, response_tokens: float, price: float | None = None) -> It
     more = [("throughput", f"{rate}; the update reaches {values['update_mfu']:.0%} of {whose} peak (MFU)")]
     if values["gpu_hours"] is not None:
         cost = "" if values["cost"] is None else f", {values['cost']:,.0f} at {price:g} a GPU-hour"
-        more.append(("the run", f"{values['hours']:,.1f} hours, {values['gpu_hours']:,.0f} GPU-hours{cost}"))
+        hours, gpu_hours = (f"{n:,.{2 if n < 10 else 0}f}" for n in (values["hours"], values["gpu_hours"]))
+        more.append(("the run", f"{hours} hours, {gpu_hours} GPU-hours{cost}"))
     yield grid(more, first=_NAMES)
 
 

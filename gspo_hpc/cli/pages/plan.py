@@ -19,7 +19,7 @@ _MEANING = {
     "micro_batch_size": "completions per micro-batch and DP rank",
     "micro_batch_tokens": "tokens per micro-batch, filled by packing",
     "global_batch_size": "completions per optimizer step",
-    "steps_per_generation": "optimizer steps per rollout and pass over it",
+    "steps_per_generation": "optimizer steps in one pass over a rollout",
     "generation_batch_size": "completions per rollout",
     "num_generations": "completions per prompt",
     "num_iterations": "passes over one rollout",

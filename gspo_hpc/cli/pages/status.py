@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from gspo_hpc.launch.status import Status
+from gspo_hpc.launch.status import ENDED, Status
 from gspo_hpc.system.text import duration, printable
 
 _COLOURS = {"running": "green", "done": "green", "failed": "red", "refused": "red", "killed": "red", "damaged": "red"}
@@ -55,7 +55,7 @@ def _plain(state: Status) -> Iterator[str]:
     if job := ", ".join(_job(state)):
         yield f"  job {job}"
     if left := _seconds_left(state):
-        yield f"  {duration(left)} left in the run"
+        yield f"  {duration(left)} left in the run{' once it is resumed' if state.state in ENDED else ''}"
     ended = _ended(state)
     yield f"  {state.attempts} attempt{'' if state.attempts == 1 else 's'}" + (f": {ended}" if ended else "")
 

@@ -146,7 +146,7 @@ def out_of_host_memory(run: Evidence) -> Finding | None:
             f"reward.workers={max(1, run.config.reward.workers // 2)}",
             *(["memory.offload_optimizer=false"] if run.config.memory.offload_optimizer else []),
         ),
-        (excerpt.where, "dmesg, or sacct -j JOB -o State,MaxRSS: show whether it was the OOM killer"),
+        (excerpt.where, "dmesg or sacct -j JOB -o State,MaxRSS shows whether it was the OOM killer"),
         severity_of(run, attempt),
         "out_of_host_memory" if sure else "killed_rank",
     )

@@ -104,14 +104,15 @@ def train_inference_mismatch(run: Evidence) -> Finding | None:
     if grown is None:
         return None
     key, parts, before, after = grown
-    peak = max(run.points("gap_max") or [(0, 0.0)], key=lambda p: p[1])
+    peak = max(run.points("gap_max"), key=lambda p: p[1], default=None)
+    largest = "" if peak is None else f"; the largest difference was {number(peak[1])} at step {peak[0]}"
     settings = ["rollout.dtype=float32", "model.dtype=float32"]
     if run.points("experts/imbalance"):
         settings.insert(0, "moe.router_replay=auto")
     return Finding(
         (
             f"{key} went from {before:.1e} in {span(parts[0])} to {after:.1e} in {span(parts[1])} (median difference "
-            f"of log-probs per token); the largest difference was {number(peak[1])} at step {peak[0]}",
+            f"of log-probs per token){largest}",
         ),
         "engine and trainer round differently, and the policy has become sensitive to it: its distributions are very "
         "sharp, its weights are large, or its router chooses other experts",

@@ -122,7 +122,7 @@ def _lighter_host(found: Estimate) -> str:
     options = []
     if found.host.get("engine_weights_asleep"):
         options.append("rollout.sleep_level=2")
-    if found.host.get("saved_copy"):
+    if found.host.get("checkpoint_copy"):
         options.append("checkpoint.async_save=false")
     return " or ".join([*options, "a larger slurm.mem (0: all of the node)"])
 

@@ -237,11 +237,11 @@ def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> d
     if config.rollout.mode == "colocate":
         found["engine_weights_asleep"] = engine * workers * (sleep_level == 1)
     if offload_trainer(config):
-        found["trainer_lent"] = (state.weights + state.optimizer) * trainers
+        found["trainer_offloaded"] = (state.weights + state.optimizer) * trainers
     elif config.memory.offload_optimizer:
         found["optimizer"] = state.optimizer * trainers
     if config.checkpoint.async_save:
-        found["saved_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * trainers
+        found["checkpoint_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * trainers
     if config.algorithm.kl_beta > 0:
         found["reference_and_policy"] = 2 * state.weights * trainers
     return found

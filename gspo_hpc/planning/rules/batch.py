@@ -105,8 +105,8 @@ def _update_prompts(plan: PlanBuilder, must: str) -> str:
     assert group and mbs and dp
     return (
         f"num_prompts_per_dp_group ({show(q['num_prompts_per_dp_group'])}) must {must}: global_batch_size ({gbs}) / "
-        f"num_generations ({group}) / dp_size ({dp}); steps_per_generation has no part in it, global_batch_size must "
-        f"be a multiple of {group * dp * mbs}"
+        f"num_generations ({group}) / dp_size ({dp}); steps_per_generation does not matter here; "
+        f"global_batch_size must be a multiple of {group * dp * mbs}"
     )
 
 

@@ -116,7 +116,6 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
         (["plan", "run.max_steps=3"], "the config file comes first"),
         (["plan", "CONFIG.yml"], "no such config file; nearest: CONFIG"),
         (["train", "CONFIG", "batch.global_batch_size=x"], "batch.global_batch_size must be a whole number; found 'x'"),
-        (["train", "CONFIG", "algorithm.aggregation=token"], "algorithm.aggregation token contradicts"),
         (["export", "FOLDER"], "required: --out"),
         (["export", "FOLDER", "--out", "x", "--step", "last"], "invalid int value: 'last'"),
         (["export", "FOLDER/runn", "--out", "x"], "no such run directory; nearest: FOLDER/run.yaml"),

@@ -119,7 +119,7 @@ def settings(text: str) -> dict[str, Any]:
 
 def test_overrides_of_verl_count_prompts_and_rollouts() -> None:
     found = convert(VERL_FSDP)
-    assert found.source == "verl"
+    assert found.project == "verl"
     got = settings(found.text)
     assert {key: value for key, value in got.items() if key.startswith(("batch.", "run.", "cluster."))} == {
         "run.name": "gspo-run",
@@ -232,7 +232,7 @@ def test_nested_yaml_of_verl_is_the_same_as_its_overrides() -> None:
 
 def test_a_grpoconfig_of_trl_counts_micro_batches_of_one_process() -> None:
     found = convert(TRL_YAML, gpus=8)
-    assert found.source == "trl"
+    assert found.project == "TRL"
     assert settings(found.text) == {
         "run.name": "Qwen2.5-1.5B-GSPO",
         "run.max_steps": 105,

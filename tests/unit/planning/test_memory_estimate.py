@@ -152,9 +152,10 @@ def test_the_page_tells_what_the_other_sleep_level_takes() -> None:
     for level, kept in ((1, 4 * WEIGHTS), (2, 0)):
         config = made(rollout={"sleep_level": level})
         found = estimated(config)
-        (line,) = [text for text in render.lines(estimates.memory(found, config)) if "sleep level" in text]
-        assert f"sleep level     {level}: asleep, engines keep 1.5 GiB a GPU, {kept / 2**30:.0f} of a node" in line
-        assert line.endswith(f"rollout.sleep_level={3 - level}: {found.host_otherwise / 2**30:.0f} in all")
+        page = " ".join(" ".join(render.lines(estimates.memory(found, config))).split())
+        kept_text = f"sleeping engines keep 1.5 GiB per GPU, {kept / 2**30:.0f} GiB of a node's memory"
+        other = f"with rollout.sleep_level={3 - level} a node needs {found.host_otherwise / 2**30:.0f} GiB in all"
+        assert f"sleep level {level}: {kept_text}; {other}" in page
     apart = made(rollout={"mode": "server", "engines_per_node": 2})
     assert not any("sleep level" in text for text in render.lines(estimates.memory(estimated(apart), apart)))
 
@@ -213,11 +214,11 @@ def test_gpus_set_apart_do_not_train() -> None:
     for name in ("update", "save"):
         expected = {part: size for part, size in phase(other, name).parts.items() if part != "engine_asleep"}
         assert phase(found, name).parts == expected, name
-    assert found.host["saved_copy"] == other.host["saved_copy"] and "engine_weights_asleep" not in found.host
+    assert found.host["checkpoint_copy"] == other.host["checkpoint_copy"] and "engine_weights_asleep" not in found.host
     generation = phase(found, "generation").parts
     assert generation.keys() == {"engine_weights", "engine_working", "kv_cache", "cuda_and_nccl"}
     assert sum(generation.values()) == pytest.approx(found.card * ENGINE_DEFAULTS[SHARE])
-    assert "trainer_lent" not in found.host and made(rollout=server | {"engines_per_node": 4}).world_size == 0
+    assert "trainer_offloaded" not in found.host and made(rollout=server | {"engines_per_node": 4}).world_size == 0
 
 
 SHARE = "gpu_memory_utilization"

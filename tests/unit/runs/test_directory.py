@@ -394,15 +394,6 @@ def test_truncate_metrics_drops_later_steps_and_the_torn_line(tmp_path: Path) ->
     assert run.metrics.read_bytes() == b"\n".join(kept) + b"\n"
 
 
-def test_samples_of_a_step_done_again_replace_the_earlier_ones(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    run.append_samples([{"step": 1, "phase": "train", "prompt": p, "completion": "old"} for p in "ab"])
-    run.append_samples([{"step": 2, "phase": "train", "prompt": "a", "completion": "old"}])
-    run.append_samples([{"step": 1, "phase": "train", "prompt": "a", "completion": "new"}])
-    rows = [(row["step"], row["prompt"], row["completion"]) for row in run.read_samples()]
-    assert rows == [(1, "a", "new"), (1, "b", "old"), (2, "a", "old")]
-
-
 # Start and resume -----------------------------------------------------------------------------------------------------
 
 

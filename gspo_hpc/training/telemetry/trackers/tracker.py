@@ -90,7 +90,8 @@ class Tracker:
             self._queue.put(lambda: self._finish(exit_code), timeout=CLOSE_SECONDS)
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._warn(f"{' and '.join(self._sinks) or 'tracking'} did not finish within {CLOSE_SECONDS:.0f} s; left")
+            late = " and ".join(self._sinks) or "tracking"
+            self._warn(f"{late} did not finish within {CLOSE_SECONDS:.0f} s; the run ends without waiting for it")
             end_wandb_core()
         self._thread = None
 

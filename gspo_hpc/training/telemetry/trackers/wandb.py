@@ -48,7 +48,7 @@ class Wandb:
                 action()
             except Exception as error:  # whatever it is, rows go on
                 self._takes_tables = False
-                self.warn(f"W&B took no table of samples ({first_line(error)}); they are in samples.jsonl")
+                self.warn(f"W&B did not accept the table of samples ({first_line(error)}); they are in samples.jsonl")
         return self._takes_tables
 
 
