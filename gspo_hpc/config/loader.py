@@ -8,7 +8,6 @@ directory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from gspo_hpc.config import mistakes, paths, schema
+from gspo_hpc.config.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import as_dict, describe
 
@@ -34,26 +34,31 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError with every mistake of the file and of the overrides.
     """
+    return load_with_places(path, overrides)[0]
+
+
+def load_with_places(path: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Config, Places]:
+    """Return what :func:`load` returns, and the places of the settings that are given."""
     raw: dict[str, Any] = {}
-    places: dict[str, str] = {}
+    places = Places()
     problems: list[str] = []
     try:
         if path is not None:
             raw, places = _read_file(Path(path), problems)
         for text in overrides:
             _override(raw, text, places, problems)
-        if profile := _profile(raw, lambda: _place(places, "slurm.profile", "config")):
+        if profile := _profile(raw, lambda: places.around("slurm.profile", "config")):
             below, lines = _read_file(profile, problems)
             for name, section in below.items():
                 raw[name] = section | (raw.get(name) or {})
             raw["slurm"]["profile"] = None  # it is part of the config now, and need not be there to load it again
-            places = lines | places
-        config = _read_config(raw, lambda key: _place(places, key, "config" if path is None else str(path)), problems)
+            places = Places(lines | places)
+        config = _read_config(raw, lambda key: places.around(key, "config" if path is None else str(path)), problems)
     except RecursionError:
         raise ConfigError([f"{path or 'command line'}: nested too deeply"]) from None
     if problems or config is None:
         raise ConfigError(problems)
-    return config
+    return config, places
 
 
 def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
@@ -77,8 +82,8 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(as_dict(config), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sections of a YAML file and the place ("file:line") of each of its keys."""
+def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], Places]:
+    """Return the sections of a YAML file and the place of each of its keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -87,7 +92,7 @@ def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[st
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
         raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
-    places: dict[str, str] = {}
+    places = Places()
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -139,8 +144,10 @@ def _lines(node: Any, prefix: str, problems: list[str], path: Path, seen: set[in
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            yield from _lines(child, prefix, problems, path, seen)
+        for number, child in enumerate(node.value):
+            item = f"{prefix.removesuffix('.')}[{number}]"
+            yield item, child.start_mark.line + 1
+            yield from _lines(child, f"{item}.", problems, path, seen)
     if isinstance(node, yaml.MappingNode):
         first: dict[str, int] = {}
         for key_node, child in node.value:
@@ -152,7 +159,7 @@ def _lines(node: Any, prefix: str, problems: list[str], path: Path, seen: set[in
             yield from _lines(child, f"{prefix}{name}.", problems, path, seen)
 
 
-def _override(raw: dict[str, Any], text: str, places: dict[str, str], problems: list[str]) -> None:
+def _override(raw: dict[str, Any], text: str, places: Places, problems: list[str]) -> None:
     """Put one ``section.key=value`` into `raw`; a key inside a free-form value takes more dots."""
     path, equals, given = text.partition("=")
     parts = path.strip().split(".")
@@ -176,19 +183,7 @@ def _override(raw: dict[str, Any], text: str, places: dict[str, str], problems: 
         inner[part] = dict(child or {})  # a copy: a YAML alias may stand elsewhere too
         inner = inner[part]
     inner[parts[-1]] = value
-    for stale in [key for key in places if key == ".".join(parts) or key.startswith(".".join(parts) + ".")]:
-        del places[stale]
-    places.setdefault(parts[0], "command line")
-    places[".".join(parts)] = "command line"
-
-
-def _place(places: Mapping[str, str], key: str, default: str) -> str:
-    """Return the place of a key; inside lists and free-form values that of the nearest key around it."""
-    parts = re.sub(r"\[\d+\]", "", key).split(".")
-    for length in range(len(parts), 0, -1):
-        if (found := places.get(".".join(parts[:length]))) is not None:
-            return found
-    return default
+    places.override(".".join(parts))
 
 
 def _read_config(raw: Mapping[str, Any], place: Callable[[str], str], problems: list[str]) -> Config | None:

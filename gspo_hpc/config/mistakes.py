@@ -57,9 +57,8 @@ def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
         return f"{place(dotted(loc[:-1]))}: {key} is missing"
     if kind in ("model_type", "model_attributes_type") and len(loc) == 1:
         return f"{place(key)}: {key} is a section of keys; found {describe(given)}"
-    if isinstance(loc[-1], int) and kind != "model_type":
-        key = dotted(loc[:-1])  # an item of a list: what was found says which
-    return f"{place(key)}: {key} {_wrong(one)}"
+    item = isinstance(loc[-1], int) and kind != "model_type"  # of a list: what was found says which
+    return f"{place(key)}: {dotted(loc[:-1]) if item else key} {_wrong(one)}"
 
 
 def _wrong(one: ErrorDetails) -> str:
