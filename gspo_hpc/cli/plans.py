@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.loader import ConfigError
-from gspo_hpc.config.places import Places
+from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.models import architecture
 from gspo_hpc.planning import layouts, mentions

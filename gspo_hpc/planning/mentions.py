@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
-from gspo_hpc.config.places import Places
+from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import keys
 from gspo_hpc.planning.builder import Broken
 

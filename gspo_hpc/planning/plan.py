@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_hpc.config.derived import PassSize, pass_sizes
-from gspo_hpc.config.places import Places, together
+from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import mentions, quantities, remarks
 from gspo_hpc.planning.builder import Broken, Models, Number, PlanBuilder

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from gspo_hpc.cli.pages import ranks as rank_page
 from gspo_hpc.cli.pages.render import grid, item, text
-from gspo_hpc.config.places import Places, together
+from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import mentions
 from gspo_hpc.planning.fixes.search import Fix, written

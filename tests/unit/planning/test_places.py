@@ -12,7 +12,7 @@ import pytest
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import load_with_places
-from gspo_hpc.config.places import together
+from gspo_hpc.config.reading.places import together
 from gspo_hpc.planning import mentions
 from gspo_hpc.planning.plan import make_plan
 

@@ -1,4 +1,4 @@
-"""Where the settings of a config stand: a line of a file, or the command line."""
+"""The places where the settings of a config stand: lines of files, or the command line."""
 
 from __future__ import annotations
 
