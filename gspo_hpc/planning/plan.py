@@ -36,7 +36,7 @@ class PlanError(ValueError):
 
 def _where(item: Broken, places: Places) -> str:
     found = together(mentions.given(item, places).values())
-    return f" (set in {found})" if found else ""
+    return f" (set by {found})" if found else ""
 
 
 @dataclass(frozen=True)

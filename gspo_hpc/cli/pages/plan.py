@@ -85,7 +85,7 @@ def page(
             yield text("  ", (broken.rule, "red"))
             yield item("    ", broken.message)
             if given := mentions.given(broken, places):  # the head of the page has the file's folder
-                yield item("    ", f"set in {together(given.values())}".replace(f" {name}:", f" {Path(name).name}:"))
+                yield item("    ", f"set by {together(given.values())}".replace(f" {name}:", f" {Path(name).name}:"))
         yield from title("Fixes (add one to the command, or write it into the file)")
         yield _fixes(fixes)
     if plan.warnings:

@@ -80,9 +80,9 @@ def test_a_default_has_no_place() -> None:
 
 def test_plan_train_and_submit_tell_the_places(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [path, "batch.micro_batch_size=3", "cluster.nodes=1"]
-    told = f"set in {path}:3, :5, :6, command line"
+    told = f"set by {path}:3, :5, :6, command line"
     assert main(["plan", *words]) == 2
-    assert f"\n    set in {told.rpartition('/')[2]}\n" in capsys.readouterr().out
+    assert f"\n    set by {told.rpartition('/')[2]}\n" in capsys.readouterr().out
     assert main(["plan", *words, "--json"]) == 2
     broken = json.loads(capsys.readouterr().out)["broken"]
     (broken,) = [item for item in broken if item["rule"] == "update_fills_micro_batches"]
