@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gspo_hpc.config import loader, paths
@@ -13,15 +15,29 @@ from gspo_hpc.system.text import nearest
 
 
 def load_config(args: argparse.Namespace) -> Config:
-    """Return the config that a command was given. From here on `args.config` is the path of its file."""
+    """Return the config that a command was given.
+
+    From here on `args.config` is the path of its file, and `args.places` says where settings stand.
+    """
     args.config = config_path(args.config)
-    config = loader.load(args.config, args.overrides)
+    config, args.places = loader.load_with_places(args.config, args.overrides)
     if not args.overrides and loader.is_empty(args.config):
         sections = "sections such as run, model, data and reward"
         raise ValueError(
             f"{args.config}: the config is empty; write {sections}, or start from a preset, such as tiny_cpu"
         )
     return config
+
+
+@contextmanager
+def places_told(args: argparse.Namespace) -> Iterator[None]:
+    """Add to a refusal of the plan where the settings stand that it speaks of."""
+    from gspo_hpc.planning.plan import PlanError
+
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(error.broken, error.hint, args.places) from None
 
 
 def config_path(given: str) -> str:

@@ -10,15 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.config.loader import ConfigError
+from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.models import architecture
-from gspo_hpc.planning import layouts
+from gspo_hpc.planning import layouts, mentions
 from gspo_hpc.planning import ranks as rank_grid
 from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates.time import Times
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.fixes.search import Fix
 from gspo_hpc.planning.plan import Plan, make_plan
+from gspo_hpc.rewards import registry
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import nearest
 
@@ -28,6 +31,7 @@ _COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows:
 def plan(
     name: str,
     config: Config,
+    places: Places,
     *,
     as_json: bool,
     ranks: bool,
@@ -41,6 +45,7 @@ def plan(
     """
     _check("--price", price)
     _check("--response-tokens", response_tokens)
+    _known_rewards(config, places)
     rows = _count_rows(config.data.train)
     found = make_plan(config, rows)
     offered = search.find(config, rows)
@@ -54,12 +59,12 @@ def plan(
         more: dict[str, object] = {"time": None if times is None else times.to_json(price)}
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
         more |= {"sbatch": script} if sbatch else {}
-        print(json.dumps(_content(found, offered, ranks) | more, indent=2))
+        print(json.dumps(_content(found, places, offered, ranks) | more, indent=2))
         return found.valid and bool(script) == sbatch
     from gspo_hpc.cli.pages import estimates, render  # only here: JSON is printed without rich
     from gspo_hpc.cli.pages import plan as plan_page
 
-    render.show(plan_page.page(name, config, found, offered, ranks=ranks))
+    render.show(plan_page.page(name, config, found, places, offered, ranks=ranks))
     if found.memory is not None:
         render.show([*plan_page.title("Memory"), *estimates.memory(found.memory, config)])
     if times is not None:
@@ -98,9 +103,11 @@ def suggest_layouts(
     return bool(found)
 
 
-def _content(plan: Plan, fixes: Sequence[Fix], ranks: bool) -> dict[str, Any]:
+def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> dict[str, Any]:
     """Return the plan as plain values; with `ranks`, the place of each rank, or None if they cannot be placed."""
     found = plan.to_json() | {"fixes": [fix.to_json() for fix in fixes]}
+    for item, told in zip(plan.broken, found["broken"], strict=True):
+        told["settings"] = [{"key": key, "place": place} for key, place in mentions.given(item, places).items()]
     if ranks:
         try:
             found["ranks"] = [vars(seat) for seat in rank_grid.seats(plan.layout)]
@@ -124,6 +131,13 @@ def _keys() -> set[str]:
     """Return every key of a config, dotted."""
     sections = {name: getattr(Config(), name) for name in Config.model_fields}
     return {f"{name}.{key}" for name, section in sections.items() for key in vars(section)}
+
+
+def _known_rewards(config: Config, places: Places) -> None:
+    """Raise ConfigError for reward functions that are neither built in nor given as a file."""
+    keys = {f"reward.functions[{number}].function": text for number, text in registry.unknown(config.reward).items()}
+    if keys:
+        raise ConfigError([f"{places.around(key, 'config')}: {key} {text}" for key, text in keys.items()])
 
 
 def _check(option: str, value: float | None) -> None:

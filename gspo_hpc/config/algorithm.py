@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from gspo_hpc.config.section import READ, Section, key
+from gspo_hpc.config.section import Section, key
 
 Aggregation = Literal["sequence", "token"]
 
@@ -19,9 +19,8 @@ _BETA = (
 ClipLow = Annotated[
     float,
     Field(gt=0, lt=1, allow_inf_nan=False, description=_CLIPPED, json_schema_extra={"errorMessage": _LOW}),
-    READ,
 ]
-ClipHigh = Annotated[float, Field(gt=0, allow_inf_nan=False, description=_CLIPPED), READ]
+ClipHigh = Annotated[float, Field(gt=0, allow_inf_nan=False, description=_CLIPPED)]
 KlBeta = Annotated[
     float,
     Field(
@@ -30,7 +29,6 @@ KlBeta = Annotated[
         description="Weight of the KL term against the reference model; with 0 there is no reference model.",
         json_schema_extra={"errorMessage": _BETA},
     ),
-    READ,
 ]
 
 

@@ -1,4 +1,8 @@
-"""The JSON schema of a config: what editors complete and check a YAML file with."""
+"""The JSON schema of a config: what editors complete and check a YAML file with.
+
+It takes a value where the loader takes it, as far as one value by itself goes: a test compares them. Rules between keys
+are the loader's alone.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from gspo_hpc.config import plugins
+from gspo_hpc.config import plugins, schema
 from gspo_hpc.config.schema import Config
+
+_NULL = {"type": "null"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -15,7 +21,26 @@ def json_schema() -> dict[str, Any]:
     found = Config.model_json_schema()
     for name, kind in plugins.algorithms().items():
         one = found["$defs"][kind.__name__]
+        one["properties"] = {key: _or_null(value) for key, value in one["properties"].items()}
         one["properties"]["name"]["description"] = f"{kind.__doc__} {kind.paper}."
         if name != plugins.DEFAULT:  # a config without a name means the default algorithm, and no other
             one["required"] = ["name"]
+            one["properties"]["name"]["type"] = "string"
+    for name in Config.model_fields:  # `batch:` with nothing behind it is a section of defaults
+        if name == "algorithm":
+            found["properties"][name]["oneOf"].append(_NULL)
+        else:  # not `anyOf`, with which editors would no longer say what is wrong inside
+            found["$defs"][schema.section_class(name).__name__]["type"] = ["object", "null"]
     return {"$schema": GenerateJsonSchema.schema_dialect, **found, "title": "Config of a gspo-hpc run"}
+
+
+def _or_null(key: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a key that may be null, too: algorithms take it for the default."""
+    if "const" in key:
+        return {name: value for name, value in key.items() if name != "const"} | {
+            "type": [key["type"], "null"],
+            "enum": [key["const"], None],
+        }
+    if "type" in key:
+        return key | {"type": [key["type"], "null"]} | ({"enum": [*key["enum"], None]} if "enum" in key else {})
+    return key if _NULL in key.get("anyOf", ()) else {"anyOf": [key, _NULL]}

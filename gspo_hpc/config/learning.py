@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from gspo_hpc.config.section import (
     MOST,
+    WHOLE,
     AnyNumber,
     Count,
     CountFrom0,
@@ -15,6 +16,7 @@ from gspo_hpc.config.section import (
     Decay,
     FreeForm,
     Listed,
+    Matching,
     Number,
     PerNode,
     Positive,
@@ -24,6 +26,16 @@ from gspo_hpc.config.section import (
     checked,
     key,
 )
+
+_TOP_K = "must be 1 or more, or -1 for all tokens"
+TopK = Annotated[
+    int,
+    Field(ge=-1, le=MOST, json_schema_extra={"not": {"const": 0}, "errorMessage": _TOP_K}),
+    checked(lambda v: v != 0, _TOP_K),
+    WHOLE,
+]
+_SLEEP = "must be 1 (weights wait in host memory) or 2 (they are dropped)"
+SleepLevel = Annotated[int, Field(ge=1, le=2, json_schema_extra={"errorMessage": _SLEEP}), WHOLE]
 
 
 class Batch(Section):
@@ -83,26 +95,17 @@ class Rollout(Section):
     max_response_length: Count = key(1024, "Tokens of the longest response.")
     temperature: Temperature = key(1.0, "The sampling temperature.")
     top_p: Share = key(1.0, "Sample from the most likely tokens whose probabilities add up to this.")
-    top_k: Annotated[int, checked(lambda v: v == -1 or v >= 1, "must be 1 or more, or -1 for all tokens")] = key(
-        -1,
-        "Sample from this many of the most likely tokens; -1 samples from all.",
-        rule="must be 1 or more, or -1 for all tokens",
-        ge=-1,
-        le=MOST,
-    )
+    top_k: TopK = key(-1, "Sample from this many of the most likely tokens; -1 samples from all.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = key(
         None, "The type of weights and activations in engines; the default is model.dtype."
     )
     kv_cache_gb: Positive = key(
         1.0, "GB of KV cache of each engine on CPUs; on GPUs engine.gpu_memory_utilization determines it."
     )
-    sleep_level: int = key(
+    sleep_level: SleepLevel = key(
         1,
         "vLLM's sleep level while the trainer works. At 1, weights wait in host memory; at 2, they are dropped, and "
         "sent again before anything is generated.",
-        rule="must be 1 (weights wait in host memory) or 2 (they are dropped)",
-        ge=1,
-        le=2,
     )
     probe_tokens: Count = key(96, "Tokens of the probe on which engine and trainer must agree after each weight sync.")
     probe_max_gap: Number | None = key(
@@ -123,7 +126,7 @@ class Rollout(Section):
 class RewardFunction(Section):
     """One term of the reward: a reward function, its weight and its arguments."""
 
-    function: Annotated[str, checked(lambda v: v.strip() == v != "", "must name a function")] = key(
+    function: Annotated[str, Matching(r"\S(?:[\s\S]*\S)?", "must name a function")] = key(
         ..., "A registered name, or path/to/file.py:function."
     )
     weight: AnyNumber = key(1.0, "Weight of this term in the sum.")

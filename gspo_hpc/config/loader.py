@@ -8,15 +8,17 @@ directory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
 
 from gspo_hpc.config import mistakes, paths, schema
+from gspo_hpc.config.reading import config_yaml
+from gspo_hpc.config.reading.places import Places
+from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import as_dict, describe
 
@@ -34,26 +36,31 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError with every mistake of the file and of the overrides.
     """
+    return load_with_places(path, overrides)[0]
+
+
+def load_with_places(path: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Config, Places]:
+    """Return what :func:`load` returns, and the places of the settings that are given."""
     raw: dict[str, Any] = {}
-    places: dict[str, str] = {}
+    places = Places()
     problems: list[str] = []
     try:
         if path is not None:
             raw, places = _read_file(Path(path), problems)
         for text in overrides:
             _override(raw, text, places, problems)
-        if profile := _profile(raw, lambda: _place(places, "slurm.profile", "config")):
+        if profile := _profile(raw, lambda: places.around("slurm.profile", "config")):
             below, lines = _read_file(profile, problems)
             for name, section in below.items():
                 raw[name] = section | (raw.get(name) or {})
             raw["slurm"]["profile"] = None  # it is part of the config now, and need not be there to load it again
-            places = lines | places
-        config = _read_config(raw, lambda key: _place(places, key, "config" if path is None else str(path)), problems)
+            places = Places(lines | places)
+        config = _read_config(raw, lambda key: places.around(key, "config" if path is None else str(path)), problems)
     except RecursionError:
         raise ConfigError([f"{path or 'command line'}: nested too deeply"]) from None
     if problems or config is None:
         raise ConfigError(problems)
-    return config
+    return config, places
 
 
 def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
@@ -74,11 +81,11 @@ def is_empty(path: str | Path) -> bool:
 
 def dump(config: Config) -> str:
     """Return the whole config as YAML, every key with its value; :func:`load` of it gives an equal config."""
-    return yaml.safe_dump(as_dict(config), sort_keys=False, allow_unicode=True, width=120)
+    return str(yaml.dump(as_dict(config), Dumper=Writer, sort_keys=False, allow_unicode=True, width=120))
 
 
-def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sections of a YAML file and the place ("file:line") of each of its keys."""
+def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], Places]:
+    """Return the sections of a YAML file and the place of each of its keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -87,15 +94,17 @@ def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[st
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
         raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
-    places: dict[str, str] = {}
+    places = Places()
     try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
+        reader = Reader(text)
+        root = reader.get_single_node()
         if root is None:
             return {}, places
-        for key, line in _lines(root, "", problems, path, set()):
+        for key, line, first in _lines(root, (), set()):
             places.setdefault(key, f"{path}:{line}")
-        raw = loader.construct_document(root)
+            if first:
+                problems.append(f"{path}:{line}: {key} is given twice (first on line {first})")
+        raw = reader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError([f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {error.problem}"]) from None
@@ -130,29 +139,39 @@ def _profile(raw: Mapping[str, Any], place: Callable[[], str]) -> Path | None:
     return found
 
 
-def _lines(node: Any, prefix: str, problems: list[str], path: Path, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Yield (dotted key, line) for every key below a YAML node.
+def _lines(node: yaml.Node, steps: tuple[str | int, ...], seen: set[int]) -> Iterator[tuple[str, int, int]]:
+    """Yield (key, line, 0) for every key below a YAML node, and make words text where the schema wants text.
 
-    A key given twice is a mistake, since YAML keeps the last one.
+    A key that is given twice, of which YAML keeps the last one, has the line of the first in place of 0.
     """
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
+    yaml_text.read_word(node, text=_takes_text(steps))
     if isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            yield from _lines(child, prefix, problems, path, seen)
+        for number, child in enumerate(node.value):
+            yield _key((*steps, number)), child.start_mark.line + 1, 0
+            yield from _lines(child, (*steps, number), seen)
     if isinstance(node, yaml.MappingNode):
         first: dict[str, int] = {}
         for key_node, child in node.value:
             name, line = str(key_node.value), key_node.start_mark.line + 1
-            if name in first:
-                problems.append(f"{path}:{line}: {prefix}{name} is given twice (first on line {first[name]})")
+            yield _key((*steps, name)), line, first.get(name, 0)
             first.setdefault(name, line)
-            yield f"{prefix}{name}", line
-            yield from _lines(child, f"{prefix}{name}.", problems, path, seen)
+            yield from _lines(child, (*steps, name), seen)
 
 
-def _override(raw: dict[str, Any], text: str, places: dict[str, str], problems: list[str]) -> None:
+def _key(steps: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+
+
+def _takes_text(steps: Sequence[str | int]) -> bool:
+    """Return whether the schema wants text at a path: any, or one of a few words."""
+    kind = schema.kind_at(steps)
+    return kind is str or (get_origin(kind) is Literal and all(isinstance(value, str) for value in get_args(kind)))
+
+
+def _override(raw: dict[str, Any], text: str, places: Places, problems: list[str]) -> None:
     """Put one ``section.key=value`` into `raw`; a key inside a free-form value takes more dots."""
     path, equals, given = text.partition("=")
     parts = path.strip().split(".")
@@ -160,13 +179,10 @@ def _override(raw: dict[str, Any], text: str, places: dict[str, str], problems: 
         problems.append(f"command line: {text!r} is not a setting; write section.key=value, such as run.max_steps=10")
         return
     try:
-        value = yaml.safe_load(given)
-    except (yaml.YAMLError, ValueError):
-        problems.append(f"command line: {path}: {given!r} is not valid YAML; put quotes around text with : [ ] {{ }} #")
+        value = read_value(parts, given)
+    except ValueError as error:
+        problems.append(f"command line: {path}: {error}")
         return
-    field = schema.field_at(parts)
-    if isinstance(value, int | float) and field is not None and schema.plain_type(field.annotation) is str:
-        value = given.strip()  # run.name=123 is a name
     inner: Any = raw
     for depth, part in enumerate(parts[:-1]):
         child = inner.get(part)
@@ -176,19 +192,23 @@ def _override(raw: dict[str, Any], text: str, places: dict[str, str], problems: 
         inner[part] = dict(child or {})  # a copy: a YAML alias may stand elsewhere too
         inner = inner[part]
     inner[parts[-1]] = value
-    for stale in [key for key in places if key == ".".join(parts) or key.startswith(".".join(parts) + ".")]:
-        del places[stale]
-    places.setdefault(parts[0], "command line")
-    places[".".join(parts)] = "command line"
+    places.override(".".join(parts))
 
 
-def _place(places: Mapping[str, str], key: str, default: str) -> str:
-    """Return the place of a key; inside lists and free-form values that of the nearest key around it."""
-    parts = re.sub(r"\[\d+\]", "", key).split(".")
-    for length in range(len(parts), 0, -1):
-        if (found := places.get(".".join(parts[:length]))) is not None:
-            return found
-    return default
+def read_value(key: Sequence[str], given: str) -> Any:
+    """Return the value of a setting, as it stands behind ``section.key=``. Raises ValueError if it is not YAML."""
+    try:
+        reader = Reader(given)
+        if (node := reader.get_single_node()) is None:
+            return None
+        if twice := [name for name, _, first in _lines(node, tuple(key), set()) if first]:
+            raise ValueError(f"the key {twice[0]} is given twice")
+        value = reader.construct_document(node)
+    except yaml.YAMLError:
+        raise ValueError(f"{given!r} is not valid YAML; put quotes around text with : [ ] {{ }} #") from None
+    if isinstance(value, int | float | Ambiguous) and _takes_text(key):
+        return given.strip()  # run.name=123 is a name
+    return value
 
 
 def _read_config(raw: Mapping[str, Any], place: Callable[[str], str], problems: list[str]) -> Config | None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field
+
+from gspo_hpc.config.reading import slurm_time
+from gspo_hpc.config.reading.config_yaml import Ambiguous
 from gspo_hpc.config.section import (
+    MOST,
+    WHOLE,
     Count,
     CountFrom0,
     FreeForm,
@@ -27,7 +34,7 @@ class Cluster(Section):
     """The machines: one rank per accelerator (on CPU: one rank per `gpus_per_node`)."""
 
     # At most several times the largest machines there are.
-    nodes: int = key(1, "Nodes of the run.", ge=1, le=100_000)
+    nodes: Annotated[int, Field(ge=1, le=100_000), WHOLE] = key(1, "Nodes of the run.")
     gpus_per_node: PerNode = key(1, "GPUs of each node; on CPUs the ranks of each node.")
     platform: Platform = key("cuda", "What ranks compute on: GPUs, or CPUs.")
     threads_per_rank: Count | None = key(
@@ -147,6 +154,21 @@ class Container(Section):
     args: Lines = key((), "More arguments of srun (pyxis) or of apptainer exec.")
 
 
+def _minutes(value: Any) -> Any:
+    """Return the minutes of a time as Slurm writes it, as Slurm rounds them; other values are left as they are."""
+    text = value.text if isinstance(value, Ambiguous) else value
+    if not isinstance(text, str):
+        return text
+    minutes = slurm_time.parse_minutes(text) if slurm_time.LIMIT.fullmatch(text) else None
+    if minutes is None:
+        raise ValueError(f"must be minutes or a time as Slurm writes it: {slurm_time.FORMS}; found {text!r}")
+    return math.ceil(minutes)
+
+
+_TIME_SCHEMA: dict[str, Any] = {"type": ["integer", "string"], "pattern": rf"^(?:{slurm_time.LIMIT.pattern})$(?!\n)"}
+TimeLimit = Annotated[int, Field(ge=1, le=MOST, json_schema_extra=_TIME_SCHEMA), WHOLE, BeforeValidator(_minutes)]
+
+
 class Slurm(Section):
     """Arguments of sbatch and srun, with which `submit` asks Slurm for a job.
 
@@ -159,7 +181,11 @@ class Slurm(Section):
     partition: SbatchText | None = key(None, "sbatch --partition.")
     account: SbatchText | None = key(None, "sbatch --account.")
     qos: SbatchText | None = key(None, "sbatch --qos.")
-    time_minutes: Count = key(60, "Minutes of one job; a longer run is requeued until its last step is done.")
+    time_minutes: TimeLimit = key(
+        60,
+        "Minutes of one job, or a time as Slurm writes it (24:00:00, 1-12:00:00); a longer run is requeued until its "
+        "last step is done.",
+    )
     signal_seconds: Count = key(120, "Seconds before the time limit at which the ranks are asked to stop.")
     requeue: bool = key(True, "Requeue the job until the run is done.")
     constraint: SbatchText | None = key(None, "sbatch --constraint.")

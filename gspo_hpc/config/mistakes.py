@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gspo_hpc.config import paths, plugins, schema
+from gspo_hpc.config.reading.config_yaml import Ambiguous, number_meant
 from gspo_hpc.config.section import Section, describe
 from gspo_hpc.system import text
 
@@ -57,9 +59,8 @@ def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
         return f"{place(dotted(loc[:-1]))}: {key} is missing"
     if kind in ("model_type", "model_attributes_type") and len(loc) == 1:
         return f"{place(key)}: {key} is a section of keys; found {describe(given)}"
-    if isinstance(loc[-1], int) and kind != "model_type":
-        key = dotted(loc[:-1])  # an item of a list: what was found says which
-    return f"{place(key)}: {key} {_wrong(one)}"
+    item = isinstance(loc[-1], int) and kind != "model_type"  # of a list: what was found says which
+    return f"{place(key)}: {dotted(loc[:-1]) if item else key} {_wrong(one)}"
 
 
 def _wrong(one: ErrorDetails) -> str:
@@ -67,14 +68,19 @@ def _wrong(one: ErrorDetails) -> str:
     kind, given, field = one["type"], one["input"], schema.field_at(one["loc"])
     if kind == "value_error":
         return str(one["ctx"]["error"])
+    if isinstance(given, Ambiguous):
+        text = kind == "string_type"
+        return given.refusal(number=not text, text=text)
     if kind == "model_type":
         return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
     if kind == "literal_error" and field is not None:
         values = get_args(schema.plain_type(field.annotation))
         return f"is {given!r}, which is not allowed{nearest(str(given), values)}{_allowed(values)}"
     if kind in _KINDS:
-        quotes = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float) else ""
-        return f"{_KINDS[kind]}; found {describe(given)}{quotes}"
+        hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""
+        if kind in ("int_type", "float_type") and isinstance(given, str):
+            hint = number_meant(given)
+        return f"{_KINDS[kind]}; found {describe(given)}{hint}"
     rule = _rule(one, field)
     huge = isinstance(given, int) and abs(given) >= 10**18
     default = f"; {one['loc'][1]} has {field.default}" if _is_tagged(one["loc"]) and field is not None else ""

@@ -29,7 +29,7 @@ from gspo_hpc.config.learning import (
     Tracking,
 )
 from gspo_hpc.config.machine import Cluster, Container, Faults, Memory, Model, Moe, Parallel, Platform, Slurm
-from gspo_hpc.config.section import MOST, Count, Section, as_dict, checked, key, replace
+from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Section, as_dict, key, replace
 
 __all__ = [
     "Batch",
@@ -57,25 +57,22 @@ __all__ = [
     "replace",
 ]
 
-_RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_RUN_NAME = Matching(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+    "must be 1 to 100 letters, digits, '.', '_' or '-', and begin with a letter or digit",
+)
+_RUN_DIR = Matching(r"[^\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+", "must be a path without line breaks")
+_SEED = "must be at least 0 and below 2**63"
 _BOUNDS = ("ge", "gt", "le", "lt")
-_A_PATH = "must be a path without line breaks"
 
 
 class Run(Section):
     """The name of a run, its directory and its length."""
 
-    name: str = key(
-        "run",
-        "The name of the run.",
-        pattern=_RUN_NAME,
-        rule="must be 1 to 100 letters, digits, '.', '_' or '-', and begin with a letter or digit",
-    )
-    dir: Annotated[str, checked(lambda v: "\0" not in v and v.splitlines() == [v], _A_PATH)] | None = key(
-        None, "The run directory; the default is runs/NAME."
-    )
-    seed: int = key(
-        42, "Seed of the data order and of sampling.", ge=0, lt=2**63, rule="must be at least 0 and below 2**63"
+    name: Annotated[str, _RUN_NAME] = key("run", "The name of the run.")
+    dir: Annotated[str, _RUN_DIR] | None = key(None, "The run directory; the default is runs/NAME.")
+    seed: Annotated[int, Field(ge=0, lt=2**63, json_schema_extra={"errorMessage": _SEED}), WHOLE] = key(
+        42, "Seed of the data order and of sampling."
     )
     max_steps: Count | None = key(None, "Optimizer steps of the run.")
 
@@ -170,21 +167,30 @@ def field_at(path: Sequence[str | int]) -> FieldInfo | None:
 
     Behind "algorithm" the path may hold the name of one, as pydantic's errors do.
     """
+    return _followed(path)[0]
+
+
+def kind_at(path: Sequence[str | int]) -> Any:
+    """Return the type of the values at a path, without ranges and None; Any inside free-form values, None elsewhere."""
+    return _followed(path)[1]
+
+
+def _followed(path: Sequence[str | int]) -> tuple[FieldInfo | None, Any]:
     kind: Any = Config
     field = None
     for step in path:
         if kind is AlgorithmSettings and step in plugins.algorithms():
             kind = plugins.algorithms()[str(step)]
         elif isinstance(step, int):
-            kind = next(iter(get_args(kind)), None)
+            kind = plain_type(next(iter(get_args(kind)), None))
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and step in kind.model_fields:
             field = kind.model_fields[step]
             kind = plain_type(field.annotation)
         elif get_origin(kind) is dict:
-            return field
+            return field, plain_type(get_args(kind)[1])
         else:
-            return None
-    return field
+            return None, None
+    return field, kind
 
 
 def plain_type(annotation: Any) -> Any:

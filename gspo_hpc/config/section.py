@@ -1,9 +1,10 @@
 """Base class of the sections of a config, and the types of their keys with their ranges.
 
 A section is a frozen pydantic model that takes no unknown key and no value of another type. Three things are looser,
-because YAML and the command line write them so: a number may be text ("1e-6" has no point, so YAML reads it as text),
-a tuple may be a list, and a section may be a mapping. A whole number is at least 1 and a number at least 0 unless the
-key states another range. A validator that raises ValueError states the end of a sentence which begins with the key.
+because YAML and the command line write them so: a whole number may have a point or an exponent (1e3), a tuple may be a
+list, and a section may be a mapping. A whole number is at least 1 and a number at least 0 unless the key states another
+range. A validator that raises ValueError states the end of a sentence which begins with the key. Whatever a validator
+checks of a value by itself, the JSON schema says too (a test compares them).
 """
 
 from __future__ import annotations
@@ -13,9 +14,19 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
+from gspo_hpc.config.reading.config_yaml import Ambiguous
 
 # A whole number above this is a slip of the hand, and nothing that counts with it may run for minutes.
 MOST = 10**9
@@ -31,14 +42,9 @@ class Section(BaseModel):
 S = TypeVar("S", bound=BaseModel)
 
 
-def key(default: Any, text: str, *, rule: str | None = None, **limits: Any) -> Any:
-    """Return the pydantic field of a key: its default, its meaning and its range.
-
-    `limits` are pydantic's (ge, gt, le, lt, pattern). `rule` replaces the sentence that reports a value out of range;
-    editors show it too.
-    """
-    extra: dict[str, Any] = {"json_schema_extra": {"errorMessage": rule}} if rule else {}
-    return Field(default, description=text, **extra, **limits)
+def key(default: Any, text: str) -> Any:
+    """Return the pydantic field of a key: its default and its meaning. Its type has its range."""
+    return Field(default, description=text)
 
 
 def replace(section: S, **changes: Any) -> S:
@@ -62,14 +68,8 @@ def describe(value: Any) -> str:
     return f"{value!r}" if isinstance(value, str | int | float) else f"{value} ({type(value).__name__})"
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return value
-    try:  # YAML reads 1e-6, without a point, as text
-        number = float(value)
-    except (ValueError, OverflowError):
-        return str(value)  # which is no number for pydantic
-    return number if math.isfinite(number) else value
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _tuple(value: Any) -> Any:
@@ -82,6 +82,8 @@ def plain(value: Any) -> Any:
         if bad := [name for name in value if not isinstance(name, str)]:
             raise ValueError(f"has the key {bad[0]!r}; keys must be text: put quotes around it")
         return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, Ambiguous):
+        raise ValueError(f"holds a value that {value.refusal()}")
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
@@ -100,19 +102,40 @@ def checked(holds: Callable[[Any], bool], text: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+class Matching:
+    """Marker of text that a pattern matches as a whole; `text` says what it must be."""
+
+    def __init__(self, pattern: str, text: str) -> None:
+        self.pattern, self.text, self._fits = pattern, text, re.compile(pattern).fullmatch
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the check after that of the type."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the type with the pattern, which says that nothing follows: `$` alone allows a newline in Python."""
+        return handler(schema) | {"pattern": rf"^(?:{self.pattern})$(?!\n)", "errorMessage": self.text}
+
+    def _check(self, value: str) -> str:
+        if not self._fits(value):
+            raise ValueError(f"{self.text}; found {value!r}")
+        return value
+
+
 # What a line of #SBATCH carries: nothing there that a shell or sbatch itself takes for a quote, a command or an escape.
 SBATCH_VALUE = re.compile(r"[A-Za-z0-9 _.,:@%+=/\[\]()|&*!~^-]+")
-_SBATCH_SCHEMA: dict[str, Any] = {"pattern": f"^{SBATCH_VALUE.pattern}$"}
+# Line breaks and other control characters, those that turn or hide text included, and halves of characters.
+_CONTROLS = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 
-Count = Annotated[int, Field(ge=1, le=MOST)]
-CountFrom0 = Annotated[int, Field(ge=0, le=MOST)]
-PerNode = Annotated[int, Field(ge=1, le=MOST_GPUS_PER_NODE)]
-READ = BeforeValidator(_number)  # stands last: pydantic's core then tests the bounds, and the JSON schema has them
-AnyNumber = Annotated[float, Field(allow_inf_nan=False), READ]
-Number = Annotated[float, Field(ge=0, allow_inf_nan=False), READ]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), READ]
-Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), READ]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), READ]
+WHOLE = BeforeValidator(_whole)  # stands last: pydantic's core then tests the bounds, and the JSON schema has them
+Count = Annotated[int, Field(ge=1, le=MOST), WHOLE]
+CountFrom0 = Annotated[int, Field(ge=0, le=MOST), WHOLE]
+PerNode = Annotated[int, Field(ge=1, le=MOST_GPUS_PER_NODE), WHOLE]
+AnyNumber = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 # vLLM refuses above 2, and takes 0.01 for anything between it and 0 without a word that reaches the trainer.
 Temperature = Annotated[
     float,
@@ -122,18 +145,9 @@ Temperature = Annotated[
         allow_inf_nan=False,
         json_schema_extra={"errorMessage": "must be at least 0.01 and at most 2: vLLM accepts no other temperature"},
     ),
-    READ,
 ]
-OneLine = Annotated[
-    str,
-    checked(lambda v: v.isprintable() and v != "", "must be one line of text"),
-    Field(json_schema_extra={"minLength": 1}),
-]
-SbatchText = Annotated[
-    str,
-    checked(lambda v: SBATCH_VALUE.fullmatch(v) is not None, f"must be made of {SBATCH_VALUE.pattern[:-1]}"),
-    Field(json_schema_extra=_SBATCH_SCHEMA),
-]
+OneLine = Annotated[str, Matching(f"[^{_CONTROLS}]+", "must be one line of text")]
+SbatchText = Annotated[str, Matching(SBATCH_VALUE.pattern, f"must be made of {SBATCH_VALUE.pattern[:-1]}")]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 Lines = Annotated[tuple[OneLine, ...], BeforeValidator(_tuple)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_tuple)]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo_hpc.config import loader, yaml_text
+from gspo_hpc.config import loader
 from gspo_hpc.config.derived import updates_per_rollout
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.runs.reader import Damage, value
@@ -109,7 +109,7 @@ class Evidence:
             inner = raw
             for section in sections:
                 inner = inner.setdefault(section, {})
-            inner[last] = yaml_text.read(given)
+            inner[last] = loader.read_value(key.split("."), given)
         return loader.from_dict(raw, "setting")
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gspo_hpc.config.reading.slurm_time import parse_minutes
 from gspo_hpc.config.schema import Config, Slurm
 from gspo_hpc.doctor.finding import Finding, Section, first_line, gib
 from gspo_hpc.launch.slurm import commands
@@ -22,7 +23,6 @@ _SAVE_SECONDS = 30  # docs/slurm-admin.md recommends this for KillWait ...
 _GRACE_SECONDS = 60  # ... and for GraceTime
 _LINE = re.compile(r"^\s*([A-Za-z_]+)\s*=\s*(.*?)\s*$")
 _PAIR = re.compile(r"(?:^| )([A-Za-z]+)=(\S*)")
-_DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _UP = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
 
 
@@ -87,19 +87,6 @@ def parse_nodes(text: str) -> list[Node]:
             size = int(memory) * 2**20 if memory.isdigit() else 0
             found.append(Node(name, state.lower(), gres, int(cpus) if cpus.isdigit() else 0, size, reason))
     return found
-
-
-def parse_minutes(text: str) -> float | None:
-    """Parse a time limit (90, 1:30:00, 2-12:00:00) into minutes; None for UNLIMITED and the like."""
-    match = _DAYS.fullmatch(text.strip())
-    if match is None:
-        return None
-    days, first, second, third = match.groups()
-    if days is not None:  # D-H[:M[:S]]
-        return int(days) * 1440 + int(first) * 60 + int(second or 0) + int(third or 0) / 60
-    if third is not None:
-        return int(first) * 60 + int(second) + int(third) / 60
-    return int(first) + int(second or 0) / 60
 
 
 def parse_seconds(text: str) -> int | None:

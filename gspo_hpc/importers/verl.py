@@ -277,8 +277,11 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None, megatron
         if len(betas) != 2:
             draft.wrong(f"{_OPTIM}.betas", "must be two numbers")
         else:
-            draft.put("optimizer.adam_beta1", betas[0], f"{_OPTIM}.betas")
-            draft.put("optimizer.adam_beta2", betas[1], f"{_OPTIM}.betas")
+            for key, text in zip(("optimizer.adam_beta1", "optimizer.adam_beta2"), betas, strict=True):
+                try:
+                    draft.put(key, float(text), f"{_OPTIM}.betas")
+                except ValueError:
+                    draft.wrong(f"{_OPTIM}.betas", "must be two numbers")
     style = f"{_OPTIM}.lr_decay_style" if megatron else f"{_OPTIM}.lr_scheduler_type"
     if not megatron and not draft.given(style) and draft.given(f"{_OPTIM}.warmup_style"):
         style = f"{_OPTIM}.warmup_style"

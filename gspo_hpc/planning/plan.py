@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_hpc.config.derived import PassSize, pass_sizes
+from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning import quantities, remarks
+from gspo_hpc.planning import mentions, quantities, remarks
 from gspo_hpc.planning.builder import Broken, Models, Number, PlanBuilder
 from gspo_hpc.planning.estimates import advice, devices
 from gspo_hpc.planning.estimates import memory as memory_estimate
@@ -22,12 +23,20 @@ __all__ = ["Broken", "Models", "Plan", "PlanError", "judge", "make_plan", "max_s
 
 
 class PlanError(ValueError):
-    """A plan that breaks rules; ``broken`` lists them all, `hint` is one more line."""
+    """A plan that breaks rules; ``broken`` lists them all, `hint` is one more line.
 
-    def __init__(self, broken: tuple[Broken, ...], hint: str = "") -> None:
-        lines = [f"rule {item.rule}: {item.message}" for item in broken]
+    With `places`, each rule is followed by where the settings that it speaks of stand.
+    """
+
+    def __init__(self, broken: tuple[Broken, ...], hint: str = "", places: Places | None = None) -> None:
+        lines = [f"rule {item.rule}: {item.message}{_where(item, places or Places())}" for item in broken]
         super().__init__("\n".join([*lines, hint] if hint else lines))
-        self.broken = broken
+        self.broken, self.hint = broken, hint
+
+
+def _where(item: Broken, places: Places) -> str:
+    found = together(mentions.given(item, places).values())
+    return f" (set by {found})" if found else ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import samples_part_of_distribution
+from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.rules.engine_arguments import slip_of
+from gspo_hpc.system.text import nearest
 
 
 def add(plan: PlanBuilder) -> None:
@@ -28,6 +31,11 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"pipeline_model_parallel_size ({pp}) is above 4, and the first stage keeps the activations of up to {pp} "
             f"micro-batches: set memory.recompute_granularity=full"
         )
+    for name in plan.config.rollout.engine:
+        if name not in VLLM_ARGUMENTS and slip_of(name) is None:  # a rule speaks of slips
+            near = nearest(name, sorted(VLLM_ARGUMENTS))
+            hint = f" (nearest: {near})" if near else ""
+            yield f"rollout.engine.{name} is no argument of vLLM 0.32{hint}: a version that does not know it refuses it"
     try:
         yield from objective.warnings(plan.config)
     except ValueError:  # a rule says so

@@ -51,6 +51,18 @@ def check(reward: Reward) -> None:
         raise ValueError("reward.functions: " + "\n  ".join(mistakes))
 
 
+def unknown(reward: Reward) -> dict[int, str]:
+    """Return what is wrong with each name that is neither built in nor a file's function, by its position.
+
+    No file is read: a config can be planned where its files are not.
+    """
+    return {
+        number: f"is {term.function!r}, which is not built in; {_unknown(term.function)}"
+        for number, term in enumerate(reward.functions)
+        if not _is_file(term.function) and term.function not in REGISTRY
+    }
+
+
 def load(function: str) -> Grader:
     """Return the reward function of a registered name or path/to/file.py:function.
 
@@ -85,13 +97,15 @@ def _check_term(term: RewardFunction) -> None:
         _check_arguments(_signature_in_file(path, name), term.args)
         return
     if term.function not in REGISTRY:
-        raise ValueError(
-            f"there is no such reward function; {_nearest(term.function, REGISTRY)}. "
-            "Give one of your own as path/to/file.py:function"
-        )
+        raise ValueError(f"there is no such reward function; {_unknown(term.function)}")
     _check_arguments(inspect.signature(REGISTRY[term.function], eval_str=True), term.args)
     if term.function in ARGUMENT_CHECKS:
         ARGUMENT_CHECKS[term.function](**term.args)
+
+
+def _unknown(name: str) -> str:
+    """Return what to write instead of a name that no function has."""
+    return f"{_nearest(name, REGISTRY)}. Give one of your own as path/to/file.py:function"
 
 
 def _check_arguments(signature: inspect.Signature, args: Mapping[str, Any]) -> None:

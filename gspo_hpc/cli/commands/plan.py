@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
 
     config = load_config(args)
     options = {"as_json": args.json, "ranks": args.ranks, "sbatch": args.sbatch, "price": args.price}
-    valid = plan(args.config, config, **options, response_tokens=args.response_tokens)
+    valid = plan(args.config, config, args.places, **options, response_tokens=args.response_tokens)
     return DONE if valid else REFUSED

@@ -26,14 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit the run and print the id of its job."""
-    from gspo_hpc.cli.inputs import load_config, print_warnings
+    from gspo_hpc.cli.inputs import load_config, places_told, print_warnings
     from gspo_hpc.launch.slurm import submit
 
     config = load_config(args)
     print_warnings(config)
-    if args.dry_run:
-        print(submit.dry_run(config), end="")
-        return DONE
-    job_id = submit.submit(config)
+    with places_told(args):
+        if args.dry_run:
+            print(submit.dry_run(config), end="")
+            return DONE
+        job_id = submit.submit(config)
     print(f"job {job_id} submitted; run directory {config.run_dir}")
     return DONE

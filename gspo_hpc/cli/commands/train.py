@@ -22,9 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code of the run."""
-    from gspo_hpc.cli.inputs import load_config, print_warnings
+    from gspo_hpc.cli.inputs import load_config, places_told, print_warnings
     from gspo_hpc.launch.local import train
 
     config = load_config(args)
     print_warnings(config)
-    return train(config)
+    with places_told(args):
+        return train(config)

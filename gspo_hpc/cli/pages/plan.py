@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import RenderableType
 
 from gspo_hpc.cli.pages import ranks as rank_page
 from gspo_hpc.cli.pages.render import grid, item, text
+from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
+from gspo_hpc.planning import mentions
 from gspo_hpc.planning.fixes.search import Fix, written
 from gspo_hpc.planning.plan import Plan
 
@@ -46,9 +49,12 @@ def title(name: str) -> Iterator[RenderableType]:
 
 
 def page(
-    name: str, config: Config, plan: Plan, fixes: Sequence[Fix] = (), *, ranks: bool = False
+    name: str, config: Config, plan: Plan, places: Places, fixes: Sequence[Fix] = (), *, ranks: bool = False
 ) -> Iterator[RenderableType]:
-    """Yield the parts of the page; `fixes` are those of a refused plan, `ranks` asks for a row for each rank."""
+    """Yield the parts of the page.
+
+    `places` says where settings stand; `fixes` are those of a refused plan, `ranks` asks for a row for each rank.
+    """
     verdict = "valid" if plan.valid else f"{len(plan.broken)} broken"
     head = item("", f"plan of {name}: {verdict}")
     head.stylize("bold", 0, len("plan"))
@@ -78,6 +84,8 @@ def page(
         for broken in plan.broken:
             yield text("  ", (broken.rule, "red"))
             yield item("    ", broken.message)
+            if given := mentions.given(broken, places):  # the head of the page has the file's folder
+                yield item("    ", f"set by {together(given.values())}".replace(f" {name}:", f" {Path(name).name}:"))
         yield from title("Fixes (add one to the command, or write it into the file)")
         yield _fixes(fixes)
     if plan.warnings:

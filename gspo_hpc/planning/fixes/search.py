@@ -1,7 +1,7 @@
 """Fixes of a refused plan: the smallest changes of one setting, then of two, after which every rule holds.
 
 Each change is checked against the rules themselves, so none that is offered breaks another. The values that are tried
-come from candidates.py.
+come from candidates.py; if none of them is enough, also from by_type.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import Broken, PlanBuilder
 from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.fixes import by_type
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import ENGINE, LENGTHS, candidates, value_of, with_value
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
@@ -133,7 +134,7 @@ class _Search:
 
     def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
         self.config, self.rows, self.models = config, rows, Models()
-        self.topics = _topics(plan.broken)
+        self.broken, self.topics = plan.broken, _topics(plan.broken)
         self.left, self.warnings = _left(plan.broken), len(plan.warnings)
         self.missing = set(config.missing())
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
@@ -181,13 +182,18 @@ class _Search:
     def _singles(self) -> list[Fix]:
         plan = judge(self.config, self.rows, self.models)
         singles = []
-        for key, values in candidates(self.config, plan, self.topics, self.rows).items():
+        known = candidates(self.config, plan, self.topics, self.rows)
+        for key, values in known.items():
             fixes = self._alone(key, values, first=True)
             if not fixes and key == f"{ENGINE}gpu_memory_utilization" and self.topics == {Topic.MEMORY}:
                 fixes = self._alone(key, values_of.finer_utilization())
             if fixes and key in _GROWN:  # a smaller one is no better
                 fixes = (self._grown(key, fixes) or fixes)[:1]
             singles += fixes
+        if not singles:
+            more = by_type.candidates(self.config, self.broken)
+            for key in sorted(more.keys() - known.keys()):
+                singles += self._alone(key, more[key], first=True)
         return sorted(singles, key=_order)
 
     def _grown(self, key: str, fixes: list[Fix]) -> list[Fix]:

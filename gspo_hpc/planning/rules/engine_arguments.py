@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import auto
+from functools import cache
 from typing import Any
 
-from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
+from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS, VLLM_ARGUMENTS
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
 from gspo_hpc.system.text import nearest
 
-# Similarity of a name and its misspelling. No two arguments of vLLM are as alike (0.86: data_parallel_size_local).
+# Similarity of a name and its misspelling: one or two letters of a usual name. Arguments of other versions of vLLM than
+# the listed one are less like any of its arguments.
 _SLIP = 0.88
 
 
@@ -50,10 +52,11 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+@cache
 def slip_of(key: str) -> str | None:
-    """Return the argument that a misspelt one means, of those that rules know; vLLM has others."""
-    near = nearest(key, (*_VALUES, *OWN_ENGINE_ARGUMENTS), cutoff=_SLIP)
-    return near if near != key else None
+    """Return the argument of vLLM that a misspelt one means; None for one that vLLM has, or may have in a version."""
+    known = VLLM_ARGUMENTS.union(_VALUES, OWN_ENGINE_ARGUMENTS)
+    return None if key in known else nearest(key, sorted(known), cutoff=_SLIP)
 
 
 @rule(
@@ -90,7 +93,7 @@ def _value(plan: PlanBuilder) -> Iterator[str]:
 )
 def _spelling(plan: PlanBuilder) -> Iterator[str]:
     for key in plan.config.rollout.engine:
-        if key not in OWN_ENGINE_ARGUMENTS and key not in _VALUES and (near := slip_of(key)):
+        if near := slip_of(key):
             yield f"rollout.engine.{key} is no argument of vLLM; nearest: {near}"
 
 

@@ -59,7 +59,7 @@ def test_an_algorithm_is_one_file(copy: Path) -> None:
     )
     assert "algorithm.clip_low must be above 0 and below 1" in wrong.stderr
     refused = gspo_hpc(copy, *plan, "algorithm.least_weight=11")
-    assert "algorithm.least_weight must be at least 0 and at most 10; found 11.0; mine has 0.0" in refused.stderr
+    assert "algorithm.least_weight must be at least 0 and at most 10; found 11; mine has 0.0" in refused.stderr
 
     schema = json.loads(gspo_hpc(copy, "schema").stdout)
     assert schema["$defs"]["Mine"]["properties"]["least_weight"]["maximum"] == 10

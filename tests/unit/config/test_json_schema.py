@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import ConfigError, from_dict
 from gspo_hpc.config.plugins import algorithms
-from gspo_hpc.config.schema import Config, as_dict, keys
+from gspo_hpc.config.schema import Config, Container, RewardFunction, as_dict, keys
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 
@@ -97,3 +99,118 @@ def test_every_key_has_its_meaning_and_default(schema: dict[str, Any]) -> None:
             found = schema["$defs"][kind.__name__]["properties"][key]
             assert found["description"] == (field.description if key != "name" else f"{kind.__doc__} {kind.paper}.")
             assert found["default"] == field.default
+
+
+# ---- the same values as the loader ---------------------------------------------------------------
+
+TEXTS = (
+    [
+        "",
+        " ",
+        "a",
+        "a b",
+        "a\n",
+        "\n",
+        "a\tb",
+        "run",
+        "run\n",
+        "-run",
+        "x" * 100,
+        "x" * 101,
+        "a;b",
+        "gpu",
+        " gpu",
+        "é",
+        "\u202e",
+    ]
+    + [
+        "a\u2028b",
+        "a\x85b",
+        "a\0b",
+        "90",
+        "90:00",
+        "0:00",
+        "24:00:00",
+        "1-00:00:00",
+        "1-24",
+        "1:60",
+        "1-",
+        "UNLIMITED",
+        "90\n",
+    ]
+    + ["1e3", "10", "0.5", "off", "auto", "bfloat16", "colocate", "gspo", "grpo", "sequence", "pyxis", "core_attn"]
+)
+NUMBERS: list[Any] = [
+    0,
+    1,
+    -1,
+    2,
+    256,
+    257,
+    10**9,
+    10**9 + 1,
+    2**63,
+    2**63 - 1,
+    100_000,
+    100_001,
+    0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1e3,
+]
+NUMBERS += [1.5, 2.0, 0.01, 0.009, 2.1, 1e30, -1e-9, 1e9 + 1]
+VALUES = st.one_of(
+    st.sampled_from([None, True, False, *NUMBERS, *TEXTS]),
+    st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+)
+NESTED = VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.text(max_size=3), VALUES, max_size=2)
+CONTAINER = {"kind": "pyxis", "image": "x"}
+
+
+def settings_of_a_config() -> dict[str, Any]:
+    """A function for each setting, sections and keys inside lists included: it makes a config of one value."""
+
+    def at(section: str, key: str) -> Any:
+        return lambda value: {section: {key: value}}
+
+    made: dict[str, Any] = {name: at(*name.split(".")) for name in keys()}
+    made |= {section: lambda value, section=section: {section: value} for section in Config.model_fields}
+    for name, kind in algorithms().items():
+        for key in kind.model_fields:
+            made[f"algorithm.{name}.{key}"] = lambda v, n=name, k=key: {"algorithm": {"name": n, k: v}}
+    for key in RewardFunction.model_fields:
+        made[f"reward.functions[].{key}"] = lambda v, k=key: {"reward": {"functions": [{"function": "f", k: v}]}}
+    for key in Container.model_fields:
+        made[f"container.{key}"] = lambda v, k=key: {"slurm": {"container": CONTAINER | {k: v}}}
+    made["optimizer.min_lr"] = lambda value: {"optimizer": {"lr": 1e308, "min_lr": value}}  # a rule between two keys
+    return made
+
+
+MAKERS = settings_of_a_config()
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_a_value_is_taken_by_both_or_by_none(schema: dict[str, Any], name: str) -> None:
+    """Every value that is listed here, in every key."""
+    validator = Draft202012Validator(schema)
+    for value in [None, True, False, [], {}, [1], ["a"], ["a\n"], {"a": 1}, {"a": "b"}, *NUMBERS, *TEXTS]:
+        agree(validator, MAKERS[name](value))
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.sampled_from(sorted(MAKERS)), NESTED)
+def test_random_values_are_taken_by_both_or_by_none(schema: dict[str, Any], name: str, value: Any) -> None:
+    agree(Draft202012Validator(schema), MAKERS[name](value))
+
+
+def agree(validator: Draft202012Validator, raw: dict[str, Any]) -> None:
+    try:
+        from_dict(raw)
+        refused = ""
+    except ConfigError as error:
+        refused = str(error)
+    found = [error.message for error in validator.iter_errors(raw)]
+    assert bool(refused) == bool(found), (
+        f"{raw}: the loader: {refused or 'takes it'}; the schema: {found or 'takes it'}"
+    )

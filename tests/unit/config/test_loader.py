@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gspo_hpc.config.changes import MAY_CHANGE, difference, refused_changes
 from gspo_hpc.config.loader import ConfigError, dump, from_dict, load
+from gspo_hpc.config.reading.config_yaml import Reader
 from gspo_hpc.config.schema import Config, Container, RewardFunction, keys, limits, plain_type
 from gspo_hpc.config.section import Count, OneLine
 
@@ -65,9 +66,71 @@ def test_defaults_alone(tmp_path: Path) -> None:
 
 def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
     config = load(write(tmp_path, "optimizer: {lr: 1e-6, clip_grad: 1}"), ["optimizer.adam_eps=1e-7"])
-    assert yaml.safe_load("1e-6") == "1e-6"  # the trap
+    assert yaml.safe_load("1e-6") == "1e-6" != yaml.safe_load("1.5e3")  # the trap: YAML 1.1 wants a point and a sign
     assert (config.optimizer.lr, config.optimizer.adam_eps) == (1e-6, 1e-7)
     assert type(config.optimizer.clip_grad) is float
+    engine = load(write(tmp_path, "rollout: {engine: {gpu_memory_utilization: 9e-1}}")).rollout.engine
+    assert engine == {"gpu_memory_utilization": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("run.max_steps", "1e3", 1000),
+        ("run.max_steps", "1.5e+3", 1500),
+        ("run.max_steps", "10.0", 10),
+        ("run.max_steps", "1_000", 1000),
+        ("run.max_steps", "0x10", 16),
+        ("optimizer.lr", "1_000.5", 1000.5),
+        ("batch.share_prompts", "no", False),
+        ("moe.router_replay", "off", "off"),  # false in YAML 1.1
+        ("data.prompt_key", "yes", "yes"),
+        ("slurm.comment", "'24:00'", "24:00"),
+        ("slurm.environment", "{A: off, B: 'on'}", {"A": "off", "B": "on"}),
+        ("slurm.modules", "[no]", ("no",)),
+        ("slurm.time_minutes", "90", 90),
+        ("slurm.time_minutes", "090", 90),
+        ("slurm.time_minutes", "90:00", 90),
+        ("slurm.time_minutes", "90:01", 91),  # Slurm rounds up
+        ("slurm.time_minutes", "24:00:00", 1440),
+        ("slurm.time_minutes", "1-00:00:00", 1440),
+        ("slurm.time_minutes", "'1-12'", 36 * 60),
+        ("slurm.time_minutes", "1-1:30", 25 * 60 + 30),
+    ],
+)
+def test_what_is_written_is_what_is_read(tmp_path: Path, key: str, written: str, value: Any) -> None:
+    """In a file, on the command line, and in the file of a run."""
+    section, name = key.split(".")
+    for config in (load(write(tmp_path, f"{section}:\n  {name}: {written}\n")), load(None, [f"{key}={written}"])):
+        assert getattr(getattr(config, section), name) == value
+        assert type(getattr(getattr(config, section), name)) is type(value)
+        assert load(write(tmp_path, dump(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("rollout: {max_response_length: 1:00}", "rollout.max_response_length is 1:00, a number of base 60"),
+        ("run: {name: 24:00}", "run.name is 24:00, a number of base 60 in YAML 1.1; put quotes around text"),
+        ("run: {name: 0777}", "run.name is 0777, which begins with 0; put quotes around text"),
+        ("run: {0777: 1}", "unknown key run.0777"),
+        ("rollout: {engine: {max_num_seqs: 0100}}", "rollout.engine holds a value that is 0100, which begins with 0"),
+        ("reward: {functions: [{function: f, weight: 1:30}]}", "reward.functions[0].weight is 1:30, a number of base"),
+        ("tracking: {profile_steps: [1, 1:00]}", "tracking.profile_steps is 1:00, a number of base 60"),
+        ("model: {dtype: 16:00}", "model.dtype is 16:00, a number of base 60"),
+        ("batch: {share_prompts: 00}", "batch.share_prompts is 00, which begins with 0"),
+        ("slurm: 1:00", "slurm is a section of keys; found 1:00"),
+    ],
+)
+def test_values_that_versions_of_yaml_read_differently(tmp_path: Path, line: str, words: str) -> None:
+    path = write(tmp_path, f"# config\n{line}\n")
+    (found,) = problems(path)
+    assert found.startswith(f"{path}:2: ") and words in found
+
+
+def test_items_of_lists_have_their_own_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, "reward:\n  functions:\n  - function: a\n    weight: 1\n  - function: b\n    weight: x\n")
+    assert problems(path) == (f"{path}:6: reward.functions[1].weight must be a number; found 'x'",)
 
 
 def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
@@ -90,7 +153,7 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         f"{path}:5: batch.global_batch_size must be a whole number; found 'many'",
         f"{path}:6: batch.share_prompts must be true or false; found 1",
         f"{path}:7: rollout.mode is 'colocated', which is not allowed; nearest: colocate; allowed: colocate, server",
-        "command line: optimizer.lr must be 0 or more; found -1.0",
+        "command line: optimizer.lr must be 0 or more; found -1",
         "command line: unknown key model.pth; nearest: model.path",
         "command line: unknown section 'evaluation'",
     ):
@@ -101,7 +164,32 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
     ("setting", "words"),
     [
         ("run.max_steps=true", "must be a whole number; found true"),
-        ("run.max_steps=10.0", "must be a whole number; found 10.0"),
+        ("run.max_steps=10.5", "must be a whole number; found 10.5"),
+        ("run.max_steps=1e10", "must be at most 1000000000; found 10000000000"),
+        ("rollout.max_response_length=16k", "must be a whole number; found '16k'; write 16000 or 16384"),
+        ("rollout.kv_cache_gb=1.5KiB", "found '1.5KiB'; write 1500 or 1536"),
+        ("batch.global_batch_size='1,024'", "found '1,024'; write 1024"),
+        ("rollout.top_p=90%", "must be a number; found '90%'; write 0.9"),
+        ("optimizer.lr='1e-6'", "must be a number; found '1e-6'; write 1e-6, without quotes"),
+        ("rollout.max_response_length=1:00", "is 1:00, a number of base 60 in YAML 1.1; write 60"),
+        ("optimizer.lr=-1:30.5", "is -1:30.5, a number of base 60 in YAML 1.1; write -90.5"),
+        ("rollout.engine={a: [1:00]}", "holds a value that is 1:00, a number of base 60"),
+        ("run.max_steps=0777", "is 0777, which begins with 0; write 777 (511 if it is octal)"),
+        ("run.max_steps=08", "is 08, which begins with 0; write 8"),
+        ("run.max_steps=1__0", "must be a whole number; found '1__0'"),
+        ("batch.share_prompts=y", "must be true or false; found 'y'"),
+        (
+            "slurm.environment={A: 1:00}",
+            "slurm.environment holds a value that is 1:00, a number of base 60 in YAML 1.1",
+        ),
+        ("run.name=2026-11-23", "must be text; found 2026-11-23 (date); put quotes around it"),
+        ("slurm.time_minutes=24h", "must be minutes or a time as Slurm writes it: 90, 90:00, 1:30:00, 1-12, 1-12:30"),
+        ("slurm.time_minutes=1:60", "must be minutes or a time as Slurm writes it"),
+        ("slurm.time_minutes=00:00:00", "must be minutes or a time as Slurm writes it"),
+        ("slurm.time_minutes=UNLIMITED", "must be minutes or a time as Slurm writes it"),
+        ("slurm.time_minutes=0", "must be 1 or more; found 0"),
+        ("slurm.time_minutes=1.5", "must be a whole number; found 1.5"),
+        ("rollout.engine={a: 1, a: 2}", "the key rollout.engine.a is given twice"),
         ("run.max_steps=0", "must be 1 or more; found 0"),
         ("cluster.nodes=1000000", "must be at most 100000; found 1000000"),
         ("cluster.gpus_per_node=1000000", "must be at most 256; found 1000000"),
@@ -333,8 +421,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
 @given(raw_configs())
 def test_what_is_dumped_is_loaded_equal(raw: dict[str, dict[str, Any]]) -> None:
     config = from_dict(raw)
-    again = from_dict(yaml.safe_load(dump(config)))
-    assert again == config
+    again = from_dict(yaml.load(dump(config), Loader=Reader))
+    assert again == config == from_dict(yaml.safe_load(dump(config)))
     assert difference(config, again) == []
     assert {row[0].split(".")[0] for row in difference(Config(), config)} <= raw.keys()
 

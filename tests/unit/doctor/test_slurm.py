@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo_hpc.config import loader
+from gspo_hpc.config.reading.slurm_time import parse_minutes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.schema import replace as with_changes
 from gspo_hpc.doctor import examine, slurm
@@ -175,11 +176,11 @@ def test_accounts() -> None:
 @given(st.integers(0, 30), st.integers(0, 23), st.integers(0, 59))
 def test_time_limits_in_all_of_slurms_forms(days: int, hours: int, minutes: int) -> None:
     total = days * 1440 + hours * 60 + minutes
-    assert slurm.parse_minutes(f"{days}-{hours:02d}:{minutes:02d}:00") == total
-    assert slurm.parse_minutes(f"{hours:02d}:{minutes:02d}:30") == hours * 60 + minutes + 0.5
-    assert slurm.parse_minutes(str(minutes)) == minutes
-    assert slurm.parse_minutes(f"{days}-{hours}") == days * 1440 + hours * 60
-    assert slurm.parse_minutes("UNLIMITED") is None
+    assert parse_minutes(f"{days}-{hours:02d}:{minutes:02d}:00") == total
+    assert parse_minutes(f"{hours:02d}:{minutes:02d}:30") == hours * 60 + minutes + 0.5
+    assert parse_minutes(str(minutes)) == minutes
+    assert parse_minutes(f"{days}-{hours}") == days * 1440 + hours * 60
+    assert parse_minutes("UNLIMITED") is None
 
 
 @pytest.mark.parametrize(

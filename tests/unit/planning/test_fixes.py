@@ -11,10 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.config.schema import Config, replace
-from gspo_hpc.planning.fixes import candidates, search
+from gspo_hpc.config.schema import Config, keys, plain_type, replace
+from gspo_hpc.planning.builder import Broken
+from gspo_hpc.planning.fixes import by_type, candidates, search
 from gspo_hpc.planning.plan import judge as judge_plan
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.rules.data import DataRule
 
 
 def config(nodes: int, gpus: int = 1, tp: int = 1, **batch: int) -> Config:
@@ -245,3 +247,18 @@ def test_divisors(number: int) -> None:
     assert list(found) == sorted({n for n in found if number % n == 0})
     assert {n for n in range(1, 200) if number % n == 0} <= set(found)
     assert {number // n for n in found} == set(found)
+
+
+KEPT = ("run.seed", "optimizer.min_lr")  # never changed; not above the rate of the same config
+
+
+@pytest.mark.parametrize("key", sorted(keys()))
+def test_a_new_rule_about_any_setting_gets_values_that_the_setting_takes(key: str) -> None:
+    """Those of the message among them: catches a type that the search for fixes cannot deal with."""
+    number = "0.25" if plain_type(keys()[key].annotation) is float else "2"
+    found = by_type.candidates(Config(), [Broken(DataRule.DATA_FILLS_ROLLOUT, f"{key} must be {number} or less")])
+    section, name = key.split(".")
+    for value in found.get(key, ()):
+        assert getattr(getattr(from_dict({section: {name: value}}), section), name) == value
+    if plain_type(keys()[key].annotation) in (int, float) and section != "algorithm" and key not in KEPT:
+        assert float(number) in found[key]

@@ -38,13 +38,21 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_the_new_rule_refuses_and_has_its_name(copy: Path) -> None:
+def test_the_new_rule_refuses_and_has_its_name_places_and_fixes(copy: Path) -> None:
     words = ("gspo_hpc", "plan", "tiny_cpu", "run.max_steps=5", "optimizer.lr_warmup_steps=6")
     page = run(copy, *words)
     assert page.returncode == 2, page.stderr
     assert "\n  warmup_ends_within_run\n    optimizer.lr_warmup_steps (6) must be at most" in page.stdout
-    (broken,) = json.loads(run(copy, *words, "--json").stdout)["broken"]
+    found = json.loads(run(copy, *words, "--json").stdout)
+    (broken,) = found["broken"]
     assert broken["rule"] == "warmup_ends_within_run"
+    assert broken["settings"] == [
+        {"key": "optimizer.lr_warmup_steps", "place": "command line"},
+        {"key": "run.max_steps", "place": "command line"},
+    ]
+    fixes = [change | {"changes": len(fix)} for fix in found["fixes"] for change in fix]
+    for key, before, value in (("optimizer.lr_warmup_steps", 6, 5), ("run.max_steps", 5, 6)):
+        assert {"key": key, "before": before, "value": value, "changes": 1} in fixes
     assert run(copy, *words, "optimizer.lr_warmup_steps=5").returncode == 0
 
 

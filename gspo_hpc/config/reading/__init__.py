@@ -1,0 +1,1 @@
+"""Reading of what users write: YAML, times, and the places where settings stand."""
