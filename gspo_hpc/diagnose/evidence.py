@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from gspo_hpc.config import loader
+from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.derived import updates_per_rollout
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.runs.reader import Damage, value
@@ -111,7 +109,7 @@ class Evidence:
             inner = raw
             for section in sections:
                 inner = inner.setdefault(section, {})
-            inner[last] = yaml.safe_load(given)
+            inner[last] = yaml_text.read(given)
         return loader.from_dict(raw, "setting")
 
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from gspo_hpc.config import loader, plugins
+from gspo_hpc.config import loader, plugins, yaml_text
 from gspo_hpc.config.schema import Config
 from gspo_hpc.diagnose import registry
 from gspo_hpc.diagnose.evidence import ENOUGH, AttemptEvidence, Evidence, Excerpt, middle
@@ -148,8 +146,8 @@ def _nearest(path: Path) -> str:
 def _known_part(run: RunDir) -> Config:
     """Return what can be read of a config that another version of this package wrote, with defaults for the rest."""
     for path in (*sorted(run.path.glob("attempts/*/config.yaml"), reverse=True), run.config):
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-            raw = yaml.safe_load(path.read_text("utf-8"))
+        with contextlib.suppress(OSError, ValueError):
+            raw = yaml_text.read(path.read_text("utf-8"))
             known = {name: {*type(section).model_fields} for name, section in Config()}
             if chosen := plugins.algorithms().get(str((raw.get("algorithm") or {}).get("name"))):
                 known["algorithm"] = {*chosen.model_fields}

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from gspo_hpc.config import yaml_text
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import swift, tables, trl, verl
 from gspo_hpc.importers.draft import Draft, Source, comments
@@ -334,8 +333,8 @@ def _overrides(
             dropped.append(f"{word}: {removed}")
         elif equals and "." in name:
             try:
-                read = yaml.safe_load(value)
-            except (yaml.YAMLError, ValueError):
+                read = yaml_text.read(value)
+            except ValueError:
                 read = value
             values[name.lstrip("+")] = value if is_unset(value) or isinstance(read, Mapping) else read
         elif is_unset(word):

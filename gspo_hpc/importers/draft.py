@@ -13,9 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-import yaml
-
-from gspo_hpc.config import loader
+from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.tables import Table
@@ -265,7 +263,7 @@ class Draft:
 
     def _report_unset(self) -> None:
         """List the arguments whose value is not known, and of which nothing was said yet."""
-        kept = [_scalar(value) for value, _ in self.settings.values()]
+        kept = [yaml_text.write_line(value) for value, _ in self.settings.values()]
         for name, value in self.values.items():
             text = " ".join(map(str, value)) if isinstance(value, list) else value
             said = any(self.label(name) in line for line in (*self.assumed, *self.dropped, *self.problems))
@@ -329,7 +327,7 @@ class Draft:
             for key in keys:
                 value, comment = self.settings[key]
                 comment = _plain(comment)
-                line = f"  {key.split('.')[1]}: {_scalar(value)}"
+                line = f"  {key.split('.')[1]}: {yaml_text.write_line(value)}"
                 if comment and len(line) + len(comment) + 3 > _WIDTH:
                     lines += [f"  # {part}" for part in _wrapped(comment, _WIDTH - 4)]
                     comment = ""
@@ -376,14 +374,8 @@ def _wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _scalar(value: Any) -> str:
-    """Return a value as one line of YAML."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
-    return text.removesuffix("\n").removesuffix("\n...").strip()
-
-
 def _yaml(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return yaml_text.read(text)
+    except ValueError:
         return None

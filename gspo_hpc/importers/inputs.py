@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
+from gspo_hpc.config import yaml_text
 
 
 def read_yaml(text: str) -> dict[str, Any] | None:
@@ -13,13 +13,7 @@ def read_yaml(text: str) -> dict[str, Any] | None:
 
     Raises ValueError with the line of a mistake.
     """
-    try:
-        raw = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise ValueError(f"line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    raw = yaml_text.read(text)
     return raw if isinstance(raw, dict) else None
 
 

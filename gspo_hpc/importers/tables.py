@@ -9,9 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
-from gspo_hpc.config import loader
+from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
 
 _KEY = re.compile(r"[a-z_]+\.[a-z0-9_]+")
@@ -32,7 +30,7 @@ class Table:
 def load(project: str) -> Table:
     """Return the table of "swift", "verl" or "trl". Raises ValueError that names the line's argument for a mistake."""
     text = resources.files("gspo_hpc.importers").joinpath("arguments", f"{project}.yaml").read_text(encoding="utf-8")
-    raw: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    raw: dict[str, Any] = yaml_text.read_shipped(text)
     copied: dict[str, tuple[str, Any]] = {}
     reasons: dict[str, str] = {}
     renamed: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Read and write a Hugging Face folder of safetensors files, one tensor at a time.
+"""Read and write a Hugging Face folder: safetensors files one tensor at a time, tokenizer and configuration.
 
 The safetensors library saves only dictionaries that are whole in memory, so files are written here, as the format's
 specification says (github.com/huggingface/safetensors): eight bytes with the length of the header, the header (JSON:
@@ -86,6 +86,20 @@ def write(
         if out.exists():
             out.rmdir()
         staging.rename(out)
+
+
+def tokenizer(path: str | Path) -> Any:
+    """Return the tokenizer of a folder as transformers loads it, with its chat template; no hub is asked."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+
+def configuration(path: str | Path) -> Any:
+    """Return the configuration of a folder as transformers loads it; no hub is asked."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(str(path), local_files_only=True)
 
 
 def _write_tensors(

@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.policy import compat
 from gspo_hpc.policy.model import DTYPES, mark_shards, recompute
@@ -105,10 +106,7 @@ def _settings(config: Config) -> Any:
             f"model.provider: mcore_bridge cannot be used ({error}); it needs Transformer Engine: "
             "pip install mcore-bridge transformer-engine[pytorch]"
         ) from None
-    from transformers import AutoConfig
-
-    given = AutoConfig.from_pretrained(folder, local_files_only=True)
-    known = mcore_bridge.hf_to_mcore_config(given)
+    known = mcore_bridge.hf_to_mcore_config(hf_folder.configuration(folder))
     known.pop("mtp_num_layers", None)
     kind = get_mcore_model_type(known["hf_model_type"])
     if kind is None:

@@ -17,9 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from gspo_hpc.config import loader
+from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.runs.directory import RunDir, wrong_record
 from gspo_hpc.system.files import read_json
@@ -294,8 +292,8 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 def _is_yaml(path: Path) -> bool:
     try:
-        return isinstance(yaml.safe_load(path.read_text("utf-8")), dict)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return isinstance(yaml_text.read(path.read_text("utf-8")), dict)
+    except (OSError, ValueError):
         return False
 
 

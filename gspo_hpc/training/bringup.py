@@ -18,6 +18,7 @@ from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
 from gspo_hpc.policy.process_groups import Ranks, barrier, store
 from gspo_hpc.rewards.pool import RewardPool
@@ -73,9 +74,7 @@ def set_threads(config: Config) -> None:
 
 def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     """Return the training prompts and the unseen prompts, as tokens."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(config.model.path), local_files_only=True)
+    tokenizer = hf_folder.tokenizer(str(config.model.path))
 
     def read(path: str | None) -> list[Prompt]:
         if path is None:
