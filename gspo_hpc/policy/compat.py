@@ -1,22 +1,28 @@
 """Everything that this room uses of Megatron-Core and torch.distributed beyond their public interfaces.
 
-No other file of this room names one of their attributes with a leading underscore or replaces one of their functions,
-but for :mod:`gspo_hpc.policy.megatron_on_cpu`, whose whole job that is. Each function here says what it relies on, why,
-since which version, and what to check on an upgrade; ``tests/torch/policy/test_compat.py`` lists the versions that
-these names were checked against and finds each of them in the sources of the installed one.
+No other file of this room names one of their attributes with a leading underscore or replaces one of Megatron's
+functions. Each function here says what it relies on, why, since which version, and what to check on an upgrade;
+``tests/torch/policy/test_compat.py`` lists the versions that these names were checked against and finds each of them in
+the sources of the installed one.
 
 Shapes: T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.transformer.moe import moe_utils
+import torch.utils._device
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import mappings, random
+from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.transformer.moe.router import TopKRouter
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes a function from the one that it stands for
 
 
 class HiddenStates:
@@ -96,3 +102,58 @@ def default_store() -> dist.Store:
     the store of a group that was made from MASTER_ADDR and MASTER_PORT.
     """
     return dist.distributed_c10d._get_default_store()
+
+
+def wrap_group_maker(wrapper: Wrapper) -> None:
+    """Replace the function that makes each of Megatron's process groups.
+
+    Relies on ``parallel_state.create_group(ranks, ...)`` (0.16 to 0.19). On an upgrade check that
+    ``initialize_model_parallel`` makes all groups by it.
+    """
+    parallel_state.create_group = wrapper(parallel_state.create_group)
+
+
+def has_groups() -> bool:
+    """Return False until Megatron makes the first group of a layout, and after it has destroyed one.
+
+    Relies on ``parallel_state._global_process_group_list`` being None then (0.16 to 0.19): no public function tells
+    while groups are being made.
+    """
+    return parallel_state._global_process_group_list is not None
+
+
+def wrap_exchanges_of_tokens(gather: Wrapper, reduce_scatter: Wrapper) -> None:
+    """Replace the collectives by which Megatron gathers tokens and scatters their sums, pieces of unequal length too.
+
+    Relies on ``mappings._gather_along_first_dim(input_, group, output_split_sizes)`` and on
+    ``mappings._reduce_scatter_along_first_dim(input_, group, input_split_sizes)`` (0.16 to 0.19). On an upgrade check
+    that nothing imports them by name before they are replaced.
+    """
+    mappings._gather_along_first_dim = gather(mappings._gather_along_first_dim)
+    mappings._reduce_scatter_along_first_dim = reduce_scatter(mappings._reduce_scatter_along_first_dim)
+
+
+def replace_move_to_cpu(function: Callable[..., Any]) -> None:
+    """Replace what moves the sizes of an exchange of tokens to the CPU.
+
+    Relies on ``token_dispatcher.maybe_move_tensor_to_cpu(tensor, as_numpy, record_stream)`` (0.16 to 0.19), which would
+    use a CUDA stream.
+    """
+    token_dispatcher.maybe_move_tensor_to_cpu = function
+
+
+def replace_cuda_random_states(function: Callable[..., None]) -> None:
+    """Replace what reads and sets the random state of a GPU where layers are computed again.
+
+    Relies on ``random._get_cuda_rng_state`` and ``random._set_cuda_rng_state`` of ``tensor_parallel`` (0.16 to 0.19).
+    """
+    random._get_cuda_rng_state = random._set_cuda_rng_state = function
+
+
+def remember_factories() -> None:
+    """Let ``with torch.device(...)`` know torch's functions that make tensors, also after these are replaced.
+
+    Relies on ``torch.utils._device._device_constructors()`` keeping what it finds when it is first called (read in
+    torch 2.13).
+    """
+    torch.utils._device._device_constructors()

@@ -5,9 +5,8 @@ Megatron-Core allocates with ``device="cuda"``, asks ``torch.cuda`` for the curr
 anything of Megatron-Core runs. On a machine with GPUs nothing here is called. It must never run in a process of vLLM's
 workers: these are started with ``spawn``, so they do not inherit it.
 
-Like :mod:`gspo_hpc.policy.compat` it relies on names that nobody promises to keep: functions of Megatron's modules
-``parallel_state``, ``tensor_parallel.{mappings, random}`` and ``moe.token_dispatcher`` (0.16 to 0.19), and
-``torch.utils._device``. ``tests/torch/policy/test_compat.py`` lists them with the versions that were checked.
+It says what stands in for each function on a CPU. Public functions of torch are replaced here, and those of Megatron
+by :mod:`gspo_hpc.policy.compat`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._device
-from megatron.core import parallel_state
-from megatron.core.tensor_parallel import mappings, random
-from megatron.core.transformer.moe import token_dispatcher
+
+from gspo_hpc.policy import compat
 
 _FACTORIES = (
     "tensor",
@@ -139,7 +136,7 @@ def _reduce_scatter(original: Callable[..., torch.Tensor]) -> Callable[..., torc
 
 
 def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``create_group`` so that all groups of the same ranks are one.
+    """Wrap what makes groups, so that all groups of the same ranks are one.
 
     Megatron makes about fifty groups, and each has a thread of gloo's that looks for messages a hundred times a second.
     Where this process uses them one after the other, one is enough.
@@ -149,7 +146,7 @@ def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
     def create(ranks: list[int], **options: Any) -> Any:
         if not share_groups:
             return original(ranks, **options)
-        if parallel_state._global_process_group_list is None:  # the first of a new layout, on every rank
+        if not compat.has_groups():  # the first of a new layout, on every rank
             made.clear()
         if tuple(ranks) not in made:
             made[tuple(ranks)] = original(ranks, **options)
@@ -188,15 +185,14 @@ def install() -> None:
     cuda.current_stream = lambda device=None: _Stream()
     cuda.nvtx.range_push = _nothing()
     cuda.nvtx.range_pop = _nothing()
-    torch.utils._device._device_constructors()  # cached now: `with torch.device(...)` must know the originals
+    compat.remember_factories()
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))
 
-    random._get_cuda_rng_state = random._set_cuda_rng_state = _nothing()  # asked for where layers are computed again
-    parallel_state.create_group = _shared(parallel_state.create_group)
-    mappings._gather_along_first_dim = _gather(mappings._gather_along_first_dim)
-    mappings._reduce_scatter_along_first_dim = _reduce_scatter(mappings._reduce_scatter_along_first_dim)
-    token_dispatcher.maybe_move_tensor_to_cpu = _splits
+    compat.replace_cuda_random_states(_nothing())
+    compat.wrap_group_maker(_shared)
+    compat.wrap_exchanges_of_tokens(_gather, _reduce_scatter)
+    compat.replace_move_to_cpu(_splits)
 
     tensor: Any = torch.Tensor
     tensor.cuda = lambda self, *args, **kwargs: self

@@ -8,12 +8,14 @@ has not been run on a GPU yet.
 
 from __future__ import annotations
 
-import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from gspo_hpc.training import compat
 
 # What makes the flight recorder keep enough collectives of one step, with their times.
 NCCL_ENVIRONMENT = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
@@ -30,7 +32,7 @@ class CollectiveTime:
             for name, value in NCCL_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
         else:
-            self._time_waits()
+            compat.wrap_wait(self._timed)
 
     @property
     def seconds(self) -> float:
@@ -39,25 +41,19 @@ class CollectiveTime:
             self._count_records()
         return self._seconds
 
-    def _time_waits(self) -> None:
-        work: Any = torch.distributed.Work
-        original = work.wait
-
-        def wait(one: Any, *args: Any, **options: Any) -> Any:
+    def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*args: Any, **options: Any) -> Any:
             began = time.perf_counter()
             try:
-                return original(one, *args, **options)
+                return original(*args, **options)
             finally:
                 self._seconds += time.perf_counter() - began
 
-        work.wait = wait
+        return wait
 
     def _count_records(self) -> None:
-        dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
-        if dump is None:
-            return
         torch.cuda.synchronize()
-        for entry in json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", ()):
+        for entry in compat.nccl_records():
             if entry["record_id"] > self._newest and entry.get("duration_ms") is not None:
                 self._newest = entry["record_id"]
                 self._seconds += entry["duration_ms"] / 1000.0

@@ -1,4 +1,4 @@
-"""The private names of Megatron-Core and torch that policy.{compat, megatron_on_cpu, optimizer_state} rely on."""
+"""The private names of Megatron-Core and torch that policy.{compat, optimizer_state} rely on."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ COMPAT = {
     ),
     f"{_MOE}/moe_utils.py: te_general_gemm": (),
     f"{_CORE}/models/gpt/moe_module_specs.py: get_moe_module_spec": ("use_te", "num_experts", "moe_grouped_gemm"),
-}
-ON_CPU = {
     f"{_CORE}/parallel_state.py: create_group": ("ranks", "timeout", "backend", "pg_options"),
     f"{_CORE}/parallel_state.py: _global_process_group_list": (),
     f"{_CORE}/tensor_parallel/random.py: _get_cuda_rng_state": ("device",),
@@ -48,7 +46,7 @@ OPTIMIZER_STATE = {  # without an underscore, and not documented either
     f"{_CORE}/optimizer/optimizer.py: Float16OptimizerWithFloat16Params.main_param": (),
     f"{_CORE}/distributed/param_and_grad_buffer.py: _ParamAndGradBuffer.param_index_map": (),
 }
-MODULES = {"compat": COMPAT, "megatron_on_cpu": ON_CPU, "optimizer_state": OPTIMIZER_STATE}
+MODULES = {"compat": COMPAT, "optimizer_state": OPTIMIZER_STATE}
 
 
 def test_names_of_megatron() -> None:
