@@ -12,14 +12,14 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.runs import snapshot
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
 RESERVED = ("completion", "prompt", "fields", "response_length")
@@ -86,7 +86,7 @@ def _check_term(term: RewardFunction) -> None:
         return
     if term.function not in REGISTRY:
         raise ValueError(
-            f"there is no such reward function; {_nearest(term.function, REGISTRY)}. "
+            f"there is no such reward function{near_miss(term.function, sorted(REGISTRY), known=True)}. "
             "Give one of your own as path/to/file.py:function"
         )
     _check_arguments(inspect.signature(REGISTRY[term.function], eval_str=True), term.args)
@@ -101,7 +101,7 @@ def _check_arguments(signature: inspect.Signature, args: Mapping[str, Any]) -> N
     own = [name for name in list(parameters)[1:] if name not in RESERVED and parameters[name].kind in _BY_NAME]
     for name, value in args.items():
         if name in RESERVED or (name not in own and not takes_any):
-            raise ValueError(f"unknown argument {name!r}; {_nearest(name, own)}")
+            raise ValueError(f"unknown argument {name!r}{near_miss(name, own, known=True)}")
         if name in parameters and not _fits(value, parameters[name].annotation):
             raise ValueError(f"argument {name} is {value!r}: it must be {_describe(parameters[name].annotation)}")
     given = {"prompt": "", "fields": {}, **args}
@@ -144,7 +144,9 @@ def _signature_in_file(path: Path, name: str) -> inspect.Signature:
         raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in defined:
-        raise ValueError(f"{path} has no function {name!r} at its top level; {_nearest(name, defined)}")
+        raise ValueError(
+            f"{path} has no function {name!r} at its top level{near_miss(name, sorted(defined), known=True)}"
+        )
     return _signature(defined[name].args)
 
 
@@ -178,9 +180,3 @@ def _split(function: str) -> tuple[Path, str]:
     if not path.endswith(".py") or not name.isidentifier():
         raise ValueError("a reward function of your own must be given as path/to/file.py:function")
     return Path(path).expanduser(), name
-
-
-def _nearest(name: str, allowed: Iterable[str]) -> str:
-    names = sorted(allowed)
-    near = nearest(name, names)
-    return f"the nearest is {near!r}" if near else f"there are: {', '.join(names) or 'none'}"
