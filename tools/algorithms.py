@@ -5,22 +5,19 @@ With --check it writes nothing, and exits with 1 if the page is out of date.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import generated
 from pydantic.fields import FieldInfo
 
-PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gspo_hpc.config import plugins, schema  # noqa: E402
 from gspo_hpc.config.algorithm import AlgorithmSettings  # noqa: E402
 
-PAGE = PROJECT / "docs" / "algorithms.md"
-BEGIN, END = "<!-- settings: written by tools/algorithms.py -->\n", "<!-- end of settings -->\n"
 _BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 
@@ -51,26 +48,10 @@ def settings(kind: type[AlgorithmSettings]) -> Iterator[str]:
     yield ""
 
 
-def page(text: str) -> str:
-    """Return the page with the settings of today."""
-    before, rest = text.split(BEGIN)
-    lines = [line for kind in plugins.algorithms().values() for line in settings(kind)]
-    return before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1]
-
-
-def main() -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
-    check, text = parser.parse_args().check, PAGE.read_text("utf-8")
-    if page(text) == text:
-        return 0
-    if check:
-        print("the settings in docs/algorithms.md are out of date; run: python tools/algorithms.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(page(text), "utf-8")
-    return 0
+def content() -> str:
+    """Return the settings of every algorithm."""
+    return "\n".join(line for kind in plugins.algorithms().values() for line in settings(kind))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.main("algorithms", __doc__, {"algorithms.md": generated.section("settings", content())}))

@@ -10,7 +10,6 @@ rooms on the user's side are on the left, those that train on the right, and tho
 
 from __future__ import annotations
 
-import argparse
 import ast
 import configparser
 import itertools
@@ -20,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
+import generated
 import grimp
 
 PROJECT = Path(__file__).resolve().parents[1]
-PICTURE = PROJECT / "docs" / "rooms.svg"
 _WIDTH, _BOX, _ROW, _GAP, _MARGIN, _AISLE, _SHARED = 1240, 62, 96, 12, 12, 44, 640  # pixels
 
 
@@ -146,19 +145,5 @@ def _boxes(places: Mapping[str, tuple[float, float, float]]) -> Iterator[str]:
             )
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the picture is out of date")
-    args = parser.parse_args()
-    made = picture()
-    if not args.check:
-        PICTURE.write_text(made, "utf-8")
-    elif not PICTURE.exists() or PICTURE.read_text("utf-8") != made:
-        print("docs/rooms.svg is out of date; run: python tools/draw_rooms.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.main("draw_rooms", __doc__, {"rooms.svg": lambda _: picture()}))

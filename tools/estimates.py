@@ -10,12 +10,12 @@ gspo_hpc/planning/estimates/time.py.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+import generated
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
@@ -24,7 +24,6 @@ from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates.time import Sizes, Times, Work
 from gspo_hpc.planning.plan import make_plan
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 NEMO = "https://docs.nvidia.com/nemo/rl/0.6.0/about/performance-summary.html"
 VERL = "https://verl.readthedocs.io/en/latest/advance/fully_async.html"
 
@@ -371,21 +370,6 @@ def plot() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def main() -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
-    check = parser.parse_args().check
-    stale = []
-    for path, text in ((DOCS / "estimates.md", page()), (DOCS / "estimates.svg", plot())):
-        if check:
-            stale += [] if path.exists() and path.read_text("utf-8") == text else [path.name]
-        else:
-            path.write_text(text, "utf-8")
-    for name in stale:
-        print(f"docs/{name} is out of date; run: python tools/estimates.py", file=sys.stderr)
-    return 1 if stale else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    pages = {"estimates.md": lambda _: page(), "estimates.svg": lambda _: plot()}
+    sys.exit(generated.main("estimates", __doc__, pages))

@@ -11,7 +11,7 @@ from pathlib import Path
 from gspo_hpc.config import loader, paths
 from gspo_hpc.config.schema import Config
 from gspo_hpc.system.terminal import paint
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss
 
 
 def load_config(args: argparse.Namespace) -> Config:
@@ -52,18 +52,18 @@ def config_path(given: str) -> str:
     stem = path.stem if path.suffix in (".yaml", ".yml") else path.name
     if path.name == given and stem in there:
         return str(there[stem])
-    hint = ""
-    if near := nearest(stem, there):
-        hint = f"; nearest: {near if there[near].parent == paths.PRESETS else there[near]}"  # a preset's name is enough
-    raise ValueError(f"{given}: no such config file{hint}")
+
+    def shown(name: str) -> object:
+        return name if there[name].parent == paths.PRESETS else there[name]  # a preset's name is enough
+
+    raise ValueError(f"{given}: no such config file{near_miss(stem, there, shown=shown)}")
 
 
 def require_path(path: Path, what: str) -> None:
     """Raise ValueError, with the nearest path beside it, if a path does not exist."""
     if not path.exists():
         beside = [str(item) for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(str(path), beside)
-        raise ValueError(f"{path}: no such {what}{f'; nearest: {near}' if near else ''}")
+        raise ValueError(f"{path}: no such {what}{near_miss(str(path), beside)}")
 
 
 def print_warnings(config: Config) -> None:

@@ -15,7 +15,7 @@ from gspo_hpc.cli.parser import parsers
 from gspo_hpc.system.environment import DEBUG
 from gspo_hpc.system.exit_codes import DONE, FAILED, INTERRUPTED, OUTPUT_CLOSED, REFUSED
 from gspo_hpc.system.terminal import paint
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +78,5 @@ def _unknown(name: str, top: argparse.ArgumentParser, commands: list[str]) -> in
     if not name:
         top.print_help(sys.stderr)
         return REFUSED
-    near = nearest(name, commands)
-    hint = f"did you mean {near}?" if near else f"commands: {', '.join(commands)}"
-    print(f"gspo-hpc: no command {name!r}; {hint}", file=sys.stderr)
+    print(f"gspo-hpc: no command {name!r}{near_miss(name, commands, known=True)}", file=sys.stderr)
     return REFUSED

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NoReturn
 
 from gspo_hpc import __version__
 from gspo_hpc.system.exit_codes import REFUSED
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss
 
 COMMANDS = {  # in the order of --help
     "plan": "show what a config means: sizes, layout, passes, steps",
@@ -52,20 +52,15 @@ class Parser(argparse.ArgumentParser):
         elif head.startswith("unrecognized arguments"):
             options = [text for action in self._actions for text in action.option_strings]
             wrong = next((word.split("=")[0] for word in names.split() if word.startswith("-")), "")
-            hint = _hint(wrong, options)
+            hint = near_miss(wrong, options)
         self.exit(REFUSED, f"{self.prog}: {message}{hint}\n{self.format_usage()}")
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            hint = _hint(str(value), [str(choice) for choice in action.choices or ()])
+            hint = near_miss(str(value), [str(choice) for choice in action.choices or ()])
             raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
-
-
-def _hint(wrong: str, names: Sequence[str]) -> str:
-    found = nearest(wrong, names)
-    return f"; nearest: {found}" if found else ""
 
 
 def parsers(complete: Collection[str]) -> tuple[Parser, dict[str, Parser]]:

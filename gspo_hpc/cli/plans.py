@@ -23,7 +23,7 @@ from gspo_hpc.planning.fixes.search import Fix
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.rewards import registry
 from gspo_hpc.system.terminal import paint
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss
 
 _COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows: the plan answers at once
 
@@ -83,9 +83,8 @@ def suggest_layouts(
     for key in set(keep).difference(layouts.KEYS):
         if key in _keys():
             raise ValueError(f"--keep {key}: suggest never changes it, so it stays as it is; leave it out")
-        near = nearest(key, layouts.KEYS)
-        known = f"; nearest: {near}" if near else f"\nwhat suggest chooses: {', '.join(layouts.KEYS)}"
-        raise ValueError(f"--keep {key}: no such setting{known}")
+        hint = near_miss(key, layouts.KEYS) or f"\nwhat suggest chooses: {', '.join(layouts.KEYS)}"
+        raise ValueError(f"--keep {key}: no such setting{hint}")
     if config.model.path is None:
         raise ValueError("model.path must be given: a folder, or a model that plan knows, such as Qwen/Qwen3-8B")
     found = layouts.find(config, frozenset(keep), limit, response_tokens)

@@ -16,11 +16,11 @@ import yaml
 from pydantic import ValidationError
 
 from gspo_hpc.config import mistakes, paths, schema
-from gspo_hpc.config.reading import config_yaml
-from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer
+from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import as_dict, describe
+from gspo_hpc.system.text import near_miss
 
 
 class ConfigError(ValueError):
@@ -90,7 +90,7 @@ def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], Places]
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         names = [str(p) for p in sorted(path.parent.glob("*.y*ml"))] if path.parent.is_dir() else []
-        raise ConfigError([f"{path}: no such config file{mistakes.nearest(str(path), names)}"]) from None
+        raise ConfigError([f"{path}: no such config file{near_miss(str(path), names)}"]) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
         raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
@@ -133,7 +133,7 @@ def _profile(raw: Mapping[str, Any], place: Callable[[], str]) -> Path | None:
         beside = sorted(path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         found, what, names = path if path.exists() else None, "file", [str(one) for one in beside]
     if found is None:
-        near = mistakes.nearest(given, names) or mistakes.nearest(Path(given).stem, known)
+        near = near_miss(given, names) or near_miss(Path(given).stem, known)
         what += f"{near}; known: {', '.join(sorted(known))}"
         raise ConfigError([f"{place()}: slurm.profile is {given!r}, but there is no such {what}"])
     return found

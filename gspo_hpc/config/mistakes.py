@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from gspo_hpc.config import paths, plugins, schema
 from gspo_hpc.config.reading.config_yaml import Ambiguous, number_meant
 from gspo_hpc.config.section import Section, describe
-from gspo_hpc.system import text
+from gspo_hpc.system.text import near_miss
 
 _KINDS = {
     "int_type": "must be a whole number",
@@ -36,12 +36,6 @@ def lines(error: ValidationError, raw: Mapping[Any, Any], place: Callable[[str],
     """Return a line for each mistake, in the order of `raw`; `place` gives "file:line" of a dotted key."""
     details = error.errors(include_url=False)
     return [_line(one, place) for one in sorted(details, key=lambda one: _position(one["loc"], raw))]
-
-
-def nearest(given: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return "; nearest: NAME", or nothing where no name is near."""
-    found = text.nearest(given, list(names))
-    return f"; nearest: {prefix}{found}" if found else ""
 
 
 def _allowed(names: Iterable[Any]) -> str:
@@ -75,7 +69,7 @@ def _wrong(one: ErrorDetails) -> str:
         return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
     if kind == "literal_error" and field is not None:
         values = get_args(schema.plain_type(field.annotation))
-        return f"is {given!r}, which is not allowed{nearest(str(given), values)}{_allowed(values)}"
+        return f"is {given!r}, which is not allowed{near_miss(str(given), values)}{_allowed(values)}"
     if kind in _KINDS:
         hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""
         if kind in ("int_type", "float_type") and isinstance(given, str):
@@ -103,10 +97,12 @@ def _unknown(loc: Sequence[str | int]) -> str:
     name = str(loc[-1])
     if len(loc) == 1:
         sections = list(schema.Config.model_fields)
-        return f"unknown section {loc[0]!r}{nearest(name, [*sections, *schema.keys()]) or _allowed(sections)}"
+        return f"unknown section {loc[0]!r}{near_miss(name, [*sections, *schema.keys()]) or _allowed(sections)}"
     parent, known = dotted(loc[:-1]), list(_class_at(loc[:-1]).model_fields)
     elsewhere = [key for key in schema.keys() if key.split(".")[1] == name]
-    hint = nearest(name, known, f"{parent}.") or (f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
+    hint = near_miss(name, known, shown=lambda near: f"{parent}.{near}") or (
+        f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
+    )
     owner = f" of {loc[1]}" if _is_tagged(loc) else ""
     return f"unknown key {dotted(loc)}{owner}{hint or _allowed(known)}"
 
@@ -118,7 +114,7 @@ def _no_algorithm(given: Any) -> str:
     names = plugins.algorithms()
     if (paths.ALGORITHMS / f"{given}.py").is_file():
         return f"is {given!r}, but algorithms/{given}.py has no class with `{plugins.marker(given)}`{_allowed(names)}"
-    return f"is {given!r}, which is not allowed{nearest(given, names)}{_allowed(names)}"
+    return f"is {given!r}, which is not allowed{near_miss(given, names)}{_allowed(names)}"
 
 
 def _is_tagged(loc: Sequence[str | int]) -> bool:

@@ -25,7 +25,7 @@ from gspo_hpc.launch import status
 from gspo_hpc.runs import reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import RunData, value
-from gspo_hpc.system.text import nearest, tail
+from gspo_hpc.system.text import near_miss, tail
 
 # A run may have thousands of ranks and hundreds of attempts: read only the newest attempts, of these the logs that
 # ended first, and of these their beginnings and ends.
@@ -135,12 +135,8 @@ def _nearest(path: Path) -> str:
         return f"; it contains the runs {', '.join(map(str, within[:3]))}{', ...' if len(within) > 3 else ''}"
     beside = {run.name: run for run in status.runs_below(path.parent)}
     above = {run.name: run for run in status.runs_below(path.parent.parent)} if path.parent != path else {}
-    near = nearest(path.name, beside, cutoff=0.4)
-    if near:
-        return f"; nearest: {beside[near]}"
-    if path.parent.name in above:
-        return f"; nearest: {path.parent}"
-    return ""
+    hint = near_miss(path.name, beside, shown=beside.__getitem__, cutoff=0.4)
+    return f"; nearest: {path.parent}" if not hint and path.parent.name in above else hint
 
 
 def _known_part(run: RunDir) -> Config:

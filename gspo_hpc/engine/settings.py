@@ -12,7 +12,6 @@ import torch
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
 from gspo_hpc.engine import compat
-from gspo_hpc.system import malloc
 from gspo_hpc.system.text import GIB
 
 _GROUP_PROMPTS = {
@@ -120,7 +119,7 @@ def environment(settings: EngineSettings) -> dict[str, str]:
     values = dict(_COMMON)
     if settings.platform == "cpu":
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
-        values |= _CPU | malloc.ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
+        values |= _CPU | {"OMP_NUM_THREADS": str(threads)}
         if settings.engine_args.get("enforce_eager", True):
             values["TORCHDYNAMO_DISABLE"] = "1"  # else vLLM compiles a function that counts ranks, with a C++ compiler
     else:  # this process's GPU and the ones after it

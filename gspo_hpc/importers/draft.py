@@ -18,7 +18,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.tables import Table
 from gspo_hpc.importers.words import is_unset
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss, nearest
 
 _OURS = Config()
 _WIDTH = 118
@@ -159,8 +159,7 @@ class Draft:
             self._unset(name, value)
             return default
         if value not in allowed:
-            near = nearest(value, allowed)
-            self.wrong(name, f"must be one of {', '.join(allowed)}" + (f"; nearest: {near}" if near else ""))
+            self.wrong(name, f"must be one of {', '.join(allowed)}{near_miss(value, allowed)}")
             return default
         return value
 

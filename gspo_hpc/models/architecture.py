@@ -101,20 +101,11 @@ def outline(folder: str | Path) -> Architecture:
     raw = _content(path)
     families = raw.get("architectures") or ["an unnamed architecture"]
     try:
-        heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
         return Architecture(
+            **_sizes(raw),
             family=str(families[0]),
-            num_layers=int(raw["num_hidden_layers"]),
-            hidden_size=hidden,
             ffn_hidden_size=int(raw.get("intermediate_size") or 0),
-            num_attention_heads=heads,
-            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            vocab_size=int(raw["vocab_size"]),
-            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
-            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope=Rope(float(raw.get("rope_theta") or 10000.0)),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=False,
             qk_norm=False,
         )
@@ -189,27 +180,33 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
         )
     _refuse(raw, family, where)
     try:
-        heads = int(raw["num_attention_heads"])
-        hidden = int(raw["hidden_size"])
         return Architecture(
+            **_sizes(raw),
             family=family,
-            num_layers=int(raw["num_hidden_layers"]),
-            hidden_size=hidden,
             ffn_hidden_size=int(raw["intermediate_size"]),
-            num_attention_heads=heads,
-            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            vocab_size=int(raw["vocab_size"]),
-            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
-            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope=_rope(raw, where),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=family in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM") and bool(raw.get("qkv_bias", True)),
             qk_norm=family in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
             experts=_experts(raw, family),
         )
     except KeyError as error:
         raise ValueError(f"{where}: {error.args[0]} is missing") from None
+
+
+def _sizes(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return what every family has under the same names. Raises KeyError for one that is missing."""
+    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    return {
+        "num_layers": int(raw["num_hidden_layers"]),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(raw.get("num_key_value_heads") or heads),
+        "head_dim": int(raw.get("head_dim") or hidden // heads),
+        "vocab_size": int(raw["vocab_size"]),
+        "max_position_embeddings": int(raw.get("max_position_embeddings", 2048)),
+        "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+    }
 
 
 def _experts(raw: dict[str, Any], family: str) -> Experts | None:

@@ -12,14 +12,14 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.runs import snapshot
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
 RESERVED = ("completion", "prompt", "fields", "response_length")
@@ -57,7 +57,7 @@ def unknown(reward: Reward) -> dict[int, str]:
     No file is read: a config can be planned where its files are not.
     """
     return {
-        number: f"is {term.function!r}, which is not built in; {_unknown(term.function)}"
+        number: f"is {term.function!r}, which is not built in{_unknown(term.function)}"
         for number, term in enumerate(reward.functions)
         if not _is_file(term.function) and term.function not in REGISTRY
     }
@@ -97,15 +97,15 @@ def _check_term(term: RewardFunction) -> None:
         _check_arguments(_signature_in_file(path, name), term.args)
         return
     if term.function not in REGISTRY:
-        raise ValueError(f"there is no such reward function; {_unknown(term.function)}")
+        raise ValueError(f"there is no such reward function{_unknown(term.function)}")
     _check_arguments(inspect.signature(REGISTRY[term.function], eval_str=True), term.args)
     if term.function in ARGUMENT_CHECKS:
         ARGUMENT_CHECKS[term.function](**term.args)
 
 
 def _unknown(name: str) -> str:
-    """Return what to write instead of a name that no function has."""
-    return f"{_nearest(name, REGISTRY)}. Give one of your own as path/to/file.py:function"
+    """Return what to write instead of a name that no function has, as the end of a sentence."""
+    return f"{near_miss(name, sorted(REGISTRY), known=True)}. Give one of your own as path/to/file.py:function"
 
 
 def _check_arguments(signature: inspect.Signature, args: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def _check_arguments(signature: inspect.Signature, args: Mapping[str, Any]) -> N
     own = [name for name in list(parameters)[1:] if name not in RESERVED and parameters[name].kind in _BY_NAME]
     for name, value in args.items():
         if name in RESERVED or (name not in own and not takes_any):
-            raise ValueError(f"unknown argument {name!r}; {_nearest(name, own)}")
+            raise ValueError(f"unknown argument {name!r}{near_miss(name, own, known=True)}")
         if name in parameters and not _fits(value, parameters[name].annotation):
             raise ValueError(f"argument {name} is {value!r}: it must be {_describe(parameters[name].annotation)}")
     given = {"prompt": "", "fields": {}, **args}
@@ -158,7 +158,9 @@ def _signature_in_file(path: Path, name: str) -> inspect.Signature:
         raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in defined:
-        raise ValueError(f"{path} has no function {name!r} at its top level; {_nearest(name, defined)}")
+        raise ValueError(
+            f"{path} has no function {name!r} at its top level{near_miss(name, sorted(defined), known=True)}"
+        )
     return _signature(defined[name].args)
 
 
@@ -192,9 +194,3 @@ def _split(function: str) -> tuple[Path, str]:
     if not path.endswith(".py") or not name.isidentifier():
         raise ValueError("a reward function of your own must be given as path/to/file.py:function")
     return Path(path).expanduser(), name
-
-
-def _nearest(name: str, allowed: Iterable[str]) -> str:
-    names = sorted(allowed)
-    near = nearest(name, names)
-    return f"the nearest is {near!r}" if near else f"there are: {', '.join(names) or 'none'}"

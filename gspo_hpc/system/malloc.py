@@ -1,8 +1,9 @@
 """Settings of glibc's malloc: keep freed memory in the process, or return it to the system at once.
 
 A training step frees gigabytes of activations that the next step allocates again. glibc returns large blocks at once,
-and the kernel has to find and clear new pages for them. On a virtual machine, which may have to ask its host for pages,
-that was measured as a third of a CPU update. On GPUs torch's own caching allocator keeps them.
+and the kernel has to find and clear new pages for them. Keeping them saves a tenth of the processor time of a step on a
+CPU (docs/benchmarks.md, ``tools/bench/heap.py``). Engines, which use the same small blocks for every token, gain
+nothing; on GPUs torch's own caching allocator keeps memory.
 
 Work that has to stay within little memory needs the opposite: blocks of many sizes, freed in another order than they
 were allocated, leave a heap several times as large as the memory that is ever in use.
@@ -21,9 +22,6 @@ _M_MMAP_MAX, _MAPPED = -4, 0
 _M_MMAP_THRESHOLD = -3
 _SMALL = 128 * 1024  # bytes, glibc's own default: larger blocks are returned when they are freed
 _MANY = 65536  # blocks that may be mapped on their own, glibc's default
-
-# The same for a process that is yet to be started, as glibc reads it from the environment.
-ENVIRONMENT = {"MALLOC_TRIM_THRESHOLD_": str(_TRIM), "MALLOC_MMAP_MAX_": str(_MAPPED)}
 
 
 def keep_freed_memory() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 MIB, GIB = 2**20, 2**30  # bytes
@@ -50,6 +50,24 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     import difflib  # only when something is misspelt: a command that is right starts sooner without it
 
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+
+
+def near_miss(
+    name: str,
+    names: Collection[str],
+    *,
+    shown: Callable[[str], object] = str,
+    known: bool = False,
+    cutoff: float = 0.6,
+) -> str:
+    """Return the end of a sentence about a name that is none of `names`: "; nearest: NAME".
+
+    Where none is like it, the end is empty, or with `known` a list of them all. `shown` says how the nearest name is
+    written. `cutoff`: see :func:`nearest`.
+    """
+    if (found := nearest(name, names, cutoff)) is not None:
+        return f"; nearest: {shown(found)}"
+    return f"; known: {', '.join(names) or 'none'}" if known else ""
 
 
 def tail(path: Path, count: int, begin: int = 0) -> str:

@@ -17,7 +17,6 @@ import json
 import mmap
 import os
 import re
-import resource
 import statistics
 import sys
 import tempfile
@@ -293,57 +292,6 @@ def ours_cached_read(data: Arrays) -> Run:
     return _file(data, write)
 
 
-def _update(data: Arrays) -> Run:
-    """One run: forward and backward through 12 MLPs of SmolLM2's sizes, whose activations are then freed.
-
-    A run before the first one brings the heap to its size. Results: a gradient; medians of CPU seconds, of page faults
-    without a read from disk, and of MiB resident after the run.
-    """
-    import torch
-
-    torch.manual_seed(0)
-    hidden, width = 576, 1536
-    first = torch.nn.Linear(hidden, width)
-    layers = [torch.nn.Sequential(first, torch.nn.SiLU(), torch.nn.Linear(width, hidden))]
-    layers += [
-        torch.nn.Sequential(torch.nn.Linear(hidden, width), torch.nn.SiLU(), torch.nn.Linear(width, hidden))
-        for _ in range(11)
-    ]
-    x, costs = torch.from_numpy(data["x"]), _Medians()
-
-    def run() -> Mapping[str, Any]:
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        value = x
-        for layer in layers:
-            layer.zero_grad()
-            value = value + layer(value)
-        value.square().mean().backward()
-        assert first.weight.grad is not None
-        grad = first.weight.grad.clone()
-        del value
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        faults = after.ru_minflt - before.ru_minflt
-        return {"grad": grad} | costs.add(cpu=cpu, faults=faults, resident=_resident("VmRSS"))
-
-    run()
-    costs.clear()
-    return run
-
-
-def kept_update(data: Arrays) -> Run:
-    """Run updates in a process that keeps freed memory."""
-    from gspo_hpc.system import malloc
-
-    assert malloc.keep_freed_memory(), "the C library is not glibc"
-    return _update(data)
-
-
-def freed_update(data: Arrays) -> Run:
-    """Run updates in a process with glibc's defaults."""
-    return _update(data)
-
-
 IMPLEMENTATIONS: dict[str, Callable[[Arrays], Run]] = {
     function.__name__: function
     for function in (
@@ -360,8 +308,6 @@ IMPLEMENTATIONS: dict[str, Callable[[Arrays], Run]] = {
         ours_direct,
         ours_cached,
         ours_cached_read,
-        kept_update,
-        freed_update,
     )
 }
 

@@ -1,8 +1,8 @@
-"""Compare parts of a step with those of TRL and verl, and two low-level optimizations with their absence.
+"""Compare parts of a step with those of TRL and verl, and O_DIRECT with its absence.
 
     bash tools/bench/setup_peers.sh
     .venv/bin/python tools/bench/micro.py > table.md          # progress goes to stderr
-    .venv/bin/python tools/bench/micro.py direct malloc       # these two need no peers
+    .venv/bin/python tools/bench/micro.py direct              # this one needs no peers
 
 Our implementations run in this environment and those of the peers (TRL and verl) in theirs, each in a process that
 works only on request. All get the same inputs and run in turns (ours, peer, peer, ours, peer, …), so that other load on
@@ -18,12 +18,10 @@ What to know when reading the figures:
 - The loss is timed forward and backward from log-probs on. verl's needs tensors padded to the longest response, ours
   needs packed tokens; the time to bring the input into that form is counted for neither.
 - Packing: fewer bins are fewer passes. The bound is the number of tokens over the budget, rounded up.
-- direct and malloc: CPU seconds, page faults and the like are medians over all runs.
 - direct writes, hashes and syncs a file, with O_DIRECT (system/direct_io.py) and through the page cache. CPU seconds
-  are those of the process; those of the kernel threads that write cached pages back are not included. Files go into the
-  temporary folder, or the one in GSPO_HPC_BENCH_DISK: it should be on the file system of checkpoints.
-- malloc runs forward and backward passes of 12 MLPs of SmolLM2's sizes, in a process that keeps what it frees
-  (system/malloc.py) and in one with glibc's defaults.
+  are those of the process, medians over all runs; those of the kernel threads that write cached pages back are not
+  included. Files go into the temporary folder, or the one in GSPO_HPC_BENCH_DISK: it should be on the file system of
+  checkpoints.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class Comparison:
     """One table. The first implementation is ours, and what the others are compared with."""
 
     title: str
-    rows: Mapping[str, str]  # implementation → how the table calls it; for OWN prefixes here, all others with the peers
+    rows: Mapping[str, str]  # implementation → its name in the table; those of OWN run here, all others with the peers
     inputs: Callable[[bool], Arrays]  # True: small ones
     check: Callable[
         [Arrays, Arrays, Arrays], str
@@ -109,22 +107,10 @@ def file_inputs(small: bool) -> Arrays:
     return {"bytes": np.random.default_rng(4).integers(0, 256, 1 << 20 if small else 512 << 20, dtype=np.uint8)}
 
 
-def update_inputs(small: bool) -> Arrays:
-    """Hidden states [T, 576] of a micro-batch of 2,048 tokens."""
-    return {"x": np.random.default_rng(5).standard_normal((16 if small else 2048, 576), dtype=np.float32)}
-
-
 def same_file(_: Arrays, ours: Arrays, other: Arrays) -> str:
     """Both have the same hash; says CPU seconds and what stayed in the page cache."""
     assert np.array_equal(ours["sha256"], other["sha256"])
     return f"{float(other['cpu']):.2f} CPU s, {float(other['cached']):.0f} MiB cached"
-
-
-def same_update(_: Arrays, ours: Arrays, other: Arrays) -> str:
-    """Both have the same gradient; says what an update costs and how much memory the process keeps."""
-    assert np.array_equal(ours["grad"], other["grad"]) and np.abs(ours["grad"]).max() > 0
-    cpu, faults, resident = (float(other[name]) for name in ("cpu", "faults", "resident"))
-    return f"{cpu:.2f} CPU s, {faults:,.0f} page faults, {resident:,.0f} MiB resident"
 
 
 def same_numbers(tolerance: float) -> Callable[[Arrays, Arrays, Arrays], str]:
@@ -194,17 +180,8 @@ COMPARISONS = {
             memory=False,
         )
     ],
-    "malloc": [
-        Comparison(
-            "Forward and backward of 12 MLPs, 2,048 tokens, float32",
-            {"kept_update": "freed memory kept", "freed_update": "glibc's defaults"},
-            update_inputs,
-            same_update,
-            memory=False,
-        )
-    ],
 }
-OWN = ("ours", "kept", "freed")  # prefixes of implementations that run with this Python, a process for each
+OWN = "ours"  # prefix of implementations that run with this Python
 
 
 class Process:
@@ -308,9 +285,8 @@ def side(sides: Mapping[str, Process], name: str) -> Process:
 
 
 def prefix(name: str) -> str:
-    """The side of an implementation: one of OWN, or the peers."""
-    found = name.partition("_")[0]
-    return found if found in OWN else "peers"
+    """The side of an implementation: OWN, or the peers."""
+    return OWN if name.partition("_")[0] == OWN else "peers"
 
 
 @contextmanager
@@ -319,7 +295,7 @@ def all_sides(wanted: set[str], peers: Path, log: IO[bytes]) -> Iterator[dict[st
     with ExitStack() as stack:
         sides = {}
         for name in sorted(wanted):
-            sides[name] = Process(Path(sys.executable) if name in OWN else peers / "bin" / "python", log)
+            sides[name] = Process(Path(sys.executable) if name == OWN else peers / "bin" / "python", log)
             stack.callback(sides[name].close)
         yield sides
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from gspo_hpc.system.text import GIB, nearest
+from gspo_hpc.system.text import GIB, near_miss
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def find(name: str, network_gb_per_s: float | None = None) -> Device:
     elif exact := [device for device in found if device.name.lower().split("-")[0] == wanted.split("-")[0]]:
         found = exact  # H20 is not H200
     if len(found) != 1 or not wanted:
-        near = nearest(name.upper(), DEVICES, cutoff=0.3)
-        hint = f"; nearest: {near}" if near else ""
+        hint = near_miss(name.upper(), DEVICES, cutoff=0.3)
         raise ValueError(f"cluster.gpu {name} is not known{hint}; known: {', '.join(DEVICES)}")
     if network_gb_per_s is None:
         return found[0]

@@ -8,7 +8,7 @@ from enum import auto
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss
 
 # What Megatron-Core's selective recomputation names, of the parts that models here have.
 RECOMPUTED = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
@@ -52,8 +52,7 @@ def _context_parallel(plan: PlanBuilder) -> Iterator[str]:
 def _recompute_modules(plan: PlanBuilder) -> Iterator[str]:
     for name in plan.config.memory.recompute_modules:
         if name not in RECOMPUTED:
-            near = nearest(name, RECOMPUTED, cutoff=0.4)
-            hint = f"; nearest: {near}" if near else ""
+            hint = near_miss(name, RECOMPUTED, cutoff=0.4)
             text = f"memory.recompute_modules: {name} is no part that can be recomputed{hint}"
             yield f"{text}; known: {', '.join(RECOMPUTED)}"
 

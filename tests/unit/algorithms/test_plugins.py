@@ -103,8 +103,8 @@ def test_the_settings_in_the_documentation_are_those_of_the_classes(project: Pat
     done = subprocess.run(tool, cwd=project, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
-    for name in ("tools/algorithms.py", "docs/algorithms.md"):  # and a new algorithm shows up by itself
-        (copy / name).parent.mkdir()
+    for name in ("tools/algorithms.py", "tools/generated.py", "docs/algorithms.md"):  # a new one shows up by itself
+        (copy / name).parent.mkdir(exist_ok=True)
         shutil.copy(project / name, copy / name)
     (copy / "gspo_hpc" / "algorithms" / "mine.py").write_text(block("An algorithm", "python"))
     env = os.environ | {"PYTHONPATH": str(copy)}

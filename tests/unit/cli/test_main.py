@@ -106,8 +106,8 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["pln"], "no command 'pln'; did you mean plan?"),
-        (["xyzzy"], "commands: plan, suggest, doctor, train, submit, status, logs, cancel, eval, export, report"),
+        (["pln"], "no command 'pln'; nearest: plan"),
+        (["xyzzy"], "known: plan, suggest, doctor, train, submit, status, logs, cancel, eval, export, report"),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),

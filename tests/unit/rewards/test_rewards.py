@@ -220,10 +220,10 @@ LENGTH = {"target": 10, "limit": 20}
 @pytest.mark.parametrize(
     ("term", "why"),
     [
-        (RewardFunction("number_mach"), "number_mach: there is no such reward function; the nearest is 'number_match'"),
-        (RewardFunction("zzz"), "there are: exact_match, length, number_match, regex"),
-        (RewardFunction("number_match", args={"anwser": "a"}), "unknown argument 'anwser'; the nearest is 'answer'"),
-        (RewardFunction("number_match", args={"fields": {}}), "unknown argument 'fields'; there are: answer, position"),
+        (RewardFunction("number_mach"), "number_mach: there is no such reward function; nearest: number_match"),
+        (RewardFunction("zzz"), "known: exact_match, length, number_match, regex"),
+        (RewardFunction("number_match", args={"anwser": "a"}), "unknown argument 'anwser'; nearest: answer"),
+        (RewardFunction("number_match", args={"fields": {}}), "unknown argument 'fields'; known: answer, position"),
         (RewardFunction("number_match", args={"position": "middle"}), "'last' or 'first' or 'any'"),
         (RewardFunction("exact_match", args={"ignore_case": "no"}), "it must be true or false"),
         (
@@ -241,13 +241,13 @@ LENGTH = {"target": 10, "limit": 20}
         (RewardFunction("missing.py:grade"), "cannot read missing.py: No such file"),
         (RewardFunction("graders.py"), "must be given as path/to/file.py:function"),
         (RewardFunction("graders:grade"), "must be given as path/to/file.py:function"),
-        (RewardFunction("FILE:misbehav"), "no function 'misbehav' at its top level; the nearest is 'misbehave'"),
+        (RewardFunction("FILE:misbehav"), "no function 'misbehav' at its top level; nearest: misbehave"),
         (RewardFunction("FILE:needs_more"), "missing a required .*argument: 'key'"),
-        (RewardFunction("FILE:needs_more", args={"key": 1, "othr": 2}), "'othr'; the nearest is 'other'"),
+        (RewardFunction("FILE:needs_more", args={"key": 1, "othr": 2}), "'othr'; nearest: other"),
         (RewardFunction("FILE:no_fields"), "got an unexpected keyword argument 'fields'"),
         (RewardFunction("FILE:open_ended", args={"anything": 1, "fields": {}}), "unknown argument 'fields'"),
         (RewardFunction("FILE:nothing"), "too many positional arguments"),
-        (RewardFunction("FILE:nothing", args={"key": 1}), "unknown argument 'key'; there are: none"),
+        (RewardFunction("FILE:nothing", args={"key": 1}), "unknown argument 'key'; known: none"),
     ],
 )
 def test_each_mistake_is_named_before_anything_starts(graders: str, term: RewardFunction, why: str) -> None:
