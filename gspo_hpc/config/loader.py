@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from gspo_hpc.config import mistakes, paths, schema
-from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer
+from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer, read_word
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import as_dict, describe
@@ -147,7 +147,7 @@ def _lines(node: yaml.Node, steps: tuple[str | int, ...], seen: set[int]) -> Ite
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
-    yaml_text.read_word(node, text=_takes_text(steps))
+    read_word(node, text=_takes_text(steps))
     if isinstance(node, yaml.SequenceNode):
         for number, child in enumerate(node.value):
             yield _key((*steps, number)), child.start_mark.line + 1, 0

@@ -44,7 +44,6 @@ def measure(args: argparse.Namespace) -> None:
     from trainer import make_policy, noise
 
     from gspo_hpc.algorithms import objective as algorithms
-    from gspo_hpc.config.derived import pass_sizes
     from gspo_hpc.config.loader import from_dict
     from gspo_hpc.system import malloc
     from gspo_hpc.training import update
@@ -62,11 +61,11 @@ def measure(args: argparse.Namespace) -> None:
         }
     )
     policy = make_policy(args.model, config)
-    objective, size = algorithms.resolve(config.algorithm), pass_sizes(config)["update"]
+    objective = algorithms.resolve(config.algorithm)
     groups = noise(policy, COMPLETIONS // GROUP, GROUP, args.prompt, args.length, 0)
     for turn in range(args.steps + 1):
         before = usage()
-        update.logprob_pass(policy, groups, size, config)
+        update.logprob_pass(policy, groups, "old_logprobs", config)
         result = update.step(policy, groups, objective, config)
         assert result is not None and not result.skipped
         after = usage()
