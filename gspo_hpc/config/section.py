@@ -9,6 +9,7 @@ key states another range. A validator that raises ValueError states the end of a
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -16,6 +17,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
+
+# Pydantic would look through every installed package for plug-ins: that takes time, and none may change what is valid.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 # A whole number above this is a slip of the hand, and nothing that counts with it may run for minutes.
 MOST = 10**9
@@ -60,6 +64,13 @@ def describe(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple):
         return "a mapping" if isinstance(value, Mapping) else "a list"
     return f"{value!r}" if isinstance(value, str | int | float) else f"{value} ({type(value).__name__})"
+
+
+def written(value: Any) -> str:
+    """Return a value as it stands behind key= on a command line."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _number(value: Any) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from gspo_hpc.cli.pages import ranks as rank_page
 from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes.search import Fix, written
+from gspo_hpc.config.section import written
 from gspo_hpc.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.fixes.search import Fix
 
 _MEANING = {
     "world_size": "GPUs that train",
@@ -92,6 +95,8 @@ def page(
 
 
 def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:
+    from gspo_hpc.cli.pages import ranks as rank_page  # only here: most plans on one GPU have no such table
+
     try:
         yield from rank_page.page(plan.layout, every)
     except ValueError as error:
