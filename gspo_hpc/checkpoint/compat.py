@@ -1,10 +1,11 @@
-"""Everything that this room uses of Megatron's ``dist_checkpointing`` beyond its public interface.
+"""Everything that this room uses of the checkpoints of Megatron and torch beyond their public interfaces.
 
-Megatron's own save strategy forks writers from a process that by then has the threads of gloo, of vLLM's client and of
-W&B, and it leaves a manager process behind when the rank is killed. :class:`InProcess` writes the same files from this
-process, and to do so stands on Megatron's insides. Everything of that kind is in this module. Each part says what it
-relies on, since which version, and what to check on an upgrade; ``tests/torch/checkpoint/test_compat.py`` lists the
-versions that these names were checked against and finds each of them in the sources of the installed one.
+Megatron's own save forks writers from a process that by then has the threads of gloo, of vLLM's client and of W&B, and
+it leaves a manager process behind when the rank is killed; its load unpickles what it finds. :func:`prepare` and
+:func:`load` are the parts of these that write from this process and read nothing but tensors and plain values, and to
+do so they stand on Megatron's insides. Everything of that kind is in this module. Each part says what it relies on,
+since which version, and what to check on an upgrade; ``tests/torch/checkpoint/test_compat.py`` lists the versions that
+these names were checked against and finds each of them in the sources of the installed one.
 """
 
 from __future__ import annotations
@@ -13,70 +14,165 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from megatron.core.dist_checkpointing.mapping import ShardedBase
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, merge, nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedObject,
+    ShardedTensor,
+    apply_factory_merges,
+)
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, save_preprocess
 from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreLoadPlanner,
     MCoreSavePlanner,
-    TorchDistSaveShardedStrategy,
+    _replace_sharded_keys_with_state_dict_keys,
     _replace_state_dict_keys_with_sharded_keys,
+    _restore_dict_types,
+    _unwrap_pyt_sharded_tensor,
     mcore_to_pyt_state_dict,
 )
+from megatron.core.dist_checkpointing.utils import extract_sharded_base, force_all_tensors_to_non_fp8
+from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlanner
 
+from gspo_hpc.checkpoint import index
 from gspo_hpc.system import direct_io
 from gspo_hpc.system.files import Entry
 
-_FORMAT = ("torch_dist", 1)  # name and version of the shards' format
+_COMMON = "common.pt"  # what is not sharded: plain values, and tensors that are the same on all ranks
 
+State = dict[str, Any]
 Copy = Callable[[dict[str, list[ShardedBase]]], None]  # make Megatron's state, by key, one that nothing changes
 
 
-class InProcess(TorchDistSaveShardedStrategy):
-    """Megatron's torch_dist format, written by this process into the folder that it is given.
+def prepare(
+    state: State,
+    shards: Path,
+    group: dist.ProcessGroup,
+    written: dict[str, Entry],
+    *,
+    copy: Copy | None = None,  # writes a copy of the state, which may change meanwhile; None: the state itself
+    planner: MCoreSavePlanner | None = None,
+    check: bool = True,
+) -> Callable[[], None]:
+    """Return a function that writes this rank's part of a sharded state into the existing folder `shards`.
 
-    Relies on ``dist_checkpointing.save`` calling ``async_save`` and taking its AsyncRequest (async_fn, async_fn_args,
-    finalize_fns), on ``_replace_state_dict_keys_with_sharded_keys`` and ``mcore_to_pyt_state_dict``, which make torch's
-    state from Megatron's, and on ``MCoreSavePlanner`` (megatron-core 0.16 to 0.19; 0.19 adds `async_strategy`). On an
-    upgrade compare :meth:`async_save` with Megatron's own, of which it is the part that does not fork.
+    Its collectives are those of `group`; it notes every shard in `written`, by its path below the folder of `shards`.
+    Relies on ``save_preprocess``, on ``_replace_state_dict_keys_with_sharded_keys`` and ``mcore_to_pyt_state_dict``,
+    which make torch's state from Megatron's, and on ``MCoreSavePlanner`` (0.16 to 0.19). On an upgrade compare with
+    ``dist_checkpointing.save`` and ``TorchDistSaveShardedStrategy.async_save``.
+    """
+    tensors, common = save_preprocess(_only_tensors(state), check)
+    renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(tensors, True)
+    if copy is not None:
+        copy(renamed)
+    found = mcore_to_pyt_state_dict(renamed, False)
+    if dist.get_rank() == 0:
+        torch.save(common, shards / _COMMON)
+    writer = _Writer(shards, sync_files=False)  # the commit syncs them
+    writer.fs = _Hashing(shards.parent, written)
+    planner = planner or MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+
+    def write() -> None:
+        checksums = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)  # every file gets a hash instead
+        try:
+            torch_checkpoint.save(found, storage_writer=writer, planner=planner, process_group=group)
+        finally:
+            torch.serialization.set_crc32_options(checksums)
+
+    return write
+
+
+def load(state: State, shards: Path) -> State:
+    """Return a sharded state with the values that the folder `shards` has for it.
+
+    Raises ValueError of one line for a folder that is another model's or holds anything but tensors and plain values.
+    Relies on ``load_preprocess`` and the functions around it (0.16 to 0.19). On an upgrade compare with
+    ``dist_checkpointing.load``.
+    """
+    reader = Reader(shards)
+    reader.read_metadata()
+    result = _common(shards)
+    state = _only_tensors(state)
+    force_all_tensors_to_non_fp8(state)
+    wanted, local, factories = load_preprocess(state)
+    merge(result, local)
+    tensors, _ = extract_sharded_base(wanted)
+    validate_sharding_integrity(determine_global_metadata(tensors)[1])
+    merge(result, _tensors(tensors, reader))
+    loaded: State = apply_factory_merges(result, factories)
+    return loaded
+
+
+def read(state: State, reader: Reader, planner: LoadPlanner) -> None:
+    """Read tensors into the memory that `planner` has for them.
+
+    Raises ValueError of one line for what is no tensor, or none of that size; OSError where the disk fails.
+    """
+    try:
+        torch_checkpoint.load(state, storage_reader=reader, planner=planner, no_dist=True)
+    except CheckpointException as error:
+        cause = next(cause for cause, _ in error.failures.values())
+        if isinstance(cause, OSError):
+            raise cause from None
+        raise ValueError(f"{reader.path} cannot be loaded: {_reason(cause)}") from cause
+
+
+class Reader(torch_checkpoint.FileSystemReader):
+    """torch's reader of shards, with the index as JSON, read once.
+
+    Relies on ``read_metadata`` being all that unpickles without ``weights_only`` where the index names tensors alone,
+    and on the attribute ``path`` (torch 2.13).
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        copy: Copy | None,  # writes a copy of the state, which may change meanwhile; None: the state itself
-        staging: Path,
-        written: dict[str, Entry],
-        planner: MCoreSavePlanner | None = None,
-    ) -> None:
-        """Write with the collectives of `group`; note every shard in `written`, by its path below `staging`."""
-        super().__init__(*_FORMAT)
-        self._group, self._copy, self._files = group, copy, _Hashing(staging, written)
-        self._planner = planner or MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+    _index: Metadata | None = None
 
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore") -> AsyncRequest:
-        """Return the request whose function writes the shards of this rank into `checkpoint_dir`."""
-        renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        if self._copy is not None:
-            self._copy(renamed)
-        state = mcore_to_pyt_state_dict(renamed, False)
+    def read_metadata(self) -> Metadata:
+        """Return the index. Raises ValueError where there is none."""
+        if self._index is None:
+            self._index = index.read(Path(self.path))
+        return self._index
 
-        def write() -> None:
-            checksums = torch.serialization.get_crc32_options()
-            torch.serialization.set_crc32_options(False)  # every file gets a hash instead
-            writer = torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False)  # the commit syncs them
-            writer.fs = self._files
-            try:
-                torch_checkpoint.save(state, storage_writer=writer, planner=self._planner, process_group=self._group)
-            finally:
-                torch.serialization.set_crc32_options(checksums)
 
-        return AsyncRequest(write, (), [])
+class FillingPlanner(MCoreSavePlanner):
+    """A planner that gets every tensor from `fill` when it is written, and keeps none.
+
+    Relies on ``MCoreSavePlanner``, whose arguments and ``resolve_data`` are those of torch's DefaultSavePlanner
+    (0.16 to 0.19).
+    """
+
+    def __init__(self, fill: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(dedup_replicated_tensors=False, flatten_state_dict=False)
+        self._fill = fill
+
+    def resolve_data(self, write_item: Any) -> Any:
+        """Return what torch writes for `write_item`: a tensor filled by `fill`, anything else unchanged."""
+        found = super().resolve_data(write_item)
+        return self._fill(found) if isinstance(found, torch.Tensor) else found
+
+
+class _Writer(torch_checkpoint.FileSystemWriter):
+    """torch's writer of shards, with the index as JSON.
+
+    Relies on ``finish`` being called once, on one rank, with the metadata of all tensors and what every rank has
+    written: an `index` and a `storage_data` for each piece (torch 2.13).
+    """
+
+    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
+        """Write the index."""
+        places = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        index.write(Path(self.path), metadata.state_dict_metadata, places)
 
 
 class _Hashing(FileSystem):
@@ -101,27 +197,60 @@ class _Hashing(FileSystem):
         self._written[str(Path(path).relative_to(self._staging))] = shard.entry
 
 
-class FillingPlanner(MCoreSavePlanner):
-    """A planner that gets every tensor from `fill` when it is written, and keeps none.
+def _only_tensors(state: State) -> State:
+    """Return a sharded state whose objects are not saved, and are those of this process after a load.
 
-    Relies on ``MCoreSavePlanner``, whose arguments and ``resolve_data`` are those of torch's DefaultSavePlanner
-    (0.16 to 0.19).
+    Layers give what Transformer Engine keeps beside their weights, such as scales of 8 bits, as an object, and unpickle
+    what they are given back. Relies on ``ShardedObject`` and ``LocalNonpersistentObject`` (0.16 to 0.19).
     """
 
-    def __init__(self, fill: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__(dedup_replicated_tensors=False, flatten_state_dict=False)
-        self._fill = fill
+    def local(value: Any) -> Any:
+        return LocalNonpersistentObject(value.data) if isinstance(value, ShardedObject) else value
 
-    def resolve_data(self, write_item: Any) -> Any:
-        """Return what torch writes for `write_item`: a tensor filled by `fill`, anything else unchanged."""
-        found = super().resolve_data(write_item)
-        return self._fill(found) if isinstance(found, torch.Tensor) else found
+    found: State = dict_list_map_inplace(local, state)
+    return found
 
 
-def write_format(shards: Path) -> None:
-    """Write the file by which Megatron recognizes the format of the folder `shards`, metadata.json.
+def _common(shards: Path) -> State:
+    """Return what is not sharded. `weights_only` admits tensors and plain values, and nothing that runs."""
+    path = shards / _COMMON
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"{shards} is not whole: {_COMMON} is missing") from None
+    except Exception as error:  # the file may hold anything
+        if isinstance(error, OSError):
+            raise
+        raise ValueError(f"{path} cannot be loaded: {_reason(error)}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} cannot be loaded: it holds no state")
+    return found
 
-    Relies on ``save_config`` and ``CheckpointingConfig`` of ``dist_checkpointing.core`` (0.16 to 0.19). Megatron writes
-    it at the end of an asynchronous save, with a barrier of the default group; here it is written before, without one.
+
+def _tensors(wanted: State, reader: Reader) -> State:
+    """Return the tensors of a sharded state, read by `reader`.
+
+    Relies on the functions that make torch's state from Megatron's and back, and on ``MCoreLoadPlanner`` (0.16 to
+    0.19). On an upgrade compare with ``TorchDistLoadShardedStrategy.load``.
     """
-    save_config(CheckpointingConfig(*_FORMAT), str(shards))
+    tensors = [one for one in nested_values(wanted) if isinstance(one, ShardedTensor)]
+    renamed, flat, names = _replace_state_dict_keys_with_sharded_keys(wanted)
+    found = mcore_to_pyt_state_dict(renamed, True)
+    planner = MCoreLoadPlanner(
+        shapes_validation_sharded_tensors=[one for one in tensors if not one.allow_shape_mismatch],
+        allow_shape_mismatch_sharded_tensors={one.key: one for one in tensors if one.allow_shape_mismatch},
+        flatten_state_dict=False,
+        flatten_sharded_tensors=False,
+    )
+    read(found, reader, planner)
+    plain = {key: _unwrap_pyt_sharded_tensor(value) for key, value in found.items()}
+    restored: State = _replace_sharded_keys_with_state_dict_keys(plain, flat, names)
+    _restore_dict_types(restored, wanted)
+    return restored
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, UnpicklingError):
+        return "it holds something else than tensors and plain values, which could run as code and is not read"
+    line = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {line[:200]}"

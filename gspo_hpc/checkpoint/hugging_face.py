@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch.distributed.checkpoint.metadata import (
@@ -27,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from gspo_hpc.checkpoint import compat
+from gspo_hpc.checkpoint import compat, index
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
@@ -77,21 +76,19 @@ def from_hugging_face(arch: Architecture, config: Config, shards: Path) -> dict[
 
     written: dict[str, Entry] = {}
     group = dist.new_group(backend="gloo")
-    strategy = compat.InProcess(group, None, shards.parent, written, compat.FillingPlanner(fill))
+    state = {"model": {"0": model.sharded_state_dict()}}
     with malloc.freed_memory_goes_back():
-        dist_checkpointing.save({"model": {"0": model.sharded_state_dict()}}, str(shards), sharded_strategy=strategy)
+        compat.prepare(state, shards, group, written, planner=compat.FillingPlanner(fill))()
     return written
 
 
 def dtype_of(shards: Path) -> str:
     """Return the dtype of the weights in a checkpoint's folder `megatron`; ValueError where it has none."""
-    if not (shards / ".metadata").exists():
-        raise ValueError(f"{shards} holds no sharded weights")
-    places = dist_checkpointing.load_tensors_metadata(str(shards))
+    places = index.read(shards).state_dict_metadata
     found = next((place for key, place in places.items() if key.startswith("embedding.")), None)
-    if found is None:
+    if not isinstance(found, TensorStorageMetadata):
         raise ValueError(f"{shards} holds no sharded weights")
-    return str(found.dtype).removeprefix("torch.")
+    return str(found.properties.dtype).removeprefix("torch.")
 
 
 def _hollow(arch: Architecture, config: Config) -> PackedGPTModel:
@@ -124,22 +121,11 @@ class _Pieces(torch_checkpoint.DefaultLoadPlanner):
         return self._memory[index.fqn, tuple(index.offset)]
 
 
-class _Reader(torch_checkpoint.FileSystemReader):
-    """A reader that reads the checkpoint's index once."""
-
-    _index: Metadata | None = None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        if self._index is None:
-            self._index = super().read_metadata(*args, **kwargs)
-        return self._index
-
-
 def _loaded(
     shards: Path, model: PackedGPTModel, table: list[WeightMapping], arch: Architecture
 ) -> Iterator[tuple[str, torch.Tensor]]:
     places = model.sharded_state_dict()
-    reader = _Reader(shards)
+    reader = compat.Reader(shards)
     _refuse_others(places, reader.read_metadata(), shards)
     for _, entries in itertools.groupby(table, _part):
         group = list(entries)
@@ -148,7 +134,7 @@ def _loaded(
         for entry in group:
             place = replace(places[entry.name], data=values[entry.name])
             wanted += _pieces(place)
-        torch_checkpoint.load({}, storage_reader=reader, planner=_Pieces(wanted), no_dist=True)
+        compat.read({}, reader, _Pieces(wanted))
         for entry in group:
             yield from to_hf(entry, values[entry.name][None], arch)
 

@@ -1,9 +1,10 @@
 """Save and load all that a resumed run needs: sharded by Megatron-Core, committed by ``gspo_hpc.runs.commit``.
 
-A checkpoint directory holds ``megatron/`` (shards of model and optimizer, independent of the layout that wrote them),
-``rng-RANK.json`` (states of random generators), ``cursor.json`` (the position of the run, plain JSON) and
-``rollout.jsonl`` (the groups of the rollout in use, with what its later updates need). All ranks call :func:`prepare`
-and :func:`load`; ``gspo_hpc.checkpoint.saver`` lets a thread write what was prepared.
+A checkpoint directory holds ``megatron/`` (shards of model and optimizer, independent of the layout that wrote them,
+with their index), ``rng-RANK.json`` (states of random generators), ``cursor.json`` (the position of the run) and
+``rollout.jsonl`` (the groups of the rollout in use, with what its later updates need). Nothing of it is unpickled but
+tensors, by a reader that admits nothing else. All ranks call :func:`prepare` and :func:`load`;
+``gspo_hpc.checkpoint.saver`` lets a thread write what was prepared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -27,7 +27,7 @@ from gspo_hpc.checkpoint import compat
 from gspo_hpc.policy import optimizer_state
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
-from gspo_hpc.system.files import Entry, plain_disk_full
+from gspo_hpc.system.files import Entry, plain_disk_full, read_json
 
 
 class Copies:
@@ -85,18 +85,8 @@ def prepare(
         shards.mkdir(mode=0o700, exist_ok=True)
     barrier(policy.ranks.device)
     with plain_disk_full(staging):
-        request = dist_checkpointing.save(
-            _state(policy),
-            str(shards),
-            sharded_strategy=compat.InProcess(group, copies.take, staging, written),
-            validate_access_integrity=check,
-            async_sharded_save=True,
-        )
-        assert request is not None and request.async_fn is not None
+        write_shards = compat.prepare(_state(policy), shards, group, written, copy=copies.take, check=check)
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
-        if policy.ranks.rank == 0:
-            compat.write_format(shards)
-    write_shards = request.async_fn
 
     def write() -> dict[str, Entry]:
         with plain_disk_full(staging):
@@ -113,18 +103,18 @@ def prepare(
 
 def load(policy: Policy, path: Path) -> None:
     """Set model, optimizer, schedule and this rank's random generators to the state in the checkpoint `path`."""
-    loaded = dist_checkpointing.load(_state(policy), str(path / "megatron"))
+    loaded = compat.load(_state(policy), path / "megatron")
     _load_model(policy, loaded["model"])
     optimizer_state.load(policy.optimizer, _model_state(policy), loaded["optimizer"])
     policy.scheduler.load_state_dict(loaded["scheduler"])
     mine = path / f"rng-{policy.ranks.rank}.json"
     if mine.exists():  # not where more ranks load than have saved
-        _set_rng_state(json.loads(mine.read_text("utf-8")), policy.ranks)
+        _set_rng_state(read_json(mine), policy.ranks)
 
 
 def load_weights(policy: Policy, path: Path) -> None:
     """Load only the model, for export and evaluation."""
-    loaded = dist_checkpointing.load({"model": _model_state(policy)}, str(path / "megatron"))
+    loaded = compat.load({"model": _model_state(policy)}, path / "megatron")
     _load_model(policy, loaded["model"])
 
 

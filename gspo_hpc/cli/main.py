@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gspo_hpc.cli.parser import parsers
+from gspo_hpc.cli.parser import COMMANDS, parser_of, parsers
 from gspo_hpc.system.environment import DEBUG
 from gspo_hpc.system.exit_codes import DONE, FAILED, INTERRUPTED, OUTPUT_CLOSED, REFUSED
 from gspo_hpc.system.terminal import paint
@@ -35,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     name = words[0] if words else ""
     try:
-        top, commands = parsers((name,))
-        if name not in commands:
+        if name not in COMMANDS:
+            top, _ = parsers()
             if name.startswith("-"):
                 top.parse_args(words)  # --help and --version end here
-            return _unknown(name, top, list(commands))
-        args = commands[name].parse_intermixed_args(words[1:])
+            return _unknown(name, top, list(COMMANDS))
+        args = parser_of(name).parse_intermixed_args(words[1:])
         return int(args.run(args))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE

@@ -11,7 +11,7 @@ import argparse
 import importlib
 import textwrap
 from collections.abc import Collection
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gspo_hpc import __version__
 from gspo_hpc.system.exit_codes import REFUSED
@@ -34,6 +34,8 @@ COMMANDS = {  # in the order of --help
     "schema": "print the JSON schema of a config, for editors",
     "completion": "print a completion script for a shell",
 }
+_PROGRAM = "gspo-hpc"
+_LAYOUT: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
 _EPILOG = """\
 gspo-hpc COMMAND --help explains a command with examples.
 exit codes: 0 done, 1 failed, 2 refused before anything began, 75 stopped and saved, can be resumed"""
@@ -63,26 +65,36 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
 
 
-def parsers(complete: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
+def parser_of(command: str) -> Parser:
+    """Return the parser of one command, without those of the others."""
+    parser = Parser(prog=f"{_PROGRAM} {command}", **_LAYOUT)
+    _complete(parser, command)
+    return parser
+
+
+def parsers(complete: Collection[str] = ()) -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of the bare program and one for each command; only those in `complete` know their arguments."""
-    raw = argparse.RawDescriptionHelpFormatter
     top = Parser(
-        prog="gspo-hpc",
-        formatter_class=raw,
-        allow_abbrev=False,
+        prog=_PROGRAM,
+        **_LAYOUT,
         description="Train language models with GSPO: Megatron-Core trains, vLLM generates on the same GPUs.",
         epilog=_EPILOG,
     )
-    top.add_argument("--version", action="version", version=f"gspo-hpc {__version__}")
+    top.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
     group = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands: dict[str, Parser] = {}
     for name, summary in COMMANDS.items():
-        commands[name] = group.add_parser(name, help=summary, formatter_class=raw, allow_abbrev=False)
+        commands[name] = group.add_parser(name, help=summary, **_LAYOUT)
         if name in complete:
-            module = importlib.import_module(f"gspo_hpc.cli.commands.{name}")
-            module.add_arguments(commands[name])
-            commands[name].set_defaults(run=module.run)
+            _complete(commands[name], name)
     return top, commands
+
+
+def _complete(parser: Parser, command: str) -> None:
+    """Give the parser the arguments of a command, and the function that runs it."""
+    module = importlib.import_module(f"gspo_hpc.cli.commands.{command}")
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
 
 
 def describe(parser: argparse.ArgumentParser, text: str, examples: str) -> None:

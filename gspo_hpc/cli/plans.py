@@ -1,4 +1,7 @@
-"""The commands `gspo-hpc plan` and `gspo-hpc suggest`."""
+"""The commands `gspo-hpc plan` and `gspo-hpc suggest`.
+
+What only some plans need is imported where it is used, so that a plan answers at once.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.loader import ConfigError
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.models import architecture
-from gspo_hpc.planning import layouts, mentions
-from gspo_hpc.planning import ranks as rank_grid
-from gspo_hpc.planning.estimates import devices, time
-from gspo_hpc.planning.estimates.time import Times
-from gspo_hpc.planning.fixes import search
-from gspo_hpc.planning.fixes.search import Fix
+from gspo_hpc.planning import mentions
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.rewards import registry
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.estimates.time import Times
+    from gspo_hpc.planning.fixes.search import Fix
 
 _COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows: the plan answers at once
 
@@ -48,7 +50,7 @@ def plan(
     _known_rewards(config, places)
     rows = _count_rows(config.data.train)
     found = make_plan(config, rows)
-    offered = search.find(config, rows)
+    offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(config, found, response_tokens)
     notes = [*_absent(config), *_cut(config, response_tokens)]
     if times is None and (price or response_tokens):
@@ -61,14 +63,16 @@ def plan(
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(_content(found, places, offered, ranks) | more, indent=2))
         return found.valid and bool(script) == sbatch
-    from gspo_hpc.cli.pages import estimates, render  # only here: JSON is printed without rich
-    from gspo_hpc.cli.pages import plan as plan_page
+    from gspo_hpc.cli.pages import plan as plan_page  # only here: JSON is printed without rich
+    from gspo_hpc.cli.pages import render
 
     render.show(plan_page.page(name, config, found, places, offered, ranks=ranks))
     if found.memory is not None:
+        from gspo_hpc.cli.pages import estimates
+
         render.show([*plan_page.title("Memory"), *estimates.memory(found.memory, config)])
-    if times is not None:
-        render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price)])
+        if times is not None:
+            render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price)])
     print(f"\n{script}" if script else "", end="")
     return found.valid and bool(script) == sbatch
 
@@ -77,6 +81,8 @@ def suggest_layouts(
     config: Config, keep: Sequence[str], *, as_json: bool, limit: int, response_tokens: float | None
 ) -> bool:
     """Print layouts, best first. Return whether there is one."""
+    from gspo_hpc.planning import layouts
+
     if limit < 1:
         raise ValueError(f"--limit {limit} must be at least 1")
     _check("--response-tokens", response_tokens)
@@ -108,11 +114,20 @@ def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> d
     for item, told in zip(plan.broken, found["broken"], strict=True):
         told["settings"] = [{"key": key, "place": place} for key, place in mentions.given(item, places).items()]
     if ranks:
+        from gspo_hpc.planning import ranks as rank_grid
+
         try:
             found["ranks"] = [vars(seat) for seat in rank_grid.seats(plan.layout)]
         except ValueError:
             found["ranks"] = None
     return found
+
+
+def _fixes(config: Config, rows: int | None) -> list[Fix]:
+    """Return the changes that repair a refused plan."""
+    from gspo_hpc.planning.fixes import search
+
+    return search.find(config, rows)
 
 
 def _batch_script(config: Config) -> str | None:
@@ -165,6 +180,8 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
     arch = architecture.find(config)
     if found.memory is None or arch is None or not completions or config.cluster.gpu is None:
         return None, 0.0
+    from gspo_hpc.planning.estimates import devices, time
+
     device = devices.find(config.cluster.gpu, config.cluster.network_gb_per_s)
     work = time.work(config, int(completions), response_tokens)
     model = time.sizes(arch)

@@ -10,6 +10,7 @@ checks of a value by itself, the JSON schema says too (a test compares them).
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -27,6 +28,9 @@ from pydantic_core import CoreSchema, core_schema
 
 from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
 from gspo_hpc.config.reading.config_yaml import Ambiguous
+
+# Pydantic would look through every installed package for plug-ins: that takes time, and none may change what is valid.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 # A whole number above this is a slip of the hand, and nothing that counts with it may run for minutes.
 MOST = 10**9
@@ -70,6 +74,13 @@ def describe(value: Any) -> str:
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def written(value: Any) -> str:
+    """Return a value as it stands behind key= on a command line."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _tuple(value: Any) -> Any:

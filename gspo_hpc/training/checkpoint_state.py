@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gspo_hpc.data.records import Group
 from gspo_hpc.runs.cursor import Cursor
-from gspo_hpc.runs.directory import write_atomically
+from gspo_hpc.system.files import write_atomically
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,14 @@ class CheckpointState:
 
     @classmethod
     def read(cls, checkpoint: Path) -> CheckpointState:
-        """Return the state of a committed checkpoint."""
-        cursor = Cursor.from_dict(json.loads((checkpoint / CURSOR).read_text("utf-8")))
-        lines = (checkpoint / ROLLOUT).read_text("utf-8").splitlines()
-        record = json.loads((checkpoint / RECORD).read_text("utf-8"))
-        return cls(cursor, [Group.from_json(line) for line in lines], record)
+        """Return the state of a committed checkpoint. Raises ValueError, with the file's name, for other content."""
+        cursor = _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
+        groups = _parsed(checkpoint / ROLLOUT, lambda text: [Group.from_json(line) for line in text.splitlines()])
+        return cls(cursor, groups, _parsed(checkpoint / RECORD, json.loads))
+
+
+def _parsed(path: Path, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(path.read_text("utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import RenderableType
@@ -11,9 +12,11 @@ from rich.console import RenderableType
 from gspo_hpc.cli.pages.render import grid, item, text, width
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, bars, shown
-from gspo_hpc.planning.estimates.time import Times
-from gspo_hpc.planning.layouts import Layout
 from gspo_hpc.system.text import GIB, in_gib
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.estimates.time import Times
+    from gspo_hpc.planning.layouts import Layout
 
 _NAMES = 14  # columns of the first column, in every table of both sections
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from gspo_hpc.cli.pages import ranks as rank_page
 from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
+from gspo_hpc.config.section import written
 from gspo_hpc.planning import mentions
-from gspo_hpc.planning.fixes.search import Fix, written
 from gspo_hpc.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.fixes.search import Fix
 
 _MEANING = {
     "world_size": "GPUs that train",
@@ -100,6 +103,8 @@ def page(
 
 
 def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:
+    from gspo_hpc.cli.pages import ranks as rank_page  # only here: most plans on one GPU have no such table
+
     try:
         yield from rank_page.page(plan.layout, every)
     except ValueError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import Any
 
@@ -184,6 +185,7 @@ def lengths(given: Work) -> list[float]:
     return [_cut(given, scale, point) for point in _POINTS]
 
 
+@cache
 def _scale(given: Work) -> float:
     """Return the median of the distribution before it is cut, by bisection."""
     low, high = 0.0, given.longest * 1e3

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.config.section import written
 from gspo_hpc.planning.builder import Broken, PlanBuilder
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.fixes import by_type
@@ -86,13 +87,6 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.key}={written(self.value)}"
-
-
-def written(value: Any) -> str:
-    """Return a value as it stands behind key= on a command line."""
-    if isinstance(value, tuple):
-        return f"[{','.join(map(str, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)

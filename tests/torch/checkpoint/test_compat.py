@@ -1,40 +1,46 @@
-"""The private names of Megatron-Core and torch that checkpoint.compat relies on are there."""
+"""The private names of Megatron-Core and torch that checkpoint.compat and checkpoint.index rely on are there."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from gspo_hpc.checkpoint import compat
 from tests.sources import missing, require_checked
 
 MEGATRON = ("0.16.1", "0.19.2")
 TORCH = ("2.13.0",)
 
 _ROOM = "megatron/core/dist_checkpointing"
+_STRATEGY = f"{_ROOM}/strategies/torch.py"
 MEGATRON_NAMES = {
-    f"{_ROOM}/strategies/torch.py: _replace_state_dict_keys_with_sharded_keys": (
-        *("sharded_state_dict", "keep_only_main_replica"),
-    ),
-    f"{_ROOM}/strategies/torch.py: mcore_to_pyt_state_dict": ("state_dict", "is_loading"),
-    f"{_ROOM}/strategies/torch.py: TorchDistSaveShardedStrategy.__init__": ("self", "backend", "version"),
-    f"{_ROOM}/strategies/torch.py: TorchDistSaveShardedStrategy.async_save": (
-        *("self", "sharded_state_dict", "checkpoint_dir"),
-    ),
-    f"{_ROOM}/strategies/torch.py: TorchDistSaveShardedStrategy.keep_only_main_replica": (),
-    f"{_ROOM}/strategies/torch.py: MCoreSavePlanner.__init__": ("self",),
-    f"{_ROOM}/strategies/async_utils.py: AsyncRequest.async_fn": (),
-    f"{_ROOM}/strategies/async_utils.py: AsyncRequest.async_fn_args": (),
-    f"{_ROOM}/strategies/async_utils.py: AsyncRequest.finalize_fns": (),
-    f"{_ROOM}/core.py: CheckpointingConfig.sharded_backend": (),
-    f"{_ROOM}/core.py: CheckpointingConfig.sharded_backend_version": (),
-    f"{_ROOM}/core.py: save_config": ("config", "checkpoint_dir"),
+    f"{_STRATEGY}: _replace_state_dict_keys_with_sharded_keys": ("sharded_state_dict", "keep_only_main_replica"),
+    f"{_STRATEGY}: _replace_sharded_keys_with_state_dict_keys": ("state_dict", "flat_mapping", "rename_mapping"),
+    f"{_STRATEGY}: _restore_dict_types": ("x", "keys_template"),
+    f"{_STRATEGY}: _unwrap_pyt_sharded_tensor": ("sh_ten",),
+    f"{_STRATEGY}: mcore_to_pyt_state_dict": ("state_dict", "is_loading"),
+    f"{_STRATEGY}: MCoreSavePlanner.__init__": ("self",),
+    f"{_STRATEGY}: MCoreLoadPlanner.__init__": ("self",),
+    f"{_ROOM}/state_dict_utils.py: save_preprocess": ("sharded_state_dict", "validate_access_integrity"),
+    f"{_ROOM}/state_dict_utils.py: load_preprocess": ("sharded_state_dict",),
+    f"{_ROOM}/validation.py: determine_global_metadata": ("sharded_state_dict",),
+    f"{_ROOM}/validation.py: validate_sharding_integrity": ("global_metadata",),
+    f"{_ROOM}/utils.py: extract_sharded_base": ("sharded_state_dict",),
+    f"{_ROOM}/utils.py: force_all_tensors_to_non_fp8": ("sharded_state_dict",),
+    f"{_ROOM}/dict_utils.py: dict_list_map_inplace": ("f", "x"),
+    f"{_ROOM}/dict_utils.py: merge": ("x1", "x2"),
+    f"{_ROOM}/mapping.py: apply_factory_merges": ("x1", "x2"),
+    f"{_ROOM}/mapping.py: LocalNonpersistentObject.__init__": ("self", "obj"),
+    f"{_ROOM}/mapping.py: ShardedTensor.allow_shape_mismatch": (),
 }
 _TORCH = "torch/distributed/checkpoint"
 TORCH_NAMES = {
     f"{_TORCH}/filesystem.py: FileSystem.create_stream": ("self", "path", "mode"),
     f"{_TORCH}/filesystem.py: _FileSystemWriter.fs": (),
+    f"{_TORCH}/filesystem.py: _FileSystemWriter.finish": ("self", "metadata", "results"),
+    f"{_TORCH}/filesystem.py: FileSystemReader.read_metadata": ("self",),
+    f"{_TORCH}/filesystem.py: FileSystemReader.path": (),
+    f"{_TORCH}/filesystem.py: _StorageInfo.relative_path": (),
+    f"{_TORCH}/storage.py: WriteResult.index": (),
+    f"{_TORCH}/storage.py: WriteResult.storage_data": (),
     f"{_TORCH}/default_planner.py: DefaultSavePlanner.resolve_data": ("self", "write_item"),
+    f"{_TORCH}/api.py: CheckpointException.failures": (),
 }
 
 
@@ -46,9 +52,3 @@ def test_names_of_megatron() -> None:
 def test_names_of_torch() -> None:
     root = require_checked(["torch"], TORCH, "gspo_hpc/checkpoint/compat.py", TORCH_NAMES)
     assert missing(root, TORCH_NAMES) == []
-
-
-def test_the_format_is_that_of_megatron(tmp_path: Path) -> None:
-    compat.write_format(tmp_path)
-    written = json.loads((tmp_path / "metadata.json").read_text("utf-8"))
-    assert (written["sharded_backend"], written["sharded_backend_version"]) == ("torch_dist", 1)

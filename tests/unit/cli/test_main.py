@@ -193,22 +193,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "75" in top  # exit codes are told
 
 
-def test_nothing_heavy_is_imported(config: str) -> None:
-    for words in (["--help"], ["plan", "--help"], ["plan", config], ["plan", config, "--json"], ["schema"]):
-        script = (
-            "import json, sys\nfrom gspo_hpc.cli.main import main\n"
-            f"assert main({words!r}) == 0\n"
-            "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
-        )
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-        modules = json.loads(done.stderr)
-        assert "gspo_hpc.cli.parser" in modules
-        light = (*HEAVY, "pydantic") if "--help" in words else HEAVY
-        page = words == ["plan", config]  # printed for a person, and only such a page is laid out by rich
-        assert ("rich" in modules) is page
-        assert [name for name in modules if name.split(".")[0] in light and not (page and "rich" in name)] == []
-
-
 LIGHT = ("yaml", "pydantic", "shtab", "difflib", *HEAVY)
 
 

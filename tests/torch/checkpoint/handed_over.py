@@ -1,0 +1,86 @@
+"""What test_handed_over.py lets a process of its own do: save a checkpoint with one rank, and load many of them.
+
+python -m tests.torch.checkpoint.handed_over save MODEL FOLDER
+python -m tests.torch.checkpoint.handed_over load MODEL FOLDER ...     # prints what each load of each one raised
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gspo_hpc.checkpoint import hugging_face, sharded
+from gspo_hpc.checkpoint.saver import Saver
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import start, stop
+from gspo_hpc.runs import commit
+from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training.checkpoint_state import CheckpointState
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def save(policy: Policy, config: Config, folder: Path) -> None:
+    """Make `folder` a whole checkpoint of step 1, with all files of one."""
+    staging = commit.begin(folder.parent, 1)
+    CheckpointState(Cursor(step=1), [], {"step": 1}).write(staging)
+    Saver(policy, background=False).save(
+        staging, lambda known: commit.commit(staging, 1, {"layout": config.layout}, known).rename(folder)
+    )
+
+
+def raised(work: Callable[[], object]) -> list[str] | None:
+    """Return the kind and the text of what `work` raises; None if it does its work."""
+    try:
+        work()
+    except BaseException as error:  # whatever it is: the test judges
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def main() -> None:
+    """Do what the command line says, and print a JSON object of what was raised."""
+    task, model, *names = sys.argv[1:]
+    os.environ.update(ALONE)
+    config = from_dict(
+        {
+            "cluster": {"platform": "cpu"},
+            "model": {"path": model, "dtype": "float32"},
+            "batch": {"global_batch_size": 4, "num_generations": 4, "micro_batch_tokens": 64},
+            "run": {"max_steps": 10},
+        }
+    )
+    arch, ranks = architecture.read(model), start(config)
+    policy = Policy(arch, config, ranks)
+    policy.load(model)
+    policy.make_optimizer()
+    said = {}
+    with contextlib.redirect_stdout(sys.stderr):
+        for name in names:
+            folder = Path(name)
+            if task == "save":
+                save(policy, config, folder)
+                continue
+            out = folder.with_name(f"{folder.name}-hf")
+            said[folder.name] = {
+                "whole": commit.verify(folder),
+                "resume": raised(lambda folder=folder: (sharded.load(policy, folder), CheckpointState.read(folder))),
+                "evaluate": raised(lambda folder=folder: sharded.load_weights(policy, folder)),
+                "export": raised(
+                    lambda folder=folder, out=out: hugging_face.to_hugging_face(folder / "megatron", arch, config, out)
+                ),
+                "dtype": raised(lambda folder=folder: hugging_face.dtype_of(folder / "megatron")),
+            }
+    print(json.dumps(said))
+    stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""How much a command imports: what decides how soon it answers on a login node, and does not depend on the machine.
+
+Takes 3 s. It would catch a library, or a part of this package, that a command begins to import without needing it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+TRAINING = ("torch", "vllm", "megatron", "wandb", "transformers", "numpy", "safetensors", "pyarrow")
+OTHERS = (
+    "jinja2",
+    "submitit",
+    "cloudpickle",
+    "tree_sitter",
+    "pygments",
+    "rich.markdown",
+    "rich.syntax",
+    "rich.progress",
+)
+STANDARD = (
+    "asyncio",
+    "http",
+    "urllib.request",
+    "ssl",
+    "multiprocessing",
+    "concurrent.futures",
+    "xml",
+    "unittest",
+    "logging",
+)
+HEAVY = (*TRAINING, *OTHERS, *STANDARD)
+OURS = (
+    "gspo_hpc.launch",
+    "gspo_hpc.doctor",
+    "gspo_hpc.diagnose",
+    "gspo_hpc.report",
+    "gspo_hpc.importers",
+    "gspo_hpc.runs",
+)
+REFUSED_PLANS, SUGGESTIONS = "gspo_hpc.planning.fixes", "gspo_hpc.planning.layouts"
+CONFIG = ("gspo_hpc.config", "pydantic", "yaml")
+
+
+def loaded(project: Path, code: str) -> set[str]:
+    """Every module that a fresh Python has after `code`, but for those that it starts with."""
+    before, after = (
+        "import sys\nhad = set(sys.modules)",
+        "import json\nprint(json.dumps(sorted(set(sys.modules) - had)))",
+    )
+    command = [sys.executable, "-c", f"{before}\n{code}\n{after}"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def named(modules: set[str], names: Sequence[str]) -> list[str]:
+    """Those of `names` that are among the modules, or hold one of them."""
+    return [name for name in names if any(module == name or module.startswith(f"{name}.") for module in modules)]
+
+
+@pytest.mark.parametrize(
+    ("command", "absent", "ours", "others"),  # the most modules of this package, and of others
+    [
+        ("--help", (*HEAVY, *OURS, *CONFIG, "rich"), 12, 25),
+        ("plan smollm2_cpu", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 70, 250),
+        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 75, 250),
+        ("plan smollm2_cpu --json", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS, "rich"), 65, 200),
+        ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 35, 180),
+        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OURS), 75, 250),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(
+    project: Path, command: str, absent: tuple[str, ...], ours: int, others: int
+) -> None:
+    code = (
+        "import contextlib, io\nfrom gspo_hpc.cli.main import main\n"
+        f"with contextlib.redirect_stdout(io.StringIO()):\n    assert main({command.split()!r}) == 0"
+    )
+    modules = loaded(project, code)
+    assert named(modules, absent) == []
+    own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
+    assert "gspo_hpc.cli.main" in own
+    assert (len(own) <= ours, len(modules - own) <= others) == (True, True), (len(own), len(modules - own))
+
+
+def test_the_probe_sees_an_import(project: Path) -> None:
+    modules = loaded(project, "import logging.handlers, gspo_hpc.planning.fixes.search")
+    assert named(modules, (*HEAVY, REFUSED_PLANS)) == ["logging", REFUSED_PLANS]
