@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -41,7 +42,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from megatron.core.dist_checkpointing.utils import extract_sharded_base, force_all_tensors_to_non_fp8
 from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner
 
@@ -141,7 +142,9 @@ class Reader(torch_checkpoint.FileSystemReader):
     def read_metadata(self) -> Metadata:
         """Return the index. Raises ValueError where there is none."""
         if self._index is None:
-            self._index = index.read(Path(self.path))
+            found = index.read(Path(self.path))
+            places = {at: _StorageInfo(**vars(place)) for at, place in found.storage_data.items()}
+            self._index = replace(found, storage_data=places)
         return self._index
 
 
@@ -171,7 +174,11 @@ class _Writer(torch_checkpoint.FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
         """Write the index."""
-        places = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        places = {
+            one.index: index.Place(one.storage_data.relative_path, one.storage_data.offset, one.storage_data.length)
+            for of_rank in results
+            for one in of_rank
+        }
         index.write(Path(self.path), metadata.state_dict_metadata, places)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -35,7 +35,16 @@ _DTYPES = {
 }
 
 
-def write(shards: Path, tensors: Mapping[str, Any], places: Mapping[MetadataIndex, _StorageInfo]) -> None:
+@dataclass(frozen=True)
+class Place:
+    """The place of a piece of a tensor: a file of the folder, and bytes in it."""
+
+    relative_path: str
+    offset: int
+    length: int
+
+
+def write(shards: Path, tensors: Mapping[str, Any], places: Mapping[MetadataIndex, Place]) -> None:
     """Write the index of the folder `shards`, from torch's metadata of its tensors and the places of their pieces."""
     found = {}
     for key, tensor in tensors.items():
@@ -51,7 +60,10 @@ def write(shards: Path, tensors: Mapping[str, Any], places: Mapping[MetadataInde
 
 
 def read(shards: Path) -> Metadata:
-    """Return the index of the folder `shards` as torch's metadata. Raises ValueError where it is not one of ours."""
+    """Return the index of the folder `shards` as torch's metadata, with each :class:`Place` as its storage data.
+
+    Raises ValueError where it is not one of ours.
+    """
     path = shards / NAME
     if not path.is_file():
         older = "; it was written by an earlier version" if (shards / ".metadata").exists() else ""
@@ -75,7 +87,7 @@ def _add(metadata: Metadata, key: str, tensor: Mapping[str, Any]) -> None:
             raise ValueError(f"{file!r} is no name of a shard")
         chunk = ChunkStorageMetadata(_sizes(begin), _sizes(sizes))
         start, count = _sizes([offset, length])
-        metadata.storage_data[MetadataIndex(key, chunk.offsets)] = _StorageInfo(file, start, count)
+        metadata.storage_data[MetadataIndex(key, chunk.offsets)] = Place(file, start, count)
         chunks.append(chunk)
     properties = TensorProperties(dtype=_DTYPES[tensor["dtype"]])
     metadata.state_dict_metadata[key] = TensorStorageMetadata(properties, _sizes(tensor["shape"]), chunks)

@@ -113,7 +113,7 @@ def test_an_unknown_reward_function_is_refused(tmp_path: Path, capsys: pytest.Ca
         assert main(["plan", str(path), *words]) == 2
         told = capsys.readouterr().err
         line = f"error: {path}:15: reward.functions[1].function is 'number_mach', which is not built in; "
-        assert told.startswith(f"{line}the nearest is 'number_match'") and told.count("\n") == 1
+        assert told.startswith(f"{line}nearest: number_match. Give") and told.count("\n") == 1
     assert main(["plan", "tiny_cpu", "reward.functions=[{function: no/such.py:file}]"]) == 0
 
 
