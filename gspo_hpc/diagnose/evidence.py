@@ -154,8 +154,3 @@ def share_of_step(evidence: Evidence, key: str) -> tuple[float, float, list[Poin
 def percent(share: float) -> str:
     """Write a share as a percentage."""
     return f"{100 * share:.0f} %" if share >= 0.095 or share == 0.0 else f"{100 * share:.1f} %"
-
-
-def number(x: float) -> str:
-    """Write a number with three digits."""
-    return f"{x:.3g}"

@@ -103,11 +103,6 @@ def within(group: str, look: Callable[[], Iterable[Finding]], seconds: float = P
     return found
 
 
-def first_line(text: str) -> str:
-    """Return the first line that is not empty: of a message of our own, whole."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
 def shortened(text: str, length: int = 200) -> str:
     """Return what another program wrote in at most `length` characters, with "…" at its end where some are left out."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo_hpc.doctor.finding import Section, first_line, gib, shortened
+from gspo_hpc.doctor.finding import Section, gib, shortened
+from gspo_hpc.system.text import first_line
 
 QUERY = (
     *("index", "name", "uuid", "memory.total", "memory.used", "mig.mode.current"),

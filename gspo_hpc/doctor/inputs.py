@@ -13,11 +13,12 @@ from gspo_hpc.config import paths
 from gspo_hpc.config.schema import Config, Data
 from gspo_hpc.data import prompts
 from gspo_hpc.doctor import model
-from gspo_hpc.doctor.finding import Finding, Section, first_line, gib, shortened
+from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry
 from gspo_hpc.runs import snapshot
+from gspo_hpc.system.text import first_line
 
 ROWS = 1000  # rows of a large file that are read
 _WHOLE_BYTES = 64 * 2**20  # files up to this size are read completely

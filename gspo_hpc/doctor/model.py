@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.doctor.finding import Section, first_line, gib
+from gspo_hpc.doctor.finding import Section, gib
 from gspo_hpc.models import architecture
+from gspo_hpc.system.text import first_line
 
 _INDEX = "model.safetensors.index.json"
 _ONE = "model.safetensors"

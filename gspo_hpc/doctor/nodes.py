@@ -21,11 +21,12 @@ from gspo_hpc.config.schema import Config, Reward, replace
 from gspo_hpc.config.section import SBATCH_VALUE
 from gspo_hpc.doctor import finding, slurm
 from gspo_hpc.doctor.files import run_folder
-from gspo_hpc.doctor.finding import Finding, Section, first_line, shortened
+from gspo_hpc.doctor.finding import Finding, Section, shortened
 from gspo_hpc.launch.slurm import commands, srun, submit
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.files import make_private_dir, read_json, write_atomically
+from gspo_hpc.system.text import first_line
 
 JOB_MINUTES = 5
 ANSWER_SECONDS = 200.0  # nodes must answer within this time once the job runs

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from gspo_hpc.config.reading.slurm_time import parse_minutes
 from gspo_hpc.config.schema import Config, Slurm
-from gspo_hpc.doctor.finding import Finding, Section, first_line, gib
+from gspo_hpc.doctor.finding import Finding, Section, gib
 from gspo_hpc.launch.slurm import commands
 from gspo_hpc.launch.slurm.commands import SlurmError
+from gspo_hpc.system.text import first_line
 
 PATIENCE = 2.0  # seconds during which a controller that does not answer is asked again
 _TRIED = (22, 5)  # the oldest Slurm that the tests ran on

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.config.section import written
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning.estimates import devices, time
@@ -57,7 +58,7 @@ class Layout:
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
-        return " ".join(f"{key}={_shown(value)}" for key, value in self.settings.items())
+        return " ".join(f"{key}={written(value)}" for key, value in self.settings.items())
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `gspo-hpc suggest --json` prints them."""
@@ -240,7 +241,3 @@ def _divisors(number: int) -> list[int]:
 def _value(config: Config, key: str) -> Any:
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower()

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gspo_hpc.system.text import prefixed
+
 Values = Sequence[float | None]
 
 
@@ -107,9 +109,9 @@ def number(value: float | None) -> str:
     if size >= 1e15 or size < 1e-3:
         mantissa, _, power = f"{value:.1e}".partition("e")
         return f"{mantissa.removesuffix('.0')}e{int(power)}".replace("-", "−")
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / (1e3 if unit == 'k' else limit):.1f}".removesuffix(".0").replace("-", "−") + unit
+    scaled, prefix = prefixed(value)
+    if prefix:
+        return f"{scaled:.1f}".removesuffix(".0").replace("-", "−") + prefix
     if size >= 100:
         return f"{value:,.0f}".replace("-", "−")
     text = f"{value:.{3 if size < 1 else 2 if size < 10 else 1}f}"

@@ -1,4 +1,4 @@
-"""Small pieces of text, written the same way everywhere: durations, sizes, near misses, the end of a log."""
+"""Small pieces of text, written the same way everywhere: durations, numbers, near misses, ends of logs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,24 @@ def gib(count: float) -> str:
 def in_gib(count: float, digits: int = 1) -> str:
     """Return a number of bytes in GiB, without the unit: 1.5, or 0.2 for a column whose head has the unit."""
     return f"{count / GIB:.{digits}f}"
+
+
+def rounded(value: float) -> str:
+    """Return a number as text of three digits: 0.123, 12.3, 4.56e-07."""
+    return f"{value:.3g}"
+
+
+def prefixed(value: float) -> tuple[float, str]:
+    """Return a number from ten thousand on as one with a prefix: (12.3, "k"), (4.5, "M"); smaller ones as they are."""
+    for least, unit, letter in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= least:
+            return value / unit, letter
+    return value, ""
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text that is not empty, without the blanks around it."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def printable(text: str) -> str:

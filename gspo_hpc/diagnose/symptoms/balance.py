@@ -15,13 +15,13 @@ from gspo_hpc.diagnose.evidence import (
     Evidence,
     mean,
     middle,
-    number,
     percent,
     share_of_step,
     span,
 )
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.runs.reader import value
+from gspo_hpc.system.text import rounded
 
 # With a tenth of its sequences an engine makes hardly more than a tenth of its tokens per second.
 TAIL, TAIL_HIGH = 0.3, 0.5
@@ -62,7 +62,7 @@ def generation_tail(run: Evidence) -> Finding | None:
         (
             f"for {percent(share)} of the generation ({middle(tails):.1f} s per rollout, {span(tails)}) at most a "
             "tenth of the completions were still running",
-            f"completions have {number(mean(lengths))} tokens on average, the longest "
+            f"completions have {rounded(mean(lengths))} tokens on average, the longest "
             f"{max(tokens for _, tokens in longest):.0f} (limit {limit})",
         ),
         "a few answers are far longer than the rest, and the engines are nearly empty until these end",
@@ -224,6 +224,6 @@ def unbalanced_experts(run: Evidence) -> Finding | None:
         ),
         "the router prefers some experts, and ranks that hold them compute while the others wait. The losses balance "
         "the router; the flex dispatcher does not, but it moves tokens to other ranks faster",
-        (f"moe.aux_loss_coeff={number(3 * aux) if aux else '0.001'}", "moe.z_loss_coeff=0.001", *flex),
+        (f"moe.aux_loss_coeff={rounded(3 * aux) if aux else '0.001'}", "moe.z_loss_coeff=0.001", *flex),
         severity="problem" if middle(worst) >= EXPERTS_UNEVEN_HIGH else "warning",
     )

@@ -8,9 +8,10 @@ from typing import Any
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.constants import OVERCLIPPED
 from gspo_hpc.config.derived import updates_per_rollout
-from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, number, percent, span
+from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.runs.reader import value
+from gspo_hpc.system.text import rounded
 
 # A group whose completions all have the same reward teaches nothing. At a half, half of the generation is wasted; above
 # four fifths the gradient comes from a handful of prompts.
@@ -57,7 +58,7 @@ def exploding_gradients(run: Evidence) -> Finding | None:
         limit = max(CLIP_GRAD, run.config.optimizer.clip_grad)
         if after > GRADIENT_GROWTH * before and after > limit:
             evidence.append(
-                f"the median gradient norm grew from {number(before)} in {span(parts[0])} to {number(after)} in "
+                f"the median gradient norm grew from {rounded(before)} in {span(parts[0])} to {rounded(after)} in "
                 f"{span(parts[1])}"
             )
     if any("TooManySkippedSteps" in f"{a.detail}{a.error.text if a.error else ''}" for a in run.attempts):
@@ -66,13 +67,13 @@ def exploding_gradients(run: Evidence) -> Finding | None:
     if not evidence:
         return None
     optimizer = run.config.optimizer
-    settings = [f"optimizer.lr={number(optimizer.lr / 10)}"]
+    settings = [f"optimizer.lr={rounded(optimizer.lr / 10)}"]
     if optimizer.clip_grad == 0.0 or optimizer.clip_grad > CLIP_GRAD:
         settings.insert(0, f"optimizer.clip_grad={CLIP_GRAD}")
     if half:
         settings[:0] = [
             "model.dtype=bfloat16",
-            f"optimizer.initial_loss_scale={number(optimizer.initial_loss_scale / 64)}",
+            f"optimizer.initial_loss_scale={rounded(optimizer.initial_loss_scale / 64)}",
         ]
     return Finding(
         tuple(evidence),
@@ -105,7 +106,7 @@ def train_inference_mismatch(run: Evidence) -> Finding | None:
         return None
     key, parts, before, after = grown
     peak = max(run.points("gap_max"), key=lambda p: p[1], default=None)
-    largest = "" if peak is None else f"; the largest difference was {number(peak[1])} at step {peak[0]}"
+    largest = "" if peak is None else f"; the largest difference was {rounded(peak[1])} at step {peak[0]}"
     settings = ["rollout.dtype=float32", "model.dtype=float32"]
     if run.points("experts/imbalance"):
         settings.insert(0, "moe.router_replay=auto")
@@ -116,7 +117,7 @@ def train_inference_mismatch(run: Evidence) -> Finding | None:
         ),
         "engine and trainer round differently, and the policy has become sensitive to it: its distributions are very "
         "sharp, its weights are large, or its router chooses other experts",
-        (*settings, f"optimizer.lr={number(run.config.optimizer.lr / 10)}"),
+        (*settings, f"optimizer.lr={rounded(run.config.optimizer.lr / 10)}"),
         severity="problem" if after > 10 * floor else "warning",
     )
 
@@ -141,11 +142,11 @@ def length_explosion(run: Evidence) -> Finding | None:
     went = "" if rewards is None else f"; reward went from {mean(rewards[0]):.3f} to {mean(rewards[1]):.3f}"
     return Finding(
         (
-            f"a completion had {number(before)} tokens on average in {span(parts[0])} and {number(after)} in "
+            f"a completion had {rounded(before)} tokens on average in {span(parts[0])} and {rounded(after)} in "
             f"{span(parts[1])} (limit {limit}){went}",
         ),
         "longer answers earn more reward, whatever they say" if paid else "the policy no longer ends its answers",
-        (f"optimizer.lr={number(run.config.optimizer.lr / 10)}", "algorithm.kl_beta=0.001"),
+        (f"optimizer.lr={rounded(run.config.optimizer.lr / 10)}", "algorithm.kl_beta=0.001"),
         ("reward.functions: add a term for length (a reward function is given response_length)", "samples.jsonl"),
         "warning" if paid else "problem",
     )
@@ -167,7 +168,7 @@ def truncation(run: Evidence) -> Finding | None:
     return Finding(
         (
             f"{percent(mean(points))} of the completions were cut off at {limit} tokens in {span(points)}"
-            + (f"; their mean length is {number(mean(lengths))}" if lengths else ""),
+            + (f"; their mean length is {rounded(mean(lengths))}" if lengths else ""),
         ),
         "answers do not fit into rollout.max_response_length, or the model does not end them",
         (f"rollout.max_response_length={2 * limit}",),
@@ -204,7 +205,7 @@ def zero_variance_groups(run: Evidence) -> Finding | None:
             f"in {percent(share)} of the groups ({count} of {total}, {span(points)}) all completions have the same "
             f"reward{nothing}",
         ),
-        f"the completions of a group are nearly identical, because rollout.temperature is {number(temperature)}"
+        f"the completions of a group are nearly identical, because rollout.temperature is {rounded(temperature)}"
         if cold
         else "the prompts are too easy or too hard, or the reward function gives all answers the same reward",
         (*(["rollout.temperature=1.0"] if cold else []), f"batch.num_generations={2 * batch.num_generations}"),
@@ -248,7 +249,7 @@ def reward_saturation(run: Evidence) -> Finding | None:
     if level <= 0.0 or spread > SATURATED_SPREAD * level or level < 0.9 * best:
         return None
     return Finding(
-        (f"the mean reward is {number(level)} with a standard deviation of {number(spread)} in {span(rewards)}",),
+        (f"the mean reward is {rounded(level)} with a standard deviation of {rounded(spread)} in {span(rewards)}",),
         "the task is learned, or the reward function gives nearly all answers full marks, so advantages are noise or 0",
         (),
         ("data.train: use harder prompts", "reward.functions: tell good answers from better ones", "samples.jsonl"),
@@ -272,8 +273,8 @@ def reward_function_failures(run: Evidence) -> Finding | None:
     share, timeout = failed / (size * len(points)), run.config.reward.timeout
     return Finding(
         (f"reward functions failed for {percent(share)} of the completions ({failed:.0f} in {span(points)})",),
-        f"a reward function raises, takes longer than reward.timeout ({number(timeout)} s), or returns no number",
-        (f"reward.timeout={number(3 * timeout)}",),
+        f"a reward function raises, takes longer than reward.timeout ({rounded(timeout)} s), or returns no number",
+        (f"reward.timeout={rounded(3 * timeout)}",),
         ("the console or the job's log names the function that failed, and why", "samples.jsonl: failure"),
         "problem" if share >= REWARD_FAILURES_HIGH else "warning",
     )
@@ -305,10 +306,10 @@ def clipping_never_active(run: Evidence) -> Finding | None:
     return Finding(
         (
             f"no ratio was clipped in the later updates of rollouts, {span(clipped)}: the largest |ratio - 1| was "
-            f"{number(largest)}, the range is -{clip.clip_low:g} to +{clip.clip_high:g}",
+            f"{rounded(largest)}, the range is -{clip.clip_low:g} to +{clip.clip_high:g}",
         ),
         "updates are too small for the clip range to matter: the policy hardly moves within a rollout",
-        (f"optimizer.lr={number(3 * run.config.optimizer.lr)}", f"algorithm.clip_high={largest / 2:.1g}"),
+        (f"optimizer.lr={rounded(3 * run.config.optimizer.lr)}", f"algorithm.clip_high={largest / 2:.1g}"),
     )
 
 
@@ -333,10 +334,10 @@ def overclipping(run: Evidence) -> Finding | None:
     if lost:
         evidence.append(f"in {len(lost)} of these {len(clipped)} updates the gradient was exactly 0 ({_some(lost)})")
     fewer = max(1, (config.batch.steps_per_generation or 1) // 2)
-    settings = [f"optimizer.lr={number(config.optimizer.lr / 3)}"]
+    settings = [f"optimizer.lr={rounded(config.optimizer.lr / 3)}"]
     if config.batch.steps_per_generation and fewer < config.batch.steps_per_generation:
         settings.append(f"batch.steps_per_generation={fewer}")
-    settings.append(f"algorithm.clip_high={number(3 * clip.clip_high)}")
+    settings.append(f"algorithm.clip_high={rounded(3 * clip.clip_high)}")
     return Finding(
         tuple(evidence),
         "the first update of a rollout already moves the policy out of the clip range, so the later ones change little "

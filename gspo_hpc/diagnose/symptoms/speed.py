@@ -14,13 +14,13 @@ from gspo_hpc.diagnose.evidence import (
     Evidence,
     mean,
     middle,
-    number,
     percent,
     share_of_step,
     span,
 )
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.runs.reader import value
+from gspo_hpc.system.text import rounded
 
 # The target for GPUs is above 80 %; below 50 % is where people start to ask why.
 DEVICE_USE, DEVICE_USE_LOW = 0.8, 0.5
@@ -153,8 +153,8 @@ def memory_swings(run: Evidence) -> Finding | None:
     swing, budget = (most[1] - least[1]) / most[1], run.config.batch.micro_batch_tokens
     return Finding(
         (
-            f"updates took {number(least[1])} GiB at step {least[0]} and {number(most[1])} GiB at step {most[0]}: they "
-            f"differ by {percent(swing)} (target below {percent(MEMORY_SWING)})",
+            f"updates took {rounded(least[1])} GiB at step {least[0]} and {rounded(most[1])} GiB at step {most[0]}: "
+            f"they differ by {percent(swing)} (target below {percent(MEMORY_SWING)})",
         ),
         "activations grow with the samples in a micro-batch; the largest micro-batch decides whether it fits",
         (
@@ -215,7 +215,7 @@ def slow_checkpoints(run: Evidence) -> Finding | None:
     return Finding(
         (
             f"training waited {saving:.1f} s for {len(points)} checkpoints in {span(run.points('step', run.recent))}: "
-            f"{percent(share)} of the time, {number(mean(points))} s each (checkpoint.interval {options.interval})",
+            f"{percent(share)} of the time, {rounded(mean(points))} s each (checkpoint.interval {options.interval})",
         ),
         "the file system is slow, or a checkpoint starts before the last one is written"
         if options.async_save

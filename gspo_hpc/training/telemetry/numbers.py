@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from gspo_hpc.runs import reader
+from gspo_hpc.system.text import prefixed, rounded
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float | None:
     """Return the finite number of the first of these keys that has one, else None."""
-    for key in keys:
-        value = record.get(key)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            return float(value)
-    return None
+    return next((found for key in keys if (found := reader.value(record, key)) is not None), None)
 
 
 def fixed(value: float | None, digits: int, room: int = 6) -> str:
@@ -29,7 +27,7 @@ def short(value: float | None) -> str:
     if value is None:
         return "-"
     if value == 0 or 0.01 <= abs(value) < 1000:
-        return f"{value:.3g}"
+        return rounded(value)
     return f"{value:.1e}"
 
 
@@ -37,7 +35,5 @@ def count(value: float | None) -> str:
     """Return the number with a unit prefix where it is large: 950, 12.3k, 4.5M."""
     if value is None:
         return "-"
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1000 if letter == 'k' else size):.1f}{letter}"
-    return f"{value:.0f}"
+    scaled, letter = prefixed(value)
+    return f"{scaled:.1f}{letter}" if letter else f"{value:.0f}"

@@ -13,6 +13,9 @@ from gspo_hpc.system import environment, exit_codes
 
 HOMES = {
     r"get_close_matches": "system/text.py",
+    r"1e9, \"G\"|\"M\"\), \(1e4": "system/text.py",  # prefixed
+    r":\.3g\}": "system/text.py",  # rounded
+    r"def first_line": "system/text.py",
     r"Traceback \\\(most recent call last": "system/text.py",
     r"\.seek\(max\(": "system/text.py",
     r"/ GIB:|2 ?\*\* ?30\b|1024 ?\*\* ?3\b": "system/text.py",  # GIB, gib and in_gib

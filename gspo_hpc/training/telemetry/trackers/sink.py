@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from gspo_hpc.system.text import first_line
+
 Samples = Sequence[Mapping[str, Any]]
 
 
@@ -23,6 +25,6 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def first_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return the kind of an error and the first line of its text."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+    return f"{type(error).__name__}: {first_line(str(error))}"[:300]

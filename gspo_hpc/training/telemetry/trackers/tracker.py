@@ -25,7 +25,7 @@ from gspo_hpc.config.schema import Tracking
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.files import read_json, write_json
 from gspo_hpc.system.redact import redact
-from gspo_hpc.training.telemetry.trackers.sink import Samples, Sink, first_line
+from gspo_hpc.training.telemetry.trackers.sink import Samples, Sink, in_one_line
 
 CLOSE_SECONDS = 60.0  # what all trackers together may cost at the end
 SETTLE_SECONDS = 1.0  # after this long wandb's own process surely has its history on disk
@@ -101,7 +101,7 @@ class Tracker:
             try:
                 sink = make()
             except Exception as error:  # whatever it is, it must not end the run
-                self._warn(f"{name} did not start, the run goes on without it: {first_line(error)}")
+                self._warn(f"{name} did not start, the run goes on without it: {in_one_line(error)}")
                 continue
             if sink is not None:
                 self._sinks[name] = sink
@@ -117,7 +117,7 @@ class Tracker:
         try:
             return RunDir(run_dir).read_metrics()
         except (OSError, ValueError) as error:
-            self._warn(f"metrics.jsonl was not read, trackers may lack steps: {first_line(error)}")
+            self._warn(f"metrics.jsonl was not read, trackers may lack steps: {in_one_line(error)}")
             return []
 
     def _deliver(self, record: Mapping[str, Any], samples: Samples) -> None:
@@ -139,7 +139,7 @@ class Tracker:
         try:
             write_json(self._state, self._last)
         except OSError as error:
-            self._warn(f"{self._state.name} was not written: {first_line(error)}")
+            self._warn(f"{self._state.name} was not written: {in_one_line(error)}")
 
     def _finish(self, exit_code: int) -> None:
         for name in list(self._sinks):
@@ -152,7 +152,7 @@ class Tracker:
             action(self._sinks[name])
         except Exception as error:  # whatever it is, it must not end the run
             del self._sinks[name]
-            self._warn(f"{name} failed, the run goes on without it: {first_line(error)}")
+            self._warn(f"{name} failed, the run goes on without it: {in_one_line(error)}")
             return False
         return True
 

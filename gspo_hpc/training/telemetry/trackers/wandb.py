@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gspo_hpc.config.schema import Tracking
 from gspo_hpc.system.redact import redact
-from gspo_hpc.training.telemetry.trackers.sink import Samples, encodable, first_line
+from gspo_hpc.training.telemetry.trackers.sink import Samples, encodable, in_one_line
 
 INIT_SECONDS = 20.0  # what a W&B server that does not answer may cost at the start ...
 FINISH_SECONDS = 30.0  # ... and at the end; what was not sent stays in wandb/ for `wandb sync`
@@ -48,7 +48,7 @@ class Wandb:
                 action()
             except Exception as error:  # whatever it is, rows go on
                 self._takes_tables = False
-                self.warn(f"W&B did not accept the table of samples ({first_line(error)}); they are in samples.jsonl")
+                self.warn(f"W&B did not accept the table of samples ({in_one_line(error)}); they are in samples.jsonl")
         return self._takes_tables
 
 
@@ -90,7 +90,7 @@ def start(
     except Exception as error:
         if mode == "offline":
             raise
-        warn(f"W&B does not answer ({first_line(error)}); logging to wandb/ for a later `wandb sync`")
+        warn(f"W&B does not answer ({in_one_line(error)}); logging to wandb/ for a later `wandb sync`")
         wandb.teardown()  # else the id is still taken, by the run that did not start
         run = init("offline")
 
