@@ -42,6 +42,9 @@ def lines(parts: Iterable[RenderableType], stream: TextIO | None = None) -> Iter
         if isinstance(part, str):
             yield part
             continue
+        if isinstance(part, Text) and ours.color_system is None:  # as it is, without rich's machinery
+            yield from (line.rstrip(" ") for line in part.plain.split("\n"))
+            continue
         ours.file = io.StringIO()
         ours.print(part, crop=False, soft_wrap=isinstance(part, Text))
         yield from (line.rstrip(" ") for line in ours.file.getvalue().removesuffix("\n").split("\n"))
