@@ -147,6 +147,8 @@ def _batch_sizes(config: Config, plan: PlanBuilder, rows: int | None) -> dict[st
     step = math.lcm(groups, size * dp)  # and an update where no DP group owns prompts
     if config.rollout.mode != "server" and mbs:
         step = whole
+    if not mbs:  # packing deals the completions of an update to the ranks, however many there are
+        step = groups
     most = rows * groups if rows is not None else None  # completions that the data has prompts for
     if gbs is not None:
         loose = math.lcm(step, groups * dp // math.gcd(groups * dp, count))
