@@ -110,7 +110,8 @@ def suggest_layouts(
 
 def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> dict[str, Any]:
     """Return the plan as plain values; with `ranks`, the place of each rank, or None if they cannot be placed."""
-    found = plan.to_json() | {"fixes": [fix.to_json() for fix in fixes]}
+    found = plan.to_json() | {"fixes": [fix.to_json() for fix in fixes if not fix.left]}
+    found["partial_fix"] = next(({"changes": fix.to_json(), "left": list(fix.left)} for fix in fixes if fix.left), None)
     for item, told in zip(plan.broken, found["broken"], strict=True):
         told["settings"] = [{"key": key, "place": place} for key, place in mentions.given(item, places).items()]
     if ranks:
@@ -124,10 +125,13 @@ def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> d
 
 
 def _fixes(config: Config, rows: int | None) -> list[Fix]:
-    """Return the changes that repair a refused plan."""
-    from gspo_hpc.planning.fixes import search
+    """Return the changes that repair a refused plan, or at least as many of its rules as can be."""
+    from gspo_hpc.planning.fixes import repair, search
 
-    return search.find(config, rows)
+    found = search.find(config, rows)
+    if not found and (several := repair.find(config, rows)) is not None:
+        found = [several]
+    return found
 
 
 def _batch_script(config: Config) -> str | None:

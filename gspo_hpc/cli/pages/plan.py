@@ -123,12 +123,13 @@ def _passes(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _fixes(fixes: Sequence[Fix]) -> RenderableType:
     if not fixes:
-        return item("  ", "no change of one or two settings makes every rule hold")
+        return item("  ", "no change that was tried leaves fewer rules broken")
     rows = []
     for fix in fixes:
         now = ", ".join(f"now {'not given' if c.before is None else written(c.before)}" for c in fix.changes)
         more = f"; {fix.warnings} more warning{'s' * (fix.warnings > 1)}" if fix.warnings else ""
-        rows.append((str(fix), now + more))
+        left = f"; still broken then: {', '.join(fix.left)}" if fix.left else ""
+        rows.append((str(fix), now + more + left))
     return grid(rows, wrapped=2)
 
 

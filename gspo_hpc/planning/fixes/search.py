@@ -22,7 +22,7 @@ from gspo_hpc.planning.fixes import by_type
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import ENGINE, LENGTHS, candidates, value_of, with_value
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
-from gspo_hpc.planning.rules.ids import Topic
+from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic
 
 MAX_OFFERED = 6
@@ -91,10 +91,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Fix:
-    """Changes that together make every rule hold."""
+    """Changes that together make every rule hold, or all but those in `left`."""
 
     changes: tuple[Change, ...]
     warnings: int = 0  # how many more warnings the plan has then
+    left: tuple[RuleId, ...] = ()  # rules that are broken even then, in a repair of as many as can be
 
     def __str__(self) -> str:
         return " ".join(map(str, self.changes))
@@ -120,10 +121,10 @@ def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room
     offered only if neither of its changes is a fix alone.
     """
     plan = make_plan(config, rows)
-    return [] if plan.valid else _Search(config, rows, plan).found(limit, room)
+    return [] if plan.valid else Search(config, rows, plan).found(limit, room)
 
 
-class _Search:
+class Search:
     """The search for fixes of one refused plan."""
 
     def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
@@ -135,7 +136,7 @@ class _Search:
 
     def found(self, limit: int, room: int) -> list[Fix]:
         """Return fixes of one change, then of two."""
-        singles = self._singles()
+        singles = self.singles()
         if not singles:
             singles = self._other_models()
         alone = {str(fix.changes[0]) for fix in singles}
@@ -173,7 +174,8 @@ class _Search:
         self.firsts += others[:near] + [other for other in best if _left(other[2].broken) < self.left]
         return fixes
 
-    def _singles(self) -> list[Fix]:
+    def singles(self) -> list[Fix]:
+        """Return the changes of one setting that fix the plan, nearest first."""
         plan = judge(self.config, self.rows, self.models)
         singles = []
         known = candidates(self.config, plan, self.topics, self.rows)
@@ -189,6 +191,15 @@ class _Search:
             for key in sorted(more.keys() - known.keys()):
                 singles += self._alone(key, more[key], first=True)
         return sorted(singles, key=_order)
+
+    def best_first(self) -> Change | None:
+        """Return the change that leaves the fewest rules broken, the nearest of several; None if none leaves fewer.
+
+        To be called after :meth:`singles`.
+        """
+        better = [(_left(plan.broken), _distance(change), str(change), change) for change, _, plan in self.firsts]
+        least = min(better, default=None, key=lambda item: item[:3])
+        return least[3] if least is not None and least[0] < self.left else None
 
     def _grown(self, key: str, fixes: list[Fix]) -> list[Fix]:
         """Return about the largest value that is a fix, between the nearest known one and the present one."""
