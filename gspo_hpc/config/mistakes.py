@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from gspo_hpc.config import paths, plugins, schema
 from gspo_hpc.config.reading.config_yaml import Ambiguous, number_meant
+from gspo_hpc.config.reading.peer_names import PEER_NAMES
 from gspo_hpc.config.section import Section, describe
 from gspo_hpc.system.text import near_miss
 
@@ -95,6 +96,8 @@ def _rule(one: ErrorDetails, field: Any) -> str:
 
 def _unknown(loc: Sequence[str | int]) -> str:
     name = str(loc[-1])
+    if (here := PEER_NAMES.get(name.lower())) is not None:
+        return f"unknown key {dotted(loc)}; here it is {here}"
     if len(loc) == 1:
         sections = list(schema.Config.model_fields)
         return f"unknown section {loc[0]!r}{near_miss(name, [*sections, *schema.keys()]) or _allowed(sections)}"
