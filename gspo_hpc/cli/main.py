@@ -21,7 +21,8 @@ from gspo_hpc.system.text import near_miss
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    A user's mistake is one or two lines on standard error; only with GSPO_HPC_DEBUG=1 also a traceback.
+    A user's mistake is one or two lines on standard error, and with --json also an object on standard output, whose
+    `errors` are these lines; only with GSPO_HPC_DEBUG=1 is it a traceback.
     """
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     name = words[0] if words else ""
+    as_json = False
     try:
         if name not in COMMANDS:
             top, _ = parsers()
@@ -41,6 +43,7 @@ def _run(words: list[str]) -> int:
                 top.parse_args(words)  # --help and --version end here
             return _unknown(name, top, list(COMMANDS))
         args = parser_of(name).parse_intermixed_args(words[1:])
+        as_json = getattr(args, "json", False)
         return int(args.run(args))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
@@ -54,7 +57,7 @@ def _run(words: list[str]) -> int:
         refusals = (ValueError, FileNotFoundError, ModuleNotFoundError, SlurmError)
         if not isinstance(error, (*refusals, OSError)) or os.environ.get(DEBUG) or _own_bug(error):
             raise
-        _complain(error)
+        _complain(error, as_json)
         return REFUSED if isinstance(error, refusals) else FAILED
 
 
@@ -63,7 +66,7 @@ def _own_bug(error: Exception) -> bool:
     return isinstance(error, ModuleNotFoundError) and (error.name or "gspo_hpc").startswith("gspo_hpc")
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: Exception, as_json: bool) -> None:
     if isinstance(error, ModuleNotFoundError):
         text = f"{error.name} is not installed here; install gspo_hpc[cpu] or gspo_hpc[gpu]"
     elif isinstance(error, OSError) and error.filename is not None:
@@ -72,6 +75,10 @@ def _complain(error: Exception) -> None:
         text = str(error) or type(error).__name__
     for line in text.splitlines():
         print(f"{paint('error:', '31', sys.stderr)} {line}", file=sys.stderr)
+    if as_json:
+        import json  # only here: a command that is right may not need it
+
+        print(json.dumps({"errors": text.splitlines()}))
 
 
 def _unknown(name: str, top: argparse.ArgumentParser, commands: list[str]) -> int:

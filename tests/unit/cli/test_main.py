@@ -302,3 +302,14 @@ def test_the_name_of_the_nearest_preset_can_be_typed(
     (tmp_path / "mine.yaml").write_text("run: {seed: 1}\n")
     assert main(["plan", "mien.yaml"]) == 2
     assert capsys.readouterr().err == "error: mien.yaml: no such config file; nearest: mine.yaml\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["plan", "tiny_cpu", "batch.num_generations=x"], ["suggest", "no_such"], ["status", "no_such"]]
+)
+def test_errors_are_an_object_for_json(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that reads --json would fail on empty output, without the reason."""
+    assert main([*words, "--json"]) == 2
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [f"error: {line}" for line in json.loads(told.out)["errors"]]
+    assert json.loads(told.out)["errors"]
