@@ -206,8 +206,17 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
         training |= {world // cluster.nodes for world in worlds if world % cluster.nodes == 0}
     found["cluster.nodes"] = {count for count in nodes if count > 0}
     machines = {*range(1, 17), 32, 64, 72} | _multiples(config.rollout.tensor_parallel_size, gpus)
-    found["cluster.gpus_per_node"] = machines | {apart + count for count in training if count <= MOST_GPUS_PER_NODE}
+    machines |= {apart + count for count in training if count <= MOST_GPUS_PER_NODE}
+    found["cluster.gpus_per_node"] = {count for count in machines if count <= _most_gpus(config)}
     return found
+
+
+def _most_gpus(config: Config) -> int:
+    """Return the GPUs of the largest node that is worth proposing: boards of known GPUs have 8, racks of GB200 72."""
+    cluster = config.cluster
+    if cluster.platform != "cuda" or cluster.gpu is None or "gb200" in cluster.gpu.lower():
+        return MOST_GPUS_PER_NODE
+    return max(8, cluster.gpus_per_node)
 
 
 def _switches(config: Config) -> dict[str, set[Any]]:

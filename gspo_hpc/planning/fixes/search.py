@@ -140,7 +140,7 @@ class Search:
         if not singles:
             singles = self._other_models()
         alone = {str(fix.changes[0]) for fix in singles}
-        pairs = self._pairs(alone, room)
+        pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
         farthest = 2.0 * singles[0].distance if singles else math.inf
         return _shown(singles, limit) + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
 
@@ -253,6 +253,18 @@ class Search:
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later
+
+
+def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
+    """Return whether one of two changes is a fix alone but for a fiftieth: 8190 beside 8192, with another length."""
+    numbers = [
+        (change.key, change.value) for single in singles for change in single.changes if _is_number(change.value)
+    ]
+    return any(
+        key == change.key and _is_number(change.value) and abs(change.value - value) < value / 50
+        for change in fix.changes
+        for key, value in numbers
+    )
 
 
 def _topics(broken: Iterable[Broken]) -> frozenset[Topic]:

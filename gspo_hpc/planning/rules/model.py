@@ -143,8 +143,10 @@ def _expert_intermediate_size(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(ModelRule.EXPERT_PARALLEL_EXPERTS, "experts are divisible by EP; a model without experts has EP 1")
 def _experts(plan: PlanBuilder) -> Iterator[str]:
-    if plan.model_file.content is not None:
-        ep = plan.config.parallel.expert_model_parallel_size
+    ep = plan.config.parallel.expert_model_parallel_size
+    if plan.model_file.content is not None and not plan.model_file.experts and ep > 1:
+        yield f"expert_model_parallel_size ({ep}) must be 1: the model has no experts"
+    elif plan.model_file.content is not None:
         yield from _divides("num_experts", plan.model_file.experts or 1, "expert_model_parallel_size", ep)
 
 

@@ -64,3 +64,13 @@ def test_what_cannot_be_repaired_is_left_and_named(tmp_path: Path, capsys: pytes
     assert main(["plan", str(path)]) == 2
     shown = capsys.readouterr().out.split("Fixes (", 1)[1]
     assert "still broken then:" in shown and left in shown
+
+
+def test_no_node_is_proposed_that_nobody_builds() -> None:
+    """A board of H100 has 8 GPUs: 32 on a node keep the rules, and help nobody."""
+    raw = {"batch": {"micro_batch_size": 1, "global_batch_size": 96, "num_generations": 3, "steps_per_generation": 1}}
+    parallel = {"tensor_model_parallel_size": 3}
+    for cluster, least in (({"gpus_per_node": 8, "gpu": "H100"}, 0), ({"gpus_per_node": 8, "gpu": "GB200"}, 9)):
+        refused = from_dict(raw | {"cluster": cluster, "parallel": parallel})
+        found = [c.value for fix in search.find(refused, limit=1000) for c in fix.changes if "gpus_per_node" in c.key]
+        assert found and max(found) >= least and (least or max(found) <= 8), found
