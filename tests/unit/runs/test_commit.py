@@ -54,7 +54,9 @@ def test_a_checkpoint_is_whole_private_and_described(tmp_path: Path) -> None:
     path = save(root, 10, "m")
     assert path == root / "000010" and verify(path) == [] and names(root) == ["000010"]
     assert newest_whole(root) == (path, []) and list_committed(root) == [path]
-    manifest = json.loads((path / "MANIFEST.json").read_text())
+    written = (path / "MANIFEST.json").read_bytes()  # these names are in the docs, and in checkpoints that others keep
+    assert (path / "COMMITTED").read_text() == hashlib.sha256(written).hexdigest() + "\n"
+    manifest = json.loads(written)
     assert manifest["step"] == 10 and manifest["extra"] == {"mark": "m"}
     assert sorted(manifest["files"]) == ["cursor.json", "megatron/shard-0", "megatron/shard-1"]
     shard = (path / "megatron" / "shard-0").read_bytes()
