@@ -161,7 +161,7 @@ class SlurmRun:
         job = commands.job(self.job_id)
         return State(job.state, job.active) if job is not None else State("GONE", False)
 
-    def wait_for(self, what: str, condition: Callable[[], bool], timeout: float = 180.0) -> None:
+    def wait_for(self, what: str, condition: Callable[[], bool], timeout: float = 300.0) -> None:
         """Until the condition holds; the job must not end before."""
         deadline, asked = time.monotonic() + timeout, -math.inf
         while not condition():
