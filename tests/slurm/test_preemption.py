@@ -35,7 +35,7 @@ def in_rollout(run: SlurmRun, number: int) -> Callable[[], bool]:
     return lambda: 0 < runs.journal_lines(run.run_dir, number) < harness.GROUPS
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_preempted_again_and_again(cluster: Cluster, submit: Submit, undisturbed: SlurmRun) -> None:
     """In a rollout with the user signal at once; in one with SIGTERM only; by `scontrol requeue`, without warning; and
     between the two updates of a rollout by a signal that reaches rank 1 alone, while rank 0 may be in a collective."""
