@@ -1,4 +1,4 @@
-"""What test_handed_over.py lets a process of its own do: save a checkpoint with one rank, and load many of them.
+"""The process of its own that test_handed_over.py starts: save a checkpoint with one rank, and load many of them.
 
 python -m tests.torch.checkpoint.handed_over save MODEL FOLDER
 python -m tests.torch.checkpoint.handed_over load MODEL FOLDER ...     # prints what each load of each one raised

@@ -104,13 +104,13 @@ def plant(checkpoint: Path, copy: Path, name: str, content: bytes) -> Path:
 
 
 def marks(folder: Path) -> list[str]:
-    """What pickles have made."""
+    """Files that planted pickles have made."""
     return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(scope="module")
 def loads(model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path, Path]]:
-    """What was raised for each copy with a planted pickle, where copies are, and where pickles would leave marks."""
+    """Errors for each copy with a planted pickle, the folder of copies, and the one for marks of pickles."""
     folder, marked = tmp_path_factory.mktemp("planted"), tmp_path_factory.mktemp("marks")
     names = [str(path.relative_to(checkpoint)) for path in sorted(checkpoint.rglob("*")) if path.is_file()]
     names = [name for name in names if name not in (commit.MANIFEST, commit.COMMITTED)]

@@ -61,7 +61,7 @@ def loaded(project: Path, code: str) -> set[str]:
 
 
 def named(modules: set[str], names: Sequence[str]) -> list[str]:
-    """Those of `names` that are among the modules, or hold one of them."""
+    """The names that are among the modules, or hold one of them."""
     return [name for name in names if any(module == name or module.startswith(f"{name}.") for module in modules)]
 
 

@@ -267,7 +267,7 @@ KEPT = ("run.seed", "optimizer.min_lr")  # never changed; not above the rate of 
 
 @pytest.mark.parametrize("key", sorted(keys()))
 def test_a_new_rule_about_any_setting_gets_values_that_the_setting_takes(key: str) -> None:
-    """Those of the message among them: catches a type that the search for fixes cannot deal with."""
+    """The numbers of the message are among the values: catches a type that the search for fixes cannot deal with."""
     number = "0.25" if plain_type(keys()[key].annotation) is float else "2"
     found = by_type.candidates(Config(), [Broken(DataRule.DATA_FILLS_ROLLOUT, f"{key} must be {number} or less")])
     section, name = key.split(".")

@@ -1,4 +1,4 @@
-"""What is derived from a run directory that was read. Takes milliseconds; catches times that are not added up."""
+"""Values derived from a run directory that was read. Takes milliseconds; catches times that are not added up."""
 
 from __future__ import annotations
 
