@@ -23,6 +23,7 @@ import psutil
 from gspo_hpc.system.environment import ENGINE, ENGINE_OWNER
 from gspo_hpc.system.text import tail
 
+START_SECONDS = 1800.0  # time limit of a start: processes, imports, and weights from a slow file system
 _EXCERPT = 2**18  # bytes of the log: a traceback of every process of an engine, and more
 # Variables that the launcher set for the trainer's own process group. vLLM makes its own group.
 _NOT_FOR_CHILDREN = (
@@ -85,8 +86,23 @@ class Processes:
         return ""
 
     def find(self) -> None:
-        """Find the processes, once the engine is up."""
-        self._members = self._marked()
+        """Find the core and the workers, once the engine is up.
+
+        Other processes that these have started, to compile something or to ask the system, may end at any time.
+        """
+        commands: dict[int, list[str]] = {}
+        parents: dict[int, int] = {}
+        marked = self._marked()
+        for process in marked:
+            with contextlib.suppress(psutil.Error):
+                commands[process.pid], parents[process.pid] = process.cmdline(), process.ppid()
+
+        def belongs(pid: int) -> bool:
+            command = commands.get(pid, [])
+            # A fork looks like its parent until it executes something else.
+            return any(map(_is_engine, command)) and commands.get(parents[pid]) != command
+
+        self._members = [process for process in marked if belongs(process.pid)]
 
     def pids(self) -> list[int]:
         """Return the process ids of the core and the workers that are alive."""
@@ -151,6 +167,11 @@ class Caller:
             except BaseException as error:  # raised where the future is waited for
                 future.set_exception(error)
             del entry, future, function, args  # an idle thread must not keep the engine's objects
+
+
+def _is_engine(word: str) -> bool:
+    """Return True for a word of the command line of a core or a worker, before or after vLLM has set its title."""
+    return word.startswith("VLLM::") or "multiprocessing.spawn" in word
 
 
 def _file_behind(descriptor: int) -> tuple[Path, int] | None:
