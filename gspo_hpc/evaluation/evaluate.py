@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Sampling
-from gspo_hpc.evaluation.scores import avg_at_k, pass_at_k
+from gspo_hpc.evaluation.scores import avg_at_k, pass_at_k, wilson_interval
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import RolloutWorker
 
@@ -19,14 +19,23 @@ EVAL_ROLLOUT = -1  # seeds of evaluation samples are those of no training rollou
 
 
 def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tuple[dict[str, float], list[Group]]:
-    """Return the scores by name, and the greedy groups. Collective."""
+    """Return the scores by name, and the greedy groups. Collective.
+
+    `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
+    """
     chosen = dict(enumerate(prompts))
     length = config.rollout.max_response_length
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=length)
     groups = worker.generate(Request(chosen, 1, greedy, EVAL_ROLLOUT)).groups
     right = [is_right(group.completions[0], config) for group in groups]
     lengths = [len(group.completions[0].tokens) for group in groups]
-    scores = {"eval/accuracy": sum(right) / len(right), "eval/response_length": sum(lengths) / len(lengths)}
+    low, high = wilson_interval(sum(right), len(right))
+    scores = {
+        "eval/accuracy": sum(right) / len(right),
+        "eval/accuracy_low": low,
+        "eval/accuracy_high": high,
+        "eval/response_length": sum(lengths) / len(lengths),
+    }
     k = config.eval.samples
     if k > 1:
         sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)

@@ -39,6 +39,8 @@ def scores(uninterrupted: Path) -> dict[str, float]:
 
 def test_eval_of_a_run_is_its_last_evaluation(uninterrupted: Path, scores: dict[str, float]) -> None:
     assert scores["eval/accuracy"] == harness.metrics(uninterrupted)[-1]["eval/accuracy"]
+    assert 0.0 <= scores["eval/accuracy_low"] <= scores["eval/accuracy"] <= scores["eval/accuracy_high"] <= 1.0
+    assert scores["eval/accuracy_low"] < scores["eval/accuracy_high"]
     assert scores["eval/accuracy"] <= 1.0 and scores["eval/avg@2"] <= scores["eval/pass@2"] <= 1.0
 
 

@@ -30,6 +30,12 @@ weights = [math.exp(0.5), 0.1, 6.0]
 assert torch.allclose(gradient, torch.tensor([-2.0 * w for w in weights], dtype=gradient.dtype)), gradient
 assert result.sums["clip_fraction_low"].tolist() == [1.0, 3.0]
 assert result.sums["clip_fraction_high"].tolist() == [1.0, 3.0]
+
+config = from_dict({"algorithm": {"name": "mine", "clip_low": 0.7, "clip_high": 1.0, "aggregation": "token"}})
+result = policy_loss(point, packed(case), resolve(config.algorithm), denominator=1.0)
+(gradient,) = torch.autograd.grad(result.loss, point)
+weights = [math.exp(0.5), 0.3, 2.0]  # both ends of the clip range bound the weights
+assert torch.allclose(gradient, torch.tensor([-2.0 * w for w in weights], dtype=gradient.dtype)), gradient
 """
 
 
