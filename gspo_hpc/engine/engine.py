@@ -25,14 +25,14 @@ import numpy as np
 import torch
 
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
-from gspo_hpc.engine import compat, processes, transfer
-from gspo_hpc.engine.outputs import as_completion, one_line, reported_experts, root_cause
+from gspo_hpc.engine import compat, processes, requests, transfer
+from gspo_hpc.engine.outputs import as_completion, gist, one_line, reported_experts, root_cause
 from gspo_hpc.engine.settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
 
 __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
 
 _POLL_SECONDS = 0.2  # between two checks that the engine's processes are alive
-_START_SECONDS = 1800.0  # time limit of a start: processes, imports, and weights from a slow file system
+_TAGS = ("weights", "kv_cache")  # of vLLM's memory that sleeps
 
 
 class EngineDied(RuntimeError):
@@ -74,7 +74,7 @@ class Engine:
         self._processes: processes.Processes | None = None
         self._staging: transfer.Staging | None = None
         self._dead: str | None = None  # the reason, until restart
-        self._asleep = False
+        self._asleep: list[str] = []  # tags of the memory that is not there
         self._emptied = False  # slept at level 2 since the weights last came
 
     @property
@@ -104,9 +104,7 @@ class Engine:
             raise ValueError("gspo_hpc is not installed where vLLM looks for plugins: pip install -e . (in its folder)")
         # Bytes in fp32, the largest that may come; pages are taken only when they are used.
         largest = 4 * max(math.prod(shape) for shape in self._shapes.values())
-        self._dead = None
-        self._asleep = False
-        self._emptied = False
+        self._dead, self._asleep, self._emptied = None, [], False
         self._staging = transfer.make_staging(
             settings.platform, settings.tensor_parallel_size, largest, settings.bucket_bytes
         )
@@ -116,19 +114,21 @@ class Engine:
         try:
             with self._processes.starting(environment(settings), settings.log_path):
                 values = arguments(settings, self._staging.backend)
-                self._llm = self._wait(self._caller.call(self._make_llm, values), _START_SECONDS)
+                self._llm = self._wait(self._caller.call(self._make_llm, values), processes.START_SECONDS)
             self._processes.find()
             init_info = {"init_info": self._staging.init_info()}
             self._call(lambda llm: llm.init_weight_transfer_engine(init_info))
             self._tokenizer = self._llm.get_tokenizer()
+            if settings.starts_asleep:
+                self.sleep(2)
         except BaseException as error:
             log = self._processes.excerpt() if self._processes is not None else ""
             self.close()
             if isinstance(error, (ValueError, TypeError)):
-                raise ValueError(f"vLLM refuses these settings: {_gist(error)}") from error
+                raise ValueError(f"vLLM refuses these settings: {gist(error)}") from error
             if isinstance(error, Exception):
                 where = f"in {settings.log_path}" if settings.log_path else "above"
-                why = root_cause(log) or _gist(error)
+                why = root_cause(log) or gist(error)
                 raise RuntimeError(f"vLLM did not start: {one_line(why)}. Its own output is {where}") from error
             raise
 
@@ -167,17 +167,28 @@ class Engine:
         and the refusal is the same.
         """
         assert level in (1, 2), level
-        assert not self._groups, "an engine with unfinished groups cannot sleep"
+        assert not self._requests and not self._unsent, "an engine that generates cannot sleep"
         self._emptied |= level == 2
         if self.settings.platform == "cuda" and not self._asleep:
             self._call(lambda llm: llm.sleep(level))
-            self._asleep = True
+            self._asleep = list(_TAGS)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Undo :meth:`sleep`; `tags` limits it to "weights" or "kv_cache". Does nothing on the CPU."""
-        if self._asleep:
-            self._call(lambda llm: llm.wake_up(list(tags) if tags is not None else None))
-            self._asleep = tags is not None and "kv_cache" not in tags
+        # vLLM before 0.29 maps memory that is awake a second time if it is asked for all of it, and fails.
+        if wanted := [tag for tag in self._asleep if tags is None or tag in tags]:
+            self._call(lambda llm: llm.wake_up(wanted))
+            self._asleep = [tag for tag in self._asleep if tag not in wanted]
+
+    def suspend(self) -> None:
+        """Sleep in the middle of generation: what is being sampled is dropped, unfinished groups are kept.
+
+        :meth:`wake_up` and :meth:`resubmit` go on. Where the engine is dead, the next call raises EngineDied, not this.
+        """
+        self._drop_requests()
+        if self._dead is None:
+            with contextlib.suppress(EngineDied):
+                self.sleep(1)
 
     # ---- generation
 
@@ -197,7 +208,7 @@ class Engine:
         self._unsent.append(slot)
 
     def resubmit(self) -> None:
-        """Sample all unfinished groups again after :meth:`restart`, from their first token and with their seeds."""
+        """Sample all unfinished groups again, from their first token and with their seeds."""
         for pending in self._groups.values():
             pending.done.clear()
         self._unsent = list(self._groups)
@@ -234,8 +245,11 @@ class Engine:
 
     def abort(self) -> None:
         """Drop all unfinished groups. Where the engine is dead, the next call raises EngineDied, not this one."""
-        ids = list(self._requests)
         self._groups.clear()
+        self._drop_requests()
+
+    def _drop_requests(self) -> None:
+        ids = list(self._requests)
         self._unsent.clear()
         self._requests.clear()
         if ids and self._dead is None:
@@ -257,22 +271,11 @@ class Engine:
             raise RuntimeError("the engine slept at level 2 and has no weights: send it all of them first")
 
     def _advance(self, engine: Any) -> list[Any]:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
         while self._unsent:
             slot = self._unsent[0]
             pending = self._groups[slot]
             for sample, seed in enumerate(pending.seeds):
-                params = SamplingParams(
-                    temperature=pending.sampling.temperature,
-                    top_p=pending.sampling.top_p,
-                    top_k=pending.sampling.top_k,
-                    max_tokens=pending.sampling.max_tokens,
-                    seed=seed,
-                    logprobs=0,  # log-probs of sampled tokens only
-                    detokenize=False,  # done once, at the end
-                    output_kind=RequestOutputKind.FINAL_ONLY,
-                )
+                params = requests.completion(pending.sampling, seed)
                 request = f"{slot}-{sample}-{next(self._ids)}"
                 engine.add_request(request, compat.token_prompt(pending.prompt.tokens.tolist()), params)
                 self._requests[request] = (slot, sample)
@@ -280,15 +283,7 @@ class Engine:
         return list(engine.step())
 
     def _probe(self, engine: Any, sequences: Sequence[Sequence[int]]) -> list[Floats]:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=1,  # the least that vLLM takes
-            prompt_logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        params = requests.probe()
         waiting = {f"probe-{next(self._ids)}": index for index in range(len(sequences))}
         for request, index in waiting.items():
             engine.add_request(request, compat.token_prompt(sequences[index]), params)
@@ -355,7 +350,7 @@ class Engine:
             except EngineDied:
                 raise
             except Exception as error:
-                raise RuntimeError(f"vLLM refuses the weights: {_gist(error)}") from error
+                raise RuntimeError(f"vLLM refuses the weights: {gist(error)}") from error
 
     # ---- calls
 
@@ -378,7 +373,7 @@ class Engine:
         if error is None:
             return future.result()
         if compat.is_engine_dead(error) or self._processes.gone() is not None:
-            raise self._kill(one_line(root_cause(self._processes.excerpt()) or _gist(error))) from error
+            raise self._kill(one_line(root_cause(self._processes.excerpt()) or gist(error))) from error
         raise error
 
     def _kill(self, reason: str) -> EngineDied:
@@ -394,7 +389,3 @@ class Engine:
         from vllm import LLM
 
         return LLM(**arguments)
-
-
-def _gist(error: BaseException) -> str:
-    return one_line(str(error)) or type(error).__name__

@@ -65,3 +65,8 @@ def one_line(text: str) -> str:
     lines = [line.strip() for line in text.split(" [type=")[0].splitlines() if line.strip()]
     gist = " ".join(lines[:3])
     return gist if len(gist) <= 300 else gist[:297] + "..."
+
+
+def gist(error: BaseException) -> str:
+    """Return an error's message on one line, or the name of its type where it has none."""
+    return one_line(str(error)) or type(error).__name__

@@ -12,6 +12,7 @@ import torch
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
 from gspo_hpc.engine import compat
+from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.system.text import GIB
 
 _GROUP_PROMPTS = {
@@ -20,6 +21,7 @@ _GROUP_PROMPTS = {
     "kv_role": "kv_both",
 }
 _COMMON = {
+    "VLLM_ENGINE_READY_TIMEOUT_S": f"{START_SECONDS:.0f}",  # vLLM's own limit for its processes
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
@@ -70,6 +72,7 @@ class EngineSettings:
     # Log-probs of sampled tokens: under the distribution that they were sampled from, at its temperature and with what
     # top_p and top_k leave of it; or under the model's whole distribution at temperature 1.
     whole_distribution: bool = False
+    starts_asleep: bool = False  # at level 2: without weights, and without a cache
     report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
 

@@ -84,18 +84,18 @@ class Policy:
         }
         return {kind: sum(storage.nbytes() for storage in found.values()) for kind, found in storages.items()}
 
-    def offload(self) -> int:
-        """Give the memory of weights, gradients and optimizer to the engines, and return the bytes that this freed.
+    def offload(self, *, keep_weights: bool = False) -> int:
+        """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.
 
-        What needs them later brings them back.
+        What needs them later brings them back. With `keep_weights` the weights stay where they are.
         """
-        if self.weight_offload.is_offloaded:
-            return 0
         buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
         freed = self._offload_state()
         if not self.gradient_offload.is_offloaded:
             freed += self.gradient_offload.offload((), [buffer.grad_data for buffer in buffers])
-        return freed + self.weight_offload.offload([parameter.data for parameter in self.parameters()])
+        if not keep_weights and not self.weight_offload.is_offloaded:
+            freed += self.weight_offload.offload([parameter.data for parameter in self.parameters()])
+        return freed
 
     def restore(self) -> None:
         """Bring everything back to this rank."""

@@ -7,6 +7,7 @@ take part.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch.distributed as dist
@@ -31,13 +32,17 @@ class EngineRecovery:
         rank: int,
         max_restarts: int,
         sync_weights: Callable[[Engine | None], EngineDied | None],
+        *,
+        shares_memory: bool = False,
     ) -> None:
         """Take `sync_weights`, which every rank calls together.
 
         It fills and checks an engine, or only takes part if it gets None, and returns how the engine died, if it did.
+        `shares_memory`: the trainer's weights take the GPU's memory in a sync, so other engines must leave it.
         """
         self._engine, self._store, self._rank, self._max_restarts = engine, store, rank, max_restarts
         self._sync_weights = sync_weights
+        self._shares_memory = shares_memory
         self._restarts = 0  # of this rank's engine
         self._syncs_seen = 0
 
@@ -77,13 +82,21 @@ class EngineRecovery:
     def join_syncs(self, fill: Engine | None = None) -> EngineDied | None:
         """Take part in every weight sync that was requested, and return how `fill` died, if it did.
 
-        The first sync fills `fill` too.
+        The first sync fills `fill` too. An engine of this rank that has its weights leaves the GPU's memory meanwhile,
+        if the trainer needs that, and samples its unfinished groups again: the same completions, for their seeds are.
         """
         requested = self._store.add(_RESYNCS, 0)
         while self._syncs_seen < requested:
             self._syncs_seen += 1
+            suspended = self._engine if self._shares_memory and fill is None else None
+            if suspended is not None:
+                suspended.suspend()
             if (death := self._sync_weights(fill)) is not None:
                 return death
+            if suspended is not None:
+                with contextlib.suppress(EngineDied):  # the next step of generation finds it dead
+                    suspended.wake_up()
+                suspended.resubmit()
             fill = None
         return None
 

@@ -90,14 +90,17 @@ def start_rollout_worker(
     ranks: Ranks,
     *,
     experts: bool,
+    make_room: Callable[[], None],
     sync_weights: Callable[[Engine | None], EngineDied | None],
     stop_requested: Callable[[], bool] = never,
     note: Callable[[str], None] = lambda text: None,
 ) -> RolloutWorker:
     """Start this rank's engine and reward pool, if it is to have one, and return its part in generation. Collective.
 
-    `experts`: the model is a mixture of experts. `sync_weights`: see :class:`EngineRecovery`.
+    `experts`: the model is a mixture of experts. `make_room`: the trainer leaves the GPUs' memory on all ranks, because
+    an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
     """
+    make_room()
     per_node = config.rollout.engines_per_node or config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
     spacing = config.cluster.gpus_per_node // per_node
     has_engine = ranks.local_rank % spacing == 0 and ranks.local_rank // spacing < per_node
@@ -117,7 +120,14 @@ def start_rollout_worker(
         engine=engine,
         pool=pool,
         num_engines=per_node * config.cluster.nodes,
-        recovery=EngineRecovery(engine, store(), ranks.rank, config.faults.max_engine_restarts, sync_weights),
+        recovery=EngineRecovery(
+            engine,
+            store(),
+            ranks.rank,
+            config.faults.max_engine_restarts,
+            sync_weights,
+            shares_memory=derived.offload_trainer(config),
+        ),
         stop_requested=stop_requested,
     )
 
@@ -136,6 +146,7 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
         threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
         seed=config.run.seed % 2**32,  # vLLM takes no more; every completion has a seed of its own
         timeout=config.faults.engine_timeout,
+        starts_asleep=derived.offload_trainer(config),  # the first sync brings all weights, and needs room for them
         whole_distribution=derived.samples_part_of_distribution(rollout),  # as the trainer measures them
         report_experts=experts and derived.router_replay(config) == "rollout",
         engine_args=dict(rollout.engine),

@@ -73,6 +73,8 @@ def _log_before_first_step(session: Session, progress: Progress) -> None:
 
 
 def _save(session: Session, progress: Progress) -> None:
+    # Engines are awake only if a rollout or an evaluation was stopped. A save needs the memory, and they are done.
+    session.weights.sleep(level=2)
     session.checkpoints.save(progress.checkpoint_state())
     progress.saved_step = progress.cursor.step
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Completion, Group, Prompt
@@ -21,6 +20,7 @@ from gspo_hpc.ops.batch import build
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.schedule import response_logprobs
+from gspo_hpc.training import turns
 
 
 class ProbeMismatch(RuntimeError):
@@ -66,8 +66,7 @@ def check(
     is configured. Raises ProbeMismatch, on every rank, if they are too large. Collective.
     """
     ours = trainer_logprobs(policy, sequences, monitor)
-    if offload_trainer(policy.config):
-        policy.offload()
+    turns.leave_to_engines(policy)
     theirs: list[np.ndarray] = []
     if engine is not None:
         try:

@@ -15,7 +15,7 @@ from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.rollout.worker import RolloutWorker
-from gspo_hpc.training import probe
+from gspo_hpc.training import probe, turns
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 
@@ -42,10 +42,11 @@ def synchronize(
 ) -> tuple[Synced, EngineDied | None]:
     """Wake `engine`, fill it with the current weights and check it on the probe; with None, only take part. Collective.
 
-    If offloading of the trainer is configured, it is offloaded afterwards: the engines have the memory. The error of an
-    engine that died on the way is returned, not raised, so that all other ranks go on; the caller restarts the engine
-    and syncs again. Raises ProbeMismatch, on every rank.
+    If offloading of the trainer is configured, only its weights stay meanwhile, and nothing afterwards: the engines
+    have the memory. The error of an engine that died on the way is returned, not raised, so that all other ranks go on;
+    the caller restarts the engine and syncs again. Raises ProbeMismatch, on every rank.
     """
+    turns.leave_to_engines(policy, keep_weights=True)
     death: EngineDied | None = None
     if engine is not None:
         try:
@@ -109,6 +110,7 @@ class EngineWeights:
         self._policy, self._worker, self._sequences, self._clock = policy, worker, sequences, clock
         self._version = 0  # of the policy's weights, in this attempt
         self._engine_version: int | None = None  # of those that the engines have; None: no weights
+        self._awake = not offload_trainer(policy.config)  # as they start
 
     def mark_updated(self) -> None:
         """Note that an update has changed the policy's weights."""
@@ -121,12 +123,13 @@ class EngineWeights:
         """
         engine, ranks = self._worker.engine, self._policy.ranks
         if self.newest is not None and self._engine_version == self._version:
-            if offload_trainer(self._policy.config):
-                self._policy.offload()
+            turns.leave_to_engines(self._policy)
+            self._awake = True
             if engine is not None:
                 with contextlib.suppress(EngineDied):  # the first step of generation finds it dead, and restarts it
                     engine.wake_up()
             return self.newest
+        self._awake = True
         with self._clock.phase("sync"):
             while True:
                 synced, death = synchronize(self._policy, engine, self._sequences, self._clock.monitor)
@@ -137,15 +140,20 @@ class EngineWeights:
         self.newest, self._engine_version = synced, self._version
         return synced
 
-    def sleep(self) -> None:
-        """Put the engines to sleep.
+    def sleep(self, level: int | None = None) -> None:
+        """Put all engines to sleep, and return when all have left the memory; do nothing if they sleep. Collective.
 
-        At level 2 they have no weights from now on, so the next :meth:`sync` sends all weights again, even if no update
-        has changed them (one that was skipped, a batch without a gradient).
+        `level`: see :meth:`Engine.sleep`; by default that of the configuration. At level 2 they have no weights from
+        now on, so the next :meth:`sync` sends all weights again, even if no update has changed them (one that was
+        skipped, a batch without a gradient).
         """
-        level = self._policy.config.rollout.sleep_level
+        if not self._awake:
+            return
+        self._awake = False
+        level = level or self._policy.config.rollout.sleep_level
         if level == 2:
             self._engine_version = None
         if self._worker.engine is not None:
             with contextlib.suppress(EngineDied):  # restarted by the next sync
                 self._worker.engine.sleep(level)
+        turns.wait_for_all(self._policy)

@@ -15,7 +15,7 @@ from gspo_hpc.evaluation import evaluate as evaluation
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start, stop
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.training import probe, sync
+from gspo_hpc.training import probe, sync, turns
 from gspo_hpc.training.bringup import (
     ONE_RANK,
     read_architecture,
@@ -45,7 +45,13 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
         def sync_weights(engine: Engine | None) -> EngineDied | None:
             return sync.synchronize(policy, engine, sequences)[1]
 
-        worker = start_rollout_worker(config, ranks, experts=policy.arch.experts is not None, sync_weights=sync_weights)
+        worker = start_rollout_worker(
+            config,
+            ranks,
+            experts=policy.arch.experts is not None,
+            make_room=lambda: turns.leave_to_engines(policy),
+            sync_weights=sync_weights,
+        )
         if (death := sync_weights(worker.engine)) is not None:
             raise death
         scores, _ = evaluation.run(worker, unseen, config)

@@ -26,7 +26,7 @@ from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.progress import mark
 from gspo_hpc.system.signals import StopFlag
-from gspo_hpc.training import loop, probe, sync
+from gspo_hpc.training import loop, probe, sync, turns
 from gspo_hpc.training.bringup import read_architecture, read_prompts, set_threads, start_rollout_worker
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.checkpoints import Checkpoints
@@ -159,6 +159,7 @@ class TrainingJob:
             self._config,
             self._ranks,
             experts=policy.arch.experts is not None,
+            make_room=lambda: turns.leave_to_engines(policy),
             sync_weights=sync_weights,
             stop_requested=monitor.stop_requested,
             note=self._note,

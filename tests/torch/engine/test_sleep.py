@@ -35,11 +35,14 @@ class Sleeper:
 
 def engine_weights(level: int, engine: Sleeper | None) -> EngineWeights:
     """Make the weights of an engine that sleeps at this level."""
-    policy: Any = SimpleNamespace(config=from_dict({"rollout": {"sleep_level": level}}))
+    policy: Any = SimpleNamespace(
+        config=from_dict({"rollout": {"sleep_level": level}}), ranks=SimpleNamespace(world_size=1)
+    )
     worker: Any = SimpleNamespace(engine=engine)
     clock: Any = None
     made = EngineWeights(policy, worker, [], clock)
     made._engine_version = made._version = 4
+    made._awake = True  # as after a sync
     return made
 
 

@@ -1,0 +1,36 @@
+"""The requests that an engine is sent: sampling parameters of completions and of the probe, as vLLM takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gspo_hpc.engine.settings import Sampling
+
+
+def completion(sampling: Sampling, seed: int) -> Any:
+    """Return the vllm.SamplingParams of one completion, whose result comes once, as tokens with their log-probs."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        seed=seed,
+        logprobs=0,  # log-probs of sampled tokens only
+        detokenize=False,  # done once, at the end
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def probe() -> Any:
+    """Return the vllm.SamplingParams of a request for the log-probs of its prompt."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,  # the least that vLLM takes
+        prompt_logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )

@@ -1,0 +1,334 @@
+"""What a job is made of, on cards that count: each part charges them in the order in which the real one does.
+
+The loop, the syncs, the turns, the recovery, the sampler, the evaluator, the policy's moves between GPU and host, and
+the engine object are the package's own. Replaced are the tensors, Megatron's passes, vLLM and what writes files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Completion, Group
+from gspo_hpc.engine.engine import EngineDied
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.policy.passes import PassMonitor
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.policy.schedule import StepResult
+from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
+from tests.torch.ledger.node import Node
+from tests.torch.ledger.world import World
+
+OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases that stay on the card all the time
+STATE = ("weights", "gradients", "optimizer")
+
+
+@dataclass
+class Job:
+    """One start of a run on one node."""
+
+    config: Config
+    estimate: Estimate  # of the plan
+    node: Node
+    world: World
+    tensors: Mapping[str, torch.Tensor]  # of a small model: what is streamed
+    script: Mapping[int, str] = field(default_factory=dict)  # call of generation -> "death" or "stop"
+
+    def parts(self, phase: str) -> dict[str, int]:
+        """Return the parts of a phase of the plan."""
+        return next(one.parts for one in self.estimate.phases if one.name == phase)
+
+    def engine_gpus(self) -> list[int]:
+        """Return the GPUs of the engine that this rank owns."""
+        return list(range(self.world.rank, self.world.rank + self.config.rollout.tensor_parallel_size))
+
+    @contextlib.contextmanager
+    def pass_of(self, phase: str) -> Iterator[None]:
+        """Hold what a pass of the trainer takes beside the model's state."""
+        gpu, world = self.world.rank, self.world
+        passing = {name: size for name, size in self.parts(phase).items() if name not in (*STATE, OWN, ASLEEP)}
+        with self.node.phase(gpu, phase):
+            for name, size in passing.items():
+                world.dawdle()
+                self.node.put(gpu, name, size)
+            yield
+            for name in passing:
+                self.node.drop(gpu, name)
+
+
+class Buffer:
+    """The counterpart of OffloadBuffer for one kind of state."""
+
+    def __init__(self, job: Job, name: str, size: int) -> None:
+        self._job, self._name, self._size = job, name, size
+        self.is_offloaded = False
+        job.node.put(job.world.rank, name, size)
+
+    def offload(self, kept: Any, dropped: Any = ()) -> int:
+        """Leave the card, and return what torch kept."""
+        assert not self.is_offloaded
+        self._job.world.dawdle()
+        self.is_offloaded = True
+        self._job.node.drop(self._job.world.rank, self._name)
+        self._job.node.empty_cache(self._job.world.rank)
+        return self._size
+
+    def restore(self) -> None:
+        """Come back."""
+        if self.is_offloaded:
+            self._job.world.dawdle()
+            self._job.node.put(self._job.world.rank, self._name, self._size)
+            self.is_offloaded = False
+
+
+class LedgerPolicy(Policy):
+    """The policy's own moves, with buffers that count."""
+
+    def __init__(self, job: Job, ranks: Ranks) -> None:
+        self.job, self.config, self.ranks = job, job.config, ranks
+        self.chunks, self.wrapped, self.optimizer = [], [], None
+        provider: Any = SimpleNamespace(stream=lambda chunks: iter(job.tensors.items()))
+        self.provider = provider
+        arch = architecture.find(job.config)
+        assert arch is not None
+        self.arch = arch
+        state = parameters.state(arch, job.config, job.estimate.stage)
+        job.node.put(job.world.rank, OWN, job.parts("update")[OWN])
+        buffers: Any = [Buffer(job, name, getattr(state, name)) for name in STATE]
+        self.weight_offload, self.gradient_offload, self.state_offload = buffers
+
+    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hold the buckets while weights travel."""
+        gpu, node = self.job.world.rank, self.job.node
+        self.settle()
+        with node.phase(gpu, "sync"):
+            node.put(gpu, "buckets", self.job.parts("sync")["buckets"])
+            yield from super().stream()
+            node.drop(gpu, "buckets")
+
+
+def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult:
+    """Move the state as the real step does: for the passes, then for the optimizer."""
+    policy.restore_for_update()
+    with policy.job.pass_of("update"):
+        pass
+    with policy.stepping():
+        pass
+    return StepResult({}, {}, {}, 1.0, False, False, 1e-6)
+
+
+def logprob_pass(policy: LedgerPolicy) -> None:
+    """Move the state as a log-prob pass does."""
+    policy.settle()
+    with policy.job.pass_of("logprobs"):
+        pass
+
+
+class LLM:
+    """The counterpart of vllm.LLM on the GPUs of an engine, every one of which takes its time."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.gpus = job, job.engine_gpus()
+        parts, share = job.parts("generation"), float(job.config.rollout.engine.get("gpu_memory_utilization", 0.9))
+        self._sizes = {"weights": parts["engine_weights"], "kv_cache": parts["kv_cache"] + parts["engine_working"]}
+        for gpu in self.gpus:
+            free, wanted = job.node.free(gpu), share * job.node.card
+            if free < wanted:  # vLLM looks at the whole device before it loads anything
+                raise ValueError(f"Free memory on device ({free / 2**30:.1f} GiB) is less than {wanted / 2**30:.1f}")
+            job.world.dawdle()
+            job.node.map(gpu, ASLEEP, parts.get(ASLEEP, 0))
+            for name, size in self._sizes.items():
+                job.node.map(gpu, name, size)
+
+    def sleep(self, level: int) -> None:
+        """Unmap weights and cache on all GPUs, then return."""
+        for gpu in self.gpus:
+            for name in self._sizes:
+                self.job.world.dawdle()
+                self.job.node.unmap(gpu, name)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Map what is asked for, all of it without tags, as vLLM does that does not look at what is awake."""
+        for gpu in self.gpus:
+            for name in tags if tags is not None else self._sizes:
+                self.job.world.dawdle()
+                self.job.node.map(gpu, name, self._sizes[name])
+
+    def awake(self) -> bool:
+        """Return True if it could generate."""
+        return all(set(self._sizes) <= self.job.node.mapped(gpu) for gpu in self.gpus)
+
+    def get_tokenizer(self) -> None:
+        """Return nothing: no text is made."""
+
+    def init_weight_transfer_engine(self, info: Any) -> None:
+        """Do nothing."""
+
+    def start_weight_update(self) -> None:
+        """Do nothing."""
+
+    def update_weights(self, info: Any) -> None:
+        """Take a bucket, for which the weights must be mapped."""
+        assert all("weights" in self.job.node.mapped(gpu) for gpu in self.gpus)
+
+    def finish_weight_update(self) -> None:
+        """Do nothing."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Return that it was reset."""
+        return True
+
+
+class Caller:
+    """The engine's thread, in the caller's own."""
+
+    def call(self, function: Any, *arguments: Any) -> Future[Any]:
+        """Return what the function returned or raised."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+class Processes:
+    """The processes of an engine, with which its memory ends."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._gpus = job, job.engine_gpus()
+
+    @contextlib.contextmanager
+    def starting(self, environment: Any, log: Any) -> Iterator[None]:
+        """Start nothing."""
+        yield
+
+    def find(self) -> None:
+        """Do nothing."""
+
+    def gone(self) -> None:
+        """Return that all live."""
+
+    def terminate(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def excerpt(self) -> str:
+        """Return an empty log."""
+        return ""
+
+    def kill(self) -> None:
+        """Free all memory."""
+        for gpu in self._gpus:
+            self._job.node.unmap(gpu)
+
+
+class LedgerWorker(RolloutWorker):
+    """Generation without tokens: engines must be awake, one dies in the middle, or a stop comes."""
+
+    job: Job
+    calls = 0
+
+    def generate(self, request: Request, *unused: Any) -> Generated:
+        """Return completions of one token, after what the script has for this call."""
+        job, engine = self.job, self.engine
+        event, self.calls = job.script.get(self.calls, ""), self.calls + 1
+        with job.node.phase(job.world.rank, "generation"):
+            self._check_awake()
+            if event == "death":
+                self._die()
+            self._check_awake()
+        if event == "stop":
+            if engine is not None:
+                engine.abort()
+            raise Interrupted
+        empty, one = np.zeros(1, np.float32), np.zeros(1, np.int32)
+        completions = tuple(Completion(one, empty, "", "stop", seed, reward=seed) for seed in range(request.samples))
+        groups = [Group(slot, prompt, completions) for slot, prompt in request.prompts.items()]
+        return Generated(groups, [], 0.0)
+
+    def _check_awake(self) -> None:
+        if self.engine is not None:
+            assert self.engine._llm.awake() and not self.engine._emptied
+        self.job.world.wait()
+
+    def _die(self) -> None:
+        """Have the engine of rank 0 die and come back, while the others generate."""
+        job, done = self.job, f"recovered/{self.calls}"
+        if self.engine is not None and job.world.rank == 0:
+            self.recovery.recover(self.engine._kill("planted"))
+            self.store.set(done, "1")
+        else:
+            while not self.store.check([done]):
+                self.recovery.join_syncs()
+                job.world.dawdle()
+            self.recovery.join_syncs()
+        job.world.wait()
+
+
+class Saver:
+    """The checkpoint's copy, for which all state comes back to the card."""
+
+    seconds = 0.0
+
+    def __init__(self, policy: LedgerPolicy) -> None:
+        self._policy = policy
+
+    def save(self, staging: Any, commit: Any) -> None:
+        """Bring back what is to be saved, as sharded.prepare does."""
+        gpu, node = self._policy.job.world.rank, self._policy.job.node
+        self._policy.restore()
+        self._policy.settle()
+        with node.phase(gpu, "save"):
+            pass
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Do nothing: nothing is under way."""
+
+    check = wait
+
+
+class Clock:
+    """The clock of a step, which measures nothing."""
+
+    device, traces = "ledger", None
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.monitor = PassMonitor()
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Return a block."""
+        return contextlib.nullcontext()
+
+    def traced(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Return a block."""
+        return contextlib.nullcontext()
+
+    def begin(self, step: int) -> None:
+        """Do nothing."""
+
+    def elapsed(self) -> float:
+        """Return no time."""
+        return 0.0
+
+    def profiles(self, step: int) -> bool:
+        """Return that no step is profiled."""
+        return False
+
+
+__all__ = ["Caller", "Clock", "EngineDied", "Job", "LLM", "LedgerPolicy", "LedgerWorker", "Processes", "Saver"]

@@ -1,0 +1,278 @@
+"""No card is ever asked for more than it has, in any order of events; and the plan's figures are the ledger's.
+
+Costs half a minute. Catches: an engine that starts or wakes beside the trainer, a save beside an awake engine, ranks
+that do not wait for the engine of their neighbour, vLLM's memory mapped twice, phases that the plan sums up wrongly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from gspo_hpc.algorithms import objective
+from gspo_hpc.config import derived, loader, paths
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.prompts import PromptStream
+from gspo_hpc.data.records import Prompt
+from gspo_hpc.engine import engine as engines
+from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training import bringup, loop, phases, probe, sync, turns
+from gspo_hpc.training import checkpoints as saves
+from gspo_hpc.training.checkpoints import Checkpoints
+from gspo_hpc.training.jobs import train
+from gspo_hpc.training.observers.base import Observers
+from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
+from gspo_hpc.training.progress import Progress
+from gspo_hpc.training.recipe import PromptData, Recipe
+from gspo_hpc.training.session import Session
+from gspo_hpc.training.sync import EngineWeights
+from tests.torch.ledger import parts
+from tests.torch.ledger.node import CardFull, Node
+from tests.torch.ledger.parts import Job, LedgerPolicy, LedgerWorker
+from tests.torch.ledger.world import World
+
+PRESETS = sorted(path.stem for path in paths.PRESETS.glob("*.yaml") if not path.stem.endswith("cpu"))
+EVENTS = ["run.max_steps=9", "eval.interval=1", "eval.before=true", "checkpoint.interval=3"]
+# Calls of generation: the evaluation before the first step, a rollout, an evaluation after every step.
+SCRIPT = {1: "death", 3: "death", 6: "stop"}
+
+
+def prompt(index: int) -> Prompt:
+    return Prompt(index, np.arange(3, dtype=np.int32), "", {})
+
+
+def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) -> Cursor:
+    """Run the job on all ranks of its node, from this position, and return where it ended."""
+    config, world, node = job.config, job.world, job.node
+    store = dist.HashStore()
+    ends: dict[int, Cursor] = {}
+    rollouts = Path("unused")
+    monkeypatch.setattr(phases.journal, "Journal", lambda *a, **k: SimpleNamespace(close=lambda: None))
+    for module in (turns, bringup):
+        monkeypatch.setattr(module, "barrier", world.wait)
+    for module in (sync, loop, saves):
+        monkeypatch.setattr(module, "any_rank", world.any)
+    for module in (sync, phases):
+        monkeypatch.setattr(module, "broadcast_bytes", world.first)
+    monkeypatch.setattr(probe, "dist", SimpleNamespace(all_reduce=lambda *a: None, ReduceOp=dist.ReduceOp))
+    on_cpu = {"tensor": lambda values, dtype, device: torch.tensor(values, dtype=dtype), "float64": torch.float64}
+    monkeypatch.setattr(probe, "torch", SimpleNamespace(**on_cpu))
+    monkeypatch.setattr(bringup, "dist", SimpleNamespace(get_world_size=lambda: world.size))
+    monkeypatch.setattr(bringup, "store", lambda: store)
+    monkeypatch.setattr(bringup, "RewardPool", lambda reward: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: node.empty_cache(world.rank))
+    monkeypatch.setattr(loop.update, "step", parts.train_step)
+    monkeypatch.setattr(phases.update, "with_old_logprobs", lambda policy, groups, *a, **k: _passed(policy, groups))
+    monkeypatch.setattr(probe, "trainer_logprobs", lambda policy, *a: _probed(policy))
+    settings_of = bringup.engine_settings
+    monkeypatch.setattr(bringup, "engine_settings", lambda *a: engines.replace(settings_of(*a), model_path=str(model)))
+    monkeypatch.setattr(engines, "environment", lambda settings: {})
+    monkeypatch.setattr(engines.Engine, "_make_llm", staticmethod(lambda values: parts.LLM(job)))
+    monkeypatch.setattr(engines.Engine, "prompt_logprobs", lambda self, sequences: [np.zeros(2, np.float32)])
+    monkeypatch.setattr(engines.processes, "Caller", parts.Caller)
+    monkeypatch.setattr(engines.processes, "Processes", lambda: parts.Processes(job))
+    staging = SimpleNamespace(backend="none", slots=1, init_info=dict, take=dict, rest=list, close=list)
+    staging.put, staging.fits = lambda *a: None, lambda tensor: True
+    monkeypatch.setattr(engines.transfer, "make_staging", lambda *a: staging)
+
+    def rank() -> None:
+        place = world.rank
+        device = torch.device("cuda", place)
+        ranks = Ranks(place, world.size, place, device, place, world.size, 0, 1, 0, 1, 0, 1, 1)
+        policy = LedgerPolicy(job, ranks)
+
+        def sync_weights(engine: Any) -> Any:
+            return sync.synchronize(policy, engine, [[1, 2, 3]], clock.monitor)[1]
+
+        clock: Any = parts.Clock()
+        started = bringup.start_rollout_worker(
+            config,
+            ranks,
+            experts=False,
+            make_room=lambda: train.turns.leave_to_engines(policy),
+            sync_weights=sync_weights,
+        )
+        worker = LedgerWorker(**{name: vars(started)[name] for name in LedgerWorker.__dataclass_fields__})
+        worker.job = job
+        quantities = make_plan(config).quantities
+        recipe = Recipe(
+            config,
+            objective.resolve(config.algorithm),
+            derived.passes_needed(config),
+            int(quantities["num_rollout_prompts"]),
+            derived.updates_per_rollout(config.batch),
+            attempt=1,
+        )
+        stream = PromptStream(recipe.num_rollout_prompts, 1, True, window=recipe.num_rollout_prompts)
+        data = PromptData(stream, [prompt(i) for i in range(stream.num_prompts)], [prompt(0)])
+        weights = EngineWeights(policy, worker, [[1, 2, 3]], clock)
+        observers = Observers()
+        saver: Any = parts.Saver(policy)
+        recorder: Any = SimpleNamespace(record=lambda before, progress, *a: {"step": progress.cursor.step})
+        session = Session(
+            recipe=recipe,
+            policy=policy,
+            sampler=Sampler(recipe, data, worker, weights, rollouts, observers, clock),
+            logprobs=LogprobPasses(recipe, policy, None, clock),
+            evaluator=Evaluator(config, data, worker, weights, observers, clock),
+            weights=weights,
+            checkpoints=Checkpoints(saver, lambda step: Path(), None, observers, clock, device),
+            recorder=recorder,
+            observers=observers,
+            clock=clock,
+        )
+        progress = Progress(cursor, evaluated=cursor.step > 0)
+        loop.train(session, progress)
+        worker.close()
+        ends[place] = progress.cursor
+
+    world.run(rank)
+    assert len(set(map(repr, ends.values()))) == 1
+    return ends[0]
+
+
+def _passed(policy: Any, groups: Any) -> Any:
+    parts.logprob_pass(policy)
+    return groups
+
+
+def _probed(policy: Any) -> list[np.ndarray]:
+    policy.settle()
+    return [np.zeros(2, np.float32)]
+
+
+def job_of(config: Config, model: Path, seed: int, script: Mapping[int, str], delay: float = 0.001) -> Job:
+    """Return a job on one node of the cluster that the config names."""
+    plan = make_plan(config)
+    assert plan.valid and plan.memory is not None, [broken.message for broken in plan.broken]
+    gpus = config.cluster.gpus_per_node
+    tensors = load_file(model / "model.safetensors")
+    return Job(config, plan.memory, Node(gpus, plan.memory.card), World(gpus, seed, delay), tensors, script)
+
+
+@pytest.fixture
+def model(tiny_folder: Path) -> Path:
+    return tiny_folder / "model"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """A start, evaluations, deaths in a rollout and in an evaluation, saves, a stop in a rollout, and a resume."""
+    config = loader.load(paths.PRESETS / f"{preset}.yaml", EVENTS)
+    job = job_of(config, model, 1, SCRIPT)
+    end = run(job, Cursor(), monkeypatch, model)
+    assert end.step < 9
+    again = job_of(config, model, 2, {})
+    assert run(again, end, monkeypatch, model).step == 9
+    for phase in ("update", "sync", "save"):
+        plan = next(one for one in job.estimate.phases if one.name == phase)
+        peak = max(job.node.peaks[phase], again.node.peaks[phase])
+        assert peak == plan.total, (phase, peak / 2**30, plan.total / 2**30)
+
+
+def random_config(chance: random.Random) -> Config | None:
+    """Return a config that the plan accepts, or None."""
+    name, card = chance.choice(
+        [
+            ("Qwen2.5-7B", "H100-80GB"),
+            ("Qwen2.5-7B", "A100-40GB"),
+            ("Qwen3-8B", "H20-96GB"),
+            ("Qwen2.5-32B", "H200-141GB"),
+            ("Qwen3-30B-A3B", "H100-80GB"),
+            ("Qwen3-30B-A3B", "B200-180GB"),
+        ]
+    )
+    gpus = chance.choice([4, 4, 8])
+    tp = chance.choice([1, 2, 4])
+    config = loader.from_dict(
+        {
+            "run": {"max_steps": 5},
+            "eval": {"interval": 3, "before": True},
+            "checkpoint": {"interval": 3},
+            "faults": {"max_engine_restarts": 99},
+            "cluster": {"nodes": chance.choice([1, 2, 4]), "gpus_per_node": gpus, "gpu": card},
+            "model": {"path": f"models/{name}"},
+            "parallel": {
+                "tensor_model_parallel_size": tp,
+                "pipeline_model_parallel_size": chance.choice([1, 2, 4]),
+                "expert_model_parallel_size": chance.choice([1, 4, 8]) if "A3B" in name else 1,
+                "expert_tensor_parallel_size": 1,
+                "sequence_parallel": tp > 1,
+            },
+            "batch": {
+                "num_generations": 4,
+                "global_batch_size": 4 * 32,
+                "steps_per_generation": chance.choice([1, 2]),
+                "micro_batch_tokens": 4096,
+            },
+            "data": {"train": "train.jsonl", "eval": "eval.jsonl"},
+            "reward": {"functions": [{"function": "number_match"}]},
+            "memory": {
+                "recompute_granularity": chance.choice([None, "full"]),
+                "offload_optimizer": chance.choice([False, False, True]),
+            },
+            "optimizer": {"distributed": True},
+            "rollout": {
+                "tensor_parallel_size": chance.choice([1, 2, 4]),
+                "sleep_level": chance.choice([1, 2]),
+                "max_prompt_length": 1024,
+                "max_response_length": 2048,
+                "engine": {"gpu_memory_utilization": chance.choice([0.6, 0.7, 0.8, 0.85])},
+            },
+        }
+    )
+    plan = make_plan(config)
+    return config if plan.valid and plan.memory is not None else None
+
+
+def random_configs(count: int) -> Iterator[Config]:
+    chance = random.Random(20261123)
+    found = 0
+    while found < count:
+        if (config := random_config(chance)) is not None:
+            found += 1
+            yield config
+
+
+def test_random_layouts_never_pass_their_cards(model: Path) -> None:
+    """A hundred that the plan accepts, with deaths, saves, evaluations and a stop at random places."""
+    chance = random.Random(7)
+    for number, config in enumerate(random_configs(100)):
+        script = {call: chance.choice(["", "", "death"]) for call in range(6)} | {chance.randrange(2, 9): "stop"}
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            job = job_of(config, model, number, script, delay=1e-5)
+            run(job, Cursor(), monkeypatch, model)
+
+
+@pytest.mark.parametrize("fault", ["start", "sync", "save", "wait", "wake"])
+def test_faults_in_the_order_of_events_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """Each is an order of events that this package once had, and that no run on a CPU could show."""
+    preset = "qwen3_235b_a22b_tp4_pp2_ep32" if fault == "sync" else "qwen2.5_7b_tp2"  # the one whose state is large
+    config = loader.load(paths.PRESETS / f"{preset}.yaml", [*EVENTS, "rollout.tensor_parallel_size=4"])
+    leave, sleep = turns.leave_to_engines, EngineWeights.sleep
+    if fault == "start":  # an engine starts beside the trainer
+        monkeypatch.setattr(train, "turns", SimpleNamespace(leave_to_engines=lambda policy: None))
+    elif fault == "sync":  # weights wake beside gradients and optimizer
+        only_all = {"leave_to_engines": lambda policy, **options: None if options else leave(policy)}
+        monkeypatch.setattr(sync, "turns", SimpleNamespace(**vars(turns) | only_all))
+    elif fault == "save":  # a save beside an engine that is awake
+        monkeypatch.setattr(EngineWeights, "sleep", lambda self, level=None: None if level else sleep(self))
+    elif fault == "wait":  # no rank waits for its neighbours
+        monkeypatch.setattr(turns, "wait_for_all", lambda policy: None)
+    else:  # memory that is awake is asked for again
+        monkeypatch.setattr(engines.Engine, "wake_up", lambda self, tags=None: self._llm.wake_up(tags))
+    errors = (CardFull, ValueError, AssertionError)
+    with pytest.raises(errors, match=r"does not fit|Free memory on device|mapped a second time"):
+        for seed in range(5):
+            run(job_of(config, model, seed, {2: "stop"}), Cursor(), monkeypatch, model)

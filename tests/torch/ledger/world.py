@@ -1,0 +1,73 @@
+"""Ranks as threads of one process, and the collectives between them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class World:
+    """A number of ranks. Random delays let every rank be early once and late another time."""
+
+    def __init__(self, size: int, seed: int, delay: float = 0.001) -> None:
+        self.size, self._delay = size, delay
+        self._barrier = threading.Barrier(size, timeout=60)
+        self._values: list[Any] = [None] * size
+        self._here = threading.local()
+        self._random = random.Random(seed)
+
+    @property
+    def rank(self) -> int:
+        """The rank of the thread that asks."""
+        return int(self._here.rank)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work` on every rank; raise the first error of any, once all have ended."""
+        errors: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            self._here.rank = rank
+            try:
+                work()
+            except BaseException as error:
+                if not isinstance(error, threading.BrokenBarrierError):
+                    errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+        if errors:
+            raise errors[0]
+        assert not self._barrier.broken, "ranks waited for each other for too long"
+
+    def dawdle(self) -> None:
+        """Take a moment, of random length."""
+        if self._delay:
+            time.sleep(self._random.random() * self._delay)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks. Collective."""
+        self._values[self.rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    def wait(self, *unused: Any) -> None:
+        """Return when all ranks have come here. Collective."""
+        self.gather(None)
+
+    def any(self, flag: bool, *unused: Any) -> bool:
+        """Return True if it is true on any rank. Collective."""
+        return any(self.gather(flag))
+
+    def first(self, value: Any, *unused: Any) -> Any:
+        """Return the value of rank 0. Collective."""
+        return self.gather(value)[0]
