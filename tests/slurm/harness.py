@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.launch.slurm import commands
 from gspo_hpc.runs import commit
+from gspo_hpc.system.files import write_atomically
 from tests.run import harness
 
 PROJECT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ class Cluster:
         path = Path(os.environ["SLURM_CONF"])
         line = "SlurmctldParameters=preempt_send_user_signal\n"
         text = path.read_text().replace(line, "")
-        path.write_text(line + text if on else text)
+        write_atomically(path, line + text if on else text)  # jobs of other tests read it
         commands.run(["scontrol", "reconfigure"])
 
     def preempt(self, seconds: int = 1) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-_AWAY = re.compile(  # the controller does not answer, but may in a moment
-    r"unable to contact slurm controller|connection refused|connect failure|timed out|zero bytes were transmitted",
+_AWAY = re.compile(  # the controller does not answer, or its configuration is just being written: it may in a moment
+    r"unable to contact slurm controller|connection refused|connect failure|timed out|zero bytes were transmitted|"
+    r"unable to (?:process configuration file|establish configuration source)",
     re.IGNORECASE,
 )
 _START_SECONDS = 5  # the clocks of two nodes may differ by a few of them

@@ -241,11 +241,18 @@ def test_a_job_is_read_from_scontrol() -> None:
     assert (waiting.end_time, waiting.nodes, waiting.reason) == (None, "", "BeginTime")
 
 
-def test_a_controller_that_restarts_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "scontrol: fatal: Unable to process configuration file",  # an administrator is writing it
+    ],
+)
+def test_a_controller_that_restarts_is_waited_for(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = f"""
 if [ -e {tmp_path}/up ]; then echo fine; exit 0; fi
 touch {tmp_path}/up
-echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"""
+echo '{error}' >&2; exit 1"""
     fake_commands(tmp_path, monkeypatch, squeue=body)
     assert commands.run(["squeue"]) == "fine\n"
     fake_commands(tmp_path, monkeypatch, squeue="echo 'Invalid user' >&2; exit 1")
