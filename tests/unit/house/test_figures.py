@@ -218,6 +218,21 @@ def test_versions_of_the_environment() -> None:
     assert f"megatron-core {second} | `bash tools/second_lane.sh` |" in text
 
 
+@pytest.mark.parametrize(
+    ("page", "pattern", "source", "pin"),
+    [
+        ("tools/bench/README.md", r"/trl/\) ([\d.]+) for", "tools/bench/peers.txt", r"(?m)^trl==([\d.]+)"),
+        ("tools/bench/README.md", r"/verl/\) ([\d.]+) for", "tools/bench/peers.txt", r"(?m)^verl==([\d.]+)"),
+        ("docs/benchmarks.md", r"TRL ([\d.]+)'s", "tools/bench/peers.txt", r"(?m)^trl==([\d.]+)"),
+        ("docs/parallelism.md", r"DeepEP ([\d.]+)", "gspo_hpc/doctor/versions.py", r"DeepEP@v([\d.]+)"),
+        ("docs/parallelism.md", r"against release\s([\d.]+)", "gspo_hpc/policy/bridged.py", r"release ([\d.]+)"),
+    ],
+)
+def test_a_version_is_the_one_that_is_used(page: str, pattern: str, source: str, pin: str) -> None:
+    (told,), (used,) = re.findall(pattern, read(page)), re.findall(pin, read(source))
+    assert f"{used}.".startswith(f"{told}.")
+
+
 def loose_figures(text: str) -> list[str]:
     """Figures of README, in digits or as words, that no entry of FIGURES holds."""
     text = pages.prose(text)
