@@ -31,6 +31,11 @@ def prose(text: str) -> str:
     return _INDENTED.sub("", _FENCED.sub("", text))
 
 
+def blocks(text: str, language: str) -> list[str]:
+    """Return the blocks of code in a language."""
+    return [block for kind, block in _FENCED.findall(text) if kind == language]
+
+
 def spans(text: str) -> list[str]:
     """Return what stands in backticks within sentences and tables, each on one line."""
     return [" ".join(span.split()) for span in _SPAN.findall(prose(text))]

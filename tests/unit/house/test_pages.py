@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.cli import parser as command_line
-from gspo_hpc.config import plugins, schema
+from gspo_hpc.config import loader, plugins, schema
+from gspo_hpc.planning.plan import make_plan
 from tests import pages
 
 WIDEST = 200  # characters of a cell
@@ -145,6 +146,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 @by_page
 def test_tables_can_be_read(page: Path) -> None:
     assert [cell for cell in pages.cells(page.read_text("utf-8")) if len(cell) > WIDEST] == []
+
+
+@by_page
+def test_configs_that_pages_show_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as one can tell without the model and the data that they name; a part of a config is a config, too."""
+    monkeypatch.chdir(tmp_path)
+    for number, block in enumerate(pages.blocks(page.read_text("utf-8"), "yaml")):
+        if re.match(rf"(# .*\n)*({'|'.join(schema.Config.model_fields)}):", block):
+            path = tmp_path / f"{number}.yaml"
+            path.write_text(block)
+            plan = make_plan(loader.load(path))
+            assert [one.message for one in plan.broken] == [], block
 
 
 def test_every_command_is_in_the_readme() -> None:
