@@ -21,7 +21,7 @@ from gspo_hpc.diagnose.symptoms import balance, learning, speed
 from gspo_hpc.doctor import examine, inputs, nodes
 from gspo_hpc.launch.slurm import commands, supervisor, unhold
 from gspo_hpc.models import architecture, catalog
-from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning.estimates import activations, parameters
 from gspo_hpc.planning.rules import platform
 from gspo_hpc.system.text import MIB
 from tests import pages
@@ -126,6 +126,34 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     ),
     ("docs/parallelism.md", r"which is (\d+) bytes per token for Qwen3-30B-A3B", experts_of_a_token),
     ("docs/parallelism.md", r"ranks, with as many as (\d+) of them on each node", lambda: (platform._DEEPEP_NODE,)),
+    (
+        "docs/parallelism.md",
+        r"are those of one rank within (\S+) \(norm",
+        lambda: in_file("tests/gloo/reference.py", r"<= (\S+) \* scale"),
+    ),
+    (
+        "docs/parallelism.md",
+        r"Log-probs and logits are within (\S+) of those of transformers",
+        lambda: in_file("tests/gloo/test_megatron.py", r"assert worst < (\S+),"),
+    ),
+    (
+        "docs/parallelism.md",
+        r"with samples of ([\d,]+), ([\d,]+) and ([\d,]+) tokens",
+        lambda: in_file("tests/gloo/cases.py", r"LENGTHS = \((\d+), (\d+), (\d+)\)"),
+    ),
+    (
+        "docs/plan.md",
+        r"or within (\d+) % where a distributed optimizer",
+        lambda: (100 * in_file("tests/gloo/reference.py", r"slack = ([\d.]+) if")[0],),
+    ),
+    (
+        "docs/plan.md",
+        r"within (\d+) % on the CPU, or (\d+) % over expert-parallel ranks",
+        lambda: (
+            100 * in_file("tests/gloo/test_megatron.py", r"rtol=([\d.]+) if even")[0],
+            100 * (activations.IMBALANCE - 1),
+        ),
+    ),
     ("docs/plan.md", r"from (\d+) to (\d+) columns", lambda: (render._NARROWEST, render._WIDEST)),
     ("docs/plan.md", r"Up to (\d+) ranks have a row each", lambda: (ranks._MAX_ROWS,)),
     ("docs/plan.md", r"counted for JSONL files up to (\d+) MiB", lambda: (plans._COUNTED_BYTES / MIB,)),
