@@ -119,6 +119,8 @@ def test_commands_in_comments_of_configs(path: Path) -> None:
 
 @by_page
 def test_settings_are_keys_of_the_config(page: Path) -> None:
+    if page.name == "convert.md":
+        pytest.skip("it names settings of other projects")
     assert unknown_settings(page.read_text("utf-8")) == []
 
 
