@@ -156,7 +156,7 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     ),
     ("docs/plan.md", r"from (\d+) to (\d+) columns", lambda: (render._NARROWEST, render._WIDEST)),
     ("docs/plan.md", r"Up to (\d+) ranks have a row each", lambda: (ranks._MAX_ROWS,)),
-    ("docs/plan.md", r"counted for JSONL files up to (\d+) MiB", lambda: (plans._COUNTED_BYTES / MIB,)),
+    ("docs/plan.md", r"JSONL files up to (\d+) MiB", lambda: (plans._COUNTED_BYTES / MIB,)),
     (
         "docs/doctor.md",
         r"of files above (\d+) MiB the first ([\d,]+) lines",
@@ -170,11 +170,8 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
         lambda: (evidence.RECENT, evidence.ENOUGH),
     ),
     ("docs/diagnose.md", r"fewer than (\w+) steps", lambda: (evidence.ENOUGH,)),
-    (
-        "docs/diagnose.md",
-        r"`device_use` \(above ([\d.]+)\) and `communication_over_computation` \(below ([\d.]+)\)",
-        lambda: (speed.DEVICE_USE, speed.COMMUNICATION),
-    ),
+    ("docs/diagnose.md", r"`device_use` \(above ([\d.]+)\)", lambda: (speed.DEVICE_USE,)),
+    ("docs/diagnose.md", r"`communication_over_computation` \(below ([\d.]+)\)", lambda: (speed.COMMUNICATION,)),
     ("docs/diagnose.md", r"for (\d+) % of the generation time", lambda: (100 * balance.TAIL,)),
     ("docs/diagnose.md", r"less than ([\d.]+) times the work or the speed", lambda: (balance.ENGINE_BUSY,)),
     ("docs/diagnose.md", r"has a (\w+) more tokens than the mean", lambda: (round(balance.UNEVEN_PACKING - 1, 6),)),
