@@ -17,7 +17,7 @@ from tests import pages
 
 WIDEST = 200  # characters of a cell
 OURS = ("tests/", "tools/", "gspo_hpc/", "configs/", "docs/", "slurm/", ".ci/")  # folders whose files are named by path
-FILES = (".yaml", ".json", ".conf", ".py", ".sh")
+FILES = (".yaml", ".json", ".conf", ".log", ".py", ".sh")
 OTHERS = {
     "rollout.n",
     "batch.part",
