@@ -1,4 +1,4 @@
-"""A small model that has something to learn, and its data: `make_tiny_model.py --out DIR` (about a minute on one core).
+"""A small model that has something to learn, and its data: `make_tiny_model.py --out DIR`.
 
 DIR/model is a Qwen3 of 0.4 million parameters with a tokenizer of characters and a few words, pre-trained on sums of
 two-digit numbers from a careless teacher, who forgets the carry more often than not: "37 + 48 = 75". Greedy decoding

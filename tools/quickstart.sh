@@ -10,8 +10,9 @@ usage: bash tools/quickstart.sh [--config smollm2|tiny] [--steps N] [--run-dir D
 Sets up the environment, prepares model and data, trains with GSPO, writes a report and says what the model learned.
 Steps that are done already are not repeated, and a run that was stopped resumes where it stopped.
 
-  --config   smollm2  SmolLM2-135M-Instruct learns to add numbers up to 20; about 11 minutes of training on two cores (default)
-             tiny     a model of 0.4 million parameters learns to carry; about two minutes
+  --config   smollm2  SmolLM2-135M-Instruct learns to add numbers up to 20 (default)
+             tiny     a model of 0.4 million parameters learns to carry; much shorter
+             docs/results.md says how long the training of both took
   --steps    optimizer steps (default: as in the config); with more steps a finished run continues
   --run-dir  the run directory (default: runs/smollm2_cpu or runs/tiny_cpu in the project)
   key=value  any other setting of the run, as in `gspo-hpc train`

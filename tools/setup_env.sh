@@ -7,7 +7,7 @@ usage() {
     cat <<'TEXT'
 usage: bash tools/setup_env.sh [--dev] [--force]
 
-Makes a virtual environment with everything this project needs on a machine without a GPU, about 2 GB:
+Makes a virtual environment with everything this project needs on a machine without a GPU:
 a CPU build of torch, vLLM for the CPU, Megatron-Core. Changes nothing if it is up to date already.
 
   --dev     install what the tests need, too
@@ -17,8 +17,8 @@ a CPU build of torch, vLLM for the CPU, Megatron-Core. Changes nothing if it is 
 environment variables:
   GSPO_HPC_VENV    where the environment goes (default: .venv in the project)
   GSPO_HPC_PYTHON  the Python to make it with (default: the first usable one of python3.11, python3.12, python3)
-  GSPO_HPC_TORCH   another build of torch (default: torch==2.13.0+cpu), for example torch==2.13.0, the build for CUDA of
-                   several GB, if there is no CPU build for this Python
+  GSPO_HPC_TORCH   another build of torch (default: torch==2.13.0+cpu), for example torch==2.13.0, the much larger build
+                   for CUDA, if there is no CPU build for this Python
 TEXT
 }
 
@@ -123,7 +123,7 @@ install_torch() {
         pip_install "$TORCH with what it needs" "$TORCH"
         return
     fi
-    say "torch, CPU build (about 200 MB)"
+    say "torch, CPU build"
     # A CPU build carries +cpu in its version: from where pip is configured to look, else from PyTorch's own index.
     if ! "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps "$TORCH" >>"$log" 2>&1 </dev/null; then
         pip_install "torch is not where pip looks; taking it from download.pytorch.org" \
@@ -172,7 +172,7 @@ rm -f "$STAMP"
 [ "$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null)" = "${TORCH#torch==}" ] || install_torch
 files=(-r "$REQUIREMENTS/cpu.txt")
 [ "$DEV" = 0 ] || files+=(-r "$REQUIREMENTS/dev.txt")
-pip_install "vLLM, Megatron-Core and the rest (about 160 packages)" --no-deps "${files[@]}"
+pip_install "vLLM, Megatron-Core and the rest" --no-deps "${files[@]}"
 pip_install "this project" --no-deps --no-build-isolation -e "$PROJECT"
 say "checking that everything imports"
 self_test || { tail -n 15 "$VENV/setup.log" >&2; die "setup_env: the environment does not work; the log is $VENV/setup.log"; }

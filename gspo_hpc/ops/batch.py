@@ -1,6 +1,6 @@
 """One packed micro-batch as tensors, and the way back from its per-token results to completions.
 
-Nothing is padded: samples follow each other in `tokens`, and `segments` says where each of them is.
+Samples follow each other in `tokens` without padding, and `segments` says where each of them is. Only `part` pads.
 
 Shapes: T computed tokens of the micro-batch, S completions (samples), R response tokens that are predicted.
 

@@ -6,8 +6,8 @@ usage() {
     cat <<'TEXT'
 usage: bash tools/bench/setup_peers.sh [--python PYTHON]
 
-Makes a virtual environment with TRL and verl in .venv-peers of this checkout, or in $GSPO_HPC_PEERS_VENV (about 1.7 GB,
-a few minutes). Does nothing if the environment is up to date, and finishes one that was interrupted.
+Makes a virtual environment with TRL and verl in .venv-peers of this checkout, or in $GSPO_HPC_PEERS_VENV.
+Does nothing if the environment is up to date, and finishes one that was interrupted.
 
   --python PYTHON   the interpreter to make it with, 3.11 or later (default: python3)
 TEXT

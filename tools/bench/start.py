@@ -3,7 +3,7 @@
     python tools/bench/start.py [--rounds 15]
 
 Runs every command in turn, in rounds, as a process of its own, and keeps the least processor time (user and system) of
-each, so that other load on the machine does not count. From the second round on, file caches are warm and the bytecode
+each, so that other load on the machine counts little. From the second round on, file caches are warm and the bytecode
 of all modules is compiled, in a folder of this measurement: so it is after an installation.
 """
 
@@ -17,25 +17,27 @@ import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
+REFUSED = "gspo-hpc plan qwen2.5_7b_tp2 cluster.nodes=3"  # by a rule; the search for fixes is part of the answer
 COMMANDS: dict[str, tuple[str, ...]] = {
     "python -c pass": ("-c", "pass"),
     "gspo-hpc --help": ("-m", "gspo_hpc", "--help"),
     "gspo-hpc plan tiny_cpu": ("-m", "gspo_hpc", "plan", "tiny_cpu"),
     "gspo-hpc plan qwen3_30b_a3b_ep8": ("-m", "gspo_hpc", "plan", "qwen3_30b_a3b_ep8"),
     "gspo-hpc plan qwen3_30b_a3b_ep8 --json": ("-m", "gspo_hpc", "plan", "qwen3_30b_a3b_ep8", "--json"),
+    REFUSED: ("-m", "gspo_hpc", "plan", "qwen2.5_7b_tp2", "cluster.nodes=3"),
     "gspo-hpc suggest qwen2.5_7b_tp2": ("-m", "gspo_hpc", "suggest", "qwen2.5_7b_tp2"),
 }
 
 
-def processor_seconds(arguments: tuple[str, ...], folder: Path) -> float:
-    """Seconds of processor time, user and system, that a fresh interpreter takes with these arguments."""
+def processor_seconds(arguments: tuple[str, ...], folder: Path, exit_code: int = 0) -> float:
+    """Seconds of processor time, user and system, in which a fresh interpreter ends with the exit code."""
     environment = os.environ | {"PYTHONPATH": str(REPO), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, (command, process.returncode)
+    assert process.returncode == exit_code, (command, process.returncode)
     return usage.ru_utime + usage.ru_stime
 
 
@@ -48,7 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gspo_hpc.start.") as folder:
         for _ in range(args.rounds):
             for name, arguments in COMMANDS.items():
-                best[name] = min(best[name], processor_seconds(arguments, Path(folder)))
+                best[name] = min(best[name], processor_seconds(arguments, Path(folder), 2 * (name == REFUSED)))
     bare = best["python -c pass"]
     print("| command | seconds of processor time | ratio to a bare interpreter |\n|---|---|---|")
     for name, seconds in best.items():

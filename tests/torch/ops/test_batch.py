@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.ops import batch as batch_module
-from gspo_hpc.ops.attention import seen_keys
-from gspo_hpc.ops.batch import SHARED_PREFIX, build, split_by_sample, split_experts
+from gspo_hpc.ops.attention import lanes_of, own_tokens, seen_keys
+from gspo_hpc.ops.batch import SHARED_PREFIX, build, part, split_by_sample, split_experts
 
 
 def group(
@@ -172,6 +172,23 @@ def test_dtypes_and_devices() -> None:
     moved = batch.to("meta")
     assert moved.segments.device.type == "cpu"
     assert moved.tokens.device.type == moved.old_logprobs.device.type == "meta"  # type: ignore[union-attr]
+
+
+@given(batches(), st.booleans(), st.integers(1, 4), st.sampled_from([1, 2, 4, 32]))
+def test_parts_of_a_micro_batch_are_equal_with_little_padding(
+    made: tuple[dict[int, Group], list[Sample]], share: bool, size: int, multiple: int
+) -> None:
+    """Fewer than two tokens of padding for each run of causal tokens, and what the multiple takes."""
+    whole = build(*made, share)
+    parts = [part(whole, rank, size, multiple) for rank in range(size)]
+    own = [own_tokens(whole.segments, rank, size) for rank in range(size)]
+    (length,) = {len(one.tokens) for one in parts}
+    runs = len(lanes_of(whole.segments, (0, 1))) if size > 1 else 0
+    assert length % multiple == 0 and length * size - len(whole.tokens) < size * (2 * runs + multiple)
+    for one, index in zip(parts, own, strict=True):
+        assert torch.equal(one.tokens[: len(index)], whole.tokens[index])
+        assert not one.tokens[len(index) :].any() and not one.positions[len(index) :].any()
+    assert sorted(np.concatenate(own)) == list(range(len(whole.tokens)))
 
 
 def test_an_empty_micro_batch() -> None:

@@ -85,9 +85,3 @@ def test_the_page_has_all_worked_cases() -> None:
     }.items():
         assert command in shown, name
     assert len(shown) == len(examples(ARITHMETIC)) > 20
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target

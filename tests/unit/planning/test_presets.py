@@ -18,6 +18,7 @@ from gspo_hpc.models import catalog
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry
+from gspo_hpc.system.text import GIB
 
 PROJECT = Path(__file__).resolve().parents[3]
 FILES = sorted((PROJECT / "configs").glob("*.yaml"))
@@ -102,6 +103,18 @@ def test_weights_gradients_and_optimizer_fit_the_gpu_that_it_names(path: Path) -
         assert parameters.state(arch, config, stage).total <= (1 - HEADROOM) * device.memory
     engine = parameters.parameters(arch) * 2 / config.rollout.tensor_parallel_size
     assert engine < config.rollout.engine["gpu_memory_utilization"] * device.memory
+
+
+@large_by_name
+def test_gibibytes_in_its_comments_are_those_of_the_plan(path: Path) -> None:
+    """Of a GPU: weights, gradients and optimizer; the trainer's weights alone; the engine's."""
+    config = loader.load(path)
+    arch = architecture(config)
+    states = [parameters.state(arch, config, i) for i in range(config.parallel.pipeline_model_parallel_size)]
+    engine = parameters.parameters(arch) * 2 / config.rollout.tensor_parallel_size
+    sizes = [*(one.total for one in states), *(one.weights for one in states), engine]
+    told = {int(number) for number in re.findall(r"(\d+) GiB", path.read_text())}
+    assert told <= {round(size / GIB) for size in sizes}
 
 
 @large_by_name
