@@ -41,7 +41,9 @@ def plan(
     price: float | None,
     response_tokens: float | None,
 ) -> bool:
-    """Print the plan. Return whether every rule holds, and there is a batch script if one was asked for.
+    """Print the plan.
+
+    Return whether every rule holds, this version runs what it plans, and there is a batch script if one was asked for.
 
     `ranks` prints every rank, however many there are.
     """
@@ -62,7 +64,7 @@ def plan(
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(_content(found, places, offered, ranks) | more, indent=2))
-        return found.valid and bool(script) == sbatch
+        return found.valid and not found.not_run and bool(script) == sbatch
     from gspo_hpc.cli.pages import plan as plan_page  # only here: JSON is printed without rich
     from gspo_hpc.cli.pages import render
 
@@ -74,7 +76,7 @@ def plan(
         if times is not None:
             render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price)])
     print(f"\n{script}" if script else "", end="")
-    return found.valid and bool(script) == sbatch
+    return found.valid and not found.not_run and bool(script) == sbatch
 
 
 def suggest_layouts(

@@ -10,13 +10,14 @@ from gspo_hpc.planning.plan import Plan, make_plan
 
 
 def require(config: Config) -> Plan:
-    """Return the plan of a config that can be run. Raises ValueError for missing settings and for every broken rule."""
+    """Return the plan of a config that can be run.
+
+    Raises ValueError for missing settings, for what this version only plans, and for every broken rule.
+    """
     if missing := config.missing():
         raise ValueError(f"to train, give also: {', '.join(missing)}")
-    if config.rollout.mode == "server":
-        raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
     plan = make_plan(config)
-    nearest = search.find(config, limit=1) if plan.broken else []
+    nearest = search.find(config, limit=1) if plan.broken and not plan.not_run else []
     plan.require(f"nearest fix: {nearest[0]} (gspo-hpc plan shows others)" if nearest else "")
     return plan
 

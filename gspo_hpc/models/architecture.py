@@ -155,6 +155,26 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
     return raw, None
 
 
+def untrained(model_path: str, provider: str) -> str | None:
+    """Return why the model that a plan goes by cannot be trained; None if it can be, or if nothing is known of it."""
+    try:
+        raw, _ = planned(model_path)
+    except ValueError:  # a rule of the plan says so
+        return None
+    if raw is None:
+        return None
+    if provider != "own":
+        part = next((part for part in ("vision_config", "audio_config") if part in raw), None)
+        return f"it has a {part}, and only text models are trained" if part else None
+    try:
+        parse(raw)
+    except ValueError as error:
+        return str(error)
+    except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        return f"config.json cannot be understood: {error}"
+    return None
+
+
 def _content(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text("utf-8"))

@@ -23,11 +23,20 @@ class Broken:
     message: str
 
 
+@dataclass(frozen=True)
+class NotRun:
+    """A feature that this version plans and does not run, and the reason with what to set instead."""
+
+    feature: str
+    reason: str
+
+
 class Models:
     """The models that plans are made for. Each is read once, however many plans are made."""
 
     def __init__(self) -> None:
         self.planned = cache(architecture.planned)  # by model.path
+        self.untrained = cache(architecture.untrained)  # by model.path and model.provider
         self._found: dict[tuple[str | None, str], architecture.Architecture | None] = {}
 
     def find(self, config: Config) -> architecture.Architecture | None:
@@ -63,7 +72,7 @@ class ModelFile:
 
 
 class PlanBuilder:
-    """A plan in the making. `quantities.py` fills in sizes, the rules what is broken, `remarks.py` the rest."""
+    """A plan in the making. `quantities.py` fills in sizes, rules what is broken or not run, `remarks.py` the rest."""
 
     def __init__(self, config: Config, rows: int | None, models: Models | None = None) -> None:
         self.config, self.rows, self.models = config, rows, models or Models()
@@ -73,6 +82,7 @@ class PlanBuilder:
         self.quantities: dict[str, int | Fraction] = {}
         self.layout: dict[str, int] = {}
         self.broken: list[Broken] = []
+        self.not_run: list[NotRun] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self.memory: Estimate | None = None

@@ -44,9 +44,6 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
 
 def _notes(plan: PlanBuilder) -> Iterator[str]:
     batch, q = plan.config.batch, plan.quantities
-    if plan.server:
-        text = "rollout.mode server can be planned, but no run in it can be started yet: train and submit refuse it."
-        yield f"{text} rollout.mode=colocate can be run."
     if batch.micro_batch_tokens and not batch.micro_batch_size:
         yield (
             "Packing fills micro_batch_tokens and decides the micro-batches: rules about prompts that fill them do not "
