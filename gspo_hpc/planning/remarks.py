@@ -53,6 +53,8 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         yield "GPUs set apart generate, and no DP group owns prompts: rules about prompts per DP group do not apply."
     if plan.model_file.note:
         yield plan.model_file.note
+    if (arch := plan.architecture) is not None and arch.about:
+        yield f"The sizes of this model are about right: {arch.about}."
     if samples_part_of_distribution(plan.config.rollout):
         yield (
             "rollout.top_p and rollout.top_k leave unlikely tokens out of the rollout. Ratios, gaps and entropy are "

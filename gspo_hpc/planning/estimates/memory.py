@@ -135,6 +135,9 @@ def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
     """Return the bytes of one token in the cache of one GPU. Heads that are fewer than an engine's GPUs are copied."""
     heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
     wide = (config.rollout.dtype or config.model.dtype) == "float32"
+    if arch.mixers:
+        parts = (mixer.cache // min(config.rollout.tensor_parallel_size, mixer.cache_heads) for mixer in arch.mixers)
+        return sum(parts) * (4 if wide else 2)
     return 2 * arch.num_layers * heads * arch.head_dim * (4 if wide else 2)
 
 

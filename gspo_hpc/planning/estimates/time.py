@@ -114,6 +114,12 @@ def sizes(arch: Architecture) -> Sizes:
     experts = arch.experts
     mixed = sum(map(arch.has_experts, range(arch.num_layers)))
     routed = 0 if experts is None else mixed * experts.count * 3 * arch.hidden_size * experts.ffn_hidden_size
+    scores = 4.0 * arch.num_layers * arch.num_attention_heads * arch.head_dim
+    cache, heads = 4.0 * arch.num_layers * arch.num_key_value_heads * arch.head_dim, arch.num_key_value_heads
+    if arch.mixers:
+        scores = 2.0 * sum(mixer.scores for mixer in arch.mixers)
+        cache = 2.0 * sum(mixer.cache for mixer in arch.mixers)
+        heads = min((mixer.cache_heads for mixer in arch.mixers if mixer.cache), default=1)
     return Sizes(
         layers=arch.num_layers,
         layers_with_experts=mixed,
@@ -124,9 +130,9 @@ def sizes(arch: Architecture) -> Sizes:
         experts=0 if experts is None else experts.count,
         top_k=0 if experts is None else experts.top_k,
         token_flops=float(flops.per_token(arch)),
-        score_flops=4.0 * arch.num_layers * arch.num_attention_heads * arch.head_dim,
-        cache_bytes=4.0 * arch.num_layers * arch.num_key_value_heads * arch.head_dim,
-        cache_heads=arch.num_key_value_heads,
+        score_flops=scores,
+        cache_bytes=cache,
+        cache_heads=heads,
     )
 
 
