@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
-from gspo_hpc.config.schema import Batch, Config, Rollout
+from gspo_hpc.config.schema import Batch, Config, Data, Rollout
 
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
@@ -40,6 +41,11 @@ def updates_per_rollout(batch: Batch) -> int:
     if batch.generation_batch_size is not None and batch.global_batch_size is not None:
         steps = max(1, math.ceil(batch.generation_batch_size / batch.global_batch_size))
     return steps * batch.num_iterations
+
+
+def trained_rows(rows: int, data: Data) -> int:
+    """Return how many rows of data.train are trained on; the others are held out for evaluation."""
+    return math.floor(rows * Fraction(str(data.train_ratio)))  # 0.99 is 99/100, not the nearest binary number
 
 
 def passes_needed(config: Config) -> Passes:

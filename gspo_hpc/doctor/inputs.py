@@ -33,9 +33,9 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
     rows = _data(section, "training data", config.data.train, config.data)
     if config.data.eval is not None:
         _data(section, "evaluation data", config.data.eval, config.data)
-    elif config.eval.interval is not None:
+    elif config.eval.interval is not None and config.data.train_ratio == 1:
         text = "eval.interval is set, but data.eval is not"
-        section.warn("evaluation data", text, "set data.eval, or eval.interval=null")
+        section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _plan(section, config, rows)
     _reward_functions(section, config, load_functions)
     return section.findings

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.checks import check_inputs, require
+from gspo_hpc.launch.checks import check_inputs, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 from gspo_hpc.system import environment, processes
@@ -48,6 +48,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
             f"cluster.nodes is {config.cluster.nodes}, but train starts ranks on this machine only: use "
             "gspo-hpc submit, or give cluster.nodes=1"
         )
+    config = resolved(config)
     plan = require(config)
     check_inputs(config)
     run, resumed = open_run(config)

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cache, cached_property
 from typing import Any
 
+from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates.memory import Estimate
@@ -75,7 +76,8 @@ class PlanBuilder:
     """A plan in the making. `quantities.py` fills in sizes, rules what is broken or not run, `remarks.py` the rest."""
 
     def __init__(self, config: Config, rows: int | None, models: Models | None = None) -> None:
-        self.config, self.rows, self.models = config, rows, models or Models()
+        self.config, self.models = config, models or Models()
+        self.rows = None if rows is None else trained_rows(rows, config.data)  # prompts that are trained on
         self.server = config.rollout.mode == "server"
         self.world: int | None = config.world_size  # GPUs that train; None: cannot be known
         self.dp: int | None = None

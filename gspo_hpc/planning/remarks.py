@@ -77,11 +77,12 @@ def _ends(plan: PlanBuilder) -> Iterator[str]:
                 f"An epoch of {rows} prompts ends inside a rollout of {prompts}: its last {rest} prompts are carried "
                 "over into a rollout with the first of the next epoch; none is dropped."
             )
-    if config.run.max_steps is None or spg is None or spg.denominator != 1:
+    steps = q.get("max_steps")
+    if steps is None or spg is None or spg.denominator != 1:
         return
     updates = int(spg) * config.batch.num_iterations
-    if rest := config.run.max_steps % updates:
+    if rest := int(steps) % updates:
         yield (
-            f"max_steps ({config.run.max_steps}) ends the run after {rest} of the {updates} updates of the last "
+            f"max_steps ({steps}) ends the run after {rest} of the {updates} updates of the last "
             "rollout; its other completions are left unused."
         )

@@ -36,7 +36,7 @@ _MEANING = {
     "num_rollout_prompts_per_dp_group": "prompts per rollout and DP group",
     "num_prompts_per_dp_group": "prompts per optimizer step and DP group",
     "num_iters_per_step": "num_rollout_prompts_per_dp_group / micro_batch_size",
-    "num_rows": "prompts in the training data",
+    "num_rows": "prompts that are trained on",
     "steps_per_epoch": "optimizer steps per pass over the data",
     "max_steps": "optimizer steps of the run",
     "num_rollouts": "rollouts of the run",

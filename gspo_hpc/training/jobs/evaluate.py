@@ -64,7 +64,8 @@ def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> 
         config = loader.load(None, [f"model.path={target}", *overrides, *ONE_RANK])
     else:
         config = loader.load(target, [*overrides, *ONE_RANK])
-    if not config.data.eval:
+    held_out = config.data.train is not None and config.data.train_ratio < 1
+    if not config.data.eval and not held_out:
         raise ValueError("data.eval is not set: give a file of unseen prompts with data.eval=FILE")
     if not config.reward.functions:
         raise ValueError(
