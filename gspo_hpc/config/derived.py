@@ -89,3 +89,25 @@ def pass_sizes(config: Config) -> dict[str, PassSize]:
         "old_logprobs": PassSize(needed.old_logprobs, *(old if any(old) else update)),
         "reference": PassSize(needed.reference, *(reference if any(reference) else update)),
     }
+
+
+@dataclass(frozen=True)
+class BusyProcesses:
+    """The processes of a rank that has an engine, each of which keeps a core busy while the engine generates."""
+
+    engine: int  # vLLM's core, and a worker for each GPU if there are several: both poll without a pause
+    rewards: int
+
+    @property
+    def total(self) -> int:
+        """The sum, with the rank itself."""
+        return 1 + self.engine + self.rewards
+
+    def __str__(self) -> str:
+        return f"the rank (1), its engine ({self.engine}) and its reward functions ({self.rewards})"
+
+
+def busy_processes(config: Config) -> BusyProcesses:
+    """Return how many processes a rank with an engine has. With one GPU, vLLM's core is its own worker."""
+    gpus = config.rollout.tensor_parallel_size
+    return BusyProcesses(1 if gpus == 1 else 1 + gpus, config.reward.workers)
