@@ -65,6 +65,11 @@ def offload_trainer(config: Config) -> bool:
     return wanted
 
 
+def offloaded_parts(config: Config) -> frozenset[str]:
+    """Return what of the trainer is in host memory while engines generate: weights, gradients, optimizer."""
+    return frozenset(config.memory.offload_parts if offload_trainer(config) else ())
+
+
 def samples_part_of_distribution(rollout: Rollout) -> bool:
     """Return True if completions are sampled from the most likely tokens only (top_p or top_k)."""
     return rollout.top_p < 1.0 or rollout.top_k != -1

@@ -14,7 +14,7 @@ from functools import cache
 from statistics import NormalDist
 from typing import Any
 
-from gspo_hpc.config.derived import offload_trainer, passes_needed, updates_per_rollout
+from gspo_hpc.config.derived import offloaded_parts, passes_needed, updates_per_rollout
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import flops
@@ -341,12 +341,11 @@ def _sync(model: Sizes, config: Config, device: Device) -> float:
     over_nodes = _model_ranks(config) > config.training_gpus_per_node
     link = device.network_bytes_per_s if over_nodes else device.node_bytes_per_s
     seconds = 2.0 * model.parameters / (link * SYNC_LINK)
-    if offload_trainer(config):
+    if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // _model_ranks(config))
-        state = (
-            model.parameters / _model_ranks(config) * (2.0 + 12.0 / (replicas if config.optimizer.distributed else 1))
-        )
-        seconds += 2.0 * state / device.host_bytes_per_s
+        optimizer = 12.0 / (replicas if config.optimizer.distributed else 1)
+        each = 2.0 * ("weights" in moved) + optimizer * ("optimizer" in moved)
+        seconds += 2.0 * model.parameters / _model_ranks(config) * each / device.host_bytes_per_s
     return seconds
 
 
