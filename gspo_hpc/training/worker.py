@@ -1,7 +1,7 @@
 """One rank: bring-up, signals, the loop, the exit code.
 
 Started by the local launcher, by srun or by a test as ``python -m gspo_hpc.training.worker train RUN_DIR`` (also
-``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports happen inside
+``dry-run``, ``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports happen inside
 functions: the processes of reward functions import this module again, and must stay light.
 """
 
@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train")
     train.add_argument("run_dir", type=Path)
+    rehearsal = commands.add_parser("dry-run")
+    rehearsal.add_argument("folder", type=Path)
     export = commands.add_parser("export")
     export.add_argument("run_dir", type=Path)
     export.add_argument("--step", type=int)
@@ -61,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "train":
             return _train(arguments.run_dir, flag)
-        if arguments.command == "export":
+        if arguments.command == "dry-run":
+            from gspo_hpc.training.jobs.dry_run import dry_run
+
+            dry_run(arguments.folder)
+        elif arguments.command == "export":
             from gspo_hpc.training.jobs.export import export as export_job
 
             export_job(arguments.run_dir, arguments.step, arguments.out)
