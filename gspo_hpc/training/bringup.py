@@ -46,12 +46,15 @@ def read_architecture(config: Config) -> Architecture:
     return read(str(config.model.path))
 
 
-def whole_checkpoint(run: RunDir, step: int | None) -> Path:
-    """Return the checkpoint of a step, or the newest whole one; raise ValueError if there is none."""
+def whole_checkpoint(run: RunDir, step: int | None, remark: Callable[[str], None]) -> Path:
+    """Return the checkpoint of a step, or the newest whole one; raise ValueError if there is none.
+
+    `remark` is called with a line for each damaged checkpoint that is passed over.
+    """
     if step is None:
         whole, remarks = commit.newest_whole(run.checkpoints)
-        for remark in remarks:
-            print(remark, flush=True)
+        for text in remarks:
+            remark(text)
         if whole is None:
             raise ValueError(f"{run.path} has no complete checkpoint")
         return whole
