@@ -11,7 +11,7 @@ import gc
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,25 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from gspo_hpc.config.schema import Config
 from gspo_hpc.policy import compat
 from gspo_hpc.system import malloc
-from gspo_hpc.system.control import Client
 from gspo_hpc.system.progress import mark
 
 _STORE_SECONDS = 60.0  # that the other ranks wait for rank 0 to publish the store's port
+
+
+class Meeting(Protocol):
+    """What tells the ranks of a job where its store listens: the connection to who watches them, or a shared folder."""
+
+    rank: int
+
+    @property
+    def host(self) -> str:
+        """The address of this rank's node."""
+
+    def publish_store(self, port: int) -> None:
+        """Tell the others, as rank 0, on which port the store listens."""
+
+    def wait_for_store(self, timeout: float) -> tuple[str, int]:
+        """Return host and port of the store."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ class Ranks:
         return self.pp_rank == self.pp_size - 1
 
 
-def start(config: Config, timeout_minutes: float = 30.0, control: Client | None = None) -> Ranks:
+def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None = None) -> Ranks:
     """Join the job: set this rank's device, make the default process group and Megatron's, and return its place.
 
     With `control` the ranks meet at a free port that rank 0 finds, else at MASTER_ADDR and MASTER_PORT.
@@ -120,7 +135,7 @@ def cuda_environment(config: Config) -> dict[str, str]:
     }
 
 
-def _rendezvous(control: Client | None) -> dict[str, Any]:
+def _rendezvous(control: Meeting | None) -> dict[str, Any]:
     """Return where ranks meet: a store on a port that the kernel gives to rank 0 and that nobody can take meanwhile."""
     if control is None:
         return {}

@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _alone(arguments, overrides)
         from gspo_hpc.training.jobs.dry_run import dry_run
 
+        _take_place_from_slurm()
         dry_run(arguments.folder)
         return DONE
     except Exception as error:
@@ -129,9 +130,7 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     from gspo_hpc.runs.directory import RunDir
     from gspo_hpc.system import debugging
 
-    for name, slurms in _RANK_FROM_SLURM.items():
-        if name not in os.environ and slurms in os.environ:
-            os.environ[name] = os.environ[slurms]
+    _take_place_from_slurm()
     run = RunDir(run_dir)
     attempt = run.attempt(int(os.environ[environment.ATTEMPT]))
     terminal, _ = redirect.to_log(attempt.log_path(int(os.environ["RANK"])))
@@ -160,6 +159,12 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     if guard is not None:
         guard.kill()  # all has been closed in order; it would end the ranks that still close theirs
     return DONE
+
+
+def _take_place_from_slurm() -> None:
+    for name, slurms in _RANK_FROM_SLURM.items():
+        if name not in os.environ and slurms in os.environ:
+            os.environ[name] = os.environ[slurms]
 
 
 def _show_stacks(path: Path) -> None:

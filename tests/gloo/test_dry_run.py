@@ -82,3 +82,21 @@ def test_a_plan_that_is_refused_starts_nothing(model: Path, tmp_path: Path) -> N
     assert done.returncode == 2 and done.stderr.startswith("error: rule world_size_divides")
     several = raw(model) | {"cluster": {"platform": "cpu", "nodes": 2}}
     assert "gspo-hpc submit" in dry_run(tmp_path, several).stderr
+
+
+def test_ranks_of_a_slurm_job_meet_in_a_folder(model: Path, tmp_path: Path) -> None:
+    """As `doctor --nodes --groups` starts them: with Slurm's variables, and without a port that somebody chose."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(json.dumps(raw(model, tensor_model=2)))
+    own = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT", "RANK")}
+    command = [sys.executable, "-m", "gspo_hpc.training.worker", "dry-run", str(folder)]
+    ranks = []
+    for number in (1, 0):
+        slurm = {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(number)}
+        place = slurm | {"SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": f"node{number}"}
+        ranks.append(subprocess.Popen(command, env=own | place, stderr=subprocess.PIPE, text=True))
+    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    places = json.loads((folder / "ranks.json").read_text())
+    assert [(one["rank"], one["node"], one["tp"]) for one in places] == [(0, "node0", 0), (1, "node1", 1)]

@@ -375,3 +375,27 @@ def test_numbers_that_cannot_be() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             examine.diagnose(Config(), **words)  # type: ignore[arg-type]
+
+
+def test_the_job_starts_the_ranks_of_the_run_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    config = loader.load(None, ["cluster.platform=cpu", "cluster.gpus_per_node=2", "cluster.nodes=4"])
+    for groups in (False, True):
+        lines = doctor_nodes.script(config, 4, tmp_path, groups=groups).splitlines()
+        steps = [line for line in lines if line.startswith("srun ")]
+        assert len(steps) == 1 + groups and "gspo_hpc.doctor.node" in steps[0] and "--ntasks=4 " in steps[0]
+        if groups:
+            assert steps[1].endswith(f"gspo_hpc.training.worker dry-run {tmp_path}") and "--ntasks=8 " in steps[1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "told"),
+    [
+        (2, ["cluster.nodes=4"], "it needs --nodes 4, the nodes of the run"),
+        (2, None, "it needs a config"),
+        (2, ["cluster.nodes=2", "parallel.tensor_model_parallel_size=3"], "world_size"),
+    ],
+)
+def test_ranks_are_started_for_a_whole_run_only(nodes: int, words: list[str] | None, told: str) -> None:
+    config = None if words is None else loader.load(None, ["cluster.platform=cpu", *words])
+    with pytest.raises(ValueError, match=told):
+        examine.diagnose(config, nodes=nodes, groups=True)
