@@ -76,7 +76,8 @@ class Run(Section):
     )
     max_steps: Count | None = key(None, "Optimizer steps of the run; give this or max_epochs.")
     max_epochs: Positive | None = key(
-        None, "Passes over the training prompts, from which max_steps follows when a run starts; give this or max_steps."
+        None,
+        "Passes over the training prompts, from which max_steps follows when a run starts; give this or max_steps.",
     )
 
 

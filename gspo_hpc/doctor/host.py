@@ -185,7 +185,9 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
     cores = len(os.sched_getaffinity(0))
     ranks = config.cluster.gpus_per_node
     if cores < ranks:
-        fix = f"slurm.cpus_per_task={busy_processes(config).total}, or fewer ranks: cluster.gpus_per_node={max(1, cores)}"
+        fix = (
+            f"slurm.cpus_per_task={busy_processes(config).total}, or fewer ranks: cluster.gpus_per_node={max(1, cores)}"
+        )
         section.warn("cores", f"there are {cores} cores for {ranks} ranks and their engines", fix)
     elif cores < (needed_cores := _busy(config)) and "SLURM_JOB_ID" not in os.environ:
         text = f"there are {cores} cores, and {needed_cores} processes of a node are busy at the same time"

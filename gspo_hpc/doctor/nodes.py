@@ -302,7 +302,9 @@ def _follow_groups(job_id: str, folder: Path, section: Section) -> None:
         section.ok("process groups", f"{len(places)} ranks on {_nodes(nodes)} joined them and summed over each")
         return
     text = f"the ranks did not join their process groups within {GROUPS_SECONDS:.0f} s; the job's last line is: "
-    fix = "slurm.environment.NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: the network between the nodes"
+    fix = (
+        "slurm.environment.NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: the network between the nodes"
+    )
     section.fail("process groups", text + _last_line(folder), fix)
 
 

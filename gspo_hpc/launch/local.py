@@ -72,8 +72,8 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
 def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0) -> list[dict[str, Any]] | int:
     """Start all ranks on this machine only to join their process groups, and return the place of each.
 
-    Return the exit code instead if a rank fails or the dry run is stopped. Nothing is loaded, and nothing is left. Raises
-    ValueError for several nodes, and for a plan that breaks a rule or is not run by this version.
+    Return the exit code instead if a rank fails or the dry run is stopped. Nothing is loaded, and nothing is left.
+    Raises ValueError for several nodes, and for a plan that breaks a rule or is not run by this version.
     """
     _refuse_several_nodes(config)
     make_plan(config).require()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,8 @@ def outline(folder: str | Path) -> Architecture:
 def find(config: Config) -> Architecture | None:
     """Return the architecture that a plan counts with, from the model's folder or else a shipped one.
 
-    Families that are not trained have one, too. Returns None where there is no file, or one without the sizes that every
-    model has. Nothing is refused here.
+    Families that are not trained have one, too. Returns None where there is no file, or one without the sizes that
+    every model has. Nothing is refused here.
     """
     if config.model.path is None:
         return None
@@ -199,12 +200,12 @@ def counted(raw: dict[str, Any]) -> Architecture:
         return parse(raw)
     except (ValueError, TypeError, AttributeError):
         pass
-    text = dict(families.text_part(raw))
-    text["tie_word_embeddings"] = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    text = families.text_part(raw)
+    tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     family = str((raw.get("architectures") or ["an unnamed architecture"])[0])
     try:
         return Architecture(
-            **_sizes(text),
+            **_sizes(text) | {"tie_word_embeddings": bool(tied)},
             **families.extras(raw, known=family in SUPPORTED),
             family=family,
             ffn_hidden_size=int(text.get("intermediate_size") or 0),
@@ -216,7 +217,7 @@ def counted(raw: dict[str, Any]) -> Architecture:
         raise ValueError(f"config.json: {error.args[0]} is missing") from None
 
 
-def _sizes(raw: dict[str, Any]) -> dict[str, Any]:
+def _sizes(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return what every family has under the same names. Raises KeyError for one that is missing."""
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     return {

@@ -153,6 +153,34 @@ def _rendezvous(control: Meeting | None) -> dict[str, Any]:
     return {"store": store, "rank": control.rank, "world_size": world_size}
 
 
+def use_groups(ranks: Ranks) -> None:
+    """Sum over every group of this rank: backends connect only then. Collective; RuntimeError for a wrong sum."""
+    groups = {
+        "world": dist.group.WORLD,
+        "tensor": parallel_state.get_tensor_model_parallel_group(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_group(),
+        "context": parallel_state.get_context_parallel_group(),
+        "data": parallel_state.get_data_parallel_group(),
+        "expert": parallel_state.get_expert_model_parallel_group(),
+        "expert tensor": parallel_state.get_expert_tensor_parallel_group(),
+        "expert data": parallel_state.get_expert_data_parallel_group(),
+    }
+    for name, group in groups.items():
+        total = torch.ones(1, device=ranks.device)
+        dist.all_reduce(total, group=group)
+        if int(total.item()) != dist.get_world_size(group):
+            raise RuntimeError(f"a sum of ones over {dist.get_world_size(group)} ranks of {name} is {total.item():g}")
+
+
+def expert_place() -> dict[str, int]:
+    """Return this rank's place among those that share expert layers: in EP, ETP and the data parallelism of experts."""
+    return {
+        "ep": parallel_state.get_expert_model_parallel_rank(),
+        "etp": parallel_state.get_expert_tensor_parallel_rank(),
+        "expert_dp": parallel_state.get_expert_data_parallel_rank(),
+    }
+
+
 def drop_layout() -> None:
     """Destroy all groups but the default one; another :func:`start` may build new ones in the same job."""
     parallel_state.destroy_model_parallel()

@@ -197,12 +197,12 @@ class Routing:
         return Balance(
             moved
             | {
-            "experts/tokens_mean": float(tokens.mean()),
-            "experts/tokens_min": float(tokens.min()),
-            "experts/tokens_max": float(tokens.max()),
-            "experts/imbalance": float(imbalance.mean()),
-            "experts/imbalance_max": float(imbalance.max()),
-            "experts/idle": float((tokens == 0).sum()),
+                "experts/tokens_mean": float(tokens.mean()),
+                "experts/tokens_min": float(tokens.min()),
+                "experts/tokens_max": float(tokens.max()),
+                "experts/imbalance": float(imbalance.mean()),
+                "experts/imbalance_max": float(imbalance.max()),
+                "experts/idle": float((tokens == 0).sum()),
             },
             by_layer,
         )

@@ -174,9 +174,7 @@ def train_step(
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
     balance = _balance(policy)
-    return StepResult(
-        sums, maxima, balance.metrics, grad_norm, skipped, overflowed, rate, expert_tokens=balance.tokens
-    )
+    return StepResult(sums, maxima, balance.metrics, grad_norm, skipped, overflowed, rate, expert_tokens=balance.tokens)
 
 
 def _balance(policy: Policy) -> Balance:

@@ -26,8 +26,9 @@ def figures(run: RunData) -> list[Figure]:
     even = 1 / max(map(len, layers.values()))
     (most, layer, expert), (least, thin, rare) = max(cells), min(cells)
     note = (
-        f"in the update of step {step}: a row for each layer, a column for each expert. An even share is {even:.2%}; the "
-        f"largest is {most:.2%} (expert {expert} of layer {layer}), the smallest {least:.2%} (expert {rare} of layer {thin})"
+        f"in the update of step {step}: a row for each layer, a column for each expert. An even share is {even:.2%}; "
+        f"the largest is {most:.2%} (expert {expert} of layer {layer}), the smallest {least:.2%} (expert {rare} of "
+        f"layer {thin})"
     )
     legend = (Key("up to twice an even share", "accent", ""), Key("more", "bad", ""))
     wide, narrow = (Drawn(_draw(layers, width), None) for width in (FULL, NARROW))

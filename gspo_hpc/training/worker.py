@@ -1,8 +1,8 @@
 """One rank: bring-up, signals, the loop, the exit code.
 
 Started by the local launcher, by srun or by a test as ``python -m gspo_hpc.training.worker train RUN_DIR`` (also
-``dry-run``, ``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports happen inside
-functions: the processes of reward functions import this module again, and must stay light.
+``dry-run``, ``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports
+happen inside functions: the processes of reward functions import this module again, and must stay light.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``gspo-hpc train --dry-run``: the ranks join their groups, tell their places and end. Two ranks, half a minute.
 
-Catches places that are not those of the plan, parameters that are not those that Megatron makes, and anything left behind.
+Catches places that are not those of the plan, parameters that are not those of the model, and anything left behind.
 """
 
 from __future__ import annotations

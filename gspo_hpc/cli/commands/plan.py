@@ -11,8 +11,8 @@ from gspo_hpc.system.exit_codes import DONE, REFUSED
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
-        "Needs no GPU and starts nothing. If sizes do not fit, it names broken rules and fixes, and exits with 2, as it "
-        "does for what this version plans and does not run."
+        "Needs no GPU and starts nothing. If sizes do not fit, it names broken rules and fixes, and exits with 2. It "
+        "does so, too, for what this version plans and does not run."
     )
     examples = """
         gspo-hpc plan tiny_cpu

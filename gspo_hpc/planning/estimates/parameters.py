@@ -105,7 +105,7 @@ def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp
 
 
 def _ends(arch: Architecture, tp: int, *, first: bool, last: bool) -> Count:
-    """Count embedding, head, the norm before it, and the part that sees. A tied head on a stage of its own is a copy."""
+    """Count embedding, head, its norm, and the part that sees. A tied head on a stage of its own is a copy."""
     vocabulary = -(-arch.vocab_size // tp) * arch.hidden_size  # padded, so that ranks have equally many rows
     heads = int(last and not (arch.tie_word_embeddings and first))
     return Count(vocabulary * (first + heads) + arch.hidden_size * last + arch.vision_parameters * first, 0)

@@ -52,4 +52,4 @@ def _evaluation(plan: PlanBuilder) -> Iterator[str]:
 @rule(DataRule.TRAIN_RATIO_LEAVES_PROMPTS, "`data.train_ratio` leaves a prompt to train on", estimable=True)
 def _ratio(plan: PlanBuilder) -> Iterator[str]:
     if plan.rows == 0:
-        yield f"data.train_ratio ({plan.config.data.train_ratio:g}) of the prompts in data.train leaves none to train on"
+        yield f"data.train_ratio ({plan.config.data.train_ratio:g}) leaves no prompt of data.train to train on"

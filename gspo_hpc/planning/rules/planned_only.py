@@ -1,9 +1,9 @@
 """Features that this version plans and does not run, a function for each.
 
 A function looks at a plan and yields a reason if the config uses the feature: what is not run, and what to set instead.
-That is all a feature takes. `plan` shows the reason and exits with 2, its JSON has it under `not_run`, `train`, `submit`
-and `doctor` refuse the run with the same line, and no fix leads to such a config. Once the feature is run, delete its
-function.
+That is all a feature takes. `plan` shows the reason and exits with 2, its JSON has it under `not_run`, `train`,
+`submit` and `doctor` refuse the run with the same line, and no fix leads to such a config. Once the feature is run,
+delete its function.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def _attention(plan: PlanBuilder) -> Iterator[str]:
     backend = plan.config.model.attention_backend
     if backend != "auto" and not _fused(plan):
         yield (
-            f"model.attention_backend: {backend} needs GPUs and the layers of Transformer Engine (model.layers): torch's "
-            "layers have one attention; give model.attention_backend=auto"
+            f"model.attention_backend: {backend} needs GPUs and the layers of Transformer Engine (model.layers); those "
+            "of torch have one attention: give model.attention_backend=auto"
         )
 
 

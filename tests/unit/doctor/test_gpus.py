@@ -188,4 +188,6 @@ def test_what_mig_means_depends_on_the_number_of_ranks() -> None:
     found = dataclasses.replace(found, gpus=(dataclasses.replace(found.gpus[0], mig=True),))
     for wanted, state in ((1, "warn"), (2, "fail"), (None, "fail")):
         (mig,) = [one for one in gpus.judge(found, wanted).findings if one.check == "MIG"]
-        assert mig.state == state and "no NVLink or peer-to-peer access" in mig.finding and "Duplicate GPU" in mig.finding
+        assert (
+            mig.state == state and "no NVLink or peer-to-peer access" in mig.finding and "Duplicate GPU" in mig.finding
+        )

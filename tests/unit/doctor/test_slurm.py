@@ -95,13 +95,19 @@ def test_the_recommended_lines_are_not_complained_of(project: Path) -> None:
     good = CONFIG.replace("= 5 sec", "= 30 sec").replace(
         "SlurmctldParameters     = (null)", "SlurmctldParameters = x,preempt_send_user_signal"
     )
-    found = look(["cluster.nodes=4", "slurm.cpus_per_task=2"], cluster(good, PARTITIONS.replace("GraceTime=20", "GraceTime=60")))
+    found = look(
+        ["cluster.nodes=4", "slurm.cpus_per_task=2"], cluster(good, PARTITIONS.replace("GraceTime=20", "GraceTime=60"))
+    )
     assert {one.check: one.state for one in found.values() if one.state != "ok"} == {}
 
 
 def test_a_task_has_a_core_for_each_busy_process() -> None:
     found = look([])["cores of a task"]
-    assert found.state == "warn" and found.fix == "slurm.cpus_per_task=4" and "the rank (1), its engine (1)" in found.finding
+    assert (
+        found.state == "warn"
+        and found.fix == "slurm.cpus_per_task=4"
+        and "the rank (1), its engine (1)" in found.finding
+    )
     assert look(["rollout.tensor_parallel_size=2"])["cores of a task"].fix == "slurm.cpus_per_task=6"
     by_gpu = cluster(partitions=PARTITIONS.replace("JobDefaults=(null)", "JobDefaults=DefCpuPerGPU=8"))
     for words, at in ((["slurm.cpus_per_task=1"], None), (["cluster.platform=cpu"], None), ([], by_gpu)):

@@ -45,8 +45,8 @@ PUBLISHED = {
 }
 
 
-# Families that are planned only. checkpoint: "total" of the model's page on the Hub, or the sum of its tensors, with the
-# layer that predicts further tokens (MTP) and the routers' correction biases, which a plan leaves out. decoder and
+# Families that are planned only. checkpoint: "total" of the model's page on the Hub, or the sum of its tensors, with
+# the layer that predicts further tokens (MTP) and the routers' correction biases, which a plan leaves out. decoder and
 # vision: counted from the headers of its safetensors files, and added.
 PLANNED_ONLY = {
     "gpt-oss-20b": 20_914_757_184,  # checkpoint

@@ -25,7 +25,7 @@ from gspo_hpc.launch.checks import resolved
 from gspo_hpc.planning.plan import make_plan, max_steps
 from gspo_hpc.planning.quantities import with_steps
 
-SIZES: dict[str, Any] = {"num_generations": 8, "micro_batch_size": 8, "global_batch_size": 96, "num_iterations": 2}
+SIZES: dict[str, Any] = {"num_generations": 8, "micro_batch_size": 2, "global_batch_size": 96, "num_iterations": 2}
 
 
 def written(path: Path, rows: int) -> Path:
@@ -41,7 +41,7 @@ def test_the_example_of_1320_steps_on_the_command_line(tmp_path: Path, capsys: p
     told = json.loads(capsys.readouterr().out)
     found = told["quantities"]
     assert (found["num_rows"], found["steps_per_epoch"], found["max_steps"]) == (7920, 1320, 1320)
-    assert found["gradient_accumulation_steps"] == 2 and found["num_epochs"] == 1
+    assert found["gradient_accumulation_steps"] == 8 and found["num_epochs"] == 1
     assert not [key for key in told["missing"] if "epochs" in key]
 
 
@@ -75,7 +75,9 @@ def test_a_run_is_made_of_steps(tmp_path: Path) -> None:
     given_steps = from_dict(raw | {"run": {"max_steps": 3}})
     assert resolved(given_steps) is given_steps
     missing = from_dict(raw | {"data": {"train": str(tmp_path / "none.jsonl")}})
-    with pytest.raises(ValueError, match=r"none\.jsonl cannot be counted: give a \.jsonl or \.parquet file, or run\.max"):
+    with pytest.raises(
+        ValueError, match=r"none\.jsonl cannot be counted: give a \.jsonl or \.parquet file, or run\.max"
+    ):
         resolved(missing)
 
 

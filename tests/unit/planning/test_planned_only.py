@@ -84,9 +84,7 @@ def test_plan_says_so_on_the_page_in_json_and_by_its_exit_code(
         ({"architectures": 3}, "own", "cannot be understood"),
     ],
 )
-def test_models_that_are_not_trained(
-    change: dict[str, Any], provider: str, reason: str | None, tmp_path: Path
-) -> None:
+def test_models_that_are_not_trained(change: dict[str, Any], provider: str, reason: str | None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen3-8B") | change))
     model = {"path": str(tmp_path), "provider": provider}
     plan = make_plan(from_dict(WHOLE | {"model": model, "batch": WHOLE["batch"] | {"share_prompts": False}}))
