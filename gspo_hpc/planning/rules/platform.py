@@ -27,7 +27,7 @@ class PlatformRule(RuleId):
     FLOAT16_EXPERT_PARALLEL = auto()
     TRANSFORMER_ENGINE_NEEDS_GPUS = auto()
     FP8_NEEDS_TRANSFORMER_ENGINE = auto()
-    ATTENTION_BACKEND_NEEDS_TRANSFORMER_ENGINE = auto()
+    ATTENTION_BACKEND_NEEDS_TE = auto()
     MCORE_BRIDGE_NEEDS_TRANSFORMER_ENGINE = auto()
     MCORE_BRIDGE_CONTEXT_PARALLEL = auto()
     MCORE_BRIDGE_SHARE_PROMPTS = auto()
@@ -69,7 +69,7 @@ def _fp8(plan: PlanBuilder) -> Iterator[str]:
 
 
 @rule(
-    PlatformRule.ATTENTION_BACKEND_NEEDS_TRANSFORMER_ENGINE,
+    PlatformRule.ATTENTION_BACKEND_NEEDS_TE,
     "`model.attention_backend` other than auto needs GPUs and the layers of Transformer Engine",
 )
 def _attention(plan: PlanBuilder) -> Iterator[str]:

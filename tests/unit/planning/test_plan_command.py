@@ -66,7 +66,9 @@ def test_no_script_of_a_run_that_would_be_refused(
     assert main(["plan", str(partial)]) == 0
     capsys.readouterr()
     assert main(["plan", str(partial), "--sbatch"]) == 2  # a plan, but not of a run
-    assert "no batch script: to train, give also: run.max_steps, model.path" in capsys.readouterr().err
+    assert (
+        "no batch script: to train, give also: run.max_steps or run.max_epochs, model.path" in capsys.readouterr().err
+    )
 
 
 def test_the_name_of_a_preset_is_enough(

@@ -256,7 +256,7 @@ def test_what_a_choice_of_attention_kernels_needs() -> None:
         assert rules(from_dict({"model": model})) == set()
         for refused in ({"model": model | {"layers": "torch"}}, {"model": model, "cluster": {"platform": "cpu"}}):
             (broken,) = make_plan(from_dict(refused)).broken
-            assert broken.rule == "attention_backend_needs_transformer_engine"
+            assert broken.rule == "attention_backend_needs_te"
             assert "model.attention_backend=auto" in broken.message
     assert rules(from_dict({"cluster": {"platform": "cpu"}})) == set()
 
