@@ -79,7 +79,7 @@ def test_places_and_parameters(parallel: dict[str, int], model: Path, tmp_path: 
 
 def test_a_plan_that_is_refused_starts_nothing(model: Path, tmp_path: Path) -> None:
     done = dry_run(tmp_path, raw(model, tensor_model=4))
-    assert done.returncode == 2 and done.stderr.startswith("error: rule world_size_divides")
+    assert done.returncode == 2 and "error: rule world_size_divides: " in done.stderr
     several = raw(model) | {"cluster": {"platform": "cpu", "nodes": 2}}
     assert "gspo-hpc submit" in dry_run(tmp_path, several).stderr
 
