@@ -10,15 +10,16 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.loader import ConfigError
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.data.counting import count_rows
 from gspo_hpc.models import architecture
 from gspo_hpc.planning import mentions
 from gspo_hpc.planning.plan import Plan, make_plan
+from gspo_hpc.planning.quantities import with_steps
 from gspo_hpc.rewards.builtin import REGISTRY
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
@@ -41,17 +42,19 @@ def plan(
     price: float | None,
     response_tokens: float | None,
 ) -> bool:
-    """Print the plan. Return whether every rule holds, and there is a batch script if one was asked for.
+    """Print the plan.
+
+    Return whether every rule holds, this version runs what it plans, and there is a batch script if one was asked for.
 
     `ranks` prints every rank, however many there are.
     """
     _check("--price", price)
     _check("--response-tokens", response_tokens)
     _known_rewards(config, places)
-    rows = _count_rows(config.data.train)
+    rows = count_rows(config.data.train, _COUNTED_BYTES)
     found = make_plan(config, rows)
     offered = _fixes(config, rows) if found.broken else []
-    times, tokens = _times(config, found, response_tokens)
+    times, tokens = _times(with_steps(config, rows), found, response_tokens)
     notes = [*_absent(config), *_cut(config, response_tokens)]
     if times is None and (price or response_tokens):
         notes.append("--price and --response-tokens change nothing: time is not estimated.")
@@ -62,7 +65,7 @@ def plan(
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(_content(found, places, offered, ranks) | more, indent=2))
-        return found.valid and bool(script) == sbatch
+        return found.valid and not found.not_run and bool(script) == sbatch
     from gspo_hpc.cli.pages import plan as plan_page  # only here: JSON is printed without rich
     from gspo_hpc.cli.pages import render
 
@@ -74,7 +77,7 @@ def plan(
         if times is not None:
             render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price)])
     print(f"\n{script}" if script else "", end="")
-    return found.valid and bool(script) == sbatch
+    return found.valid and not found.not_run and bool(script) == sbatch
 
 
 def suggest_layouts(
@@ -194,12 +197,3 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
     work = time.work(config, int(completions), response_tokens)
     model = time.sizes(arch)
     return time.estimate(model, config, device, work, found.memory.cache_tokens), work.response_tokens
-
-
-def _count_rows(train: str | None) -> int | None:
-    """Return the rows of a JSONL file; None if they cannot be counted at once."""
-    path = Path(train or "")
-    if path.suffix != ".jsonl" or not path.is_file() or path.stat().st_size > _COUNTED_BYTES:
-        return None
-    with path.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())

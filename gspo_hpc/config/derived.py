@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
-from gspo_hpc.config.schema import Batch, Config, Rollout
+from gspo_hpc.config.schema import Batch, Config, Data, Rollout
 
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
@@ -42,6 +43,11 @@ def updates_per_rollout(batch: Batch) -> int:
     return steps * batch.num_iterations
 
 
+def trained_rows(rows: int, data: Data) -> int:
+    """Return how many rows of data.train are trained on; the others are held out for evaluation."""
+    return math.floor(rows * Fraction(str(data.train_ratio)))  # 0.99 is 99/100, not the nearest binary number
+
+
 def passes_needed(config: Config) -> Passes:
     """Return the log-prob passes of a step.
 
@@ -57,6 +63,11 @@ def offload_trainer(config: Config) -> bool:
     if wanted is None:
         return config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
     return wanted
+
+
+def offloaded_parts(config: Config) -> frozenset[str]:
+    """Return what of the trainer is in host memory while engines generate: weights, gradients, optimizer."""
+    return frozenset(config.memory.offload_parts if offload_trainer(config) else ())
 
 
 def samples_part_of_distribution(rollout: Rollout) -> bool:
@@ -83,3 +94,25 @@ def pass_sizes(config: Config) -> dict[str, PassSize]:
         "old_logprobs": PassSize(needed.old_logprobs, *(old if any(old) else update)),
         "reference": PassSize(needed.reference, *(reference if any(reference) else update)),
     }
+
+
+@dataclass(frozen=True)
+class BusyProcesses:
+    """The processes of a rank that has an engine, each of which keeps a core busy while the engine generates."""
+
+    engine: int  # vLLM's core, and a worker for each GPU if there are several: both poll without a pause
+    rewards: int
+
+    @property
+    def total(self) -> int:
+        """The sum, with the rank itself."""
+        return 1 + self.engine + self.rewards
+
+    def __str__(self) -> str:
+        return f"the rank (1), its engine ({self.engine}) and its reward functions ({self.rewards})"
+
+
+def busy_processes(config: Config) -> BusyProcesses:
+    """Return how many processes a rank with an engine has. With one GPU, vLLM's core is its own worker."""
+    gpus = config.rollout.tensor_parallel_size
+    return BusyProcesses(1 if gpus == 1 else 1 + gpus, config.reward.workers)

@@ -72,6 +72,11 @@ class Data(Section):
 
     train: str | None = key(None, "The file of training prompts.")
     eval: str | None = key(None, "The file of evaluation prompts.")
+    train_ratio: Share = key(
+        1.0,
+        "Share of data.train that is trained on; the rest, drawn by run.seed, are the evaluation prompts. Give this or "
+        "data.eval.",
+    )
     prompt_key: str = key("prompt", "The field of a row that holds the prompt.")
     system_prompt: str | None = key(None, "A system message in front of every prompt.")
     chat_template: bool = key(True, "Put text prompts through the tokenizer's chat template, as one user message.")

@@ -16,6 +16,7 @@ from gspo_hpc.config.section import (
     CountFrom0,
     FreeForm,
     Lines,
+    Listed,
     Number,
     OneLine,
     PerNode,
@@ -60,6 +61,11 @@ class Model(Section):
         "auto",
         "The library that computes layers: torch needs no other package; auto takes Transformer Engine if it is "
         "installed and there are GPUs.",
+    )
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = key(
+        "auto",
+        "The kernels of Transformer Engine that compute attention (Megatron's attention_backend): auto lets it choose; "
+        "flash is FlashAttention, fused is cuDNN's, unfused is made of matrix products.",
     )
     provider: Literal["own", "mcore_bridge"] = key(
         "own",
@@ -116,6 +122,10 @@ class Memory(Section):
     offload_trainer: bool | None = key(
         None,
         "Move the trainer to host memory while engines generate; by default this is done on GPUs that both share.",
+    )
+    offload_parts: Annotated[tuple[Literal["weights", "gradients", "optimizer"], ...], Listed] = key(
+        ("weights", "gradients", "optimizer"),
+        "What offload_trainer moves, and what therefore comes back before an update; gradients are dropped.",
     )
     offload_optimizer: bool = key(
         False, "Keep the optimizer's state in host memory except for the moment in which it steps."

@@ -69,7 +69,7 @@ def _wrong(one: ErrorDetails) -> str:
     if kind == "model_type":
         return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
     if kind == "literal_error" and field is not None:
-        values = get_args(schema.plain_type(field.annotation))
+        values = get_args(schema.kind_at(one["loc"]))
         return f"is {given!r}, which is not allowed{near_miss(str(given), values)}{_allowed(values)}"
     if kind in _KINDS:
         hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""

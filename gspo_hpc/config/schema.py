@@ -29,7 +29,7 @@ from gspo_hpc.config.learning import (
     Tracking,
 )
 from gspo_hpc.config.machine import Cluster, Container, Faults, Memory, Model, Moe, Parallel, Platform, Slurm
-from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Section, as_dict, key, replace
+from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
 
 __all__ = [
     "Batch",
@@ -74,7 +74,11 @@ class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63, json_schema_extra={"errorMessage": _SEED}), WHOLE] = key(
         42, "Seed of the data order and of sampling."
     )
-    max_steps: Count | None = key(None, "Optimizer steps of the run.")
+    max_steps: Count | None = key(None, "Optimizer steps of the run; give this or max_epochs.")
+    max_epochs: Positive | None = key(
+        None,
+        "Passes over the training prompts, from which max_steps follows when a run starts; give this or max_steps.",
+    )
 
 
 class Config(Section):
@@ -135,7 +139,7 @@ class Config(Section):
     def missing(self) -> list[str]:
         """Return the keys that a run (not a plan) needs and that are not given."""
         needed = {
-            "run.max_steps": self.run.max_steps,
+            "run.max_steps or run.max_epochs": self.run.max_steps or self.run.max_epochs,
             "model.path": self.model.path,
             "batch.global_batch_size": self.batch.global_batch_size,
             "batch.num_generations": self.batch.num_generations,

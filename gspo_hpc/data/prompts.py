@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data.records import Prompt
 
@@ -72,6 +73,17 @@ def load_rows(path: str | Path, data: Data) -> list[Row]:
     if not rows:
         raise ValueError(f"{path} has no rows; it needs at least one, with {data.prompt_key!r} in it")
     return rows
+
+
+def split(rows: list[Row], data: Data, seed: int) -> tuple[list[Row], list[Row]]:
+    """Return the rows that are trained on, and those that data.train_ratio holds out; both in the order of the file.
+
+    Which they are is a function of `seed` and of the number of rows.
+    """
+    kept = trained_rows(len(rows), data)
+    drawn = np.argsort(np.random.PCG64([seed, len(rows)]).random_raw(len(rows)), kind="stable")
+    chosen = set(drawn[:kept].tolist())
+    return [r for i, r in enumerate(rows) if i in chosen], [r for i, r in enumerate(rows) if i not in chosen]
 
 
 def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length: int) -> list[Prompt]:

@@ -22,6 +22,8 @@ from gspo_hpc.diagnose.evidence import ENOUGH, AttemptEvidence, Evidence, Excerp
 from gspo_hpc.diagnose.registry import Symptom
 from gspo_hpc.diagnose.symptoms.speed import COMMUNICATION, DEVICE_USE
 from gspo_hpc.launch import status
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.runs import reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import RunData, value
@@ -30,6 +32,7 @@ from gspo_hpc.system.text import near_miss, tail
 # A run may have thousands of ranks and hundreds of attempts: read only the newest attempts, of these the logs that
 # ended first, and of these their beginnings and ends.
 _ATTEMPTS, _LOGS, _TAIL, _HEAD, _LINES = 5, 64, 2**18, 2**18, 50
+GRADIENT_VARIANCE = 1e-4
 _DEVICE = re.compile(r"^device: (.+)$", re.MULTILINE)
 
 
@@ -89,6 +92,7 @@ def diagnose(path: Path) -> Diagnosis:
             COMMUNICATION,
             above=False,
         ),
+        Target("gradient_variance", _gradient_variance(evidence), GRADIENT_VARIANCE, above=False),
     )
     return Diagnosis(evidence, max_steps, tuple(registry.find(evidence)), targets)
 
@@ -126,6 +130,13 @@ def _any(patterns: Iterator[re.Pattern[str] | None]) -> re.Pattern[str]:
 def _typical(evidence: Evidence, key: str) -> float | None:
     points = evidence.points(key, evidence.computed)
     return middle(points) if len(points) >= ENOUGH else None
+
+
+def _gradient_variance(evidence: Evidence) -> float | None:
+    """Return the mean square of a gradient's elements, which are near zero on average; None for an unknown model."""
+    points = evidence.points("grad_norm", evidence.computed)
+    arch = architecture.find(evidence.config) if len(points) >= ENOUGH else None
+    return None if arch is None else middle(points) ** 2 / parameters.parameters(arch)
 
 
 def _nearest(path: Path) -> str:

@@ -15,6 +15,7 @@ from gspo_hpc.doctor import inputs, sizes, slurm, tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section, State, shortened, within
 from gspo_hpc.doctor.node import Machine, look
 from gspo_hpc.launch.slurm.commands import SlurmError
+from gspo_hpc.planning.plan import make_plan
 
 WAIT_SECONDS = 300.0
 # Groups that describe the machine itself: on a login node no rank will run there.
@@ -59,18 +60,25 @@ def diagnose(
     name: str | None = None,
     *,
     nodes: int | None = None,
+    groups: bool = False,
     wait: float = WAIT_SECONDS,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Check everything that a run of `config` needs; without a config, check this machine.
 
-    `nodes`: check this many nodes as well, in a Slurm job that may wait `wait` seconds for its start. `say` gets lines
+    `nodes`: check this many nodes as well, in a Slurm job that may wait `wait` seconds for its start; with `groups` the
+    ranks of the run join their process groups there. `say` gets lines
     about the progress of that job. Raises ValueError for numbers out of range.
     """
     if nodes is not None and nodes < 1:
         raise ValueError(f"--nodes is {nodes}; it must be at least 1")
     if not wait > 0:
         raise ValueError(f"--wait is {wait:g}; it must be a number of seconds above 0")
+    if groups and (config is None or nodes != config.cluster.nodes):
+        asked = "a config" if config is None else f"--nodes {config.cluster.nodes}, the nodes of the run"
+        raise ValueError(f"--groups starts all ranks of a run: it needs {asked}")
+    if groups and config is not None:
+        make_plan(config).require()
     given = config is not None
     config = config or _of_this_machine()
     cluster, error = _ask_slurm(config)
@@ -86,7 +94,7 @@ def diagnose(
     if nodes is not None and cluster is not None:
         from gspo_hpc.doctor.nodes import survey  # imports submitit
 
-        found = survey(config, nodes, wait, say)
+        found = survey(config, nodes, wait, say, groups=groups)
         findings += found.findings
         surveyed = found.to_json()
     elif nodes is not None:

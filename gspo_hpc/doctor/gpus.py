@@ -7,6 +7,7 @@ the text that nvidia-smi prints is read. Pure functions judge the answers.
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 import subprocess
@@ -26,6 +27,10 @@ _FORMAT = "--format=csv,noheader,nounits"
 _TIMEOUT = 30.0
 _CUDA = re.compile(r"CUDA Version\s*:\s*(\d+\.\d+)")
 _MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")  # by NVML's number, in nvidia-smi's words
+_PATHS = {  # by NVML_TOPOLOGY_*
+    **{0: "one board", 10: "one PCIe switch", 20: "several PCIe switches", 30: "a PCIe host bridge"},
+    **{40: "the PCIe host bridges of one CPU", 50: "the link between CPUs"},
+}
 _NEAR = 0.8  # share of a GPU's memory; how much activations and communication need of the rest is not known here
 
 
@@ -56,6 +61,16 @@ class App:
 
 
 @dataclass(frozen=True)
+class Link:
+    """How two GPUs reach each other, by their indices."""
+
+    first: int
+    second: int
+    nvlink: bool
+    path: str  # where the PCIe ways of both meet
+
+
+@dataclass(frozen=True)
 class Gpus:
     """All GPUs of this machine, or the reason why they are not known."""
 
@@ -64,6 +79,7 @@ class Gpus:
     cuda: str | None = None  # the newest CUDA that the driver supports
     error: str = ""  # empty: the driver answered
     installed: bool = True  # whether there is a driver
+    links: tuple[Link, ...] | None = None  # between every two GPUs; None: not known
 
 
 def read() -> Gpus:
@@ -96,7 +112,7 @@ def _read_nvml() -> Gpus | None:
             for gpu, device in zip(gpus, devices, strict=True)
             for one in _value(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, device) or ()
         )
-        return Gpus(gpus, apps, f"{cuda // 1000}.{cuda % 1000 // 10}")
+        return Gpus(gpus, apps, f"{cuda // 1000}.{cuda % 1000 // 10}", links=_nvml_links(nvml, devices))
     except nvml.NVMLError_FunctionNotFound:
         return None
     except nvml.NVMLError as error:
@@ -123,6 +139,22 @@ def _nvml_gpu(nvml: Any, index: int, device: Any, driver: str) -> Gpu:
         persistence=None if persistence is None else persistence == nvml.NVML_FEATURE_ENABLED,
         driver=driver,
     )
+
+
+def _nvml_links(nvml: Any, devices: Sequence[Any]) -> tuple[Link, ...] | None:
+    """Return the links between the GPUs; None where the driver does not tell."""
+    found = []
+    try:
+        for (first, one), (second, other) in itertools.combinations(enumerate(devices), 2):
+            status = _value(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            level = _value(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+            if status is None:
+                return None
+            path = _PATHS.get(level, "PCIe")
+            found.append(Link(first, second, status == nvml.NVML_P2P_STATUS_OK, path))
+    except nvml.NVMLError:  # it is worth no more than a line
+        return None
+    return tuple(found)
 
 
 def _value(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -184,10 +216,11 @@ def _read_smi() -> Gpus:
         return Gpus(error=str(error))
 
 
-def judge(found: Gpus, wanted: int | None, rank_bytes: int | None = None) -> Section:
+def judge(found: Gpus, wanted: int | None, rank_bytes: int | None = None, sharing: int = 1) -> Section:
     """Compare the GPUs with what a run needs.
 
     `wanted`: ranks per node. `rank_bytes`: weights, gradients and optimizer state of one rank, if the model is known.
+    `sharing`: GPUs that share each layer, in the trainer or in an engine.
     """
     section = Section("gpus")
     if found.error:
@@ -197,7 +230,8 @@ def judge(found: Gpus, wanted: int | None, rank_bytes: int | None = None) -> Sec
         section.fail("count", found.error, fix)
         return section
     _count(section, found.gpus, wanted)
-    _each(section, found.gpus)
+    _each(section, found.gpus, wanted)
+    _links(section, found.gpus, found.links, sharing)
     _memory(section, found.gpus, rank_bytes)
     for app in found.apps:
         at = next((gpu.index for gpu in found.gpus if gpu.uuid == app.uuid), "?")
@@ -255,16 +289,18 @@ def _count(section: Section, gpus: Sequence[Gpu], wanted: int | None) -> None:
         section.ok("count", text)
 
 
-def _each(section: Section, gpus: Sequence[Gpu]) -> None:
+def _each(section: Section, gpus: Sequence[Gpu], wanted: int | None) -> None:
     def named(chosen: Sequence[Gpu]) -> str:
         return f"GPU{'s' * (len(chosen) > 1)} {', '.join(str(gpu.index) for gpu in chosen)}"
 
     if mig := [gpu for gpu in gpus if gpu.mig]:
         numbers = ",".join(str(gpu.index) for gpu in mig)
         text = (
-            f"MIG is on for {named(mig)}: NCCL cannot connect slices of a GPU, and a rank gets only part of its memory"
+            f"MIG is on for {named(mig)}: a rank sees one slice and its part of the memory, there is no NVLink or "
+            "peer-to-peer access then, and NCCL refuses ranks on two slices of one GPU (Duplicate GPU detected)"
         )
-        section.fail("MIG", text, f"root: nvidia-smi -i {numbers} -mig 0; or use a partition with whole GPUs")
+        fix = f"root: nvidia-smi -i {numbers} -mig 0; or use a partition with whole GPUs"
+        section.add("warn" if wanted == 1 else "fail", "MIG", text, fix)
     elif gpus:
         section.ok("MIG", "MIG is off")
     if bad := [gpu for gpu in gpus if gpu.ecc_errors]:
@@ -290,6 +326,42 @@ def _each(section: Section, gpus: Sequence[Gpu]) -> None:
         section.warn("persistence", text, "root: nvidia-smi -pm 1, or nvidia-persistenced")
     elif gpus:
         section.ok("persistence", "persistence mode is on")
+
+
+def _links(section: Section, gpus: Sequence[Gpu], links: Sequence[Link] | None, sharing: int) -> None:
+    """Tell which GPUs have NVLink to each other; ranks that share layers should be among them."""
+    if len(gpus) < 2:
+        return
+    if links is None:
+        section.skip("links", "the driver does not tell how GPUs reach each other; nvidia-smi topo -m may")
+        return
+    slow = " or ".join(sorted({link.path for link in links if not link.nvlink}))
+    if not slow:
+        section.ok("links", f"all {len(gpus)} GPUs have NVLink to each other")
+        return
+    islands = _islands([gpu.index for gpu in gpus], links)
+    joined = " and ".join(", ".join(map(str, island)) for island in islands if len(island) > 1)
+    text = f"NVLink joins GPUs {joined}; others reach" if joined else "there is no NVLink: GPUs reach"
+    text, most = f"{text} each other through {slow}", min(map(len, islands))
+    if sharing <= most:
+        section.ok("links", text)
+        return
+    sizes = f"parallel.tensor_model_parallel_size={most} and rollout.tensor_parallel_size={most}"
+    fix = f"{sizes}, with pipeline or data parallelism beside it; or nodes with NVLink (slurm.constraint)"
+    section.warn("links", f"{text}, and {sharing} GPUs share every layer", fix)
+
+
+def _islands(indices: Sequence[int], links: Sequence[Link]) -> list[list[int]]:
+    """Return the groups of GPUs in which each has NVLink to each."""
+    joined = {frozenset((link.first, link.second)) for link in links if link.nvlink}
+    islands: list[list[int]] = []
+    for index in indices:
+        home = next((one for one in islands if all(frozenset((index, other)) in joined for other in one)), None)
+        if home is None:
+            islands.append([index])
+        else:
+            home.append(index)
+    return islands
 
 
 def _memory(section: Section, gpus: Sequence[Gpu], rank_bytes: int | None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gspo_hpc.config.derived import busy_processes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor import sizes
 from gspo_hpc.doctor.finding import Section, gib
@@ -184,11 +185,22 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
     cores = len(os.sched_getaffinity(0))
     ranks = config.cluster.gpus_per_node
     if cores < ranks:
-        fix = f"slurm.cpus_per_task=2, or fewer ranks: cluster.gpus_per_node={max(1, cores)}"
+        fix = (
+            f"slurm.cpus_per_task={busy_processes(config).total}, or fewer ranks: cluster.gpus_per_node={max(1, cores)}"
+        )
         section.warn("cores", f"there are {cores} cores for {ranks} ranks and their engines", fix)
+    elif cores < (needed_cores := _busy(config)) and "SLURM_JOB_ID" not in os.environ:
+        text = f"there are {cores} cores, and {needed_cores} processes of a node are busy at the same time"
+        section.warn("cores", text, "use a machine with more cores, or fewer reward.workers")
     else:
         section.ok("cores", f"{cores} core{'s' * (cores > 1)}")
     return section
+
+
+def _busy(config: Config) -> int:
+    """Return the processes of a node that keep a core busy while engines generate; on CPUs phases take turns."""
+    ranks, busy = config.cluster.gpus_per_node, busy_processes(config)
+    return ranks + sizes.engines(config) * (busy.total - 1) if config.cluster.platform == "cuda" else ranks
 
 
 def network(nodes: int, port: int = 0) -> Section:

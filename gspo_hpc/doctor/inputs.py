@@ -33,9 +33,9 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
     rows = _data(section, "training data", config.data.train, config.data)
     if config.data.eval is not None:
         _data(section, "evaluation data", config.data.eval, config.data)
-    elif config.eval.interval is not None:
+    elif config.eval.interval is not None and config.data.train_ratio == 1:
         text = "eval.interval is set, but data.eval is not"
-        section.warn("evaluation data", text, "set data.eval, or eval.interval=null")
+        section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _plan(section, config, rows)
     _reward_functions(section, config, load_functions)
     return section.findings
@@ -53,8 +53,9 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
         count = f"{len(plan.broken)} broken ({', '.join(rules)})"
         fix = f"{nearest[0]}; gspo-hpc plan shows other fixes" if nearest else "gspo-hpc plan shows the broken rules"
         section.fail("plan", f"{count}: {first_line(plan.broken[0].message)}", fix)
-    elif config.rollout.mode == "server":
-        section.fail("plan", "rollout.mode is server, which can be planned but not run yet", "rollout.mode=colocate")
+    elif plan.not_run:
+        more = f" (and {len(plan.not_run) - 1} more)" if len(plan.not_run) > 1 else ""
+        section.fail("plan", plan.not_run[0].reason + more, "gspo-hpc plan shows what this version does not run")
     else:
         section.ok("plan", "the plan is valid: every rule that could be checked holds")
     for text in plan.warnings:

@@ -54,7 +54,9 @@ def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, me
             section = Section("gpus")
             section.skip("count", "no rank runs here, and there is no GPU; --nodes N checks the nodes")
             return section.findings
-        section = gpus.judge(found, config.cluster.gpus_per_node, needed.rank_gpu if needed else None)
+        sharing = max(config.parallel.tensor_model_parallel_size, config.rollout.tensor_parallel_size)
+        rank = needed.rank_gpu if needed else None
+        section = gpus.judge(found, config.cluster.gpus_per_node, rank, sharing)
         if found.gpus and installed:
             section.findings += versions.driver(installed[0], found.gpus[0].driver, found.cuda)
         return section.findings

@@ -31,6 +31,7 @@ from gspo_hpc.system.text import first_line
 JOB_MINUTES = 5
 ANSWER_SECONDS = 200.0  # nodes must answer within this time once the job runs
 LATER_SECONDS = 60.0  # the other nodes must answer within this time after the first
+GROUPS_SECONDS = 120.0  # the ranks must have joined their process groups within this time after the nodes' answers
 _END_SECONDS = 20.0  # a cancelled job must have ended within this time
 _POLL = 0.5
 _SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
@@ -92,15 +93,18 @@ class Survey:
         }
 
 
-def survey(config: Config, count: int, wait: float, say: Callable[[str], None]) -> Survey:
-    """Check `count` nodes in a job that may wait `wait` seconds for its start; `say` gets a line about the job."""
+def survey(config: Config, count: int, wait: float, say: Callable[[str], None], *, groups: bool = False) -> Survey:
+    """Check `count` nodes in a job that may wait `wait` seconds for its start; `say` gets a line about the job.
+
+    `groups`: start the ranks of the run there, too, and have them join their process groups.
+    """
     found = Survey(count)
     section = Section("nodes")
     try:
-        count = _available(config, count, section)
-        if count:
+        usable = _available(config, count, section)
+        if usable:
             with _job_folder(config) as folder:
-                _run(config, count, wait, folder, found, section, say)
+                _run(config, usable, wait, folder, found, section, say, groups=groups and usable == count)
     except SlurmError as error:
         section.fail("job", first_line(str(error)), "fix the section slurm; gspo-hpc submit would get the same error")
     except OSError as error:
@@ -153,8 +157,11 @@ def merge(answers: Sequence[Answer]) -> list[Finding]:
     return lines
 
 
-def script(config: Config, count: int, folder: Path) -> str:
-    """Return the batch script: the options of the run's own job, a few minutes, and one process per node."""
+def script(config: Config, count: int, folder: Path, *, groups: bool = False) -> str:
+    """Return the batch script: the options of the run's own job, a few minutes, and one process per node.
+
+    With `groups` the ranks of the run come after them, and join their process groups.
+    """
     if not submit.PLAIN_PATH.fullmatch(str(folder)):
         raise SlurmError(f"run.dir: {str(folder.parent)!r} has characters that are not safe in a batch script")
     for name, value in config.slurm.sbatch.items():
@@ -175,9 +182,14 @@ def script(config: Config, count: int, folder: Path) -> str:
     own = srun.environment(whole, folder)
     words = srun.command(single, folder.parent, folder, list(own))
     words[-3:] = ["gspo_hpc.doctor.node", str(folder)]  # instead of gspo_hpc.training.worker train RUN
+    steps = [shlex.join(words)]
+    if groups:
+        ranks = srun.command(whole, folder.parent, folder, list(own))
+        ranks[-3:] = ["gspo_hpc.training.worker", "dry-run", str(folder)]
+        steps.append(shlex.join(ranks))
     exports = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
     executor = submit.make_executor(replace(whole, run=replace(whole.run, name="gspo-doctor")), folder.parent, folder)
-    return executor.script("\n".join([*exports, shlex.join(words)]))
+    return executor.script("\n".join([*exports, *steps]))
 
 
 def _available(config: Config, count: int, section: Section) -> int:
@@ -211,16 +223,26 @@ def _job_folder(config: Config) -> Iterator[Path]:
 
 
 def _run(
-    config: Config, count: int, wait: float, folder: Path, found: Survey, section: Section, say: Callable[[str], None]
+    config: Config,
+    count: int,
+    wait: float,
+    folder: Path,
+    found: Survey,
+    section: Section,
+    say: Callable[[str], None],
+    *,
+    groups: bool,
 ) -> None:
     write_atomically(folder / "config.yaml", loader.dump(config))
     snapshot.take(folder / srun.CODE, Reward())
     path = folder / "job.sh"
-    write_atomically(path, script(config, count, folder))
+    write_atomically(path, script(config, count, folder, groups=groups))
     found.job_id = commands.run(["sbatch", "--parsable", str(path)]).strip().split(";")[0]
     say(f"job {found.job_id} checks {_nodes(count)}")
     try:
         _follow(found, count, wait, folder, section)
+        if groups and found.answers:
+            _follow_groups(found.job_id, folder, section)
     finally:
         _end(found.job_id)
 
@@ -263,6 +285,27 @@ def _follow(found: Survey, count: int, wait: float, folder: Path, section: Secti
     if found.answers:
         fix = f"slurm.exclude={','.join(found.unanswered)}; each node must see {folder.parent} and find this Python"
     section.fail("job", text, fix)
+
+
+def _follow_groups(job_id: str, folder: Path, section: Section) -> None:
+    """Wait until the ranks have written their places, or the job is over."""
+    deadline = time.monotonic() + GROUPS_SECONDS
+    path = folder / "ranks.json"
+    while path.name not in os.listdir(folder) and time.monotonic() < deadline:
+        if (job := commands.job(job_id)) is None or not job.active:
+            time.sleep(_SETTLE_SECONDS)  # until what a node wrote is visible here
+            break
+        time.sleep(_POLL)
+    if path.name in os.listdir(folder):
+        places = read_json(path)
+        nodes = len({one["node"] for one in places})
+        section.ok("process groups", f"{len(places)} ranks on {_nodes(nodes)} joined them and summed over each")
+        return
+    text = f"the ranks did not join their process groups within {GROUPS_SECONDS:.0f} s; the job's last line is: "
+    fix = (
+        "slurm.environment.NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: the network between the nodes"
+    )
+    section.fail("process groups", text + _last_line(folder), fix)
 
 
 def read_answers(folder: Path) -> list[Answer]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_hpc.config.constants import NCCL_BYTES
-from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.config.derived import offloaded_parts
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
@@ -44,7 +44,10 @@ def of(config: Config) -> Sizes | None:
     ranks = config.cluster.gpus_per_node
     count = parameters.parameters(arch)
     if cuda:
-        host = (largest.total if offload_trainer(config) else largest.optimizer * memory.offload_optimizer) * ranks
+        moved = offloaded_parts(config)
+        kept = largest.optimizer * (memory.offload_optimizer or "optimizer" in moved)
+        kept += largest.weights * ("weights" in moved) + largest.gradients * ("gradients" in moved)
+        host = kept * ranks
         host += sleeping(config) * engines(config) * count * _width(config)
         gpu = largest.total - largest.optimizer * memory.offload_optimizer
     else:

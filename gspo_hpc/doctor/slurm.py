@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gspo_hpc.config.derived import busy_processes
 from gspo_hpc.config.reading.slurm_time import parse_minutes
 from gspo_hpc.config.schema import Config, Slurm
 from gspo_hpc.doctor.finding import Finding, Section, gib
@@ -249,11 +250,22 @@ def _nodes(section: Section, config: Config, name: str, pairs: Mapping[str, str]
             )
         else:
             section.ok("gres", text)
+    _cores(section, config, pairs)
     cpus = (slurm.cpus_per_task or 1) * gpus
     if nodes and cpus > max(node.cpus for node in nodes):
         text = f"the run requests {cpus} CPUs per node ({gpus} ranks, slurm.cpus_per_task {slurm.cpus_per_task or 1})"
         fix = f"slurm.cpus_per_task={max(1, max(node.cpus for node in nodes) // gpus)}"
         section.fail("cpus", f"{text}, but nodes of {name} have {max(node.cpus for node in nodes)}", fix)
+
+
+def _cores(section: Section, config: Config, pairs: Mapping[str, str]) -> None:
+    """Look at the cores of a rank that has an engine. The plan judges slurm.cpus_per_task if it is given."""
+    busy = busy_processes(config)
+    if config.cluster.platform != "cuda" or config.slurm.cpus_per_task is not None:
+        return
+    if "DefCpuPerGPU=" not in pairs.get("JobDefaults", ""):
+        text = f"slurm.cpus_per_task is not set, so Slurm gives a task 1 core, but {busy} are busy at the same time"
+        section.warn("cores of a task", text, f"slurm.cpus_per_task={busy.total}")
 
 
 def _preemption(

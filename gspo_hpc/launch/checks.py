@@ -5,20 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.counting import count_rows
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
+from gspo_hpc.planning.quantities import with_steps
 
 
 def require(config: Config) -> Plan:
-    """Return the plan of a config that can be run. Raises ValueError for missing settings and for every broken rule."""
+    """Return the plan of a config that can be run.
+
+    Raises ValueError for missing settings, for what this version only plans, and for every broken rule.
+    """
     if missing := config.missing():
         raise ValueError(f"to train, give also: {', '.join(missing)}")
-    if config.rollout.mode == "server":
-        raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
     plan = make_plan(config)
-    nearest = search.find(config, limit=1) if plan.broken else []
+    nearest = search.find(config, limit=1) if plan.broken and not plan.not_run else []
     plan.require(f"nearest fix: {nearest[0]} (gspo-hpc plan shows others)" if nearest else "")
     return plan
+
+
+def resolved(config: Config) -> Config:
+    """Return the config that a run is made of: its length in steps, also where it was given in passes over the data.
+
+    Raises ValueError if the prompts of data.train cannot be counted.
+    """
+    if config.run.max_epochs is None or config.run.max_steps is not None or config.data.train is None:
+        return config  # if something is missing or given twice, the plan says so
+    rows = count_rows(config.data.train)
+    if rows is None:
+        raise ValueError(
+            f"run.max_epochs: the prompts of {config.data.train} cannot be counted: give a .jsonl or .parquet file, or "
+            "run.max_steps"
+        )
+    return with_steps(config, rows)
 
 
 def check_inputs(config: Config) -> None:

@@ -15,17 +15,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.checks import check_inputs, require
+from gspo_hpc.launch.checks import check_inputs, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
+from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 from gspo_hpc.system import environment, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
-from gspo_hpc.system.files import open_private, write_json
+from gspo_hpc.system.files import open_private, read_json, write_atomically, write_json
 from gspo_hpc.system.signals import StopFlag, signals_default_in_children
 from gspo_hpc.system.text import last_traceback, tail
 
@@ -43,11 +47,8 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     `worker` is the command that becomes a rank, `grace` the seconds that the other ranks get once one has failed.
     Raises ValueError for a mistake that shows before any rank is started.
     """
-    if config.cluster.nodes > 1:
-        raise ValueError(
-            f"cluster.nodes is {config.cluster.nodes}, but train starts ranks on this machine only: use "
-            "gspo-hpc submit, or give cluster.nodes=1"
-        )
+    _refuse_several_nodes(config)
+    config = resolved(config)
     plan = require(config)
     check_inputs(config)
     run, resumed = open_run(config)
@@ -66,6 +67,46 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
             raise
         attempt.finish(reason, code, detail)
     return code
+
+
+def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0) -> list[dict[str, Any]] | int:
+    """Start all ranks on this machine only to join their process groups, and return the place of each.
+
+    Return the exit code instead if a rank fails or the dry run is stopped. Nothing is loaded, and nothing is left.
+    Raises ValueError for several nodes, and for a plan that breaks a rule or is not run by this version.
+    """
+    _refuse_several_nodes(config)
+    make_plan(config).require()
+    run_id = secrets.token_hex(8)
+    with tempfile.TemporaryDirectory(prefix="gspo-dry-run-") as name, _stop_flag() as flag:
+        folder = Path(name)
+        write_atomically(folder / "config.yaml", loader.dump(config))
+        shared = processes.mark(run_id, 0)
+
+        def log_path(rank: int) -> Path:
+            return folder / f"rank-{rank}.log"
+
+        with processes.guarded(run_id, 0):
+            _, first = _run_together(config, [*worker, "dry-run", name], shared, log_path, flag, grace)
+        if flag.requested:
+            return FAILED
+        if first:
+            blamed, code = _blame(first, log_path)
+            if code == REFUSED:
+                return _failure(blamed, code, log_path(blamed))[0]
+            print(_tail(log_path(blamed)), end="", file=sys.stderr)  # the log does not stay
+            _say(f"rank {blamed} {_ending(code)}")
+            return FAILED
+        places: list[dict[str, Any]] = read_json(folder / "ranks.json")
+    return places
+
+
+def _refuse_several_nodes(config: Config) -> None:
+    if config.cluster.nodes > 1:
+        raise ValueError(
+            f"cluster.nodes is {config.cluster.nodes}, but train starts ranks on this machine only: use "
+            "gspo-hpc submit, or give cluster.nodes=1"
+        )
 
 
 def export(run_dir: str | Path, step: int | None, out: str | Path, *, worker: Sequence[str] = WORKER) -> int:
@@ -140,25 +181,13 @@ def _run_ranks(
     config: Config, run: RunDir, attempt: Attempt, run_id: str, flag: StopFlag, worker: Sequence[str], grace: float
 ) -> tuple[int, str, str]:
     """Run all ranks of an attempt until none of its processes is left; return exit code, reason and detail."""
-    size = config.cluster.gpus_per_node
-    shared = {
-        **_environment(size, config.cluster.threads_per_rank),
-        **processes.mark(run_id, attempt.number),
-        environment.ATTEMPT: str(attempt.number),
-    }
-    ranks: list[_Rank] = []
+    shared = {**processes.mark(run_id, attempt.number), environment.ATTEMPT: str(attempt.number)}
+
+    def log(number: int) -> Path | None:
+        return attempt.log_path(number) if number else None  # rank 0 has the terminal
+
     with processes.guarded(run_id, attempt.number):
-        try:
-            for number in range(size):
-                log = attempt.log_path(number) if number else None  # rank 0 has the terminal
-                own = shared | {"RANK": str(number), "LOCAL_RANK": str(number)}
-                ranks.append(_Rank(number, [*worker, "train", str(run.path)], own, log))
-            codes, first = _watch(ranks, flag, grace)
-        finally:
-            for rank in ranks:
-                rank.kill()  # all before the first is waited for
-            for rank in ranks:
-                rank.end()
+        codes, first = _run_together(config, [*worker, "train", str(run.path)], shared, log, flag, grace)
     if flag.forced:
         return FAILED, "failed", "interrupted twice: ended without saving"
     if first:
@@ -171,6 +200,30 @@ def _run_ranks(
     if any(codes):
         return REQUEUE, "stopped", flag.requested or ""
     return DONE, "done", ""
+
+
+def _run_together(
+    config: Config,
+    command: Sequence[str],
+    shared: Mapping[str, str],
+    log: Callable[[int], Path | None],
+    flag: StopFlag,
+    grace: float,
+) -> tuple[list[int], dict[int, int]]:
+    """Run the command once for each rank until none of its processes is left; return what :func:`_watch` returns."""
+    size = config.cluster.gpus_per_node
+    variables = {**_environment(size, config.cluster.threads_per_rank), **shared}
+    ranks: list[_Rank] = []
+    try:
+        for number in range(size):
+            own = variables | {"RANK": str(number), "LOCAL_RANK": str(number)}
+            ranks.append(_Rank(number, command, own, log(number)))
+        return _watch(ranks, flag, grace)
+    finally:
+        for rank in ranks:
+            rank.kill()  # all before the first is waited for
+        for rank in ranks:
+            rank.end()
 
 
 def _watch(ranks: Sequence[_Rank], flag: StopFlag, grace: float) -> tuple[list[int], dict[int, int]]:

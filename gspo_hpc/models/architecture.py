@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import catalog
+from gspo_hpc.models import catalog, families
+from gspo_hpc.models.parts import Experts, Mixer, Rope
 
 SUPPORTED = (
     "LlamaForCausalLM",
@@ -37,34 +39,6 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {  # by rope_type: what is read
 
 
 @dataclass(frozen=True)
-class Rope:
-    """Rotary embeddings. Lengths in tokens; what a kind does not use is ignored by it."""
-
-    theta: float
-    kind: str = "default"  # "default", "linear", "llama3", "yarn"
-    factor: float = 1.0  # by how much the context is longer than in pre-training
-    original_length: int = 0  # the context in pre-training (llama3, yarn)
-    low_frequency_factor: float = 1.0  # llama3: waves longer than original_length / this are stretched by the factor
-    high_frequency_factor: float = 4.0  # llama3: waves shorter than original_length / this stay as they are
-    beta_fast: float = 32.0  # yarn: dimensions that turn more often than this in the original context stay as they are
-    beta_slow: float = 1.0  # yarn: ones that turn less often than this are stretched by the factor
-    truncate: bool = True  # yarn: whether the bounds between those are whole dimensions
-    magnitude: float = 1.0  # yarn: queries and keys are multiplied by this
-
-
-@dataclass(frozen=True)
-class Experts:
-    """The mixture of experts that stands in the place of the MLP. Sizes in elements."""
-
-    count: int
-    top_k: int  # experts of a token
-    ffn_hidden_size: int  # of one
-    normalize_top_k: bool  # whether a token's weights of its experts add up to one
-    shared_ffn_hidden_size: int = 0  # of the expert that every token has as well, behind a gate; 0: there is none
-    dense_layers: tuple[int, ...] = ()  # that have an MLP all the same
-
-
-@dataclass(frozen=True)
 class Architecture:
     """Sizes and switches of a decoder. Lengths in tokens, sizes in elements."""
 
@@ -83,6 +57,9 @@ class Architecture:
     qkv_bias: bool
     qk_norm: bool
     experts: Experts | None = None
+    mixers: tuple[Mixer, ...] = ()  # of every layer; empty: grouped-query attention of the sizes above
+    vision_parameters: int = 0  # on the first pipeline stage
+    about: str = ""  # what of the sizes is not exact
 
     def has_experts(self, layer: int) -> bool:
         """Return whether this layer, counted from 0 over all stages, has experts instead of an MLP."""
@@ -116,13 +93,14 @@ def outline(folder: str | Path) -> Architecture:
 def find(config: Config) -> Architecture | None:
     """Return the architecture that a plan counts with, from the model's folder or else a shipped one.
 
-    Returns None where there is neither, or the model is not supported. Nothing is refused here.
+    Families that are not trained have one, too. Returns None where there is no file, or one without the sizes that
+    every model has. Nothing is refused here.
     """
     if config.model.path is None:
         return None
     try:
         raw, _ = planned(config.model.path)
-        return None if raw is None else parse(raw)
+        return None if raw is None else counted(raw)
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
 
@@ -153,6 +131,26 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
     if not isinstance(raw, dict):
         raise ValueError(f"{path} is not a readable JSON object")
     return raw, None
+
+
+def untrained(model_path: str, provider: str) -> str | None:
+    """Return why the model that a plan goes by cannot be trained; None if it can be, or if nothing is known of it."""
+    try:
+        raw, _ = planned(model_path)
+    except ValueError:  # a rule of the plan says so
+        return None
+    if raw is None:
+        return None
+    if provider != "own":
+        part = next((part for part in ("vision_config", "audio_config") if part in raw), None)
+        return f"it has a {part}, and only text models are trained" if part else None
+    try:
+        parse(raw)
+    except ValueError as error:
+        return str(error)
+    except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        return f"config.json cannot be understood: {error}"
+    return None
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -193,7 +191,33 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
         raise ValueError(f"{where}: {error.args[0]} is missing") from None
 
 
-def _sizes(raw: dict[str, Any]) -> dict[str, Any]:
+def counted(raw: dict[str, Any]) -> Architecture:
+    """Return the sizes in the content of any config.json, also of a model that is not trained.
+
+    Raises ValueError where a size is missing that every model has.
+    """
+    try:
+        return parse(raw)
+    except (ValueError, TypeError, AttributeError):
+        pass
+    text = families.text_part(raw)
+    tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    family = str((raw.get("architectures") or ["an unnamed architecture"])[0])
+    try:
+        return Architecture(
+            **_sizes(text) | {"tie_word_embeddings": bool(tied)},
+            **families.extras(raw, known=family in SUPPORTED),
+            family=family,
+            ffn_hidden_size=int(text.get("intermediate_size") or 0),
+            rope=Rope(float(text.get("rope_theta") or 10000.0)),
+            qkv_bias=False,
+            qk_norm=False,
+        )
+    except KeyError as error:
+        raise ValueError(f"config.json: {error.args[0]} is missing") from None
+
+
+def _sizes(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return what every family has under the same names. Raises KeyError for one that is missing."""
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     return {

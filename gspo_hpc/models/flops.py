@@ -19,7 +19,7 @@ def per_token(arch: Architecture) -> int:
     dense = 6 * hidden * arch.ffn_hidden_size
     total = 0
     for layer in range(arch.num_layers):
-        total += attention
+        total += 2 * arch.mixers[layer].products if arch.mixers else attention
         if not arch.has_experts(layer):
             total += dense
             continue
@@ -27,7 +27,7 @@ def per_token(arch: Architecture) -> int:
         assert experts is not None
         total += 2 * hidden * experts.count + 6 * hidden * experts.top_k * experts.ffn_hidden_size
         if experts.shared_ffn_hidden_size:
-            total += 6 * hidden * experts.shared_ffn_hidden_size + 2 * hidden
+            total += 6 * hidden * experts.shared_ffn_hidden_size + 2 * hidden * experts.shared_gate
     return total
 
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cache, cached_property
 from typing import Any
 
+from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates.memory import Estimate
@@ -23,11 +24,20 @@ class Broken:
     message: str
 
 
+@dataclass(frozen=True)
+class NotRun:
+    """A feature that this version plans and does not run, and the reason with what to set instead."""
+
+    feature: str
+    reason: str
+
+
 class Models:
     """The models that plans are made for. Each is read once, however many plans are made."""
 
     def __init__(self) -> None:
         self.planned = cache(architecture.planned)  # by model.path
+        self.untrained = cache(architecture.untrained)  # by model.path and model.provider
         self._found: dict[tuple[str | None, str], architecture.Architecture | None] = {}
 
     def find(self, config: Config) -> architecture.Architecture | None:
@@ -63,16 +73,18 @@ class ModelFile:
 
 
 class PlanBuilder:
-    """A plan in the making. `quantities.py` fills in sizes, the rules what is broken, `remarks.py` the rest."""
+    """A plan in the making. `quantities.py` fills in sizes, rules what is broken or not run, `remarks.py` the rest."""
 
     def __init__(self, config: Config, rows: int | None, models: Models | None = None) -> None:
-        self.config, self.rows, self.models = config, rows, models or Models()
+        self.config, self.models = config, models or Models()
+        self.rows = None if rows is None else trained_rows(rows, config.data)  # prompts that are trained on
         self.server = config.rollout.mode == "server"
         self.world: int | None = config.world_size  # GPUs that train; None: cannot be known
         self.dp: int | None = None
         self.quantities: dict[str, int | Fraction] = {}
         self.layout: dict[str, int] = {}
         self.broken: list[Broken] = []
+        self.not_run: list[NotRun] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self.memory: Estimate | None = None

@@ -13,13 +13,13 @@ from gspo_hpc.config.derived import PassSize, pass_sizes
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import mentions, quantities, remarks
-from gspo_hpc.planning.builder import Broken, Models, Number, PlanBuilder
+from gspo_hpc.planning.builder import Broken, Models, NotRun, Number, PlanBuilder
 from gspo_hpc.planning.estimates import advice, devices
 from gspo_hpc.planning.estimates import memory as memory_estimate
 from gspo_hpc.planning.quantities import max_steps
-from gspo_hpc.planning.rules import registry
+from gspo_hpc.planning.rules import planned_only, registry
 
-__all__ = ["Broken", "Models", "Plan", "PlanError", "judge", "make_plan", "max_steps"]
+__all__ = ["Broken", "Models", "NotRun", "Plan", "PlanError", "judge", "make_plan", "max_steps"]
 
 
 class PlanError(ValueError):
@@ -47,6 +47,8 @@ class Plan:
     layout: dict[str, int] = field(default_factory=dict)
     passes: dict[str, PassSize] = field(default_factory=dict)  # update, old_logprobs, reference
     broken: tuple[Broken, ...] = ()
+    not_run: tuple[NotRun, ...] = ()  # what this version plans and does not run
+    missing: tuple[str, ...] = ()  # keys that a run needs besides
     warnings: tuple[str, ...] = ()  # allowed, but hardly meant
     notes: tuple[str, ...] = ()
     memory: memory_estimate.Estimate | None = None  # where cluster.gpu and the model are known, and the layout is whole
@@ -56,8 +58,15 @@ class Plan:
         """Return whether every rule that could be checked holds."""
         return not self.broken
 
+    @property
+    def runnable(self) -> bool:
+        """Return whether `train` or `submit` would start the run, if its model and data are there."""
+        return not (self.broken or self.not_run or self.missing)
+
     def require(self, hint: str = "") -> None:
-        """Raise PlanError, with every broken rule and the hint, if a rule is broken."""
+        """Raise ValueError for what this version does not run; PlanError, with the hint, for all broken rules."""
+        if self.not_run:
+            raise ValueError("\n".join(item.reason for item in self.not_run))
         if self.broken:
             raise PlanError(self.broken, hint)
 
@@ -65,8 +74,11 @@ class Plan:
         """Return plain values, as `gspo-hpc plan --json` prints them."""
         return {
             "valid": self.valid,
+            "runnable": self.runnable,
             "quantities": self.quantities,
             "broken": [{"rule": str(item.rule), "message": item.message} for item in self.broken],
+            "not_run": [vars(item) for item in self.not_run],
+            "missing": list(self.missing),
             "layout": self.layout,
             "passes": {name: vars(size) for name, size in self.passes.items()},
             "warnings": list(self.warnings),
@@ -88,6 +100,8 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
         layout=plan.layout,
         passes=pass_sizes(config),
         broken=registry.listed(plan.broken),
+        not_run=tuple(plan.not_run),
+        missing=tuple(config.missing()),
         warnings=tuple(plan.warnings),
         notes=tuple(plan.notes),
         memory=plan.memory,
@@ -105,6 +119,7 @@ def judge(
     plan = PlanBuilder(config, rows, models)
     quantities.fill_in(plan)
     registry.apply(plan)
+    plan.not_run += planned_only.found(plan)
     if memory and not plan.broken:
         remarks.add(plan)
         _judge_memory(plan)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from gspo_hpc.config.derived import trained_rows
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.planning.builder import PlanBuilder
 
 
@@ -39,6 +41,26 @@ def max_steps(
     micro_steps = Fraction(num_prompts * num_generations, per_device_batch_size * dp_size)
     micro_steps *= Fraction(str(train_share))  # 0.99 is 99/100, not the nearest binary number
     return math.floor(micro_steps / gradient_accumulation_steps * num_iterations)
+
+
+def epoch_steps(config: Config, rows: int | None) -> int | None:
+    """Return the optimizer steps of run.max_epochs over `rows` prompts that are trained on; None if not known.
+
+    An incomplete last step does not count, and a run has at least one.
+    """
+    batch, epochs = config.batch, config.run.max_epochs
+    if epochs is None or rows is None or not batch.global_batch_size or not batch.num_generations:
+        return None
+    completions = rows * batch.num_generations * batch.num_iterations * Fraction(str(epochs))
+    return max(1, math.floor(completions / batch.global_batch_size))
+
+
+def with_steps(config: Config, rows: int | None) -> Config:
+    """Return the config with run.max_steps in place of run.max_epochs, where `rows`, those of data.train, are known."""
+    steps = None if rows is None else epoch_steps(config, trained_rows(rows, config.data))
+    if steps is None or config.run.max_steps is not None:
+        return config
+    return replace(config, run=replace(config.run, max_steps=steps, max_epochs=None))
 
 
 def _engines(plan: PlanBuilder) -> None:
@@ -139,11 +161,12 @@ def _steps(plan: PlanBuilder) -> None:
         q["num_rows"] = rows
         if gbs:  # per device x dp_size x gradient accumulation: the global batch, however it is cut
             q["steps_per_epoch"] = max_steps(rows, group, gbs, 1, 1, config.batch.num_iterations)
-    if config.run.max_steps is None or spg is None or spg.denominator != 1:
+    steps = config.run.max_steps or epoch_steps(config, rows)
+    if steps is None or spg is None or spg.denominator != 1:
         return
     updates = int(spg) * config.batch.num_iterations
-    rollouts = -(-config.run.max_steps // updates)
-    q |= {"max_steps": config.run.max_steps, "num_rollouts": rollouts}
+    rollouts = -(-steps // updates)
+    q |= {"max_steps": steps, "num_rollouts": rollouts}
     if gen := q.get("generation_batch_size"):
         q["num_completions"] = rollouts * gen
     if rows and prompts is not None:

@@ -44,9 +44,6 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
 
 def _notes(plan: PlanBuilder) -> Iterator[str]:
     batch, q = plan.config.batch, plan.quantities
-    if plan.server:
-        text = "rollout.mode server can be planned, but no run in it can be started yet: train and submit refuse it."
-        yield f"{text} rollout.mode=colocate can be run."
     if batch.micro_batch_tokens and not batch.micro_batch_size:
         yield (
             "Packing fills micro_batch_tokens and decides the micro-batches: rules about prompts that fill them do not "
@@ -56,6 +53,8 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         yield "GPUs set apart generate, and no DP group owns prompts: rules about prompts per DP group do not apply."
     if plan.model_file.note:
         yield plan.model_file.note
+    if (arch := plan.architecture) is not None and arch.about:
+        yield f"The sizes of this model are about right: {arch.about}."
     if samples_part_of_distribution(plan.config.rollout):
         yield (
             "rollout.top_p and rollout.top_k leave unlikely tokens out of the rollout. Ratios, gaps and entropy are "
@@ -78,11 +77,12 @@ def _ends(plan: PlanBuilder) -> Iterator[str]:
                 f"An epoch of {rows} prompts ends inside a rollout of {prompts}: its last {rest} prompts are carried "
                 "over into a rollout with the first of the next epoch; none is dropped."
             )
-    if config.run.max_steps is None or spg is None or spg.denominator != 1:
+    steps = q.get("max_steps")
+    if steps is None or spg is None or spg.denominator != 1:
         return
     updates = int(spg) * config.batch.num_iterations
-    if rest := config.run.max_steps % updates:
+    if rest := int(steps) % updates:
         yield (
-            f"max_steps ({config.run.max_steps}) ends the run after {rest} of the {updates} updates of the last "
+            f"max_steps ({steps}) ends the run after {rest} of the {updates} updates of the last "
             "rollout; its other completions are left unused."
         )

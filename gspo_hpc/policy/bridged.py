@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.enums import AttnBackend
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.ops import hf_folder
@@ -129,6 +130,7 @@ def _settings(config: Config) -> Any:
             "fp16": dtype == torch.float16,
             "apply_query_key_layer_scaling": False,  # mcore-bridge would set it with float16
             "attention_dropout": 0.0,
+            "attention_backend": AttnBackend[config.model.attention_backend],
             "variable_seq_lengths": True,
             "gradient_accumulation_fusion": False,
             "tensor_model_parallel_size": parallel.tensor_model_parallel_size,

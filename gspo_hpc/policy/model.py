@@ -24,6 +24,7 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -107,6 +108,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
         attention_softmax_in_fp32=True,
+        attention_backend=AttnBackend[config.model.attention_backend],  # by variables that Transformer Engine reads
         softmax_scale=arch.head_dim**-0.5 * arch.rope.magnitude**2,  # once for queries, once for keys
         variable_seq_lengths=True,  # a micro-batch has as many tokens as its samples have
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,

@@ -87,13 +87,15 @@ class Policy:
     def offload(self, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.
 
-        What needs them later brings them back. With `keep_weights` the weights stay where they are.
+        memory.offload_parts names those that go. What needs them later brings them back. With `keep_weights` the weights
+        stay where they are.
         """
-        buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
-        freed = self._offload_state()
-        if not self.gradient_offload.is_offloaded:
+        parts = self.config.memory.offload_parts
+        freed = self._offload_state() if "optimizer" in parts else 0
+        if "gradients" in parts and not self.gradient_offload.is_offloaded:
+            buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
             freed += self.gradient_offload.offload((), [buffer.grad_data for buffer in buffers])
-        if not keep_weights and not self.weight_offload.is_offloaded:
+        if "weights" in parts and not keep_weights and not self.weight_offload.is_offloaded:
             freed += self.weight_offload.offload([parameter.data for parameter in self.parameters()])
         return freed
 

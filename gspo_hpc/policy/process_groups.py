@@ -11,7 +11,7 @@ import gc
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,25 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from gspo_hpc.config.schema import Config
 from gspo_hpc.policy import compat
 from gspo_hpc.system import malloc
-from gspo_hpc.system.control import Client
 from gspo_hpc.system.progress import mark
 
 _STORE_SECONDS = 60.0  # that the other ranks wait for rank 0 to publish the store's port
+
+
+class Meeting(Protocol):
+    """What tells the ranks of a job where its store listens: the connection to who watches them, or a shared folder."""
+
+    rank: int
+
+    @property
+    def host(self) -> str:
+        """The address of this rank's node."""
+
+    def publish_store(self, port: int) -> None:
+        """Tell the others, as rank 0, on which port the store listens."""
+
+    def wait_for_store(self, timeout: float) -> tuple[str, int]:
+        """Return host and port of the store."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ class Ranks:
         return self.pp_rank == self.pp_size - 1
 
 
-def start(config: Config, timeout_minutes: float = 30.0, control: Client | None = None) -> Ranks:
+def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None = None) -> Ranks:
     """Join the job: set this rank's device, make the default process group and Megatron's, and return its place.
 
     With `control` the ranks meet at a free port that rank 0 finds, else at MASTER_ADDR and MASTER_PORT.
@@ -120,7 +135,7 @@ def cuda_environment(config: Config) -> dict[str, str]:
     }
 
 
-def _rendezvous(control: Client | None) -> dict[str, Any]:
+def _rendezvous(control: Meeting | None) -> dict[str, Any]:
     """Return where ranks meet: a store on a port that the kernel gives to rank 0 and that nobody can take meanwhile."""
     if control is None:
         return {}
@@ -136,6 +151,34 @@ def _rendezvous(control: Client | None) -> dict[str, Any]:
         host, port, world_size, listener is not None, wait_for_workers=False, master_listen_fd=listener
     )
     return {"store": store, "rank": control.rank, "world_size": world_size}
+
+
+def use_groups(ranks: Ranks) -> None:
+    """Sum over every group of this rank: backends connect only then. Collective; RuntimeError for a wrong sum."""
+    groups = {
+        "world": dist.group.WORLD,
+        "tensor": parallel_state.get_tensor_model_parallel_group(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_group(),
+        "context": parallel_state.get_context_parallel_group(),
+        "data": parallel_state.get_data_parallel_group(),
+        "expert": parallel_state.get_expert_model_parallel_group(),
+        "expert tensor": parallel_state.get_expert_tensor_parallel_group(),
+        "expert data": parallel_state.get_expert_data_parallel_group(),
+    }
+    for name, group in groups.items():
+        total = torch.ones(1, device=ranks.device)
+        dist.all_reduce(total, group=group)
+        if int(total.item()) != dist.get_world_size(group):
+            raise RuntimeError(f"a sum of ones over {dist.get_world_size(group)} ranks of {name} is {total.item():g}")
+
+
+def expert_place() -> dict[str, int]:
+    """Return this rank's place among those that share expert layers: in EP, ETP and the data parallelism of experts."""
+    return {
+        "ep": parallel_state.get_expert_model_parallel_rank(),
+        "etp": parallel_state.get_expert_tensor_parallel_rank(),
+        "expert_dp": parallel_state.get_expert_data_parallel_rank(),
+    }
 
 
 def drop_layout() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -93,6 +94,14 @@ class RouterReplay:
         return self._queue.popleft() if self._queue else self.next_input
 
 
+@dataclass(frozen=True)
+class Balance:
+    """How a pass spread tokens over experts."""
+
+    metrics: dict[str, float]  # over all layers
+    tokens: dict[int, list[int]]  # of each expert, by layer
+
+
 class Routing:
     """The routers of this rank's part of the model: `routers` are (chunk, layer counted from 0, its replay)."""
 
@@ -165,10 +174,8 @@ class Routing:
             found.append(whole)
         return found
 
-    def balance(self, num_experts: int) -> dict[str, float]:
-        """Return metrics of how the last pass spread tokens over experts, over all ranks and layers.
-
-        They are empty without experts.
+    def balance(self, num_experts: int) -> Balance:
+        """Return how the last pass spread tokens over experts, over all ranks and layers; nothing without experts.
 
         Tokens per expert (of one layer): mean, least, most. Imbalance: the most of a layer over its mean, on average
         over layers and of the worst one. Idle: experts that no token went to. Where experts were given: the share of
@@ -181,17 +188,21 @@ class Routing:
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True))
         dist.all_reduce(counts, group=parallel_state.get_pipeline_model_parallel_group())
         replayed, changed = counts[:, -2:].sum(0).tolist()
-        tokens = counts[:, :-2]
-        tokens = tokens[tokens.sum(1) > 0].double()
-        if not len(tokens):
-            return {}
+        by_layer = {layer: row for layer, row in enumerate(counts[:, :-2].tolist()) if any(row)}
+        tokens = torch.tensor(list(by_layer.values()), dtype=torch.float64)
+        if not by_layer:
+            return Balance({}, {})
         imbalance = tokens.amax(1) / tokens.mean(1)
         moved = {"experts/replay_changed": changed / replayed} if replayed else {}
-        return moved | {
-            "experts/tokens_mean": float(tokens.mean()),
-            "experts/tokens_min": float(tokens.min()),
-            "experts/tokens_max": float(tokens.max()),
-            "experts/imbalance": float(imbalance.mean()),
-            "experts/imbalance_max": float(imbalance.max()),
-            "experts/idle": float((tokens == 0).sum()),
-        }
+        return Balance(
+            moved
+            | {
+                "experts/tokens_mean": float(tokens.mean()),
+                "experts/tokens_min": float(tokens.min()),
+                "experts/tokens_max": float(tokens.max()),
+                "experts/imbalance": float(imbalance.mean()),
+                "experts/imbalance_max": float(imbalance.max()),
+                "experts/idle": float((tokens == 0).sum()),
+            },
+            by_layer,
+        )

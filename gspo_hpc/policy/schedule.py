@@ -36,6 +36,7 @@ from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.ops.batch import build as pack
 from gspo_hpc.policy.passes import Pass, PassMonitor, head, sum_over_context
 from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.router_replay import Balance
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class StepResult:
     overflowed: bool  # skipped in float16 with a loss scale above 1, which is now lowered: expected now and then
     learning_rate: float
     packing: dict[str, float] = field(default_factory=dict)  # how evenly tokens were spread over ranks, micro-batches
+    expert_tokens: dict[int, list[int]] = field(default_factory=dict)  # of each expert, by layer
 
 
 @torch.no_grad()
@@ -171,12 +173,13 @@ def train_step(
     sums, maxima = _reduce(policy, parts)
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
-    return StepResult(sums, maxima, _balance(policy), grad_norm, skipped, overflowed, rate)
+    balance = _balance(policy)
+    return StepResult(sums, maxima, balance.metrics, grad_norm, skipped, overflowed, rate, expert_tokens=balance.tokens)
 
 
-def _balance(policy: Policy) -> dict[str, float]:
+def _balance(policy: Policy) -> Balance:
     experts = policy.arch.experts
-    return {} if experts is None else policy.routing.balance(experts.count)
+    return Balance({}, {}) if experts is None else policy.routing.balance(experts.count)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gspo_hpc.report import experts
 from gspo_hpc.report.curves import figures, readouts
 from gspo_hpc.report.details import attempts, plan, settings
 from gspo_hpc.report.render import asset, render
@@ -40,7 +41,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 
 def page(run: RunData) -> str:
     """Return the whole page, as text that can be encoded as UTF-8."""
-    drawn, script = figures(run), asset("report.js")
+    drawn, script = [*figures(run), *experts.figures(run)], asset("report.js")
     return render(
         "page.html.j2",
         style=asset("report.css"),

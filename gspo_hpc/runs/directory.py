@@ -53,6 +53,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
+        self.experts = self.path / "experts.json"  # tokens of each expert in the latest update
         self.report = self.path / "report.html"
         self.wandb = self.path / "wandb"
 

@@ -69,6 +69,7 @@ class RunData:
     samples: tuple[Mapping[str, Any], ...]
     attempts: tuple[AttemptView, ...]
     damaged: tuple[Damage, ...] = ()
+    experts: tuple[int, dict[int, list[int]]] | None = None  # step; tokens of each expert, by layer
 
     @property
     def name(self) -> str:
@@ -153,6 +154,7 @@ def read_run(run_dir: Path) -> RunData:
         samples=tuple(rows.values()),
         attempts=_attempts(raw, records),
         damaged=(*_damaged_files(run), *_damaged_attempts(raw, torn), *_damaged_lines(run, raw, records, lost)),
+        experts=_experts(_mapping(run.experts)),
     )
 
 
@@ -280,6 +282,19 @@ def _lines(
         return
     except OSError:
         lost.append(1)
+
+
+def _experts(raw: Mapping[str, Any]) -> tuple[int, dict[int, list[int]]] | None:
+    """Return the step and the tokens of each expert by layer, or None where that is not what the file holds."""
+    layers, step = raw.get("layers"), raw.get("step")
+    if not isinstance(layers, dict) or not layers or not _is_step(step):
+        return None
+    found = {}
+    for name, row in layers.items():
+        if not (name.isdigit() and isinstance(row, list) and row and all(map(_is_step, row))):
+            return None
+        found[int(name)] = row
+    return int(step or 0), dict(sorted(found.items()))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gspo_hpc.config import derived
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
+from gspo_hpc.data.prompts import Row
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.models import architecture
@@ -45,12 +46,15 @@ def read_architecture(config: Config) -> Architecture:
     return read(str(config.model.path))
 
 
-def whole_checkpoint(run: RunDir, step: int | None) -> Path:
-    """Return the checkpoint of a step, or the newest whole one; raise ValueError if there is none."""
+def whole_checkpoint(run: RunDir, step: int | None, remark: Callable[[str], None]) -> Path:
+    """Return the checkpoint of a step, or the newest whole one; raise ValueError if there is none.
+
+    `remark` is called with a line for each damaged checkpoint that is passed over.
+    """
     if step is None:
         whole, remarks = commit.newest_whole(run.checkpoints)
-        for remark in remarks:
-            print(remark, flush=True)
+        for text in remarks:
+            remark(text)
         if whole is None:
             raise ValueError(f"{run.path} has no complete checkpoint")
         return whole
@@ -76,13 +80,16 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     """Return the training prompts and the unseen prompts, as tokens."""
     tokenizer = hf_folder.tokenizer(str(config.model.path))
 
-    def read(path: str | None) -> list[Prompt]:
-        if path is None:
-            return []
-        rows = prompts.load_rows(path, config.data)
-        return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length)
+    def read(path: str | None) -> list[Row]:
+        return [] if path is None else prompts.load_rows(path, config.data)
 
-    return read(config.data.train), read(config.data.eval)[: config.eval.max_prompts]
+    def build(rows: list[Row]) -> list[Prompt]:
+        return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length) if rows else []
+
+    train, unseen = read(config.data.train), read(config.data.eval)
+    if config.data.train_ratio < 1 and config.data.eval is None:
+        train, unseen = prompts.split(train, config.data, config.run.seed)
+    return build(train), build(unseen)[: config.eval.max_prompts]
 
 
 def start_rollout_worker(

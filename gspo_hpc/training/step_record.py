@@ -101,6 +101,8 @@ class StepRecorder:
         record = step_record(before, progress.cursor, batch, result, clock.seconds, clock.elapsed())
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)
+        if result is not None and result.expert_tokens:
+            self._observers.experts(progress.cursor.step, result.expert_tokens)
         return record | clock.measured().metrics()
 
     def _speed(self, before: Cursor, progress: Progress, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """One rank: bring-up, signals, the loop, the exit code.
 
 Started by the local launcher, by srun or by a test as ``python -m gspo_hpc.training.worker train RUN_DIR`` (also
-``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports happen inside
-functions: the processes of reward functions import this module again, and must stay light.
+``dry-run``, ``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports
+happen inside functions: the processes of reward functions import this module again, and must stay light.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from gspo_hpc.system import environment, leftovers, processes
+from gspo_hpc.system import environment, leftovers, processes, redirect
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train")
     train.add_argument("run_dir", type=Path)
+    rehearsal = commands.add_parser("dry-run")
+    rehearsal.add_argument("folder", type=Path)
     export = commands.add_parser("export")
     export.add_argument("run_dir", type=Path)
     export.add_argument("--step", type=int)
@@ -61,23 +64,65 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "train":
             return _train(arguments.run_dir, flag)
+        if arguments.command in ("export", "eval"):
+            return _alone(arguments, overrides)
+        from gspo_hpc.training.jobs.dry_run import dry_run
+
+        _take_place_from_slurm()
+        dry_run(arguments.folder)
+        return DONE
+    except Exception as error:
+        traceback.print_exc()
+        outcome, detail = _outcome(error)
+        print(f"error: {detail}", file=sys.stderr, flush=True)
+        return REFUSED if outcome == "refused" else FAILED
+
+
+def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Run `export` or `eval`: a person gets the result, remarks and errors, and a log what libraries say."""
+    log, kept = _own_log(arguments)
+    debug = bool(os.environ.get(environment.DEBUG))
+    output, errors = (sys.stdout, sys.stderr) if debug else redirect.to_log(log)
+
+    def remark(text: str) -> None:
+        print(text, file=errors, flush=True)
+
+    try:
         if arguments.command == "export":
             from gspo_hpc.training.jobs.export import export as export_job
 
-            export_job(arguments.run_dir, arguments.step, arguments.out)
+            export_job(arguments.run_dir, arguments.step, arguments.out, remark)
+            print(f"wrote {arguments.out}", file=output, flush=True)
         else:
             from gspo_hpc.training.jobs.evaluate import evaluate as evaluation_job
 
-            evaluation_job(arguments.target, arguments.step, overrides, arguments.json)
-        return DONE
+            print(evaluation_job(arguments.target, arguments.step, overrides, arguments.json, remark), file=output)
+        code = DONE
     except Exception as error:
         outcome, detail = _outcome(error)
-        mistake = outcome == "refused" and arguments.command != "train"  # train writes a log, which keeps all
-        if not mistake or os.environ.get(environment.DEBUG):
-            traceback.print_exc()
-        for line in detail.splitlines() if mistake else [detail]:
-            print(f"error: {line}", file=sys.stderr, flush=True)
-        return REFUSED if outcome == "refused" else FAILED
+        code = REFUSED if outcome == "refused" else FAILED
+        if code == FAILED or debug:
+            traceback.print_exc()  # into the log
+        for line in detail.splitlines():
+            remark(f"error: {line}")
+        if code == FAILED and not debug:
+            remark(f"error: {log} has the traceback, and what libraries wrote")
+            return code
+    if not kept:
+        log.unlink(missing_ok=True)
+    return code
+
+
+def _own_log(arguments: argparse.Namespace) -> tuple[Path, bool]:
+    """Return the log of `export` or `eval`, and whether it stays: in the run's directory, else a temporary file."""
+    target = arguments.run_dir if arguments.command == "export" else arguments.target
+    path = Path(target) / f"{arguments.command}.log"
+    if (path.parent / "run.json").exists() and os.access(path if path.exists() else path.parent, os.W_OK):
+        path.unlink(missing_ok=True)  # that of an earlier call
+        return path, True
+    handle, name = tempfile.mkstemp(prefix=f"gspo-hpc-{arguments.command}-", suffix=".log")
+    os.close(handle)
+    return Path(name), False
 
 
 def _train(run_dir: Path, flag: StopFlag) -> int:
@@ -85,12 +130,10 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     from gspo_hpc.runs.directory import RunDir
     from gspo_hpc.system import debugging
 
-    for name, slurms in _RANK_FROM_SLURM.items():
-        if name not in os.environ and slurms in os.environ:
-            os.environ[name] = os.environ[slurms]
+    _take_place_from_slurm()
     run = RunDir(run_dir)
     attempt = run.attempt(int(os.environ[environment.ATTEMPT]))
-    terminal = _redirect_output(attempt.log_path(int(os.environ["RANK"])))
+    terminal, _ = redirect.to_log(attempt.log_path(int(os.environ["RANK"])))
     stacks = attempt.stacks_path(int(os.environ["RANK"]))
     _show_stacks(stacks)
     control = _connect(flag)
@@ -116,6 +159,12 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     if guard is not None:
         guard.kill()  # all has been closed in order; it would end the ranks that still close theirs
     return DONE
+
+
+def _take_place_from_slurm() -> None:
+    for name, slurms in _RANK_FROM_SLURM.items():
+        if name not in os.environ and slurms in os.environ:
+            os.environ[name] = os.environ[slurms]
 
 
 def _show_stacks(path: Path) -> None:
@@ -162,16 +211,6 @@ def _connect(flag: StopFlag) -> Client | None:
         on_stop=flag.request,
         signal_name=lambda: flag.name,
     )
-
-
-def _redirect_output(path: Path) -> TextIO:
-    """Have libraries and children write to this rank's log; return what was standard output, for the console."""
-    terminal = os.fdopen(os.dup(1), "w", buffering=1)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    return terminal
 
 
 def _environment() -> None:

@@ -149,6 +149,9 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
         work = one if name.startswith("one") else two
         work[f"lent-{name}"] = ("lent", {"model": tied, **sections})
         work[f"aside-{name}"] = ("lent", {"model": tied, "memory": {"offload_optimizer": True}, **sections})
+        model_only = {"offload_parts": ["weights", "gradients"]}
+        work[f"model-{name}"] = ("lent", {"model": tied, "memory": model_only, **sections})
+        work[f"optimizer-{name}"] = ("lent", {"model": tied, "memory": {"offload_parts": ["optimizer"]}, **sections})
         work[f"kept-{name}"] = ("steps", {"model": tied, "count": 2, **sections})
     two["metered"] = ("metered", {"model": tied})
     two |= {f"slept-{level}": ("slept", {"model": str(models["qwen3-untied"]), "level": level}) for level in (1, 2)}

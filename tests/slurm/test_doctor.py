@@ -102,3 +102,14 @@ def test_a_job_that_does_not_start(cluster: Cluster, tiny_config: Path, tmp_path
     job = found["nodes", "job"]
     assert job["state"] == "warn" and "did not start within 1 s (BeginTime) and was cancelled" in job["finding"], job
     nothing_is_left(tmp_path, told["nodes"]["job_id"])
+
+
+@pytest.mark.timeout(300)
+def test_the_ranks_of_a_run_join_their_process_groups(cluster: Cluster, tiny_config: Path, tmp_path: Path) -> None:
+    """Two nodes, a rank on each: they find each other through the job's folder."""
+    words = ("slurm.partition=low", "cluster.nodes=2", "cluster.gpus_per_node=1", "--nodes", "2", "--groups")
+    _, told, found = doctor(tiny_config, tmp_path, *words)
+    joined = found["nodes", "process groups"]
+    assert joined["state"] == "ok", joined
+    assert joined["finding"] == "2 ranks on 2 nodes joined them and summed over each"
+    nothing_is_left(tmp_path, told["nodes"]["job_id"])

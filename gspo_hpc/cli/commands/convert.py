@@ -77,6 +77,7 @@ def _warnings(found: Converted, rows: int | None) -> list[str]:
 
     plan = make_plan(found.config, rows)
     lines = [*found.assumed, *(f"the plan breaks rule {item.rule}: {item.message}" for item in plan.broken)]
+    lines += [one.reason for one in plan.not_run]
     if plan.broken and (offered := search.find(found.config, rows, limit=1)):
         lines.append(f"this fixes the plan: {offered[0]}")
     return [*lines, *plan.warnings]

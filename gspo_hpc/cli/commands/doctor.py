@@ -17,11 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     examples = """
         gspo-hpc doctor
         gspo-hpc doctor my.yaml cluster.nodes=4
-        gspo-hpc doctor my.yaml --nodes 4 --json"""
+        gspo-hpc doctor my.yaml --nodes 4 --groups"""
     describe(parser, text, examples)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML file, or the name of a preset")
     takes_overrides(parser)
     parser.add_argument("--nodes", type=int, metavar="N", help="check N nodes too, in a short Slurm job")
+    groups = "with --nodes: also start the ranks of the run there, which join their process groups and end"
+    parser.add_argument("--groups", action="store_true", help=groups)
     parser.add_argument("--wait", type=float, metavar="S", help="seconds to wait for that job (default: 300)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -37,7 +39,12 @@ def run(args: argparse.Namespace) -> int:
     config = None if args.config is None else load_config(args)
     wait = examine.WAIT_SECONDS if args.wait is None else args.wait
     found = examine.diagnose(
-        config, args.config, nodes=args.nodes, wait=wait, say=lambda text: print(text, file=sys.stderr, flush=True)
+        config,
+        args.config,
+        nodes=args.nodes,
+        groups=args.groups,
+        wait=wait,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     if args.json:
         print(json.dumps(found.to_json(), indent=2))

@@ -10,7 +10,10 @@ from gspo_hpc.system.exit_codes import DONE, REFUSED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    text = "Needs no GPU and starts nothing. If sizes do not fit, it names broken rules and fixes, and exits with 2."
+    text = (
+        "Needs no GPU and starts nothing. If sizes do not fit, it names broken rules and fixes, and exits with 2. It "
+        "does so, too, for what this version plans and does not run."
+    )
     examples = """
         gspo-hpc plan tiny_cpu
         gspo-hpc plan my.yaml cluster.nodes=8 batch.global_batch_size=512
@@ -29,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; REFUSED if a rule is broken."""
+    """Print the plan; REFUSED if a rule is broken, or if this version does not run it."""
     from gspo_hpc.cli.inputs import load_config
     from gspo_hpc.cli.plans import plan
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gspo_hpc.cli.parser import describe, takes_config
+from gspo_hpc.system.exit_codes import DONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,17 +16,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     examples = """
         gspo-hpc train tiny_cpu
-        gspo-hpc train my.yaml run.name=second run.seed=2 optimizer.lr=1e-6"""
+        gspo-hpc train my.yaml run.name=second run.seed=2 optimizer.lr=1e-6
+        gspo-hpc train my.yaml --dry-run"""
     describe(parser, text, examples)
     takes_config(parser)
+    dry = "only bring up the process groups, and print the place of each rank and the parameters that it would hold"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code of the run."""
     from gspo_hpc.cli.inputs import load_config, places_told, print_warnings
-    from gspo_hpc.launch.local import train
+    from gspo_hpc.launch.local import dry_run, train
 
     config = load_config(args)
     print_warnings(config)
     with places_told(args):
-        return train(config)
+        if not args.dry_run:
+            return train(config)
+        found = dry_run(config)
+    if isinstance(found, int):
+        return found
+    from gspo_hpc.cli.pages import ranks, render
+
+    render.show(ranks.places(found))
+    print(f"{len(found)} ranks joined their process groups and summed over each of them")
+    return DONE

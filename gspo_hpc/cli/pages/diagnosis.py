@@ -44,7 +44,7 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
     rows = [
         (
             target.name,
-            f"{target.measured:.2f}",
+            f"{target.measured:.2f}" if target.measured >= 0.01 else f"{target.measured:.1e}",
             f"{'above' if target.above else 'below'} {target.target:g}: {'met' if target.met else 'missed'}",
         )
         for target in found.targets

@@ -36,7 +36,7 @@ _MEANING = {
     "num_rollout_prompts_per_dp_group": "prompts per rollout and DP group",
     "num_prompts_per_dp_group": "prompts per optimizer step and DP group",
     "num_iters_per_step": "num_rollout_prompts_per_dp_group / micro_batch_size",
-    "num_rows": "prompts in the training data",
+    "num_rows": "prompts that are trained on",
     "steps_per_epoch": "optimizer steps per pass over the data",
     "max_steps": "optimizer steps of the run",
     "num_rollouts": "rollouts of the run",
@@ -58,10 +58,10 @@ def page(
 
     `places` says where settings stand; `fixes` are those of a refused plan, `ranks` asks for a row for each rank.
     """
-    verdict = "valid" if plan.valid else f"{len(plan.broken)} broken"
+    verdict = _verdict(plan)
     head = item("", f"plan of {name}: {verdict}")
     head.stylize("bold", 0, len("plan"))
-    head.stylize("green" if plan.valid else "red", -len(verdict))
+    head.stylize("red" if plan.broken or plan.not_run else "green", -len(verdict))
     yield head
     yield from title("Layout")
     yield grid(_layout(plan))
@@ -91,15 +91,24 @@ def page(
                 yield item("    ", f"set by {together(given.values())}".replace(f" {name}:", f" {Path(name).name}:"))
         yield from title("Fixes (add one to the command, or write it into the file)")
         yield _fixes(fixes)
+    if plan.not_run:
+        yield from title("Planned, but not run by this version")
+        yield from (item(text("  ", ("x", "red"), "  "), one.reason) for one in plan.not_run)
     if plan.warnings:
         yield from title("Warnings")
         yield from (item(text("  ", ("!", "yellow"), "  "), warning) for warning in plan.warnings)
     notes = [*plan.notes]
-    if missing := config.missing():
-        notes.append(f"A run also needs: {', '.join(missing)}.")
+    if plan.missing:
+        notes.append(f"A run also needs: {', '.join(plan.missing)}.")
     if notes:
         yield from title("Notes")
         yield from (item("  -  ", note) for note in notes)
+
+
+def _verdict(plan: Plan) -> str:
+    if plan.broken:
+        return f"{len(plan.broken)} broken"
+    return "valid, but not run by this version" if plan.not_run else "valid"
 
 
 def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:

@@ -1,8 +1,9 @@
-"""The table of ranks that ``gspo-hpc plan`` prints: short, however many there are, but for --ranks."""
+"""Tables of ranks: that of ``gspo-hpc plan``, short however many there are, and that of ``train --dry-run``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -81,3 +82,13 @@ def _values(layout: Mapping[str, int], name: str, first: int, last: int) -> str:
 
 def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
+
+
+def places(found: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """Yield the table of `gspo-hpc train --dry-run`: each rank's place, and the parameters that it would hold."""
+    names = ["rank", "node", "local_rank", "tp", "pp", "cp", "dp", "ep", "etp", "expert_dp", "parameters"]
+    rows = [[_HEADS.get(name, name.replace("_", " ")) for name in names]]
+    for one in found:
+        count = one["parameters"]
+        rows.append([*(str(one[name]) for name in names[:-1]), "not known" if count is None else f"{count:,}"])
+    yield grid(rows, "rlrrrrrrrrr", wrapped=0)

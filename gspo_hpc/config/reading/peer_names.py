@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _CLIP = "algorithm.clip_low and algorithm.clip_high"
-_EPOCHS = "run.max_steps (gspo-hpc plan shows the steps of an epoch)"
+_EPOCHS = "run.max_epochs"
 
 # TRL, ms-swift, verl and OpenRLHF, in lower case. Sizes that count prompts there say that they count completions here.
 PEER_NAMES = {
@@ -54,12 +54,13 @@ PEER_NAMES = {
     "train_iters": "run.max_steps",
     "total_training_steps": "run.max_steps",
     "num_train_epochs": _EPOCHS,
-    "max_epochs": _EPOCHS,
     "total_epochs": _EPOCHS,
     "output_dir": "run.dir",
     "model_name_or_path": "model.path",
     "train_files": "data.train",
     "val_files": "data.eval",
+    "train_data_ratio": "data.train_ratio",
+    "split_dataset_ratio": "data.train_ratio, which is the share that is trained on",
     "reward_funcs": "reward.functions",
     "save_steps": "checkpoint.interval",
     "save_freq": "checkpoint.interval",

@@ -20,7 +20,7 @@ from typing import Any
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import SBATCH_VALUE
-from gspo_hpc.launch.checks import check_inputs, require
+from gspo_hpc.launch.checks import check_inputs, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.launch.slurm.compat import Executor, SubmitError
@@ -75,6 +75,7 @@ def submit(config: Config) -> str:
     Raises ValueError if the plan breaks a rule, a row is malformed, the run is running or waiting already, or its
     directory belongs to another config; SlurmError if Slurm does not take the job.
     """
+    config = resolved(config)
     _require(config)
     check_inputs(config)
     run, _ = open_run(config)

@@ -53,6 +53,8 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
         attention += mixed + queries * (arch.num_key_value_heads > tp) + (queries + keys) * cpu
     elif cp == 1 and (again or not cpu):
         attention += queries + keys  # the values are a view
+    if arch.mixers:
+        attention = arch.mixers[number].kept / tp + _ROPE * arch.head_dim
     core = queries * cpu
     norms, outputs = hidden * own * (2 + 2 * cpu), 2 * hidden * own
     if not arch.has_experts(number):
@@ -85,9 +87,9 @@ class Kept:
 def kept(arch: Architecture, config: Config, layers: list[int]) -> Kept:
     """Return what these layers of a stage keep."""
     memory = config.memory
-    kinds = {arch.has_experts(number): number for number in layers}  # layers of a kind are alike
-    alike = {kind: layer(arch, config, number) for kind, number in kinds.items()}
-    of = [alike[arch.has_experts(number)] for number in layers]
+    kinds = [(arch.has_experts(number), arch.mixers[number] if arch.mixers else None) for number in layers]
+    alike = {kind: layer(arch, config, number) for kind, number in zip(kinds, layers, strict=True)}
+    of = [alike[kind] for kind in kinds]  # layers of a kind are alike
     if memory.recompute_granularity == "full":
         return _full(arch, config, of, memory)
     everything = sum(part.total for part in of)

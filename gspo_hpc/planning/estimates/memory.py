@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES, NCCL_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import offload_trainer, pass_sizes
+from gspo_hpc.config.derived import offloaded_parts, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
@@ -99,7 +99,8 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     asleep = {"engine_asleep": ENGINE} if colocated else {}
     own = {"cuda_and_nccl": _context(config)}
     trainer = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
-    resting = {} if offload_trainer(config) else trainer | ({"optimizer": 0} if config.memory.offload_optimizer else {})
+    resting = {name: size for name, size in trainer.items() if name not in offloaded_parts(config)}
+    resting |= {"optimizer": 0} if "optimizer" in resting and config.memory.offload_optimizer else {}
     sync = {"weights": state.weights, "buckets": _BUCKETS, **own}
     sync |= {name: size for name, size in resting.items() if name != "weights"}
     if colocated:
@@ -135,6 +136,9 @@ def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
     """Return the bytes of one token in the cache of one GPU. Heads that are fewer than an engine's GPUs are copied."""
     heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
     wide = (config.rollout.dtype or config.model.dtype) == "float32"
+    if arch.mixers:
+        parts = (mixer.cache // min(config.rollout.tensor_parallel_size, mixer.cache_heads) for mixer in arch.mixers)
+        return sum(parts) * (4 if wide else 2)
     return 2 * arch.num_layers * heads * arch.head_dim * (4 if wide else 2)
 
 
@@ -189,9 +193,9 @@ def _logprobs(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
         "activations": int((_working(arch, config) + 2 * arch.hidden_size) * tokens * _itemsize(config)),
         "logits": 2 * _BLOCK * last,
     }
-    if not offload_trainer(config):
-        parts |= {"gradients": state.gradients}
-        parts |= {} if config.memory.offload_optimizer else {"optimizer": state.optimizer}
+    moved = offloaded_parts(config)
+    parts |= {} if "gradients" in moved else {"gradients": state.gradients}
+    parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
     return parts
 
 
@@ -236,9 +240,11 @@ def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> d
     found = {"processes": 4 * GIB * gpus}
     if config.rollout.mode == "colocate":
         found["engine_weights_asleep"] = engine * workers * (sleep_level == 1)
-    if offload_trainer(config):
-        found["trainer_offloaded"] = (state.weights + state.optimizer) * trainers
-    elif config.memory.offload_optimizer:
+    moved = offloaded_parts(config)
+    if moved:
+        sizes = {"weights": state.weights, "optimizer": state.optimizer}
+        found["trainer_offloaded"] = sum(size for name, size in sizes.items() if name in moved) * trainers
+    if config.memory.offload_optimizer and "optimizer" not in moved:
         found["optimizer"] = state.optimizer * trainers
     if config.checkpoint.async_save:
         found["checkpoint_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * trainers

@@ -90,18 +90,22 @@ def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp
     queries, keys = arch.num_attention_heads * size, 2 * arch.num_key_value_heads * size
     attention = (queries + keys) * (hidden + arch.qkv_bias) // tp + queries * hidden // tp
     attention += 2 * size * arch.qk_norm + 2 * hidden  # norms
+    mixing = attention * len(layers)
+    if arch.mixers:
+        mixing = sum(arch.mixers[layer].split // tp + arch.mixers[layer].whole + 2 * hidden for layer in layers)
     mixed = sum(map(arch.has_experts, layers)) if arch.experts is not None else 0
     plain = len(layers) - mixed
-    total = Count(attention * len(layers) + 3 * hidden * arch.ffn_hidden_size // tp * plain, 0)
+    total = Count(mixing + 3 * hidden * arch.ffn_hidden_size // tp * plain, 0)
     if experts := arch.experts:
-        shared = 3 * hidden * experts.shared_ffn_hidden_size // tp + hidden * bool(experts.shared_ffn_hidden_size)
-        own = experts.count // ep * 3 * hidden * experts.ffn_hidden_size // etp
-        total += Count((hidden * experts.count + shared) * mixed, own * mixed)
+        gate = hidden * (experts.shared_gate and bool(experts.shared_ffn_hidden_size))
+        shared = 3 * hidden * experts.shared_ffn_hidden_size // tp + gate
+        own = experts.count // ep * (3 * hidden * experts.ffn_hidden_size // etp + experts.biases)
+        total += Count((hidden * experts.count + experts.router_biases + shared) * mixed, own * mixed)
     return total
 
 
 def _ends(arch: Architecture, tp: int, *, first: bool, last: bool) -> Count:
-    """Count embedding, head and the norm before it. A tied head on a stage of its own is a copy."""
+    """Count embedding, head, its norm, and the part that sees. A tied head on a stage of its own is a copy."""
     vocabulary = -(-arch.vocab_size // tp) * arch.hidden_size  # padded, so that ranks have equally many rows
     heads = int(last and not (arch.tie_word_embeddings and first))
-    return Count(vocabulary * (first + heads) + arch.hidden_size * last, 0)
+    return Count(vocabulary * (first + heads) + arch.hidden_size * last + arch.vision_parameters * first, 0)

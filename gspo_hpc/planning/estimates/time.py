@@ -14,7 +14,7 @@ from functools import cache
 from statistics import NormalDist
 from typing import Any
 
-from gspo_hpc.config.derived import offload_trainer, passes_needed, updates_per_rollout
+from gspo_hpc.config.derived import offloaded_parts, passes_needed, updates_per_rollout
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import flops
@@ -114,6 +114,12 @@ def sizes(arch: Architecture) -> Sizes:
     experts = arch.experts
     mixed = sum(map(arch.has_experts, range(arch.num_layers)))
     routed = 0 if experts is None else mixed * experts.count * 3 * arch.hidden_size * experts.ffn_hidden_size
+    scores = 4.0 * arch.num_layers * arch.num_attention_heads * arch.head_dim
+    cache, heads = 4.0 * arch.num_layers * arch.num_key_value_heads * arch.head_dim, arch.num_key_value_heads
+    if arch.mixers:
+        scores = 2.0 * sum(mixer.scores for mixer in arch.mixers)
+        cache = 2.0 * sum(mixer.cache for mixer in arch.mixers)
+        heads = min((mixer.cache_heads for mixer in arch.mixers if mixer.cache), default=1)
     return Sizes(
         layers=arch.num_layers,
         layers_with_experts=mixed,
@@ -124,9 +130,9 @@ def sizes(arch: Architecture) -> Sizes:
         experts=0 if experts is None else experts.count,
         top_k=0 if experts is None else experts.top_k,
         token_flops=float(flops.per_token(arch)),
-        score_flops=4.0 * arch.num_layers * arch.num_attention_heads * arch.head_dim,
-        cache_bytes=4.0 * arch.num_layers * arch.num_key_value_heads * arch.head_dim,
-        cache_heads=arch.num_key_value_heads,
+        score_flops=scores,
+        cache_bytes=cache,
+        cache_heads=heads,
     )
 
 
@@ -335,12 +341,11 @@ def _sync(model: Sizes, config: Config, device: Device) -> float:
     over_nodes = _model_ranks(config) > config.training_gpus_per_node
     link = device.network_bytes_per_s if over_nodes else device.node_bytes_per_s
     seconds = 2.0 * model.parameters / (link * SYNC_LINK)
-    if offload_trainer(config):
+    if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // _model_ranks(config))
-        state = (
-            model.parameters / _model_ranks(config) * (2.0 + 12.0 / (replicas if config.optimizer.distributed else 1))
-        )
-        seconds += 2.0 * state / device.host_bytes_per_s
+        optimizer = 12.0 / (replicas if config.optimizer.distributed else 1)
+        each = 2.0 * ("weights" in moved) + optimizer * ("optimizer" in moved)
+        seconds += 2.0 * model.parameters / _model_ranks(config) * each / device.host_bytes_per_s
     return seconds
 
 

@@ -132,6 +132,7 @@ class Search:
         self.broken, self.topics = plan.broken, _topics(plan.broken)
         self.left, self.warnings = _left(plan.broken), len(plan.warnings)
         self.missing = set(config.missing())
+        self.not_run = {item.feature for item in plan.not_run}
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
 
     def found(self, limit: int, room: int) -> list[Fix]:
@@ -145,10 +146,14 @@ class Search:
         return _shown(singles, limit) + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
 
     def _judge(self, config: Config) -> PlanBuilder | None:
-        """Return the plan of a changed config; None if a run would then lack a setting that it has now."""
+        """Return the plan of a changed config.
+
+        Return None if a run would then lack a setting that it has now, or use what this version only plans.
+        """
         if not self.missing.issuperset(config.missing()):
             return None
-        return judge(config, self.rows, self.models, memory=True)
+        plan = judge(config, self.rows, self.models, memory=True)
+        return plan if self.not_run.issuperset(item.feature for item in plan.not_run) else None
 
     def _fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
         if plan is None or plan.broken:

@@ -1,4 +1,4 @@
-"""Rules of the training data."""
+"""Rules of the data and of the length of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,42 @@ class DataRule(RuleId):
     """Names of the rules in this file."""
 
     DATA_FILLS_ROLLOUT = auto()
+    RUN_LENGTH_GIVEN_ONCE = auto()
+    EVALUATION_PROMPTS_GIVEN_ONCE = auto()
+    TRAIN_RATIO_LEAVES_PROMPTS = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
 def _rows(plan: PlanBuilder) -> Iterator[str]:
     prompts = plan.quantities.get("num_rollout_prompts")
-    if plan.rows is not None and prompts is not None and plan.rows < prompts:
+    if plan.rows and prompts is not None and plan.rows < prompts:
         yield (
             f"the training data has {plan.rows} prompts, but one rollout needs num_rollout_prompts ({show(prompts)})"
         )
+
+
+@rule(DataRule.RUN_LENGTH_GIVEN_ONCE, "`run.max_steps` and `run.max_epochs` are not both given", estimable=True)
+def _length(plan: PlanBuilder) -> Iterator[str]:
+    run = plan.config.run
+    if run.max_steps is not None and run.max_epochs is not None:
+        yield f"run.max_steps ({run.max_steps}) and run.max_epochs ({run.max_epochs:g}) exclude each other; give one"
+
+
+@rule(
+    DataRule.EVALUATION_PROMPTS_GIVEN_ONCE,
+    "`data.eval` is not given beside a `data.train_ratio` below 1",
+    estimable=True,
+)
+def _evaluation(plan: PlanBuilder) -> Iterator[str]:
+    data = plan.config.data
+    if data.eval is not None and data.train_ratio < 1:
+        yield (
+            f"data.eval ({data.eval}) and data.train_ratio ({data.train_ratio:g}) both say which prompts are for "
+            "evaluation: give data.eval=null, or data.train_ratio=1"
+        )
+
+
+@rule(DataRule.TRAIN_RATIO_LEAVES_PROMPTS, "`data.train_ratio` leaves a prompt to train on", estimable=True)
+def _ratio(plan: PlanBuilder) -> Iterator[str]:
+    if plan.rows == 0:
+        yield f"data.train_ratio ({plan.config.data.train_ratio:g}) leaves no prompt of data.train to train on"

@@ -27,6 +27,7 @@ class PlatformRule(RuleId):
     FLOAT16_EXPERT_PARALLEL = auto()
     TRANSFORMER_ENGINE_NEEDS_GPUS = auto()
     FP8_NEEDS_TRANSFORMER_ENGINE = auto()
+    ATTENTION_BACKEND_NEEDS_TE = auto()
     MCORE_BRIDGE_NEEDS_TRANSFORMER_ENGINE = auto()
     MCORE_BRIDGE_CONTEXT_PARALLEL = auto()
     MCORE_BRIDGE_SHARE_PROMPTS = auto()
@@ -64,6 +65,19 @@ def _fp8(plan: PlanBuilder) -> Iterator[str]:
         yield (
             f"model.fp8: {model.fp8} needs GPUs, model.dtype bfloat16 and the layers of Transformer Engine "
             "(model.layers)"
+        )
+
+
+@rule(
+    PlatformRule.ATTENTION_BACKEND_NEEDS_TE,
+    "`model.attention_backend` other than auto needs GPUs and the layers of Transformer Engine",
+)
+def _attention(plan: PlanBuilder) -> Iterator[str]:
+    backend = plan.config.model.attention_backend
+    if backend != "auto" and not _fused(plan):
+        yield (
+            f"model.attention_backend: {backend} needs GPUs and the layers of Transformer Engine (model.layers); those "
+            "of torch have one attention: give model.attention_backend=auto"
         )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gspo_hpc.checkpoint import sharded
@@ -25,18 +24,21 @@ from gspo_hpc.training.bringup import (
 )
 
 
-def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: bool) -> None:
-    """Print the scores of a run's checkpoint, or of the model a configuration names, on data.eval."""
+def evaluate(
+    target: Path, step: int | None, overrides: Sequence[str], as_json: bool, remark: Callable[[str], None]
+) -> str:
+    """Return the scores of a run's checkpoint, or of the model a configuration names, as text or as JSON.
+
+    `remark` gets lines for the user.
+    """
     run = RunDir(target) if (target / "run.json").exists() else None
     config = _load_config(target, run, overrides)
-    terminal = os.dup(1)
-    os.dup2(2, 1)  # libraries' chatter must not mix with --json
     ranks = start(config)
     worker = None
     try:
         policy = Policy(read_architecture(config), config, ranks)
         if run is not None:
-            sharded.load_weights(policy, whole_checkpoint(run, step))
+            sharded.load_weights(policy, whole_checkpoint(run, step, remark))
         else:
             policy.load(str(config.model.path))
         _, unseen = read_prompts(config)
@@ -55,7 +57,7 @@ def evaluate(target: Path, step: int | None, overrides: Sequence[str], as_json: 
         if (death := sync_weights(worker.engine)) is not None:
             raise death
         scores, _ = evaluation.run(worker, unseen, config)
-        _print_scores(terminal, len(unseen), scores, as_json)
+        return _shown(len(unseen), scores, as_json)
     finally:
         if worker is not None:
             worker.close()
@@ -70,7 +72,8 @@ def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> 
         config = loader.load(None, [f"model.path={target}", *overrides, *ONE_RANK])
     else:
         config = loader.load(target, [*overrides, *ONE_RANK])
-    if not config.data.eval:
+    held_out = config.data.train is not None and config.data.train_ratio < 1
+    if not config.data.eval and not held_out:
         raise ValueError("data.eval is not set: give a file of unseen prompts with data.eval=FILE")
     if not config.reward.functions:
         raise ValueError(
@@ -79,10 +82,7 @@ def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> 
     return config
 
 
-def _print_scores(terminal: int, prompts: int, scores: Mapping[str, float], as_json: bool) -> None:
-    with os.fdopen(terminal, "w") as out:
-        if as_json:
-            print(json.dumps({"prompts": prompts} | dict(scores)), file=out)
-        else:
-            for name, value in scores.items():
-                print(f"{name.removeprefix('eval/'):<18} {value:.4f}", file=out)
+def _shown(prompts: int, scores: Mapping[str, float], as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"prompts": prompts} | dict(scores))
+    return "\n".join(f"{name.removeprefix('eval/'):<18} {value:.4f}" for name, value in scores.items())

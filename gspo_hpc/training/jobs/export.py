@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gspo_hpc.checkpoint import hugging_face, sharded
@@ -14,8 +15,8 @@ from gspo_hpc.training.bringup import ONE_RANK, read_architecture, whole_checkpo
 _ON_ANY_MACHINE = ("cluster.platform=cpu", "model.layers=torch", "model.fp8=null")
 
 
-def export(run_dir: Path, step: int | None, out: Path) -> None:
-    """Write the checkpoint of `step`, or the newest one, into the folder `out`."""
+def export(run_dir: Path, step: int | None, out: Path, remark: Callable[[str], None]) -> None:
+    """Write the checkpoint of `step`, or the newest one, into the folder `out`; `remark` gets lines for the user."""
     run = RunDir(run_dir)
     config = run.load_config(overrides=ONE_RANK)
     known = config.model.provider == "own"
@@ -23,7 +24,7 @@ def export(run_dir: Path, step: int | None, out: Path) -> None:
         config = run.load_config(overrides=(*ONE_RANK, *_ON_ANY_MACHINE))
     ranks = start(config)
     try:
-        arch, whole = read_architecture(config), whole_checkpoint(run, step)
+        arch, whole = read_architecture(config), whole_checkpoint(run, step, remark)
         if known:
             hugging_face.to_hugging_face(whole / "megatron", arch, config, out)
         else:
@@ -32,6 +33,5 @@ def export(run_dir: Path, step: int | None, out: Path) -> None:
             shapes = [(name, tuple(tensor.shape)) for name, tensor in policy.stream()]
             dtype = next(policy.parameters()).dtype
             hf_folder.write(out, str(config.model.path), shapes, dtype, policy.stream())
-        print(f"wrote {out}", flush=True)
     finally:
         stop()

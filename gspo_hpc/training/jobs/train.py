@@ -32,7 +32,7 @@ from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerLog
-from gspo_hpc.training.observers.files import CheckpointCommit, MetricsFile, ProfileTables, SamplesFile
+from gspo_hpc.training.observers.files import CheckpointCommit, ExpertsFile, MetricsFile, ProfileTables, SamplesFile
 from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
@@ -206,6 +206,7 @@ def make_observers(run: RunDir, config: Config, tracker: Tracker, console: Conso
     return [
         MetricsFile(run),  # first: it is the truth
         SamplesFile(run, config.tracking.samples),
+        ExpertsFile(run),
         ProfileTables(),
         TrackerLog(tracker, config.tracking.samples),
         ConsoleLines(console),

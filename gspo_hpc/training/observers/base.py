@@ -26,6 +26,9 @@ class StepObserver:
     def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
         """Take the completions of a rollout or of an evaluation."""
 
+    def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Take the tokens of each expert in the update of a step, by layer."""
+
     def note(self, text: str) -> None:
         """Take one line for the person who watches."""
 
@@ -63,6 +66,11 @@ class Observers(StepObserver):
         """Give the completions to all observers."""
         for one in self._observers:
             one.samples(step, phase, groups)
+
+    def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Give the tokens of each expert to all observers."""
+        for one in self._observers:
+            one.experts(step, tokens)
 
     def note(self, text: str) -> None:
         """Give the line to all observers."""

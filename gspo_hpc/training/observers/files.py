@@ -1,7 +1,8 @@
-"""Observers that write files of the run directory: metrics, samples, tables of profiled steps, checkpoints."""
+"""Observers that write files of the run directory: metrics, samples, experts, tables of profiled steps, checkpoints."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ class SamplesFile(StepObserver):
     def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
         """Append a few completions."""
         self._run.append_samples(sample_rows(step, phase, groups, self._count))
+
+
+class ExpertsFile(StepObserver):
+    """The writer of experts.json, which holds the latest update only: a mixture has thousands of experts."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Replace the file."""
+        content = {"step": step, "layers": {str(layer): list(row) for layer, row in tokens.items()}}
+        write_atomically(self._run.experts, json.dumps(content, separators=(",", ":")) + "\n")
 
 
 class ProfileTables(StepObserver):

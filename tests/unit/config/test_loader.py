@@ -395,6 +395,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(st.lists(st.from_regex("[a-z]{1,5}", fullmatch=True), max_size=3))
             elif base == tuple[Count, ...]:
                 value = draw(st.lists(st.integers(1, 10**9), max_size=3))
+            elif typing.get_origin(next(iter(typing.get_args(base)), None)) is typing.Literal:
+                value = draw(st.lists(st.sampled_from(typing.get_args(typing.get_args(base)[0])), max_size=3))
             elif typing.get_origin(base) is dict:
                 value = draw(st.dictionaries(words, plain, max_size=3))
             elif typing.get_origin(base) is tuple:

@@ -26,7 +26,7 @@ def test_ours_are_settings_and_theirs_are_not(name: str) -> None:
         ({"algorithm": {"epsilon": 0.2}}, "algorithm.epsilon; here it is algorithm.clip_low and algorithm.clip_high"),
         ({"learning_rate": 1e-6}, "unknown key learning_rate; here it is optimizer.lr"),
         ({"batch": {"ppo_mini_batch_size": 64}}, "here it is batch.global_batch_size, which counts completions"),
-        ({"run": {"Num_Train_Epochs": 2}}, "here it is run.max_steps (gspo-hpc plan shows the steps of an epoch)"),
+        ({"run": {"Num_Train_Epochs": 2}}, "here it is run.max_epochs"),
     ],
 )
 def test_the_answer_names_the_setting(raw: dict[str, object], told: str) -> None:

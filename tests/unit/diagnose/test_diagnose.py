@@ -485,3 +485,14 @@ def test_what_a_kill_and_a_first_step_leave_is_no_damage(make: Make) -> None:
     assert found(young).keys() == {"killed"}
     (young.checkpoints / "000001").rename(young.checkpoints / "000005")
     assert "there is a checkpoint of step 5" in found(young)["damaged_records"].evidence[0]
+
+
+@pytest.mark.parametrize("model", ["Qwen3-8B", "models/of-nobody"])
+def test_the_variance_of_gradients_is_a_target(model: str, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run, known = make(model={"path": model}), model == "Qwen3-8B"
+    main(["diagnose", "--json", str(run.path)])
+    told = json.loads(capsys.readouterr().out)["targets"]["gradient_variance"]
+    assert told["target"] == 1e-4 and (told["met"], told["measured"] is not None) == (known or None, known)
+    if known:
+        norms = sorted(record["grad_norm"] for record in run.read_metrics())
+        assert norms[0] ** 2 <= told["measured"] * 8_190_735_360 <= norms[-1] ** 2

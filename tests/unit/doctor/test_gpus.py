@@ -6,6 +6,8 @@ values are typed in, since no machine of the tests has a GPU; the tests hold our
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -66,6 +68,11 @@ int nvmlDeviceGetComputeRunningProcesses_v3(int *device, unsigned *count, Proces
     found->pid = 4711, found->used = 1ULL << 30, *count = 1;
     return 0;
 }}
+int nvmlDeviceGetP2PStatus(int *one, int *other, int kind, int *status) {{
+    *status = kind == 2 ? 0 : 6;  /* NVML_P2P_CAPS_INDEX_NVLINK: NVML_P2P_STATUS_OK */
+    return 0;
+}}
+int nvmlDeviceGetTopologyCommonAncestor(int *one, int *other, int *level) {{ *level = 50; return 0; }}
 int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned size) {{
     strncpy(text, "/opt/tools/bin/python", size);
     return 0;
@@ -125,6 +132,8 @@ def test_what_nvml_answers_is_mapped(tmp_path: Path) -> None:
     assert (second["compute_mode"], second["persistence"]) == ("Exclusive_Process", False)
     app = {"uuid": "GPU-6f0e1f3c-bbbb", "pid": 4711, "name": "/opt/tools/bin/python", "used": 2**30}
     assert (found["apps"], found["cuda"], found["error"], found["installed"]) == ([app], "12.8", "", True)
+    link = {"first": 0, "second": 1, "nvlink": True, "path": "the link between CPUs"}
+    assert found["links"] == [link]
 
 
 def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
@@ -139,3 +148,46 @@ def test_a_driver_that_is_too_old_is_asked_through_nvidia_smi(tmp_path: Path) ->
     """A library without a function that the package calls; nvidia-smi is not there either, which is then said."""
     pytest.importorskip("pynvml")
     assert answers(tmp_path, 0, "-DOLD")["error"] == "nvidia-smi is not installed"
+
+
+def linked(count: int, pairs: list[tuple[int, int]], path: str = "a PCIe host bridge") -> gpus.Gpus:
+    """So many GPUs, of which these pairs have NVLink."""
+    one = gpus.Gpu(0, "A100", "u", 80 << 30, 0, False, 0, "Default", True, "570")
+    every = tuple(dataclasses.replace(one, index=index, uuid=f"u{index}") for index in range(count))
+    both = itertools.combinations(range(count), 2)
+    return gpus.Gpus(every, links=tuple(gpus.Link(*pair, nvlink=pair in pairs, path=path) for pair in both))
+
+
+@pytest.mark.parametrize(
+    ("count", "pairs", "sharing", "state", "told", "fix"),
+    [
+        (4, list(itertools.combinations(range(4), 2)), 4, "ok", "all 4 GPUs have NVLink to each other", ""),
+        (4, [(0, 1), (2, 3)], 2, "ok", "NVLink joins GPUs 0, 1 and 2, 3; others reach each other through a PCIe", ""),
+        (4, [(0, 1), (2, 3)], 4, "warn", "and 4 GPUs share every layer", "tensor_model_parallel_size=2 and rollout"),
+        (2, [], 1, "ok", "there is no NVLink: GPUs reach each other through a PCIe host bridge", ""),
+        (2, [], 2, "warn", "and 2 GPUs share every layer", "parallel.tensor_model_parallel_size=1"),
+        (3, [(0, 1), (1, 2)], 2, "warn", "NVLink joins GPUs 0, 1; others", "tensor_model_parallel_size=1"),
+    ],
+)
+def test_links_between_gpus(
+    count: int, pairs: list[tuple[int, int]], sharing: int, state: str, told: str, fix: str
+) -> None:
+    (found,) = [one for one in gpus.judge(linked(count, pairs), count, None, sharing).findings if one.check == "links"]
+    assert found.state == state and told in found.finding and fix in found.fix, found
+
+
+def test_links_that_are_not_known_or_not_needed() -> None:
+    unknown = dataclasses.replace(linked(2, []), links=None)
+    states = {one.check: one.state for one in gpus.judge(unknown, 2, None, 2).findings}
+    assert states["links"] == "skip"
+    assert "links" not in {one.check for one in gpus.judge(linked(1, []), 1).findings}
+
+
+def test_what_mig_means_depends_on_the_number_of_ranks() -> None:
+    found = linked(1, [])
+    found = dataclasses.replace(found, gpus=(dataclasses.replace(found.gpus[0], mig=True),))
+    for wanted, state in ((1, "warn"), (2, "fail"), (None, "fail")):
+        (mig,) = [one for one in gpus.judge(found, wanted).findings if one.check == "MIG"]
+        assert (
+            mig.state == state and "no NVLink or peer-to-peer access" in mig.finding and "Duplicate GPU" in mig.finding
+        )

@@ -95,8 +95,23 @@ def test_the_recommended_lines_are_not_complained_of(project: Path) -> None:
     good = CONFIG.replace("= 5 sec", "= 30 sec").replace(
         "SlurmctldParameters     = (null)", "SlurmctldParameters = x,preempt_send_user_signal"
     )
-    found = look(["cluster.nodes=4"], cluster(good, PARTITIONS.replace("GraceTime=20", "GraceTime=60")))
+    found = look(
+        ["cluster.nodes=4", "slurm.cpus_per_task=2"], cluster(good, PARTITIONS.replace("GraceTime=20", "GraceTime=60"))
+    )
     assert {one.check: one.state for one in found.values() if one.state != "ok"} == {}
+
+
+def test_a_task_has_a_core_for_each_busy_process() -> None:
+    found = look([])["cores of a task"]
+    assert (
+        found.state == "warn"
+        and found.fix == "slurm.cpus_per_task=4"
+        and "the rank (1), its engine (1)" in found.finding
+    )
+    assert look(["rollout.tensor_parallel_size=2"])["cores of a task"].fix == "slurm.cpus_per_task=6"
+    by_gpu = cluster(partitions=PARTITIONS.replace("JobDefaults=(null)", "JobDefaults=DefCpuPerGPU=8"))
+    for words, at in ((["slurm.cpus_per_task=1"], None), (["cluster.platform=cpu"], None), ([], by_gpu)):
+        assert "cores of a task" not in look(words, at)
 
 
 @pytest.mark.parametrize(
@@ -366,3 +381,27 @@ def test_numbers_that_cannot_be() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             examine.diagnose(Config(), **words)  # type: ignore[arg-type]
+
+
+def test_the_job_starts_the_ranks_of_the_run_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    config = loader.load(None, ["cluster.platform=cpu", "cluster.gpus_per_node=2", "cluster.nodes=4"])
+    for groups in (False, True):
+        lines = doctor_nodes.script(config, 4, tmp_path, groups=groups).splitlines()
+        steps = [line for line in lines if line.startswith("srun ")]
+        assert len(steps) == 1 + groups and "gspo_hpc.doctor.node" in steps[0] and "--ntasks=4 " in steps[0]
+        if groups:
+            assert steps[1].endswith(f"gspo_hpc.training.worker dry-run {tmp_path}") and "--ntasks=8 " in steps[1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "told"),
+    [
+        (2, ["cluster.nodes=4"], "it needs --nodes 4, the nodes of the run"),
+        (2, None, "it needs a config"),
+        (2, ["cluster.nodes=2", "parallel.tensor_model_parallel_size=3"], "world_size"),
+    ],
+)
+def test_ranks_are_started_for_a_whole_run_only(nodes: int, words: list[str] | None, told: str) -> None:
+    config = None if words is None else loader.load(None, ["cluster.platform=cpu", *words])
+    with pytest.raises(ValueError, match=told):
+        examine.diagnose(config, nodes=nodes, groups=True)

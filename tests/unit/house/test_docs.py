@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     name = re.match(r"# (\S+)\n", source)
     assert name is not None
     (tmp_path / name[1]).write_text(source)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n' * 7920)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n' * 8000)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -379,7 +379,7 @@ def test_a_second_start_does_not_touch_a_live_run(tmp_path: Path, out: Path) -> 
 
 def test_what_is_refused_makes_no_run_directory(tmp_path: Path, out: Path) -> None:
     fake = worker(out, "environment")
-    with pytest.raises(ValueError, match=r"give also: run\.max_steps, model\.path, "):
+    with pytest.raises(ValueError, match=r"give also: run\.max_steps or run\.max_epochs, model\.path, "):
         train(Config(), worker=fake)
     with pytest.raises(ValueError, match=r"cluster\.nodes is 4.*gspo-hpc submit"):
         train(make_config(tmp_path, "cluster.nodes=4"), worker=fake)

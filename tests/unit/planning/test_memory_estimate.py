@@ -148,6 +148,22 @@ def test_what_sleeping_engines_keep_in_host_memory() -> None:
     assert "engine_weights_asleep" not in apart.host and apart.host_otherwise == sum(apart.host.values())
 
 
+def test_parts_of_the_trainer_that_stay() -> None:
+    """What is not offloaded is on the GPU in every phase, and only what is offloaded is in the node's memory."""
+    parts = ("weights", "gradients", "optimizer")
+    everything = estimated(made())
+    assert made().memory.offload_parts == parts
+    held = {name: phase(everything, "update").parts[name] for name in parts}
+    for stays in parts:
+        found = estimated(made(memory={"offload_parts": [name for name in parts if name != stays]}))
+        for name in ("generation", "logprobs"):
+            kept = {part for part in parts if part in phase(found, name).parts}
+            assert kept == ({stays} if name == "generation" else {stays, "weights"})
+            assert phase(found, name).parts[stays] == held[stays]
+        less = held[stays] * 8 if stays != "gradients" else 0  # of eight ranks; gradients are dropped, not kept
+        assert everything.host["trainer_offloaded"] - found.host["trainer_offloaded"] == less
+
+
 def test_the_page_tells_what_the_other_sleep_level_takes() -> None:
     for level, kept in ((1, 4 * WEIGHTS), (2, 0)):
         config = made(rollout={"sleep_level": level})

@@ -66,7 +66,9 @@ def test_no_script_of_a_run_that_would_be_refused(
     assert main(["plan", str(partial)]) == 0
     capsys.readouterr()
     assert main(["plan", str(partial), "--sbatch"]) == 2  # a plan, but not of a run
-    assert "no batch script: to train, give also: run.max_steps, model.path" in capsys.readouterr().err
+    assert (
+        "no batch script: to train, give also: run.max_steps or run.max_epochs, model.path" in capsys.readouterr().err
+    )
 
 
 def test_the_name_of_a_preset_is_enough(
@@ -230,7 +232,7 @@ def test_settings_of_an_engine_that_are_null_or_absurd(
     assert ("rollout.engine.max_num_seqs (0) must be a whole number" in " ".join(page.split())) is engine.endswith("0")
 
 
-def test_server_mode_shows_both_kinds_of_gpu_and_that_it_cannot_run_yet(
+def test_server_mode_shows_both_kinds_of_gpu_and_that_it_is_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     partial = tmp_path / "partial.yaml"
@@ -238,18 +240,17 @@ def test_server_mode_shows_both_kinds_of_gpu_and_that_it_cannot_run_yet(
     server = ["rollout.mode=server", "rollout.engines_per_node=2", "parallel.tensor_model_parallel_size=1"]
     words = ["plan", str(partial), *BATCH, *server, "batch.global_batch_size=48", "memory.recompute_granularity=full"]
     words += ["optimizer.distributed=true"]
-    assert main(words) == 0
+    assert main(words) == 2
     page = capsys.readouterr().out
     training, generating = page.split("one of the GPUs that train, 6 of a node's 8:")[1].split(
         "one of the GPUs that generate, 2 of a node's 8:"
     )
     assert "generation" not in training and "engine asleep" not in page and "update  " in training
     assert "KV cache" in generating and "of its GPUs' (12) peak" in page
-    assert main([*words, "--json"]) == 0
+    assert "plan of " in page and "valid, but not run by this version" in page
+    assert main([*words, "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
-    assert any("no run in it can be started yet" in note for note in told["notes"]), told["notes"]
-    assert main(["plan", str(partial), "--json"]) == 0
-    assert not any("started yet" in note for note in json.loads(capsys.readouterr().out)["notes"])
+    assert told["valid"] and not told["runnable"] and [one["feature"] for one in told["not_run"]] == ["server_mode"]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 120])

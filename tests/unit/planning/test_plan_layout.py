@@ -250,6 +250,17 @@ def test_what_transformer_engine_and_fp8_need() -> None:
     assert "model.fp8: e4m3 needs GPUs" in messages(from_dict({"model": {"fp8": "e4m3", "dtype": "float32"}}))
 
 
+def test_what_a_choice_of_attention_kernels_needs() -> None:
+    for backend in ("flash", "fused", "unfused"):
+        model = {"attention_backend": backend}
+        assert rules(from_dict({"model": model})) == set()
+        for refused in ({"model": model | {"layers": "torch"}}, {"model": model, "cluster": {"platform": "cpu"}}):
+            (broken,) = make_plan(from_dict(refused)).broken
+            assert broken.rule == "attention_backend_needs_te"
+            assert "model.attention_backend=auto" in broken.message
+    assert rules(from_dict({"cluster": {"platform": "cpu"}})) == set()
+
+
 def test_a_virtual_pipeline_needs_stages_and_layers(tmp_path: Path) -> None:
     pp = {"pipeline_model_parallel_size": 3}
     assert with_model(tmp_path, {"virtual_pipeline_model_parallel_size": 2}) == {"virtual_pipeline_needs_pipeline"}

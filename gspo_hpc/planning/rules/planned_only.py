@@ -1,0 +1,47 @@
+"""Features that this version plans and does not run, a function for each.
+
+A function looks at a plan and yields a reason if the config uses the feature: what is not run, and what to set instead.
+That is all a feature takes. `plan` shows the reason and exits with 2, its JSON has it under `not_run`, `train`,
+`submit` and `doctor` refuse the run with the same line, and no fix leads to such a config. Once the feature is run,
+delete its function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gspo_hpc.planning.builder import NotRun, PlanBuilder
+
+Reasons = Callable[[PlanBuilder], Iterator[str]]
+
+_features: dict[str, Reasons] = {}
+
+
+def planned_only(name: str) -> Callable[[Reasons], Reasons]:
+    """Register the decorated function as the feature of that name."""
+
+    def register(reasons: Reasons) -> Reasons:
+        assert name not in _features, f"two features have the name {name}"
+        _features[name] = reasons
+        return reasons
+
+    return register
+
+
+def found(plan: PlanBuilder) -> Iterator[NotRun]:
+    """Yield what a plan uses and this version does not run."""
+    for name, reasons in _features.items():
+        yield from (NotRun(name, reason) for reason in reasons(plan))
+
+
+@planned_only("server_mode")
+def _server(plan: PlanBuilder) -> Iterator[str]:
+    if plan.server:
+        yield "rollout.mode server is planned, but this version does not run it: give rollout.mode=colocate"
+
+
+@planned_only("model_family")
+def _family(plan: PlanBuilder) -> Iterator[str]:
+    model = plan.config.model
+    if model.path is not None and (reason := plan.models.untrained(model.path, model.provider)) is not None:
+        yield f"model.path {model.path} is planned, but this version does not train it: {reason}"

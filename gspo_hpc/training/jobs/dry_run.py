@@ -1,0 +1,80 @@
+"""The job that only joins the process groups of a run: it shows every rank's place, and loads nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.policy.process_groups import Ranks, expert_place, gather_bytes, start, stop, use_groups
+from gspo_hpc.system.files import read_json, write_json
+
+PLACES = "ranks.json"
+
+
+class FolderMeeting:
+    """A folder that all ranks see, in which rank 0 writes where the store listens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "store.json"
+        self.rank, self.host = int(os.environ["RANK"]), _own_address()
+
+    def publish_store(self, port: int) -> None:
+        """See policy.process_groups.Meeting."""
+        write_json(self._path, {"host": self.host, "port": port})
+
+    def wait_for_store(self, timeout: float) -> tuple[str, int]:
+        """See policy.process_groups.Meeting. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout
+        while self._path.name not in os.listdir(self._path.parent):  # NFS caches that a file did not exist
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank 0 did not write {self._path} within {timeout:.0f} s")
+            time.sleep(0.1)
+        found = read_json(self._path)
+        return str(found["host"]), int(found["port"])
+
+
+def _own_address() -> str:
+    """Return an address at which other nodes reach this one: Debian's own name of a machine is at 127.0.1.1."""
+    found = ["127.0.0.1"]
+    for name in (os.environ.get("SLURMD_NODENAME"), socket.gethostname()):
+        with contextlib.suppress(OSError):
+            found += [str(one[4][0]) for one in socket.getaddrinfo(name, None, socket.AF_INET)] if name else []
+    return next((address for address in found if not address.startswith("127.")), found[-1])
+
+
+def dry_run(folder: Path) -> None:
+    """Join the groups of `folder`/config.yaml, use each of them once, and write all places as `folder`/ranks.json."""
+    config = loader.load(folder / "config.yaml")
+    ranks = start(config, control=None if "MASTER_ADDR" in os.environ else FolderMeeting(folder))
+    try:
+        use_groups(ranks)
+        found = gather_bytes(json.dumps(_place(config, ranks)).encode(), ranks.device)
+        if ranks.rank == 0:
+            write_json(folder / PLACES, [json.loads(one) for one in found])
+    finally:
+        stop()
+
+
+def _place(config: Config, ranks: Ranks) -> dict[str, Any]:
+    arch = architecture.find(config)
+    held = None if arch is None else parameters.of_rank(arch, config, ranks.pp_rank)
+    return {
+        "rank": ranks.rank,
+        "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "local_rank": ranks.local_rank,
+        "tp": ranks.tp_rank,
+        "pp": ranks.pp_rank,
+        "cp": ranks.cp_rank,
+        "dp": ranks.dp_rank,
+        **expert_place(),
+        "parameters": None if held is None else held.dense + held.experts,
+    }

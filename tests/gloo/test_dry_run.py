@@ -1,0 +1,102 @@
+"""``gspo-hpc train --dry-run``: the ranks join their groups, tell their places and end. Two ranks, half a minute.
+
+Catches places that are not those of the plan, parameters that are not those of the model, and anything left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.models import catalog
+from gspo_hpc.planning import ranks as rank_grid
+from gspo_hpc.planning.plan import make_plan
+
+
+def raw(model: Path, **parallel: int) -> dict[str, Any]:
+    sizes = {f"{name}_parallel_size": size for name, size in parallel.items()}
+    return {
+        "model": {"path": str(model), "dtype": "float32"},
+        "cluster": {"platform": "cpu", "gpus_per_node": 2, "threads_per_rank": 1},
+        "parallel": sizes,
+    }
+
+
+def dry_run(folder: Path, content: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    path = folder / "run.yaml"
+    path.write_text(json.dumps(content))
+    command = [sys.executable, "-m", "gspo_hpc", "train", str(path), "--dry-run"]
+    environment = os.environ | {"TMPDIR": str(folder / "tmp"), "COLUMNS": "120"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    small = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 1000, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    (folder / "config.json").write_text(json.dumps(catalog.content("Qwen3-8B") | small | heads))
+    (tmp_path / "tmp").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("parallel", [{"tensor_model": 2}, {"pipeline_model": 2}, {}])
+def test_places_and_parameters(parallel: dict[str, int], model: Path, tmp_path: Path) -> None:
+    content = raw(model, **parallel)
+    done = dry_run(tmp_path, content)
+    assert done.returncode == 0, done.stderr
+    head, *rows, last = done.stdout.splitlines()
+    assert last.startswith("2 ranks joined") and head.split()[:2] == ["rank", "node"]
+    seats = rank_grid.seats(make_plan(from_dict(content)).layout)
+    for seat, row in zip(seats, rows, strict=True):
+        rank, _, local, *places, count = row.split()
+        assert [int(rank), int(local)] == [seat.rank, seat.gpu]
+        names = ("tp", "pp", "cp", "dp", "ep", "etp", "expert_dp")
+        assert list(map(int, places)) == [getattr(seat, name) for name in names]
+        assert re.fullmatch(r"[\d,]+", count)
+    counts = [int(row.split()[-1].replace(",", "")) for row in rows]
+    layer = (4 + 2 * 2) * 16 * 64 + 4 * 16 * 64 + 2 * 16 + 2 * 64 + 3 * 64 * 128
+    ends, norm = 1000 * 64, 64
+    if "pipeline_model" in parallel:
+        assert counts == [2 * layer + ends, 2 * layer + ends + norm]
+    elif "tensor_model" in parallel:
+        whole = 2 * 16 + 2 * 64  # norms of a layer
+        assert counts == [4 * ((layer - whole) // 2 + whole) + ends + norm] * 2
+    else:
+        assert counts == [4 * layer + 2 * ends + norm] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run.yaml", "tmp"], "a dry run leaves nothing"
+    assert not list((tmp_path / "tmp").glob("gspo-dry-run-*"))
+
+
+def test_a_plan_that_is_refused_starts_nothing(model: Path, tmp_path: Path) -> None:
+    done = dry_run(tmp_path, raw(model, tensor_model=4))
+    assert done.returncode == 2 and "error: rule world_size_divides: " in done.stderr
+    several = raw(model) | {"cluster": {"platform": "cpu", "nodes": 2}}
+    assert "gspo-hpc submit" in dry_run(tmp_path, several).stderr
+
+
+def test_ranks_of_a_slurm_job_meet_in_a_folder(model: Path, tmp_path: Path) -> None:
+    """As `doctor --nodes --groups` starts them: with Slurm's variables, and without a port that somebody chose."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(json.dumps(raw(model, tensor_model=2)))
+    own = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT", "RANK")}
+    command = [sys.executable, "-m", "gspo_hpc.training.worker", "dry-run", str(folder)]
+    ranks = []
+    for number in (1, 0):
+        slurm = {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(number)}
+        place = slurm | {"SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": f"node{number}"}
+        ranks.append(subprocess.Popen(command, env=own | place, stderr=subprocess.PIPE, text=True))
+    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    places = json.loads((folder / "ranks.json").read_text())
+    assert [(one["rank"], one["node"], one["tp"]) for one in places] == [(0, "node0", 0), (1, "node1", 1)]
