@@ -4,13 +4,24 @@ Engines need the memory for their cache. Weights, the optimizer's state and its 
 memory that is kept from one time to the next (pinned on CUDA); gradients are dropped. Then the storages are emptied in
 place: every view of them stays valid, and finds its values again when they are back. Megatron-Core's own offloading
 allocates everything anew each time, and does not know weights that are their own masters.
+
+Trainer and engines take turns. An engine with tensor parallelism allocates on the GPUs of several ranks, and only one
+of these ranks talks to it, so no rank may rely on what it has freed itself: all ranks leave, wait for each other, and
+then engines take the memory; all engines sleep, ranks wait for each other, and then the trainer takes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
+
+from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.policy.process_groups import barrier
+
+if TYPE_CHECKING:
+    from gspo_hpc.policy.policy import Policy
 
 
 class OffloadBuffer:
@@ -61,6 +72,24 @@ class OffloadBuffer:
             cuda = storage.device.type == "cuda"
             host = self._host[place] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=cuda)
         host.copy_(_bytes(storage), non_blocking=True)
+
+
+def leave_to_engines(policy: Policy, *, keep_weights: bool = False) -> None:
+    """Move the trainer of every rank to host memory, if that is configured, and return when all have. Collective.
+
+    With `keep_weights` the weights stay where they are, for they are about to be sent.
+    """
+    if offload_trainer(policy.config):
+        policy.offload(keep_weights=keep_weights)
+    if policy.ranks.device.type == "cuda" and policy.config.rollout.mode == "colocate":
+        torch.cuda.empty_cache()  # what torch keeps of freed memory is lost to an engine
+    wait_for_all(policy)
+
+
+def wait_for_all(policy: Policy) -> None:
+    """Return when every rank has come here. Collective."""
+    if policy.ranks.world_size > 1:
+        barrier(policy.ranks.device)
 
 
 def _storages(tensors: Iterable[torch.Tensor], seen: set[int]) -> Iterator[torch.UntypedStorage]:

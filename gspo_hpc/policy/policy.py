@@ -87,8 +87,8 @@ class Policy:
     def offload(self, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.
 
-        memory.offload_parts names those that go. What needs them later brings them back. With `keep_weights` the weights
-        stay where they are.
+        memory.offload_parts names those that go; what needs them later brings them back. With `keep_weights` the
+        weights stay.
         """
         parts = self.config.memory.offload_parts
         freed = self._offload_state() if "optimizer" in parts else 0

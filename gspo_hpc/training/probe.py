@@ -17,10 +17,10 @@ from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.ops.batch import build
+from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.schedule import response_logprobs
-from gspo_hpc.training import turns
 
 
 class ProbeMismatch(RuntimeError):
@@ -66,7 +66,7 @@ def check(
     is configured. Raises ProbeMismatch, on every rank, if they are too large. Collective.
     """
     ours = trainer_logprobs(policy, sequences, monitor)
-    turns.leave_to_engines(policy)
+    offload.leave_to_engines(policy)
     theirs: list[np.ndarray] = []
     if engine is not None:
         try:

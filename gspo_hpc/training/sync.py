@@ -11,11 +11,12 @@ import torch
 
 from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes
 from gspo_hpc.rollout.worker import RolloutWorker
-from gspo_hpc.training import probe, turns
+from gspo_hpc.training import probe
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 
@@ -46,7 +47,7 @@ def synchronize(
     have the memory. The error of an engine that died on the way is returned, not raised, so that all other ranks go on;
     the caller restarts the engine and syncs again. Raises ProbeMismatch, on every rank.
     """
-    turns.leave_to_engines(policy, keep_weights=True)
+    offload.leave_to_engines(policy, keep_weights=True)
     death: EngineDied | None = None
     if engine is not None:
         try:
@@ -123,7 +124,7 @@ class EngineWeights:
         """
         engine, ranks = self._worker.engine, self._policy.ranks
         if self.newest is not None and self._engine_version == self._version:
-            turns.leave_to_engines(self._policy)
+            offload.leave_to_engines(self._policy)
             self._awake = True
             if engine is not None:
                 with contextlib.suppress(EngineDied):  # the first step of generation finds it dead, and restarts it
@@ -156,4 +157,4 @@ class EngineWeights:
         if self._worker.engine is not None:
             with contextlib.suppress(EngineDied):  # restarted by the next sync
                 self._worker.engine.sleep(level)
-        turns.wait_for_all(self._policy)
+        offload.wait_for_all(self._policy)

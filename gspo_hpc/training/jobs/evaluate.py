@@ -11,10 +11,11 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.evaluation import evaluate as evaluation
+from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start, stop
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.training import probe, sync, turns
+from gspo_hpc.training import probe, sync
 from gspo_hpc.training.bringup import (
     ONE_RANK,
     read_architecture,
@@ -51,7 +52,7 @@ def evaluate(
             config,
             ranks,
             experts=policy.arch.experts is not None,
-            make_room=lambda: turns.leave_to_engines(policy),
+            make_room=lambda: offload.leave_to_engines(policy),
             sync_weights=sync_weights,
         )
         if (death := sync_weights(worker.engine)) is not None:

@@ -16,6 +16,7 @@ from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.planning import plan
+from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier, broadcast_bytes, start, stop
@@ -26,7 +27,7 @@ from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.progress import mark
 from gspo_hpc.system.signals import StopFlag
-from gspo_hpc.training import loop, probe, sync, turns
+from gspo_hpc.training import loop, probe, sync
 from gspo_hpc.training.bringup import read_architecture, read_prompts, set_threads, start_rollout_worker
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.checkpoints import Checkpoints
@@ -159,7 +160,7 @@ class TrainingJob:
             self._config,
             self._ranks,
             experts=policy.arch.experts is not None,
-            make_room=lambda: turns.leave_to_engines(policy),
+            make_room=lambda: offload.leave_to_engines(policy),
             sync_weights=sync_weights,
             stop_requested=monitor.stop_requested,
             note=self._note,

@@ -25,9 +25,10 @@ from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine import engine as engines
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.runs.cursor import Cursor
-from gspo_hpc.training import bringup, loop, phases, probe, sync, turns
+from gspo_hpc.training import bringup, loop, phases, probe, sync
 from gspo_hpc.training import checkpoints as saves
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.jobs import train
@@ -59,7 +60,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     ends: dict[int, Cursor] = {}
     rollouts = Path("unused")
     monkeypatch.setattr(phases.journal, "Journal", lambda *a, **k: SimpleNamespace(close=lambda: None))
-    for module in (turns, bringup):
+    for module in (offload, bringup):
         monkeypatch.setattr(module, "barrier", world.wait)
     for module in (sync, loop, saves):
         monkeypatch.setattr(module, "any_rank", world.any)
@@ -100,7 +101,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
             config,
             ranks,
             experts=False,
-            make_room=lambda: train.turns.leave_to_engines(policy),
+            make_room=lambda: train.offload.leave_to_engines(policy),
             sync_weights=sync_weights,
         )
         worker = LedgerWorker(**{name: vars(started)[name] for name in LedgerWorker.__dataclass_fields__})
@@ -260,16 +261,16 @@ def test_faults_in_the_order_of_events_are_caught(fault: str, monkeypatch: pytes
     """Each is an order of events that this package once had, and that no run on a CPU could show."""
     preset = "qwen3_235b_a22b_tp4_pp2_ep32" if fault == "sync" else "qwen2.5_7b_tp2"  # the one whose state is large
     config = loader.load(paths.PRESETS / f"{preset}.yaml", [*EVENTS, "rollout.tensor_parallel_size=4"])
-    leave, sleep = turns.leave_to_engines, EngineWeights.sleep
+    leave, sleep = offload.leave_to_engines, EngineWeights.sleep
     if fault == "start":  # an engine starts beside the trainer
-        monkeypatch.setattr(train, "turns", SimpleNamespace(leave_to_engines=lambda policy: None))
+        monkeypatch.setattr(train, "offload", SimpleNamespace(leave_to_engines=lambda policy: None))
     elif fault == "sync":  # weights wake beside gradients and optimizer
         only_all = {"leave_to_engines": lambda policy, **options: None if options else leave(policy)}
-        monkeypatch.setattr(sync, "turns", SimpleNamespace(**vars(turns) | only_all))
+        monkeypatch.setattr(sync, "offload", SimpleNamespace(**vars(offload) | only_all))
     elif fault == "save":  # a save beside an engine that is awake
         monkeypatch.setattr(EngineWeights, "sleep", lambda self, level=None: None if level else sleep(self))
     elif fault == "wait":  # no rank waits for its neighbours
-        monkeypatch.setattr(turns, "wait_for_all", lambda policy: None)
+        monkeypatch.setattr(offload, "wait_for_all", lambda policy: None)
     else:  # memory that is awake is asked for again
         monkeypatch.setattr(engines.Engine, "wake_up", lambda self, tags=None: self._llm.wake_up(tags))
     errors = (CardFull, ValueError, AssertionError)
