@@ -38,7 +38,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Mixer:
-    """What mixes the tokens of one layer, in families that are planned only. Numbers of elements, of one layer."""
+    """The part of a layer that mixes tokens, in families that are planned only. Numbers of elements, of one layer."""
 
     split: int  # parameters that tensor-parallel ranks share
     whole: int  # parameters that every rank has

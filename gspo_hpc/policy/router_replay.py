@@ -96,7 +96,7 @@ class RouterReplay:
 
 @dataclass(frozen=True)
 class Balance:
-    """How a pass spread tokens over experts."""
+    """The spread of a pass's tokens over experts."""
 
     metrics: dict[str, float]  # over all layers
     tokens: dict[int, list[int]]  # of each expert, by layer
