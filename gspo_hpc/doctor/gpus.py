@@ -62,7 +62,7 @@ class App:
 
 @dataclass(frozen=True)
 class Link:
-    """The way on which two GPUs reach each other, by their indices."""
+    """A way from one GPU to another, by their indices."""
 
     first: int
     second: int

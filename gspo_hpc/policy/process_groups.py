@@ -27,7 +27,7 @@ _STORE_SECONDS = 60.0  # that the other ranks wait for rank 0 to publish the sto
 
 
 class Meeting(Protocol):
-    """The way in which ranks learn where their store is: the connection to who watches them, or a shared folder."""
+    """A means by which ranks learn where the job's store listens: the connection to who watches them, or a folder."""
 
     rank: int
 

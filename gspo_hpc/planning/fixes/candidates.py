@@ -16,7 +16,7 @@ from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys, replace
-from gspo_hpc.models import catalog
+from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.rules.ids import Topic
@@ -74,9 +74,15 @@ def finer_utilization() -> set[float]:
 
 
 def models(config: Config) -> set[str]:
-    """Return the known models, as paths beside the config's own."""
+    """Return the known models that are trained, as paths beside the config's own."""
     path = config.model.path
-    return {str(Path(path).with_name(name)) for name in catalog.names()} if path and Path(path).name else set()
+    return {str(Path(path).with_name(name)) for name in _trained()} if path and Path(path).name else set()
+
+
+@cache
+def _trained() -> tuple[str, ...]:
+    families = ((name, catalog.content(name)["architectures"][0]) for name in catalog.names())
+    return tuple(name for name, family in families if family in architecture.SUPPORTED)
 
 
 def _possible(key: str, value: Any) -> bool:

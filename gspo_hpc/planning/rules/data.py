@@ -22,7 +22,7 @@ class DataRule(RuleId):
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
 def _rows(plan: PlanBuilder) -> Iterator[str]:
     prompts = plan.quantities.get("num_rollout_prompts")
-    if plan.rows and prompts is not None and plan.rows < prompts:
+    if plan.rows is not None and not _all_held_out(plan) and prompts is not None and plan.rows < prompts:
         yield (
             f"the training data has {plan.rows} prompts, but one rollout needs num_rollout_prompts ({show(prompts)})"
         )
@@ -51,5 +51,9 @@ def _evaluation(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(DataRule.TRAIN_RATIO_LEAVES_PROMPTS, "`data.train_ratio` leaves a prompt to train on", estimable=True)
 def _ratio(plan: PlanBuilder) -> Iterator[str]:
-    if plan.rows == 0:
+    if _all_held_out(plan):
         yield f"data.train_ratio ({plan.config.data.train_ratio:g}) leaves no prompt of data.train to train on"
+
+
+def _all_held_out(plan: PlanBuilder) -> bool:
+    return plan.rows == 0 and plan.config.data.train_ratio < 1

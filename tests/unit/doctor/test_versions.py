@@ -246,7 +246,7 @@ def test_driver_against_torch(driver: str, driver_cuda: str | None, built: str |
 
 def test_gpus_as_they_should_be() -> None:
     found = judge(gpus())
-    assert {one.state for one in found.values()} == {"ok"}
+    assert {one.check for one in found.values() if one.state != "ok"} == {"links"}  # nvidia-smi does not tell them
     assert found["count"].finding == "2 x NVIDIA H100 80GB HBM3" and found["memory"].finding == "79.6 GiB each"
     assert doctor_gpus.facts(gpus()) == {
         "GPUs": "2 x NVIDIA H100 80GB HBM3, 79.6 GiB",
@@ -362,6 +362,6 @@ def test_the_command_where_gpus_are(
     told = examine.diagnose(None)
     found = {one.check: one for one in told.findings if one.group == "gpus"}
     assert (told.platform, told.place, told.ok) == ("cuda", "node", False)
-    assert found["MIG"].state == "fail" and "GPU 0" in found["MIG"].finding
+    assert found["MIG"].state == "warn" and "GPU 0" in found["MIG"].finding  # one rank has one slice
     assert found["driver"].state == "fail" and "torch is built for CUDA 13.0" in found["driver"].finding
     assert found["count"].state == found["persistence"].state == "ok"
