@@ -83,3 +83,27 @@ def pass_sizes(config: Config) -> dict[str, PassSize]:
         "old_logprobs": PassSize(needed.old_logprobs, *(old if any(old) else update)),
         "reference": PassSize(needed.reference, *(reference if any(reference) else update)),
     }
+
+
+def engine_over_nodes(config: Config) -> bool:
+    """Return True if an engine has more GPUs than a node."""
+    return config.rollout.tensor_parallel_size > config.cluster.gpus_per_node
+
+
+def engine_gpus_per_node(config: Config) -> int:
+    """Return the GPUs of a node that generate: all of them where an engine has several nodes."""
+    gpus, size = config.cluster.gpus_per_node, config.rollout.tensor_parallel_size
+    if engine_over_nodes(config):
+        return gpus
+    return size * (config.rollout.engines_per_node or gpus // size)
+
+
+def only_planned(config: Config) -> tuple[str, str] | None:
+    """Return why a config that can be planned cannot be run yet, and the setting that can be; None if it can."""
+    if config.rollout.mode == "server":
+        return "rollout.mode is server, which can be planned but not run yet", "rollout.mode=colocate"
+    if engine_over_nodes(config):
+        size, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
+        text = f"rollout.tensor_parallel_size ({size}) is an engine over nodes of {gpus} GPUs, which can be planned but"
+        return f"{text} not run yet", f"rollout.tensor_parallel_size={gpus}"
+    return None

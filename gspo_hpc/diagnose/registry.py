@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gspo_hpc.config.changes import may_change
+from gspo_hpc.config.derived import only_planned
 from gspo_hpc.diagnose import symptoms
 from gspo_hpc.diagnose.evidence import Evidence
 from gspo_hpc.planning.plan import make_plan
@@ -146,4 +147,6 @@ def _offered(evidence: Evidence, setting: str) -> bool:
     if changed == evidence.config:
         return False
     # If the run's own plan is not valid (a part of its config is missing), it says nothing about the setting.
+    if only_planned(changed) and not only_planned(evidence.config):
+        return False
     return make_plan(changed).valid or not make_plan(evidence.config).valid

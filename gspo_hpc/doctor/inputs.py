@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from gspo_hpc.config import paths
+from gspo_hpc.config.derived import only_planned
 from gspo_hpc.config.schema import Config, Data
 from gspo_hpc.data import prompts
 from gspo_hpc.doctor import model
@@ -53,8 +54,8 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
         count = f"{len(plan.broken)} broken ({', '.join(rules)})"
         fix = f"{nearest[0]}; gspo-hpc plan shows other fixes" if nearest else "gspo-hpc plan shows the broken rules"
         section.fail("plan", f"{count}: {first_line(plan.broken[0].message)}", fix)
-    elif config.rollout.mode == "server":
-        section.fail("plan", "rollout.mode is server, which can be planned but not run yet", "rollout.mode=colocate")
+    elif planned_only := only_planned(config):
+        section.fail("plan", *planned_only)
     else:
         section.ok("plan", "the plan is valid: every rule that could be checked holds")
     for text in plan.warnings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gspo_hpc.config.derived import only_planned
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -13,8 +14,9 @@ def require(config: Config) -> Plan:
     """Return the plan of a config that can be run. Raises ValueError for missing settings and for every broken rule."""
     if missing := config.missing():
         raise ValueError(f"to train, give also: {', '.join(missing)}")
-    if config.rollout.mode == "server":
-        raise ValueError("rollout.mode is server, which can be planned but not run yet: give rollout.mode=colocate")
+    if planned_only := only_planned(config):
+        why, instead = planned_only
+        raise ValueError(f"{why}: give {instead}")
     plan = make_plan(config)
     nearest = search.find(config, limit=1) if plan.broken else []
     plan.require(f"nearest fix: {nearest[0]} (gspo-hpc plan shows others)" if nearest else "")

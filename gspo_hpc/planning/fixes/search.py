@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gspo_hpc.config.derived import engine_over_nodes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.planning.builder import Broken, PlanBuilder
@@ -65,6 +66,8 @@ _WEIGHTS: dict[str, float] = {
     "parallel.tensor_model_parallel_size": 2.0,
     "parallel.pipeline_model_parallel_size": 2.1,
     "parallel.virtual_pipeline_model_parallel_size": 1.5,
+    "parallel.num_layers_in_first_pipeline_stage": 1.3,
+    "parallel.num_layers_in_last_pipeline_stage": 1.3,
     "rollout.engine.gpu_memory_utilization": 0.8,
     "rollout.engine.max_num_batched_tokens": 0.8,
     "rollout.engine.max_num_seqs": 0.8,
@@ -145,8 +148,10 @@ class Search:
         return _shown(singles, limit) + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
 
     def _judge(self, config: Config) -> PlanBuilder | None:
-        """Return the plan of a changed config; None if a run would then lack a setting that it has now."""
+        """Return the plan of a changed config; None if that lacks a setting or cannot be run, unlike the config."""
         if not self.missing.issuperset(config.missing()):
+            return None
+        if engine_over_nodes(config) and not engine_over_nodes(self.config):  # which cannot be run yet
             return None
         return judge(config, self.rows, self.models, memory=True)
 

@@ -180,12 +180,14 @@ def test_every_key_of_the_json_is_in_the_documentation(
     rows.write_text('{"prompt": "a"}\n' * 200)
     partial = tmp_path / "partial.yaml"
     partial.write_text(PARTIAL)
+    uneven = [f"parallel.num_layers_in_{end}_pipeline_stage=1" for end in ("first", "last")]
     server = ["rollout.mode=server", "rollout.engines_per_node=1", "parallel.tensor_model_parallel_size=1"]
     plans = []
     for words in (
         [preset, "--sbatch", "--ranks", f"data.train={rows}"],
         [str(partial), "--ranks", "batch.global_batch_size=16", f"data.train={rows}", "run.max_steps=3"],
         [str(partial), *server],
+        [str(partial), *uneven, "cluster.nodes=2", "rollout.tensor_parallel_size=16"],
     ):
         main(["plan", *words, "--json"])
         plans.append(json.loads(capsys.readouterr().out))
@@ -247,9 +249,9 @@ def test_server_mode_shows_both_kinds_of_gpu_and_that_it_cannot_run_yet(
     assert "KV cache" in generating and "of its GPUs' (12) peak" in page
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert any("no run in it can be started yet" in note for note in told["notes"]), told["notes"]
+    assert any("which can be planned but not run yet" in note for note in told["notes"]), told["notes"]
     assert main(["plan", str(partial), "--json"]) == 0
-    assert not any("started yet" in note for note in json.loads(capsys.readouterr().out)["notes"])
+    assert not any("not run yet" in note for note in json.loads(capsys.readouterr().out)["notes"])
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 120])
