@@ -1,4 +1,4 @@
-"""What libraries divide: attention heads among tensor-parallel ranks, and layers among pipeline stages.
+"""Divisions that libraries can make: of heads among tensor-parallel ranks, of layers among pipeline stages.
 
 The conditions are those of Megatron-Core 0.16.1 and vLLM 0.32; tests hold them against both.
 """
