@@ -104,6 +104,6 @@ def only_planned(config: Config) -> tuple[str, str] | None:
         return "rollout.mode is server, which can be planned but not run yet", "rollout.mode=colocate"
     if engine_over_nodes(config):
         size, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
-        text = f"rollout.tensor_parallel_size ({size}) is an engine over nodes of {gpus} GPUs, which can be planned but"
-        return f"{text} not run yet", f"rollout.tensor_parallel_size={gpus}"
+        text = f"rollout.tensor_parallel_size ({size}) is above gpus_per_node ({gpus}), and an engine over nodes can be"
+        return f"{text} planned but not run yet", f"rollout.tensor_parallel_size={gpus}"
     return None

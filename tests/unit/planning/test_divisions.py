@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gspo_hpc.config import loader
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.config.schema import Config, Memory, Parallel, replace
+from gspo_hpc.config.schema import Config, Memory, Parallel, as_dict, replace
 from gspo_hpc.launch import checks
 from gspo_hpc.models import architecture
-from gspo_hpc.planning import divisions
+from gspo_hpc.planning import divisions, layouts
 from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
@@ -247,3 +248,40 @@ def test_an_engine_over_nodes_is_slower_a_token_and_holds_more() -> None:
         )
     assert told[16][0] > told[8][0] and told[16][1] > told[8][1]
     assert told[16][2] == pytest.approx(told[8][2] / 2, rel=0.03)  # of a node, which now has half of a model
+
+
+def test_no_fix_makes_an_engine_that_cannot_be_run() -> None:
+    """Half of the GPUs on each node would leave an engine of 8 on two of them."""
+    batch = {"global_batch_size": 64, "num_generations": 8, "micro_batch_tokens": 4096}  # 8 prompts for 16 ranks
+    cluster, rollout = {"nodes": 2, "gpus_per_node": 8}, {"tensor_parallel_size": 8}
+    refused = from_dict({"cluster": cluster, "rollout": rollout, "batch": batch})
+    offered = search.find(refused, limit=50)
+    assert offered and not make_plan(refused).valid
+    for fix in offered:
+        changed = {change.key: change.value for change in fix.changes}
+        gpus, size = changed.get("cluster.gpus_per_node", 8), changed.get("rollout.tensor_parallel_size", 8)
+        assert size <= gpus, str(fix)
+
+
+def test_a_suggestion_cuts_layers_that_stages_do_not_divide() -> None:
+    keep = frozenset({"parallel.pipeline_model_parallel_size", "parallel.context_parallel_size"})
+    batch = {"global_batch_size": 512, "num_generations": 8, "micro_batch_tokens": 8192}
+    lengths = {"max_prompt_length": 1024, "max_response_length": 3072}
+    for given_ends, expected in (({}, (11, 11)), ({FIRST: 10, LAST: 12}, (10, 12)), ({FIRST: 10, LAST: 13}, (11, 11))):
+        parallel = {"pipeline_model_parallel_size": 8} | given_ends
+        config = made(nodes=32, parallel=parallel, batch=batch, rollout=lengths)
+        found = layouts.find(config, keep, limit=3)
+        assert found
+        for layout in found:
+            at = loader.from_dict(overridden(config, layout.settings))
+            assert make_plan(at).valid
+            assert (getattr(at.parallel, FIRST), getattr(at.parallel, LAST)) == expected
+
+
+def overridden(config: Config, settings: dict[str, Any]) -> dict[str, Any]:
+    """Content of the config with these settings, as if they were pasted behind it."""
+    raw: dict[str, Any] = as_dict(config)
+    for key, value in settings.items():
+        section, name = key.split(".")
+        raw[section][name] = value
+    return raw
