@@ -5,6 +5,7 @@ tests/torch/policy/test_divisions.py holds the conditions themselves against Meg
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from gspo_hpc.config.schema import Config, Memory, Parallel, as_dict, replace
 from gspo_hpc.launch import checks
 from gspo_hpc.models import architecture
 from gspo_hpc.planning import divisions, layouts
-from gspo_hpc.planning.estimates import devices, time
+from gspo_hpc.planning.estimates import activations, devices, time
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 
@@ -173,6 +174,26 @@ def test_the_fullest_stage_sets_the_pace() -> None:
         times = time.estimate(time.sizes(arch), config, device, time.work(config, 8192), 10**6)
         updates[bool(ends)] = times.seconds["update"]
     assert 1.3 < updates[True] / updates[False] <= 1.5  # 18 layers in place of 12; the optimizer has no part in it
+
+
+def test_what_ranks_gather_takes_time_and_memory() -> None:
+    """The same model with as many key-value heads as ranks, and with half as many: then the product is gathered."""
+    config = made("Qwen3-30B-A3B", 1, parallel={"tensor_model_parallel_size": 8, "sequence_parallel": True})
+    arch, device = architecture.find(config), devices.find("H100-80GB")
+    assert arch is not None and arch.num_key_value_heads == 4
+    given_work = time.work(config, 8192)
+    sizes = time.sizes(arch)
+    gathering, alone = (
+        time.estimate(one, config, device, given_work, 10**6).seconds["update"]
+        for one in (sizes, dataclasses.replace(sizes, cache_heads=8))
+    )
+    assert gathering > alone
+    more = dataclasses.replace(arch, num_key_value_heads=8)
+    whole = (arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_dim
+    kept = [activations.layer(one, config, 0).attention for one in (arch, more)]
+    part = (more.num_attention_heads + 2 * more.num_key_value_heads) * more.head_dim / 8
+    assert kept[0] - kept[1] == whole - part  # one head of keys and values on each rank in both
+    assert activations.gathered_product(more, 8) == 0.0
 
 
 def test_ranks_that_share_key_value_heads_are_told_so() -> None:
