@@ -116,3 +116,16 @@ def busy_processes(config: Config) -> BusyProcesses:
     """Return how many processes a rank with an engine has. With one GPU, vLLM's core is its own worker."""
     gpus = config.rollout.tensor_parallel_size
     return BusyProcesses(1 if gpus == 1 else 1 + gpus, config.reward.workers)
+
+
+def engine_over_nodes(config: Config) -> bool:
+    """Return True if an engine has more GPUs than a node."""
+    return config.rollout.tensor_parallel_size > config.cluster.gpus_per_node
+
+
+def engine_gpus_per_node(config: Config) -> int:
+    """Return the GPUs of a node that generate: all of them where an engine has several nodes."""
+    gpus, size = config.cluster.gpus_per_node, config.rollout.tensor_parallel_size
+    if engine_over_nodes(config):
+        return gpus
+    return size * (config.rollout.engines_per_node or gpus // size)

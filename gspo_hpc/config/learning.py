@@ -92,7 +92,9 @@ class Rollout(Section):
     mode: Literal["colocate", "server"] = key(
         "colocate", "Whether engines share the GPUs that train (colocate) or have GPUs of their own (server)."
     )
-    tensor_parallel_size: PerNode = key(1, "GPUs of one engine, all on one node.")
+    tensor_parallel_size: PerNode = key(
+        1, "GPUs of one engine. An engine over several nodes is planned, but cannot be run yet."
+    )
     engines_per_node: PerNode | None = key(
         None, "Engines on each node; the default is gpus_per_node / tensor_parallel_size."
     )

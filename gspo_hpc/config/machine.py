@@ -88,6 +88,12 @@ class Parallel(Section):
     virtual_pipeline_model_parallel_size: Count | None = key(
         None, "Chunks of layers on each pipeline rank, for the interleaved schedule."
     )
+    num_layers_in_first_pipeline_stage: Count | None = key(
+        None, "Layers of the first pipeline stage; by default all stages have equally many."
+    )
+    num_layers_in_last_pipeline_stage: Count | None = key(
+        None, "Layers of the last pipeline stage, which also computes the head."
+    )
     context_parallel_size: Count = key(1, "Ranks that share each sequence.")
     expert_model_parallel_size: Count = key(1, "Ranks that share the experts of a layer.")
     expert_tensor_parallel_size: Count | None = key(

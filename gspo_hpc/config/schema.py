@@ -127,6 +127,9 @@ class Config(Section):
         }
         if at.virtual_pipeline_model_parallel_size is not None:
             sizes["VPP"] = at.virtual_pipeline_model_parallel_size
+        for name in ("first", "last"):
+            if (layers := getattr(at, f"num_layers_in_{name}_pipeline_stage")) is not None:
+                sizes[f"layers of the {name} stage"] = layers
         if at.expert_tensor_parallel_size not in (None, at.tensor_model_parallel_size):
             sizes["ETP"] = at.expert_tensor_parallel_size
         return sizes

@@ -146,4 +146,7 @@ def _offered(evidence: Evidence, setting: str) -> bool:
     if changed == evidence.config:
         return False
     # If the run's own plan is not valid (a part of its config is missing), it says nothing about the setting.
-    return make_plan(changed).valid or not make_plan(evidence.config).valid
+    before, after = make_plan(evidence.config), make_plan(changed)
+    if after.not_run and not before.not_run:
+        return False
+    return after.valid or not before.valid

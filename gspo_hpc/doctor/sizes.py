@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_hpc.config.constants import NCCL_BYTES
-from gspo_hpc.config.derived import offloaded_parts
+from gspo_hpc.config.derived import engine_gpus_per_node, offloaded_parts
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
@@ -48,7 +48,8 @@ def of(config: Config) -> Sizes | None:
         kept = largest.optimizer * (memory.offload_optimizer or "optimizer" in moved)
         kept += largest.weights * ("weights" in moved) + largest.gradients * ("gradients" in moved)
         host = kept * ranks
-        host += sleeping(config) * engines(config) * count * _width(config)
+        asleep = engine_gpus_per_node(config) * count // config.rollout.tensor_parallel_size
+        host += sleeping(config) * asleep * _width(config)
         gpu = largest.total - largest.optimizer * memory.offload_optimizer
     else:
         cache = int(config.rollout.kv_cache_gb * GIB)

@@ -1,8 +1,9 @@
 """The mapping between Hugging Face tensors and the shards of Megatron's parameters, both ways, on plain tensors.
 
 Rows of Megatron's fused tensors: ``linear_qkv`` holds, for every key/value group, its query heads, its key head and its
-value head; ``linear_fc1`` holds a rank's gate rows, then its up rows. Experts are on expert-parallel ranks in their
-order, equally many on each, and are split over expert-tensor-parallel ranks.
+value head, and every rank has equally many of these rows: with more ranks than groups a part of a group, and ranks
+gather the products. ``linear_fc1`` holds a rank's gate rows, then its up rows. Experts are on expert-parallel ranks in
+their order, equally many on each, and are split over expert-tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def to_shard(
     tail = tensors[0].shape[1:]
     split = [tensor.reshape(groups, -1, *tail) for tensor in tensors]  # per group: queries, key, value rows
     assert split[1].shape[1] == split[2].shape[1] == dim
-    return torch.cat(split, dim=1).chunk(size, 0)[rank].reshape(-1, *tail)
+    return torch.cat(split, dim=1).flatten(0, 1).chunk(size, 0)[rank]
 
 
 def shard_shape(mapping: WeightMapping, arch: Architecture, size: int) -> tuple[int, ...]:
@@ -209,6 +210,8 @@ def to_hf(mapping: WeightMapping, shards: torch.Tensor, arch: Architecture) -> l
     else:
         dim = arch.head_dim
         queries = arch.num_attention_heads // arch.num_key_value_heads * dim
+        if shards.shape[1] % (queries + 2 * dim):  # each rank has a part of a group
+            shards = shards.flatten(0, 1)[None]
         groups = shards.unflatten(1, (-1, queries + 2 * dim))
         halves = groups.split([queries, dim, dim], dim=2)
     return [(name, half.reshape(-1, *tail)) for name, half in zip(mapping.hf, halves, strict=True)]

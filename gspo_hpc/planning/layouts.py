@@ -17,6 +17,7 @@ from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.config.section import written
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning import divisions
 from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates import memory as memory_estimate
 from gspo_hpc.planning.estimates.memory import shown
@@ -44,7 +45,12 @@ KEYS = (  # that are chosen, where they are not kept
 
 
 # Settings that belong to the config's own layout: they are printed if a suggestion resets them.
-_GIVEN_UP = ("parallel.virtual_pipeline_model_parallel_size", "memory.recompute_num_layers")
+_GIVEN_UP = (
+    "parallel.virtual_pipeline_model_parallel_size",
+    "parallel.num_layers_in_first_pipeline_stage",
+    "parallel.num_layers_in_last_pipeline_stage",
+    "memory.recompute_num_layers",
+)
 
 
 @dataclass(frozen=True)
@@ -173,8 +179,8 @@ def _cuts(
     """Yield every way to cut the model over `world` ranks."""
     gpus, own, mixed = config.cluster.gpus_per_node, config.parallel, arch.experts is not None
     most = min(gpus, world)
-    tensor = [n for n in range(1, most + 1) if not (arch.num_attention_heads % n or arch.num_key_value_heads % n)]
-    pipeline = [n for n in _divisors(world) if arch.num_layers % n == 0 and n <= 32]
+    tensor = [n for n in range(1, most + 1) if divisions.trainer_divides_heads(arch, n)]
+    pipeline = [n for n in _divisors(world) if n <= 32 and divisions.even_ends(arch.num_layers, n) is not None]
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     context = [n for n in _divisors(world) if n == 1 or longest / n >= _PIECE]
     expert = [n for n in _divisors(world) if arch.experts is not None and arch.experts.count % n == 0] or [1]
@@ -186,7 +192,7 @@ def _cuts(
     ):
         if world % (tp * pp * cp):
             continue
-        layers = min(config.memory.recompute_num_layers, max(1, arch.num_layers // pp))
+        first, last = divisions.ends(arch.num_layers, pp, own)
         for etp in choices("parallel.expert_tensor_parallel_size", sorted({1, tp}) if mixed else [None]):
             if world % ((etp or tp) * ep * pp):
                 continue
@@ -195,6 +201,8 @@ def _cuts(
                 tensor_model_parallel_size=tp,
                 pipeline_model_parallel_size=pp,
                 virtual_pipeline_model_parallel_size=None,
+                num_layers_in_first_pipeline_stage=first,
+                num_layers_in_last_pipeline_stage=last,
                 context_parallel_size=cp,
                 expert_model_parallel_size=ep,
                 expert_tensor_parallel_size=None if etp == tp else etp,
@@ -204,7 +212,9 @@ def _cuts(
             yield replace(
                 config,
                 parallel=parallel,
-                memory=replace(config.memory, recompute_num_layers=layers),
+                memory=replace(
+                    config.memory, recompute_num_layers=divisions.groups(arch.num_layers, parallel, config.memory)
+                ),
                 optimizer=replace(config.optimizer, distributed=distributed),
             )
 
@@ -214,7 +224,7 @@ def _engines(arch: Architecture, config: Config) -> list[int]:
     assert config.cluster.gpu is not None
     card, item = devices.find(config.cluster.gpu).memory, 4 if config.model.dtype == "float32" else 2
     weights = time.sizes(arch).parameters * item
-    sizes = [n for n in _divisors(config.cluster.gpus_per_node) if arch.num_key_value_heads % n == 0]
+    sizes = [n for n in _divisors(config.cluster.gpus_per_node) if divisions.engine_divides_heads(arch, n)]
     return [n for n in sizes if weights / n < 0.6 * card][:2] or sizes[-1:]
 
 

@@ -72,15 +72,18 @@ def _engines(plan: PlanBuilder) -> None:
         plan.world = None
         return
     engines = max(1, gpus // tp) if engines is None else engines
+    over = tp // gpus if tp > gpus else 1  # nodes that an engine reaches over
     if plan.server:
         left = gpus - engines * tp
         plan.world = cluster.nodes * left if left > 0 else None
         plan.layout["gpus_set_apart_per_node"] = engines * tp
     plan.layout |= {
         "engines_per_node": engines,
-        "num_engines": engines * cluster.nodes,
+        "num_engines": engines * cluster.nodes // over,
         "rollout_tensor_parallel_size": tp,
     }
+    if over > 1:
+        plan.layout["nodes_per_engine"] = over
 
 
 def _grid(plan: PlanBuilder) -> None:
@@ -95,6 +98,9 @@ def _grid(plan: PlanBuilder) -> None:
         "expert_model_parallel_size": ep,
         "expert_tensor_parallel_size": etp,
     }
+    for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+        if (layers := getattr(sizes, name)) is not None:
+            plan.layout[name] = layers
     if (world := plan.world) is None:
         return
     plan.quantities["world_size"] = world

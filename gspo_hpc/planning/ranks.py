@@ -40,11 +40,17 @@ class Dimension:
 
 
 def engine_gpus(layout: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """Return the GPUs of each engine of a node. GPUs that are set apart for engines are the last."""
+    """Return the GPUs of a node for each engine that has some there. GPUs set apart for engines are the last."""
     gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
+    size //= layout.get("nodes_per_engine", 1)
     apart = layout.get("gpus_set_apart_per_node", 0)
     first, spacing = (gpus - apart, size) if apart else (0, gpus // engines)
     return [tuple(range(first + i * spacing, first + i * spacing + size)) for i in range(engines)]
+
+
+def first_engine(layout: Mapping[str, int], node: int) -> int:
+    """Return the number, over all nodes, of the first engine of a node."""
+    return node * layout["engines_per_node"] // layout.get("nodes_per_engine", 1)
 
 
 def check(layout: Mapping[str, int]) -> None:
@@ -52,7 +58,8 @@ def check(layout: Mapping[str, int]) -> None:
     if not {"data_parallel_size", "expert_data_parallel_size", "engines_per_node"} <= layout.keys():
         raise ValueError("ranks cannot be placed: a rule of the grid or of the engines is broken")
     gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
-    if engines * size > gpus:
+    over = layout.get("nodes_per_engine", 1)
+    if engines * size > gpus * over or layout["nodes"] % over:
         raise ValueError("ranks cannot be placed: engines do not fit on their node")
 
 
@@ -64,7 +71,7 @@ def ranks_per_node(layout: Mapping[str, int]) -> int:
 def seats(layout: Mapping[str, int]) -> list[Seat]:
     """Return every rank of a layout, in order. ValueError if its grids do not tile the ranks or engines do not fit."""
     check(layout)
-    each, engines = ranks_per_node(layout), layout["engines_per_node"]
+    each = ranks_per_node(layout)
     engine_of = {gpu: number for number, gpus in enumerate(engine_gpus(layout)) for gpu in gpus}
     grid = [(name, apart, size) for name, apart, size in strides(layout)]
 
@@ -72,7 +79,7 @@ def seats(layout: Mapping[str, int]) -> list[Seat]:
         node, gpu = divmod(rank, each)
         at = {name: rank // apart % size for name, apart, size in grid}
         engine = engine_of.get(gpu)
-        return Seat(rank, node, gpu, **at, engine=None if engine is None else node * engines + engine)
+        return Seat(rank, node, gpu, **at, engine=None if engine is None else first_engine(layout, node) + engine)
 
     return [place(rank) for rank in range(layout["nodes"] * each)]
 

@@ -22,6 +22,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
     cluster, memory, parallel = plan.config.cluster, plan.config.memory, plan.config.parallel
     gpus, tp, pp = cluster.gpus_per_node, parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     used = plan.layout.get("engines_per_node", gpus) * plan.config.rollout.tensor_parallel_size
+    used //= plan.layout.get("nodes_per_engine", 1)
     if not plan.server and used < gpus and cluster.platform == "cuda":
         yield f"{gpus - used} of {gpus} GPUs of every node are idle during generation"
     if tp > gpus:
@@ -61,6 +62,12 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
             "those of the whole distribution, in engines and trainer alike; the objective does not correct for the cut."
         )
     tp, vocabulary = plan.config.parallel.tensor_model_parallel_size, plan.model_file.size("vocab_size")
+    heads = plan.model_file.kv_heads
+    if heads is not None and tp > heads and tp % heads == 0:
+        yield (
+            f"The model has fewer key-value heads ({heads}) than tensor_model_parallel_size ({tp}): {tp // heads} "
+            "ranks compute with each, and in every layer all ranks gather queries, keys and values."
+        )
     if vocabulary is not None and vocabulary % tp:
         padded = -(-vocabulary // tp) * tp
         yield f"vocab_size ({vocabulary}) is padded to {padded} rows, a multiple of tensor_model_parallel_size ({tp})."

@@ -136,6 +136,8 @@ def _settings(config: Config) -> Any:
             "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
             "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,
             "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline_model_parallel_size,
+            "num_layers_in_first_pipeline_stage": parallel.num_layers_in_first_pipeline_stage,
+            "num_layers_in_last_pipeline_stage": parallel.num_layers_in_last_pipeline_stage,
             "expert_model_parallel_size": parallel.expert_model_parallel_size,
             "expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,
             "sequence_parallel": parallel.sequence_parallel,

@@ -17,6 +17,7 @@ ROPES = ["llama-linear", "llama-llama3", "qwen3-yarn"]
 TP2, PP2, CP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context"))
 SP = {"sequence_parallel": True}
 VPP2 = {"virtual_pipeline_model_parallel_size": 2}
+TP4 = {"tensor_model_parallel_size": 4}  # more than models have key-value heads
 DISTRIBUTED = {"optimizer": {"distributed": True}}
 LAYOUTS = {  # on two ranks
     "dp2": {},
@@ -26,6 +27,7 @@ LAYOUTS = {  # on two ranks
     "cp2": {"parallel": CP2},
     "dp2-distributed": DISTRIBUTED,
     "pp2-vpp2": {"parallel": PP2 | VPP2},
+    "pp2-uneven": {"parallel": PP2 | {"num_layers_in_last_pipeline_stage": 1}},
     "dp2-overlapped": {"parallel": {"overlap_grad_reduce": True}},
     "dp2-distributed-overlapped": {
         "parallel": {"overlap_grad_reduce": True, "overlap_param_gather": True},
@@ -41,6 +43,8 @@ PRODUCTS = {  # on four
     "pp2-cp2": {"parallel": PP2 | CP2},
     "tp2-sp-pp2-vpp2": {"parallel": TP2 | SP | PP2 | VPP2},
     "cp4": {"parallel": {"context_parallel_size": 4}},
+    "tp4": {"parallel": TP4},
+    "tp4-sp": {"parallel": TP4 | SP},
 }
 EP2 = {"expert_model_parallel_size": 2}
 EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what they share
@@ -52,7 +56,28 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what the
     "ep2-distributed": (2, {"parallel": EP2, **DISTRIBUTED}),
     "tp2-ep2-etp2": (4, {"parallel": TP2 | SP | EP2}),
     "pp2-ep2": (4, {"parallel": PP2 | EP2}),
+    "pp2-first3": (2, {"parallel": PP2 | {"num_layers_in_first_pipeline_stage": 3}}),
+    "tp4-ep2": (4, {"parallel": TP4 | SP | EP2 | {"expert_tensor_parallel_size": 2}}),
     "ep2-twice": (4, {"parallel": EP2}),
+}
+
+SHAPED: dict[str, tuple[str, int, dict[str, Any]]] = {  # of models whose heads or layers fit no other way
+    "single-tp2": ("qwen3-single", 2, LAYOUTS["tp2"]),
+    "single-tp2-sp": ("qwen3-single", 2, LAYOUTS["tp2-sp"]),
+    "single-tp4-sp": ("qwen3-single", 4, PRODUCTS["tp4-sp"]),
+    "three-pp2": ("llama-three", 2, {"parallel": PP2 | {"num_layers_in_first_pipeline_stage": 1}}),
+    "six-pp2-vpp2": ("llama-six", 2, {"parallel": PP2 | VPP2 | {"num_layers_in_first_pipeline_stage": 2}}),
+    "six-pp4": (
+        "llama-six",
+        4,
+        {
+            "parallel": {
+                "pipeline_model_parallel_size": 4,
+                "num_layers_in_first_pipeline_stage": 1,
+                "num_layers_in_last_pipeline_stage": 1,
+            }
+        },
+    ),
 }
 
 
@@ -69,6 +94,9 @@ MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between
     ("tp2-dp2-distributed", "llama-tied", 4, PRODUCTS["tp2-dp2-distributed"]),
     ("tp2-sp-pp2-vpp2", "qwen3-untied", 4, PRODUCTS["tp2-sp-pp2-vpp2"]),
     ("tp2-sp-cp2", "llama-tied", 4, PRODUCTS["tp2-sp-cp2"]),
+    ("tp4-sp", "qwen3-untied", 4, PRODUCTS["tp4-sp"]),
+    ("pp2-uneven", "llama-tied", 2, LAYOUTS["pp2-uneven"]),
+    ("six-pp2-vpp2", "llama-six", 2, SHAPED["six-pp2-vpp2"][2]),
     *((name, EXPERTS[-1], *EXPERT_LAYOUTS[name]) for name in ("ep2-distributed", "etp2", "tp2-ep2-etp2", "pp2-ep2")),
 ]
 
@@ -99,6 +127,8 @@ HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose memory is held aga
     "tp2-sp": (2, "qwen3-untied", LAYOUTS["tp2-sp"]),
     "pp2": (2, "llama-tied", LAYOUTS["pp2"]),
     "pp2-vpp2": (2, "qwen3-untied", LAYOUTS["pp2-vpp2"]),
+    "pp2-uneven": (2, "llama-tied", LAYOUTS["pp2-uneven"]),
+    "tp4-sp": (4, "qwen3-untied", PRODUCTS["tp4-sp"]),
     "dp2-distributed-bfloat16": (2, "llama-large", {"model_dtype": "bfloat16", **DISTRIBUTED}),
     "ep2-distributed": (2, EXPERTS[-1], EXPERT_LAYOUTS["ep2-distributed"][1]),
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
@@ -117,9 +147,12 @@ KEPT: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose activations are: r
     "tp2": (2, "llama-untied", LAYOUTS["tp2"]),
     "tp2-sp": (2, "qwen3-untied", LAYOUTS["tp2-sp"]),
     "pp2": (2, "llama-untied", LAYOUTS["pp2"]),
+    "pp2-uneven": (2, "llama-untied", LAYOUTS["pp2-uneven"]),
+    "tp4": (4, "llama-untied", PRODUCTS["tp4"]),
+    "tp4-sp": (4, "qwen3-untied", PRODUCTS["tp4-sp"]),
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
 }
-PROBED_BY_TWO = {"pp2": "qwen3-untied", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
+PROBED_BY_TWO = {"pp2": "qwen3-single", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
 
 
 def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
@@ -193,6 +226,11 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
             model = str(models[family])
             work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
             work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
+    for name, (model, world, sections) in SHAPED.items():
+        work, given = {2: two, 4: four}[world], {"model": str(models[model]), **sections}
+        one[f"steps-one-{model}"] = ("steps", {"model": str(models[model])})
+        work |= {f"steps-{name}": ("steps", given), f"exported-{name}": ("exported", given)}
+    four |= {f"exported-tp4-{f}": ("exported", {"model": str(models[f]), **PRODUCTS["tp4"]}) for f in DENSE}
     separate = {"batch": {"share_prompts": False}}
     worlds = {1: one, 2: two, 4: four}
     for name in ("one", *ROUTED):

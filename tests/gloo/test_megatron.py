@@ -28,6 +28,7 @@ from tests.gloo.layouts import (
     PRODUCTS,
     ROPES,
     SAVED,
+    SHAPED,
     Arrays,
 )
 from tests.gloo.reference import assert_equal_steps, assert_takes_what_is_planned, huggingface_logprobs
@@ -53,7 +54,7 @@ def test_unshared_prompts_give_the_same_logprobs(results: dict[str, Arrays], sha
 @pytest.mark.parametrize(
     ("layout", "family"),
     [
-        *itertools.product(("one", "tp2", "pp2", "pp2-vpp2"), DENSE),
+        *itertools.product(("one", "tp2", "tp4", "pp2", "pp2-vpp2"), DENSE),
         *itertools.product(("one", "ep2", "tp2-ep2-etp2"), EXPERTS),
     ]
     + [(name, family) for name in EXPERT_LAYOUTS if name not in ("ep2", "tp2-ep2-etp2") for family in EXPERTS[1:]],
@@ -61,8 +62,22 @@ def test_unshared_prompts_give_the_same_logprobs(results: dict[str, Arrays], sha
 def test_weights_stream_back_bit_for_bit(
     layout: str, family: str, models: dict[str, Path], results: dict[str, Arrays]
 ) -> None:
-    stored = load_file(models[family] / "model.safetensors")
-    streamed = results[f"exported-{layout}-{family}"]
+    assert_streams_back(models[family], results[f"exported-{layout}-{family}"])
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_copied_heads_and_uneven_stages_equal_one_rank(
+    name: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
+    """Of a model with one key-value head, and of layers that stages do not divide."""
+    model, _, _ = SHAPED[name]
+    assert_equal_steps(results[f"steps-one-{model}"], results[f"steps-{name}"])
+    assert_streams_back(models[model], results[f"exported-{name}"])
+
+
+def assert_streams_back(folder: Path, streamed: Arrays) -> None:
+    """Every tensor of the folder, and no other, bit for bit."""
+    stored = load_file(folder / "model.safetensors")
     assert streamed.keys() == stored.keys()
     for name, tensor in stored.items():
         assert np.array_equal(streamed[name], tensor.numpy()), name

@@ -154,8 +154,10 @@ def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
     for head, parts in (("ranks", grid), ("experts", experts)):
         cut = " x ".join(f"{short} {at.get(f'{long}_parallel_size', '?')}" for short, long in parts)
         yield head, f"{cut} = {q.get('world_size', '?')}"
+    ends = {end: at.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last")}
+    if uneven := ", ".join(f"{layers} in the {end} stage" for end, layers in ends.items() if layers is not None):
+        yield "layers", f"{uneven}; the others share the rest evenly"
     if "num_engines" in at:
-        yield (
-            "engines",
-            f"{at['num_engines']} ({at['engines_per_node']} per node), TP {at['rollout_tensor_parallel_size']} each",
-        )
+        over = at.get("nodes_per_engine", 1)
+        where = f"{at['engines_per_node']} per node" if over == 1 else f"each over {over} nodes"
+        yield "engines", f"{at['num_engines']} ({where}), TP {at['rollout_tensor_parallel_size']} each"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid
-from gspo_hpc.planning.ranks import dimensions, engine_gpus, ranges, ranks_per_node, strides
+from gspo_hpc.planning.ranks import dimensions, engine_gpus, first_engine, ranges, ranks_per_node, strides
 
 _MAX_ROWS = 32
 _HEADS = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "etp": "ETP", "ep": "EP", "expert_dp": "EDP"}
@@ -41,7 +41,9 @@ def page(layout: Mapping[str, int], every: bool = False) -> Iterator[RenderableT
         groups = world // item.size
         count = f"{groups:,} group{'s' * (groups > 1)}"
         counted.append((_HEADS[item.name], f"{count} of {item.size:,} ranks, {item.apart:,} apart, {where}"))
-    counted.append(("engines", f"on every node: GPUs {' | '.join(map(ranges, engine_gpus(layout)))}"))
+    over = layout.get("nodes_per_engine", 1)
+    where = "on every node" if over == 1 else f"each over {over} nodes"
+    counted.append(("engines", f"{where}: GPUs {' | '.join(map(ranges, engine_gpus(layout)))}"))
     yield grid(counted)
     yield ""
     names = ["node", "gpu", *(item.name for item in shown), "engine"]
@@ -66,15 +68,16 @@ def _rows_of(world: int, node: int, nodes: int) -> int:
 
 def _values(layout: Mapping[str, int], name: str, first: int, last: int) -> str:
     """Return what ranks `first` to `last`, one or those of whole nodes, have in a column: computed, not looked up."""
-    each, engines = ranks_per_node(layout), layout["engines_per_node"]
+    each = ranks_per_node(layout)
     if name == "node":
         return _span(first // each, last // each)
     if name == "engine":
         own = [number for number, gpus in enumerate(engine_gpus(layout)) if gpus[0] < each]
         if first == last:
             own = [number for number in own if first % each in engine_gpus(layout)[number]]
-            return str(first // each * engines + own[0]) if own else "-"
-        return _span(first // each * engines, last // each * engines + engines - 1) if own else "-"
+            return str(first_engine(layout, first // each) + own[0]) if own else "-"
+        last_engine = first_engine(layout, last // each) + layout["engines_per_node"] - 1
+        return _span(first_engine(layout, first // each), last_engine) if own else "-"
     apart, size = (1, each) if name == "gpu" else next(at[1:] for at in strides(layout) if at[0] == name)
     low, high = first // apart, last // apart
     return _span(0, size - 1) if high - low >= size - 1 else ranges(number % size for number in range(low, high + 1))

@@ -44,15 +44,15 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     own = 1 / tp if parallel.sequence_parallel else 1.0  # of the tokens between tensor-parallel regions
     hidden, queries = arch.hidden_size, arch.num_attention_heads * arch.head_dim / tp
-    keys = arch.num_key_value_heads * arch.head_dim / tp
-    mixed = queries + 2 * keys  # the product that queries, keys and values are views of, or copies
+    keys = max(arch.num_key_value_heads, tp) * arch.head_dim / tp
+    mixed = gathered_product(arch, tp) or queries + 2 * keys  # what queries, keys and values are views of, or copies
     again = config.memory.recompute_granularity == "selective" and "core_attn" in config.memory.recompute_modules
     seen = cp + 0.5 if cp > 1 else 1.0  # keys of a rank's two pieces, in its own tokens
     attention = 2 * queries + 2 * keys * seen + _ROPE * arch.head_dim
     if arch.qk_norm:
         attention += mixed + queries * (arch.num_key_value_heads > tp) + (queries + keys) * cpu
     elif cp == 1 and (again or not cpu):
-        attention += queries + keys  # the values are a view
+        attention += mixed - keys  # the values are a view
     if arch.mixers:
         attention = arch.mixers[number].kept / tp + _ROPE * arch.head_dim
     core = queries * cpu
@@ -74,6 +74,16 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
         routed * (hidden * etp + 5 * mixture.ffn_hidden_size),
         routed * mixture.ffn_hidden_size,  # and their product with the router's weight
     )
+
+
+def gathered_product(arch: Architecture, tp: int) -> float:
+    """Return the elements of a token that ranks gather where they are more than key-value heads; else 0.
+
+    Megatron-Core cuts the matrix of queries, keys and values into rows, and every rank takes its heads from the whole
+    product.
+    """
+    whole = (arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_dim
+    return float(whole) if tp > arch.num_key_value_heads else 0.0
 
 
 @dataclass(frozen=True)

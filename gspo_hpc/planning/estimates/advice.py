@@ -14,6 +14,7 @@ from gspo_hpc.config.derived import offload_trainer, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.estimates.devices import Device
@@ -168,7 +169,7 @@ def _sizes(config: Config, arch: Architecture) -> Iterator[tuple[Config, list[st
     size, engines = rollout.tensor_parallel_size, rollout.engines_per_node
     yield config, []
     for larger in range(size + 1, gpus + 1):
-        if gpus % larger or arch.num_attention_heads % larger or arch.num_key_value_heads % larger:
+        if gpus % larger or not divisions.engine_divides_heads(arch, larger):
             continue
         fewer = None if engines is None else engines * size // larger
         if engines is not None and engines * size % larger:

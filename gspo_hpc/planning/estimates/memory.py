@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES, NCCL_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import offloaded_parts, pass_sizes
+from gspo_hpc.config.derived import engine_gpus_per_node, offloaded_parts, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
@@ -207,14 +207,15 @@ def _working(arch: Architecture, config: Config) -> float:
     if mixture is not None:
         widest = max(widest, 4 * mixture.ffn_hidden_size * mixture.top_k * own)
     queries = 2 * arch.num_attention_heads * arch.head_dim / tp
-    return 2 * arch.hidden_size + max(widest, queries)
+    gathered = 2 * activations.gathered_product(arch, tp)  # as it arrives, and in the order of its rows
+    return 2 * arch.hidden_size + max(widest, queries, gathered)
 
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
     """Return the bytes that a worker of vLLM holds: it fills its share of the card with cache."""
     tp, wide = config.rollout.tensor_parallel_size, (config.rollout.dtype or config.model.dtype) == "float32"
     item = 4 if wide else 2
-    weights = parameters.parameters(arch) * item // tp
+    weights = parameters.of_engine(arch, tp) * item
     tokens = int(engine_setting(config, "max_num_batched_tokens"))
     inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
     working = int(tokens * (4 * arch.hidden_size + 3 * inner / tp) * item)
@@ -235,8 +236,8 @@ def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> d
     wide = (config.rollout.dtype or config.model.dtype) == "float32"
     own_masters = config.model.dtype == "float32"
     tp = config.rollout.tensor_parallel_size
-    engine = parameters.parameters(arch) * (4 if wide else 2) // tp
-    workers = tp * (config.rollout.engines_per_node or gpus // tp)
+    engine = parameters.of_engine(arch, tp) * (4 if wide else 2)
+    workers = engine_gpus_per_node(config)
     found = {"processes": 4 * GIB * gpus}
     if config.rollout.mode == "colocate":
         found["engine_weights_asleep"] = engine * workers * (sleep_level == 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning import divisions
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ def parameters(arch: Architecture) -> int:
     return everything.dense + everything.experts
 
 
+def of_engine(arch: Architecture, ranks: int) -> int:
+    """Return the parameters on each of the GPUs of an engine: key-value heads fewer than these are copied."""
+    copied = max(0, ranks - arch.num_key_value_heads) * 2 * arch.head_dim * (arch.hidden_size + arch.qkv_bias)
+    return (parameters(arch) + arch.num_layers * copied) // ranks
+
+
 def layers_of(arch: Architecture, config: Config, stage: int) -> list[int]:
     """Return the layers of a pipeline stage, counted from 0 over all stages."""
-    pp = config.parallel.pipeline_model_parallel_size
-    chunks = config.parallel.virtual_pipeline_model_parallel_size or 1
-    each = arch.num_layers // (pp * chunks)
-    return [(chunk * pp + stage) * each + layer for chunk in range(chunks) for layer in range(each)]
+    return divisions.layers_of_stage(arch.num_layers, config.parallel, stage)
 
 
 def of_rank(arch: Architecture, config: Config, stage: int) -> Count:

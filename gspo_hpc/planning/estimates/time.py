@@ -19,6 +19,7 @@ from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import flops
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning import divisions
 from gspo_hpc.planning.estimates import memory
 from gspo_hpc.planning.estimates import parameters as model_memory
 from gspo_hpc.planning.estimates.devices import Device
@@ -300,6 +301,8 @@ def _pass(
         "node": 4.0 * (tp - 1) / tp * model.hidden * 2.0 * own * model.layers / pp,
         "network": 0.0,
     }
+    if tp > model.cache_heads:  # queries, keys and values of all heads are gathered
+        bytes_["node"] += 2.0 * (tp - 1) / tp * (model.score_flops / 4 + model.cache_bytes / 2) * own / pp
     if cp > 1:
         gathered = model.cache_bytes / min(tp, model.cache_heads) / pp * (cp - 1) * own
         bytes_["network" if tp * cp > node else "node"] += gathered
@@ -311,7 +314,7 @@ def _pass(
         device.network_bytes_per_s * LINK
     )
     bubble = (pp - 1) / (chunks * batches)
-    return (computing + work_factor * talking) * (1.0 + bubble)
+    return (computing + work_factor * talking) * (1.0 + bubble) * divisions.largest_share(model.layers, parallel)
 
 
 def _model_ranks(config: Config) -> int:

@@ -17,6 +17,7 @@ from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys, replace
 from gspo_hpc.models import architecture, catalog
+from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.rules.ids import Topic
@@ -64,7 +65,7 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
     if topics.intersection(_OF_LENGTHS):
         found |= _lengths(config, plan)
     if Topic.OTHER in topics:
-        found |= _recomputed(config, plan)
+        found |= _recomputed(config, plan) | _stages(config, plan)
     return {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
 
 
@@ -304,10 +305,20 @@ def _recomputed(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
         found["memory.recompute_modules"] = {("core_attn",), tuple(dict.fromkeys(near))}
     if memory.recompute_num_layers > 1:
         arch = plan.models.find(config)
-        parts = config.parallel.pipeline_model_parallel_size
-        parts *= config.parallel.virtual_pipeline_model_parallel_size or 1
-        found["memory.recompute_num_layers"] = {1, max(1, arch.num_layers // parts) if arch else 1}
+        counts = (divisions.layers_per_stage(arch.num_layers, config.parallel) if arch else None) or [1]
+        parts = math.gcd(*counts) // (config.parallel.virtual_pipeline_model_parallel_size or 1)
+        found["memory.recompute_num_layers"] = {1, *divisors(max(1, parts))}
     return found
+
+
+def _stages(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
+    """Return layers of the first and the last pipeline stage that divide a model whose layers are not divided."""
+    layers, parallel = plan.model_file.size("num_hidden_layers"), config.parallel
+    keys_of = [f"parallel.num_layers_in_{end}_pipeline_stage" for end in ("first", "last")]
+    if not layers or divisions.layers_per_stage(layers, parallel) is not None:
+        return {}
+    both = divisions.end_candidates(layers, parallel)
+    return {key: values | {None} for key, values in zip(keys_of, both, strict=True)}
 
 
 def _is_set(config: Config, key: str) -> bool:

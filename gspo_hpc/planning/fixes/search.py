@@ -65,6 +65,8 @@ _WEIGHTS: dict[str, float] = {
     "parallel.tensor_model_parallel_size": 2.0,
     "parallel.pipeline_model_parallel_size": 2.1,
     "parallel.virtual_pipeline_model_parallel_size": 1.5,
+    "parallel.num_layers_in_first_pipeline_stage": 1.3,
+    "parallel.num_layers_in_last_pipeline_stage": 1.3,
     "rollout.engine.gpu_memory_utilization": 0.8,
     "rollout.engine.max_num_batched_tokens": 0.8,
     "rollout.engine.max_num_seqs": 0.8,

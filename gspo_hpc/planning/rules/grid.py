@@ -66,27 +66,49 @@ def _server_gpus(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
-@rule(GridRule.ENGINES_FIT_NODE, "the engines of a node fit on it and share its GPUs evenly", Topic.ENGINES)
+@rule(
+    GridRule.ENGINES_FIT_NODE,
+    "the engines of a node fit on it and share its GPUs evenly; engines over nodes share the nodes evenly",
+    Topic.ENGINES,
+)
 def _engines(plan: PlanBuilder) -> Iterator[str]:
     if plan.server:
         return
     gpus, tp = plan.config.cluster.gpus_per_node, plan.config.rollout.tensor_parallel_size
     engines = plan.layout["engines_per_node"]
-    if gpus % engines or engines * tp > gpus:
+    if tp > gpus:
+        yield from _over_nodes(plan)
+    elif gpus % engines or engines * tp > gpus:
         yield (
             f"gpus_per_node ({gpus}) must be divisible by engines_per_node ({engines}), and hold engines_per_node x "
             f"rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs"
         )
 
 
-@rule(GridRule.ROLLOUT_TENSOR_PARALLEL_DIVIDES_NODE, "`gpus_per_node` is divisible by `rollout.tensor_parallel_size`")
+def _over_nodes(plan: PlanBuilder) -> Iterator[str]:
+    """Yield what is wrong with engines of more GPUs than a node has."""
+    nodes, gpus = plan.config.cluster.nodes, plan.config.cluster.gpus_per_node
+    tp, engines = plan.config.rollout.tensor_parallel_size, plan.config.rollout.engines_per_node
+    if engines is not None:
+        yield (
+            f"rollout.engines_per_node ({engines}) must be left out: an engine of rollout.tensor_parallel_size ({tp}) "
+            f"GPUs has several nodes of gpus_per_node ({gpus})"
+        )
+    if tp % gpus == 0 and nodes % (tp // gpus):
+        yield (
+            f"cluster.nodes ({nodes}) must be divisible by rollout.tensor_parallel_size ({tp}) / gpus_per_node "
+            f"({gpus}) = {tp // gpus}: the nodes of an engine"
+        )
+
+
+@rule(
+    GridRule.ROLLOUT_TENSOR_PARALLEL_DIVIDES_NODE,
+    "`gpus_per_node` is a multiple of `rollout.tensor_parallel_size`, or a divisor: an engine then has whole nodes",
+)
 def _rollout_tensor_parallel(plan: PlanBuilder) -> Iterator[str]:
     gpus, tp = plan.config.cluster.gpus_per_node, plan.config.rollout.tensor_parallel_size
-    if gpus % tp:
-        yield (
-            f"gpus_per_node ({gpus}) must be divisible by rollout.tensor_parallel_size ({tp}): an engine stays on one "
-            "node"
-        )
+    if gpus % tp and tp % gpus:
+        yield f"gpus_per_node ({gpus}) must be a multiple or a divisor of rollout.tensor_parallel_size ({tp})"
 
 
 @rule(GridRule.SEQUENCE_PARALLEL_NEEDS_TENSOR_PARALLEL, "`sequence_parallel` needs TP above 1")

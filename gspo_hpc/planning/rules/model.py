@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
+from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
@@ -25,12 +26,13 @@ class ModelRule(RuleId):
     MODEL_CONFIG_READABLE = auto()
     TENSOR_PARALLEL_HEADS = auto()
     TENSOR_PARALLEL_KV_HEADS = auto()
+    TENSOR_PARALLEL_QKV_ROWS = auto()
     TENSOR_PARALLEL_INTERMEDIATE_SIZE = auto()
-    PIPELINE_PARALLEL_LAYERS = auto()
     EXPERT_TENSOR_PARALLEL_INTERMEDIATE_SIZE = auto()
     EXPERT_PARALLEL_EXPERTS = auto()
     ROLLOUT_TENSOR_PARALLEL_HEADS = auto()
     ROLLOUT_TENSOR_PARALLEL_KV_HEADS = auto()
+    ROLLOUT_TENSOR_PARALLEL_INNER_SIZE = auto()
     EXPERTS_NEED_SEQUENCE_PARALLEL = auto()
     LONGEST_SEQUENCE_FITS_POSITIONS = auto()
 
@@ -86,12 +88,13 @@ def _recompute_fp8(plan: PlanBuilder) -> Iterator[str]:
 def _recompute_layers(plan: PlanBuilder) -> Iterator[str]:
     arch, wanted, parallel = plan.architecture, plan.config.memory.recompute_num_layers, plan.config.parallel
     pp, chunks = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size or 1
-    if arch is None or arch.num_layers % (pp * chunks):
+    counts = None if arch is None else divisions.layers_per_stage(arch.num_layers, parallel)
+    if arch is None or counts is None:
         return
-    each = arch.num_layers // (pp * chunks)
-    if wanted > each:
+    if wanted > (each := max(counts) // chunks):
         text = f"memory.recompute_num_layers ({wanted}) must be at most {each}: layers of the model ({arch.num_layers})"
-        text += f" / pipeline_model_parallel_size ({pp})"
+        uneven = ", those of the fullest stage" if len(set(counts)) > 1 else ""
+        text += f" / pipeline_model_parallel_size ({pp}){uneven}"
         yield text + (f" / virtual_pipeline_model_parallel_size ({chunks})" if chunks > 1 else "")
 
 
@@ -113,24 +116,38 @@ def _heads(plan: PlanBuilder) -> Iterator[str]:
     yield from _divides("num_attention_heads", heads, "tensor_model_parallel_size", tp)
 
 
-@rule(ModelRule.TENSOR_PARALLEL_KV_HEADS, "key-value heads are divisible by TP")
+@rule(ModelRule.TENSOR_PARALLEL_KV_HEADS, "key-value heads are a multiple or a divisor of TP")
 def _kv_heads(plan: PlanBuilder) -> Iterator[str]:
     tp = plan.config.parallel.tensor_model_parallel_size
-    yield from _divides("num_key_value_heads", plan.model_file.kv_heads, "tensor_model_parallel_size", tp)
+    yield from _shared(plan.model_file.kv_heads, "tensor_model_parallel_size", tp)
+
+
+def _shared(heads: int | None, cut: str, ranks: int) -> Iterator[str]:
+    """Yield a message if neither ranks have equally many key-value heads, nor these equally many ranks."""
+    if heads is not None and not divisions.kv_heads_fit(heads, ranks):
+        yield f"num_key_value_heads ({heads}) of the model must be a multiple or a divisor of {cut} ({ranks})"
+
+
+@rule(
+    ModelRule.TENSOR_PARALLEL_QKV_ROWS,
+    "rows of queries, keys and values, (attention heads + 2 x key-value heads) x head size, are divisible by TP",
+)
+def _qkv_rows(plan: PlanBuilder) -> Iterator[str]:
+    tp, arch = plan.config.parallel.tensor_model_parallel_size, plan.architecture
+    if arch is None or arch.num_attention_heads % tp or not divisions.kv_heads_fit(arch.num_key_value_heads, tp):
+        return
+    if not divisions.trainer_divides_heads(arch, tp):
+        heads, groups, size = arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim
+        yield (
+            f"(num_attention_heads ({heads}) + 2 x num_key_value_heads ({groups})) x head_dim ({size}) of the model = "
+            f"{(heads + 2 * groups) * size} rows must be divisible by tensor_model_parallel_size ({tp})"
+        )
 
 
 @rule(ModelRule.TENSOR_PARALLEL_INTERMEDIATE_SIZE, "the MLP's inner size is divisible by TP")
 def _intermediate_size(plan: PlanBuilder) -> Iterator[str]:
     tp, inner = plan.config.parallel.tensor_model_parallel_size, plan.model_file.size("intermediate_size")
     yield from _divides("intermediate_size", inner, "tensor_model_parallel_size", tp)
-
-
-@rule(ModelRule.PIPELINE_PARALLEL_LAYERS, "layers are divisible by PP x virtual PP")
-def _layers(plan: PlanBuilder) -> Iterator[str]:
-    parallel = plan.config.parallel
-    stages = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
-    cut = "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size"
-    yield from _divides("num_hidden_layers", plan.model_file.size("num_hidden_layers"), cut, stages)
 
 
 @rule(ModelRule.EXPERT_TENSOR_PARALLEL_INTERMEDIATE_SIZE, "an expert's inner size is divisible by ETP")
@@ -156,10 +173,29 @@ def _rollout_heads(plan: PlanBuilder) -> Iterator[str]:
     yield from _divides("num_attention_heads", heads, "rollout.tensor_parallel_size", tp)
 
 
-@rule(ModelRule.ROLLOUT_TENSOR_PARALLEL_KV_HEADS, "key-value heads are divisible by `rollout.tensor_parallel_size`")
+@rule(
+    ModelRule.ROLLOUT_TENSOR_PARALLEL_KV_HEADS,
+    "key-value heads are a multiple or a divisor of `rollout.tensor_parallel_size`",
+)
 def _rollout_kv_heads(plan: PlanBuilder) -> Iterator[str]:
     tp = plan.config.rollout.tensor_parallel_size
-    yield from _divides("num_key_value_heads", plan.model_file.kv_heads, "rollout.tensor_parallel_size", tp)
+    yield from _shared(plan.model_file.kv_heads, "rollout.tensor_parallel_size", tp)
+
+
+@rule(
+    ModelRule.ROLLOUT_TENSOR_PARALLEL_INNER_SIZE,
+    "the inner sizes of MLPs and experts are divisible by `rollout.tensor_parallel_size`",
+)
+def _rollout_intermediate_size(plan: PlanBuilder) -> Iterator[str]:
+    tp, experts = plan.config.rollout.tensor_parallel_size, plan.model_file.experts
+    whole = experts and plan.config.rollout.engine.get("enable_expert_parallel")  # each expert on one GPU
+    for name in (
+        "intermediate_size",
+        "shared_expert_intermediate_size",
+        *(() if whole else ("moe_intermediate_size",)),
+    ):
+        size = plan.model_file.size(name) if experts or name == "intermediate_size" else None
+        yield from _divides(name, size, "rollout.tensor_parallel_size", tp)
 
 
 @rule(ModelRule.EXPERTS_NEED_SEQUENCE_PARALLEL, "a model with experts needs `sequence_parallel` if TP is above 1")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from gspo_hpc.config.derived import engine_over_nodes
 from gspo_hpc.planning.builder import NotRun, PlanBuilder
 
 Reasons = Callable[[PlanBuilder], Iterator[str]]
@@ -38,6 +39,16 @@ def found(plan: PlanBuilder) -> Iterator[NotRun]:
 def _server(plan: PlanBuilder) -> Iterator[str]:
     if plan.server:
         yield "rollout.mode server is planned, but this version does not run it: give rollout.mode=colocate"
+
+
+@planned_only("engine_over_nodes")
+def _engine_over_nodes(plan: PlanBuilder) -> Iterator[str]:
+    size, gpus = plan.config.rollout.tensor_parallel_size, plan.config.cluster.gpus_per_node
+    if engine_over_nodes(plan.config):
+        yield (
+            f"rollout.tensor_parallel_size ({size}) above gpus_per_node ({gpus}) is planned, but this version runs no "
+            f"engine over nodes: give rollout.tensor_parallel_size={gpus}"
+        )
 
 
 @planned_only("model_family")

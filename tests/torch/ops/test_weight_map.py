@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -14,9 +15,10 @@ from gspo_hpc.ops.weight_map import row_pieces, shard_shape, stage_table, to_hf,
 
 @st.composite
 def architectures(draw: st.DrawFn, ranks: int) -> Architecture:
-    """Heads and widths that `ranks` ranks can share; a vocabulary that they cannot."""
+    """Heads and widths that `ranks` ranks can share, also fewer key-value heads; a vocabulary that they cannot."""
     family = draw(st.sampled_from(SUPPORTED))
-    groups = ranks * draw(st.integers(1, 2))
+    groups = draw(st.sampled_from([n for n in range(1, 2 * ranks + 1) if ranks % n == 0 or n % ranks == 0]))
+    split = ranks // math.gcd(groups, ranks)  # ranks that share a group
     experts = None
     if "Moe" in family or "Mixtral" in family:
         shared = ranks * draw(st.integers(1, 3)) if family == "Qwen2MoeForCausalLM" else 0
@@ -27,9 +29,9 @@ def architectures(draw: st.DrawFn, ranks: int) -> Architecture:
         num_layers=3,
         hidden_size=draw(st.integers(1, 4)) * 2,
         ffn_hidden_size=ranks * draw(st.integers(1, 3)),
-        num_attention_heads=groups * draw(st.integers(1, 3)),
+        num_attention_heads=groups * split * draw(st.integers(1, 3)),
         num_key_value_heads=groups,
-        head_dim=draw(st.integers(1, 3)) * 2,
+        head_dim=draw(st.integers(1, 3)) * 2 * split,
         vocab_size=draw(st.integers(5, 17)),
         max_position_embeddings=8,
         norm_eps=1e-6,

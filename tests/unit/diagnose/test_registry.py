@@ -60,6 +60,14 @@ def test_a_run_resumes_with_its_settings_only_if_it_may_change_all_of_them(fresh
     assert {one.name: one.resumable for one in registry.find(evidence())} == {"both": False, "one": True}
 
 
+def test_a_setting_with_which_no_run_starts_is_not_offered(fresh: None) -> None:
+    """An engine over both nodes can be planned only."""
+    finding = Finding(("evidence",), "cause", ("rollout.tensor_parallel_size=16", "rollout.tensor_parallel_size=8"))
+    symptom("wide", severity="note", shows="x", change="y")(lambda run: finding)
+    (found,) = registry.find(evidence(cluster={"nodes": 2}))
+    assert found.settings == ("rollout.tensor_parallel_size=8",)
+
+
 def test_a_name_is_registered_once(fresh: None) -> None:
     symptom("restarts", severity="note", shows="x", change="y")(lambda run: None)
     with pytest.raises(AssertionError, match="registered twice: restarts"):

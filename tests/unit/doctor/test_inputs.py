@@ -194,6 +194,8 @@ def test_a_plan_that_is_refused(model: Path, rows: Path) -> None:
     assert broken.state == "fail" and "4 broken (rollout_groups_whole, " in broken.finding and "=" in broken.fix
     server = look(given_config(model, rows, "rollout.mode=server"))["plan"]
     assert server.state == "fail"
+    wide = look(given_config(model, rows, "cluster.nodes=2", "rollout.tensor_parallel_size=2"))["plan"]
+    assert (wide.state, wide.fix) == ("fail", "rollout.tensor_parallel_size=1") and "not run yet" in wide.finding
     missing = inputs.findings(loader.load(None, ["cluster.platform=cpu"]))
     (needs,) = [one for one in missing if one.check == "config"]
     assert needs.state == "fail" and "run.max_steps" in needs.finding and "reward.functions" in needs.finding

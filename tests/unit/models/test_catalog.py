@@ -193,7 +193,6 @@ def test_a_plan_of_a_model_that_is_not_there_uses_the_shipped_config(
     plan = make_plan(config)
     assert [item.message for item in plan.broken] == [
         "num_attention_heads (28) of the model must be divisible by rollout.tensor_parallel_size (8)",
-        "num_key_value_heads (4) of the model must be divisible by rollout.tensor_parallel_size (8)",
     ]
     (note,) = [text for text in plan.notes if "does not exist" in text]
     assert "uses the config of Qwen2.5-7B" in note and "A run needs the folder itself" in note

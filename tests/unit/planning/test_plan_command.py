@@ -182,12 +182,14 @@ def test_every_key_of_the_json_is_in_the_documentation(
     rows.write_text('{"prompt": "a"}\n' * 200)
     partial = tmp_path / "partial.yaml"
     partial.write_text(PARTIAL)
+    uneven = [f"parallel.num_layers_in_{end}_pipeline_stage=1" for end in ("first", "last")]
     server = ["rollout.mode=server", "rollout.engines_per_node=1", "parallel.tensor_model_parallel_size=1"]
     plans = []
     for words in (
         [preset, "--sbatch", "--ranks", f"data.train={rows}"],
         [str(partial), "--ranks", "batch.global_batch_size=16", f"data.train={rows}", "run.max_steps=3"],
         [str(partial), *server],
+        [str(partial), *uneven, "cluster.nodes=2", "rollout.tensor_parallel_size=16"],
     ):
         main(["plan", *words, "--json"])
         plans.append(json.loads(capsys.readouterr().out))

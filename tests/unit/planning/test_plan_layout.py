@@ -76,7 +76,7 @@ def test_gpus_set_apart_for_generation() -> None:
         (8, 3, None, {"rollout_tensor_parallel_divides_node"}, 2),
         (8, 1, 3, {"engines_fit_node"}, 3),
         (8, 4, 4, {"engines_fit_node"}, 4),
-        (4, 8, None, {"rollout_tensor_parallel_divides_node", "engines_fit_node"}, 1),
+        (8, 12, None, {"rollout_tensor_parallel_divides_node"}, 1),
     ],
 )
 def test_engines_fit_their_node(gpus: int, tp: int, engines: int | None, broken: set[str], per_node: int) -> None:
@@ -165,10 +165,10 @@ def with_model(
 def test_heads_layers_and_experts_divide(tmp_path: Path) -> None:
     assert with_model(tmp_path, {}) == set()
     assert with_model(tmp_path, {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 3}) == set()
-    assert with_model(tmp_path, {"tensor_model_parallel_size": 8}) == {"tensor_parallel_kv_heads"}  # 4 of them
-    assert (
-        with_model(tmp_path, {"tensor_model_parallel_size": 8}, num_key_value_heads=None) == set()
-    )  # as many as heads
+    for groups in (1, 2, 4, None):  # two or more ranks compute with each; None: as many as heads
+        assert with_model(tmp_path, {"tensor_model_parallel_size": 8}, num_key_value_heads=groups) == set()
+    six = {"num_attention_heads": 24, "intermediate_size": 96}
+    assert with_model(tmp_path, {"tensor_model_parallel_size": 6}, **six) == {"tensor_parallel_kv_heads"}  # 4 of them
     assert with_model(tmp_path, {"tensor_model_parallel_size": 4}, intermediate_size=66) == {
         "tensor_parallel_intermediate_size"
     }
@@ -267,7 +267,12 @@ def test_a_virtual_pipeline_needs_stages_and_layers(tmp_path: Path) -> None:
     assert with_model(tmp_path, pp | {"virtual_pipeline_model_parallel_size": 2}) == set()
     assert with_model(tmp_path, pp | {"virtual_pipeline_model_parallel_size": 4}) == {"pipeline_parallel_layers"}
     assert with_model(tmp_path, {}, {"tensor_parallel_size": 4}) == set()
-    assert with_model(tmp_path, {}, {"tensor_parallel_size": 8}) == {"rollout_tensor_parallel_kv_heads"}
+    assert with_model(tmp_path, {}, {"tensor_parallel_size": 8}) == set()
+    six = {"num_attention_heads": 24, "intermediate_size": 96}
+    assert with_model(tmp_path, {}, {"tensor_parallel_size": 6}, **six) == {"rollout_tensor_parallel_kv_heads"}
+    inner = {"rollout_tensor_parallel_inner_size"}
+    assert with_model(tmp_path, {}, {"tensor_parallel_size": 8}, intermediate_size=68) == inner
+    assert with_model(tmp_path, {}, {"tensor_parallel_size": 8}, num_experts=8, moe_intermediate_size=68) == inner
     nested = {"text_config": MODEL | {"num_hidden_layers": 5}}
     assert with_model(tmp_path, {"pipeline_model_parallel_size": 3}, **nested) == {"pipeline_parallel_layers"}
 

@@ -57,11 +57,21 @@ def test_which_gpus_of_a_node_form_which_engine(
     assert [(seat.node, seat.gpu) for seat in ranks] == [(node, gpu) for node in range(3) for gpu in range(training)]
 
 
+@pytest.mark.parametrize(("size", "engines"), [(8, 4), (16, 2), (32, 1)])
+def test_engines_over_nodes_have_all_of_their_gpus(size: int, engines: int) -> None:
+    found = layout(4, 8, {"tensor_parallel_size": size})
+    assert found["num_engines"] == engines and engine_gpus(found) == [tuple(range(8))]
+    for seat in seats(found):
+        assert seat.engine == seat.node * 8 // size
+
+
 def test_what_cannot_be_placed_is_refused() -> None:
     for broken in (
         layout(1, 6, tensor_model=4),
         layout(1, 6, expert_model=4),
-        layout(1, 4, {"tensor_parallel_size": 8}),
+        layout(1, 4, {"tensor_parallel_size": 8}),  # over more nodes than there are
+        layout(3, 4, {"tensor_parallel_size": 8}),
+        layout(3, 4, {"tensor_parallel_size": 6}),
         layout(1, 4, {"engines_per_node": 3, "tensor_parallel_size": 2}),
         layout(1, 4, {"mode": "server"}),
     ):
