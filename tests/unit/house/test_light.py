@@ -70,10 +70,10 @@ def named(modules: set[str], names: Sequence[str]) -> list[str]:
     [
         ("--help", (*HEAVY, *OURS, *CONFIG, "rich"), 12, 25),
         ("plan smollm2_cpu", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 70, 250),
-        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 75, 250),
+        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 80, 250),
         ("plan smollm2_cpu --json", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS, "rich"), 65, 200),
         ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 35, 180),
-        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OURS), 75, 250),
+        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OURS), 85, 250),
     ],
 )
 def test_a_command_imports_only_what_it_needs(
