@@ -181,12 +181,12 @@ def _layout(search: Search, one: Candidate, later: Sequence[Candidate]) -> Layou
         told["tokens_per_s_per_gpu"],
         headroom,
         savings.risk(headroom),
-        tuple(_reasons(config, one, later)),
+        tuple(_reasons(search, one, later)),
         tuple(batches.advise(search, one)),
     )
 
 
-def _reasons(config: Config, one: Candidate, later: Sequence[Candidate]) -> Iterator[str]:
+def _reasons(search: Search, one: Candidate, later: Sequence[Candidate]) -> Iterator[str]:
     times, chosen, memory = one.times, one.config, one.memory
     if text := _before_faster(one, later):
         yield text
@@ -195,8 +195,8 @@ def _reasons(config: Config, one: Candidate, later: Sequence[Candidate]) -> Iter
     left = f"{in_gib(max(0, memory.card - memory.busiest.total), 0)} GiB are left for peaks"
     yield f"{shown(memory.busiest.name)} takes {in_gib(memory.busiest.total, 0)} GiB of a GPU; {left}"
     if memory.headroom < HEADROOM:
-        yield from _watch(chosen, memory)
-    yield from _saved(config, chosen)
+        yield from _watch(search, one)
+    yield from _saved(search.config, chosen)
     replicas = chosen.world_size // (
         chosen.parallel.tensor_model_parallel_size
         * chosen.parallel.pipeline_model_parallel_size
@@ -218,23 +218,13 @@ def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:
     return f"{text} it cuts the model less, or within a node; estimates cannot tell such times apart"
 
 
-def _watch(chosen: Config, memory: Estimate) -> Iterator[str]:
+def _watch(search: Search, one: Candidate) -> Iterator[str]:
     """Yield what to watch where little is left, and what to lower if a run does run out of memory."""
-    batch, rollout = chosen.batch, chosen.rollout
-    longest = rollout.max_prompt_length + rollout.max_response_length
-    if batch.micro_batch_tokens and batch.micro_batch_tokens > longest:
-        lower = f"batch.micro_batch_tokens={longest}"
-    elif chosen.memory.recompute_granularity != "full":
-        lower = "memory.recompute_granularity=full"
-    elif not chosen.memory.offload_optimizer:
-        lower = "memory.offload_optimizer=true"
-    else:
-        lower = "a smaller rollout.max_response_length, or more GPUs"
-    busiest = f"{memory.busiest.total / memory.card:.0%} of the GPU in {shown(memory.busiest.name)}"
-    yield (
-        f"{savings.risk(memory.headroom)}: {busiest}, estimated; watch runtime_memory_gib of the first steps, and if "
-        f"memory runs out, try {lower}"
-    )
+    busiest = f"{one.memory.busiest.total / one.memory.card:.0%} of the GPU in {shown(one.memory.busiest.name)}"
+    more = savings.roomier(search.arch, search.device, one.config, one.memory)
+    lower = "only more GPUs or a smaller model leave more" if more is None else f"{more[0]} leaves {more[1]:.0%}"
+    watch = f"watch runtime_memory_gib of the first steps, and if memory runs out: {lower}"
+    yield f"{savings.risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
 
 
 def _saved(config: Config, chosen: Config) -> Iterator[str]:

@@ -6,6 +6,7 @@ Which sizes are allowed is not decided here: the rules of the plan do that, cut 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,7 +67,7 @@ def _engines(arch: Architecture, config: Config, models: Models) -> list[int]:
 
     if found := list(itertools.islice(roomy(_ROOMY), 2)):
         return found
-    return list(itertools.islice(roomy(_FULL), 1)) or [size for size in _divisors(gpus) if size == gpus]
+    return list(itertools.islice(roomy(_FULL), 1)) or list(roomy(math.inf))[-1:]  # too small: memory will say so
 
 
 def _allowed(config: Config, models: Models) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.config.schema import Batch, Config, replace
+from gspo_hpc.config.section import written
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning.estimates import memory
 from gspo_hpc.planning.estimates.devices import Device
@@ -28,6 +30,7 @@ KEYS = (  # that are chosen only where a layout needs it
     UTILIZATION,
 )
 TIGHT = 0.12  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
+_MORE = 0.01  # of the card, that is worth a change
 _MOST = 0.95  # of the card, that an engine is given: some is needed by what it does not count
 
 
@@ -57,6 +60,29 @@ def fitting(
         last = replace(config, optimizer=replace(config.optimizer, grad_reduce_in_fp32=False))
         if (one := _tried(arch, device, last, keep)) is not None:
             yield one
+
+
+def roomier(arch: Architecture, device: Device, config: Config, found: Estimate) -> tuple[str, float] | None:
+    """Return the first setting that leaves more of a GPU, tried one by one, with what it leaves; None if none does."""
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    ways: list[tuple[str, Any]] = [
+        ("memory.recompute_granularity", "full"),
+        ("memory.offload_optimizer", True),
+        ("optimizer.grad_reduce_in_fp32", False),
+        ("rollout.max_response_length", config.rollout.max_response_length // 2),
+    ]
+    if (config.batch.micro_batch_tokens or 0) > longest:
+        ways.insert(0, ("batch.micro_batch_tokens", longest))
+    for key, value in ways:
+        changed = with_value(config, key, value)
+        if key == "rollout.max_response_length" and config.batch.micro_batch_tokens:
+            fewer = longest - config.rollout.max_response_length + value
+            changed = replace(changed, batch=replace(changed.batch, micro_batch_tokens=fewer))
+            key = f"batch.micro_batch_tokens={fewer} {key}"
+        headroom = memory.estimate(arch, changed, device).headroom
+        if headroom > found.headroom + _MORE:
+            return f"{key}={written(value)}", headroom
+    return None
 
 
 def lightest(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> Estimate:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -230,3 +231,27 @@ def test_batch_sizes_are_advised_with_reasons_and_can_be_had() -> None:
     assert layouts.find(load(CONFIGS / "qwen2.5_7b_tp2.yaml", ["batch.steps_per_generation=16"]), limit=1)[0].batches[
         1
     ].value == 4  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[2], CLUSTERS[5], CLUSTERS[6], CLUSTERS[9]])
+def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gpu: str) -> None:
+    """Tried with the plan: an optimizer step that is too full is not made smaller by fewer tokens."""
+    config, said = made(model, nodes, gpus, gpu), 0
+    for layout in layouts.find(config, limit=10):
+        for text in (text for text in layout.reasons if "if memory runs out" in text):
+            if "only more GPUs" in text:
+                continue
+            *words, _, left = text.split("if memory runs out: ")[1].split()
+            chosen = with_all(config, layout.settings)
+            for key, value in (word.split("=") for word in words):
+                chosen = with_value(chosen, key, yaml.safe_load(value))
+            plan = make_plan(chosen)
+            assert plan.memory is not None and f"{plan.memory.headroom:.0%}" == left, (text, plan.memory.headroom)
+            assert plan.memory.headroom > layout.headroom + 0.01
+            said += 1
+    assert said
+
+
+def test_what_is_short_is_memory_where_no_engine_holds_the_weights() -> None:
+    config = made("Qwen3-235B-A22B", 4, 4, "A100-40GB")
+    assert "GiB of a GPU in" in remedies.lacking(layouts.Search(config))
