@@ -43,9 +43,18 @@ MEASURED = {
         "Qwen3-235B to 8 H800 in 6.2 s: 0.38 of NVLink; DeepSeek-V3.1 in 8 bits to 256 H20 in 11.3 s: more than one "
         "card of the network gives ([checkpoint-engine](https://github.com/MoonshotAI/checkpoint-engine))"
     ),
-    "EXPERT_LAUNCH": "nobody; a figure of experience",
+    "EXPERT_LAUNCH": "nobody: a figure of experience",
+    "EAGER_SECONDS": "nobody: a figure of experience, and no row is in eager mode",
 }
-CALIBRATED = ("EFFICIENCY", "EXPERTS_EFFICIENCY", "EXPERTS_SECONDS", "SWITCH_SECONDS")
+CALIBRATED = (
+    "EFFICIENCY",
+    "EXPERTS_EFFICIENCY",
+    "STEP_SECONDS",
+    "LAYER_SECONDS",
+    "EXPERTS_SECONDS",
+    "SPREAD",
+    "SWITCH_SECONDS",
+)
 HEADS = "| run | used as | published s | estimated s | error |\n|---|---|---|---|---|"
 
 GROWTH = (  # model, GPU, layout; a rollout of 65,536 completions in four updates
@@ -240,8 +249,9 @@ Of the {len(RUNS)} rows, four of five have published seconds between {low:.2f} a
 
 The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of mixtures and the time that experts cost an engine; that
 of Llama-3.1-8B on 16 GPUs what it takes when GPUs change between generation and training; that on 8 GB200, that the CPU
-of GB200 launches kernels half as fast. The efficiency of dense layers was determined by verl's run on 32 GPUs, in an
-earlier version of this page; no row of this one changed it.
+of GB200 launches kernels half as fast. The efficiency of dense layers, the seconds of an engine's step and layer, and
+how far lengths spread are those of an earlier version of this page, which determined them with that run of
+Qwen3-30B-A3B and with verl's colocated run of Qwen2.5-Math-7B on 32 GPUs; no other row has changed them.
 
 The constants below are not calibrated: they are round numbers near what others measured. The table shows how each of
 them affects the predictions: the least and the greatest error with half of its value, and with one and a half times

@@ -147,7 +147,7 @@ def _nemo(
     return Run(key.replace(".", "_"), title, NEMO.format(version), seconds, config, length - 120.0, calibration, True)
 
 
-def _verl(gpus: int, seconds: float, phases: tuple[float, ...], apart: int = 0) -> Run:
+def _verl(gpus: int, seconds: float, phases: tuple[float, ...], apart: int = 0, calibration: bool = False) -> Run:
     """Qwen2.5-Math-7B on H20: 512 prompts of 16 completions, mini-batches of 32 prompts, responses up to 28k tokens.
 
     Its trainer is FSDP2 with sequences divided over 4 ranks; engines have 4 GPUs (its recipes).
@@ -171,7 +171,7 @@ def _verl(gpus: int, seconds: float, phases: tuple[float, ...], apart: int = 0) 
     split = f", {gpus - apart * 8} + {apart * 8}" if apart else ""
     key = f"verl_qwen2_5_math_7b_{gpus}_h20{'_async' * bool(apart)}"
     title = f"Qwen2.5-Math-7B, {gpus} H20{split}"
-    return Run(key, title, VERL, seconds, config, None, False, 0.0 if apart else None, told)
+    return Run(key, title, VERL, seconds, config, None, calibration, 0.0 if apart else None, told)
 
 
 def _verl_experts(gpus: int, seconds: float, phases: dict[str, float], apart: int = 0) -> Run:
@@ -196,7 +196,7 @@ def _verl_experts(gpus: int, seconds: float, phases: dict[str, float], apart: in
 RUNS = (
     _nemo("0.5.0", "Llama-3.1-8B", 16, 92.8, (1, 1, 1, 2), 1, 1019, 4096, calibration=True),
     _nemo("0.6.0", "Qwen3-30B-A3B", 32, 192, (1, 1, 8, 1), 2, 3203, 4096, recompute=None, calibration=True),
-    _verl(32, 790, (357, 108, 314)),
+    _verl(32, 790, (357, 108, 314), calibration=True),
     _nemo("0.5.0", "Qwen3-30B-A3B", 32, 198, (1, 1, 8, 1), 2, 3196, 4096, recompute=None),
     _nemo("0.5.0", "Qwen3-32B", 32, 376, (4, 1, 1, 4), 4, 3251, 4096, recompute=None),
     _nemo("0.5.0", "Llama-3.1-8B", 8, 91.0, (1, 1, 1, 1), 1, 1066, 4096, gpu="GB200", calibration=True),

@@ -246,7 +246,8 @@ def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gp
             for key, value in (word.split("=") for word in words):
                 chosen = with_value(chosen, key, yaml.safe_load(value))
             plan = make_plan(chosen)
-            assert plan.memory is not None and f"{plan.memory.headroom:.0%}" == left, (text, plan.memory.headroom)
+            assert plan.memory is not None
+            assert f"{plan.memory.headroom:.0%}" == left, text
             assert plan.memory.headroom > layout.headroom + 0.01
             said += 1
     assert said

@@ -130,7 +130,7 @@ def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_the_a
     known = [errors[line.split("|")[1]] for line in rows if "| prediction |" in line]
     assert len(known) == 8 and max(map(abs, known)) <= 30, rows
     inferred = [errors[line.split("|")[1]] for line in rows if "| prediction, length from its update |" in line]
-    assert len(inferred) == 8 and sum(abs(error) <= 30 for error in inferred) >= 7, rows
+    assert len(inferred) == 7 and sum(abs(error) <= 30 for error in inferred) >= 6, rows
 
 
 def test_gpus_set_apart_generate_and_do_not_train() -> None:
@@ -209,7 +209,7 @@ def test_tokens_that_leave_the_node_cost_more() -> None:
 
 @pytest.mark.parametrize("tokens", [500.0, 2000.0, 6000.0])
 def test_side_by_side_takes_the_longer_of_both(tokens: float) -> None:
-    apart = {"cluster": {"generation_nodes": 2}, "memory": {"recompute_granularity": "full"}}
+    apart: dict[str, dict[str, Any]] = {"cluster": {"generation_nodes": 2}, "memory": {"recompute_granularity": "full"}}
     turns = estimated(made(**apart, rollout={"mode": "server"}), tokens)
     beside = estimated(made(**apart, rollout={"mode": "server", "max_staleness": 1}), tokens)
     assert turns.rollout == pytest.approx(sum(turns.seconds.values())) and not turns.side_by_side
