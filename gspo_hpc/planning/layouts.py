@@ -191,7 +191,8 @@ def _reasons(search: Search, one: Candidate, later: Sequence[Candidate]) -> Iter
     if text := _before_faster(one, later):
         yield text
     phases = sorted(times.seconds.items(), key=lambda item: -item[1])
-    yield (", ".join(f"{shown(name)} {seconds / times.rollout:.0%}" for name, seconds in phases[:3]) + " of the time")
+    beside = ", side by side" * times.side_by_side
+    yield ", ".join(f"{shown(name)} {part / times.rollout:.0%}" for name, part in phases[:3]) + " of the time" + beside
     left = f"{in_gib(max(0, memory.card - memory.busiest.total), 0)} GiB are left for peaks"
     yield f"{shown(memory.busiest.name)} takes {in_gib(memory.busiest.total, 0)} GiB of a GPU; {left}"
     if memory.headroom < HEADROOM:

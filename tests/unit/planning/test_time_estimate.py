@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import devices, engines, rates, time
+from gspo_hpc.planning.estimates import devices, engines, passes, rates, time
 from gspo_hpc.planning.estimates.time import Sizes, Times, Work
 from gspo_hpc.planning.plan import make_plan
 
@@ -201,6 +201,16 @@ def test_slices_of_experts_cost_what_they_send_and_read() -> None:
     assert dense[0] == pytest.approx(dense[1])
 
 
+def test_ranks_that_share_an_expert_gather_each_others_tokens() -> None:
+    """There and back: for each of a rank's own tokens, those of the seven others, as often as they have experts."""
+    parallel = {"tensor_model_parallel_size": 8, "sequence_parallel": True}
+    config, device = made("Qwen3-30B-A3B", 4, parallel=parallel), devices.find("H100")
+    model = sizes(config)
+    gathered = 2 * 1000 / 8 * model.top_k * model.layers_with_experts * model.hidden * 2 * 7
+    found = passes._dispatching(model, config, passes.grid(config), device, 1000.0)
+    assert found == pytest.approx(gathered / (device.node_bytes_per_s * rates.LINK))
+
+
 def test_tokens_that_leave_the_node_cost_more() -> None:
     within = _mixture(expert_model_parallel_size=8)
     over = _mixture(expert_model_parallel_size=32)
@@ -227,3 +237,13 @@ def test_eager_mode_slows_generation_and_nothing_else() -> None:
     assert eager.seconds["generation"] > 1.1 * graphs.seconds["generation"]
     assert {**eager.seconds, "generation": 0} == {**graphs.seconds, "generation": 0}
     assert estimated(made(rollout={"engine": {"enforce_eager": False}})).seconds == graphs.seconds
+
+
+def test_the_last_stage_has_the_output_layer_as_well() -> None:
+    """The output layer of Qwen3-30B-A3B takes as long as several of its layers, for which all other stages wait."""
+    model = sizes(made("Qwen3-30B-A3B"))
+    stages = 8
+    last = model.token_flops / stages + model.output_flops
+    mean = (model.token_flops + model.output_flops) / stages
+    assert passes._unevenness(model, stages) == pytest.approx(last / mean) and last > 1.5 * mean
+    assert passes._unevenness(model, 1) == 1.0
