@@ -1,48 +1,32 @@
 #!/usr/bin/env python3
-"""Write docs/estimates.md and its plot: the time estimates against published runs, and how cost grows with GPUs.
+"""Write docs/estimates.md, its plot and the configs that it compares: estimates against published runs.
 
-    python tools/estimates.py            # writes both
+    python tools/estimates.py            # writes them all
     python tools/estimates.py --check    # writes nothing; exits with 1 if one of them is out of date
 
-Every number of that page that is not published by somebody else is computed by
-gspo_hpc/planning/estimates/time.py.
+Every number of that page that is not published by somebody else is computed by gspo_hpc/planning/estimates.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import generated
+import yaml
+from published_runs import HELD, LEFT_OUT, NEMO, ONE_STEP, RUNS, VERL, Run
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import devices, time
-from gspo_hpc.planning.estimates.time import Sizes, Times, Work
+from gspo_hpc.planning.estimates import devices, rates, time
+from gspo_hpc.planning.estimates.memory import HEADROOM
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.suggest.savings import TIGHT
 
-NEMO = "https://docs.nvidia.com/nemo/rl/0.6.0/about/performance-summary.html"
-VERL = "https://verl.readthedocs.io/en/latest/advance/fully_async.html"
-
-# Latent attention is not a family of this package. From its technical report (arXiv:2412.19437): 671 B parameters, 37 B
-# active, 58 layers of 256 experts, and 576 numbers of cache a token and layer.
-DEEPSEEK_V3 = Sizes(
-    layers=61,
-    layers_with_experts=58,
-    hidden=7168,
-    vocabulary=129280,
-    parameters=671_000_000_000,
-    expert_parameters=58 * 256 * 3 * 7168 * 2048,
-    experts=256,
-    top_k=8,
-    token_flops=2.0 * (37e9 - 2 * 7168 * 129280),
-    score_flops=2.0 * 61 * 128 * (192 + 128),
-    cache_bytes=2.0 * 61 * 576,
-    cache_heads=1,
-)
 NCCL = "https://github.com/NVIDIA/nccl/issues"
 # Of the network, not calibrated: what others measured on such networks, with its source.
 MEASURED = {
@@ -59,113 +43,19 @@ MEASURED = {
         "Qwen3-235B to 8 H800 in 6.2 s: 0.38 of NVLink; DeepSeek-V3.1 in 8 bits to 256 H20 in 11.3 s: more than one "
         "card of the network gives ([checkpoint-engine](https://github.com/MoonshotAI/checkpoint-engine))"
     ),
+    "EXPERT_LAUNCH": "nobody: a figure of experience",
+    "EAGER_SECONDS": "nobody: a figure of experience, and no row is in eager mode",
 }
-VERL_TOKENS = 2000.0  # of a response; not published: what makes the first of these runs fit
-
-
-@dataclass(frozen=True)
-class Run:
-    """A published one. Seconds of a step (a rollout with all its updates), by phase where that is told."""
-
-    name: str
-    source: str
-    gpus: int
-    seconds: float
-    phases: dict[str, float]
-    rate: float | None  # tokens a second and GPU, as published
-    calibration: bool
-    model: str
-    config: dict[str, Any]
-    work: Work
-
-    def estimate(self) -> Times:
-        """The same by our arithmetic."""
-        config = from_dict(self.config)
-        device = devices.find(str(config.cluster.gpu))
-        model = DEEPSEEK_V3 if self.model == "DeepSeek-V3" else _sizes(self.model)
-        engine = config.rollout.tensor_parallel_size
-        free = device.memory * 0.7 - 2.0 * model.parameters / engine - 3e9
-        cache = max(0.0, free) / (model.cache_bytes / min(engine, model.cache_heads))
-        return time.estimate(model, config, device, self.work, cache)
-
-
-def _sizes(name: str) -> Sizes:
-    arch = architecture.find(from_dict({"model": {"path": name}}))
-    assert arch is not None, name
-    return time.sizes(arch)
-
-
-def _nemo(
-    name: str, gpus: int, seconds: float, rate: float, engine: int, layout: tuple[int, int, int, int], completions: int,
-    length: int, longest: int, calibration: bool = False,
-) -> Run:  # fmt: skip
-    """Return a run of NeMo-RL on H100: bf16, on-policy, with a reference policy.
-
-    Its tables give layouts, lengths with the prompt, and batches. Prompts of OpenMathInstruct-2 have about 120 tokens,
-    groups 32 completions (its recipes).
-    """
-    tp, cp, ep, pp = layout
-    updates = completions // 512
-    config: dict[str, Any] = {
-        "cluster": {"nodes": gpus // 8, "gpus_per_node": 8, "gpu": "H100"},
-        "parallel": {
-            "tensor_model_parallel_size": tp,
-            "context_parallel_size": cp,
-            "expert_model_parallel_size": ep,
-            "expert_tensor_parallel_size": 1,
-            "pipeline_model_parallel_size": pp,
-            "sequence_parallel": tp > 1,
-        },
-        "batch": {
-            "micro_batch_tokens": longest,
-            "global_batch_size": 512,
-            "steps_per_generation": updates,
-            "num_generations": 32,
-            "share_prompts": False,
-        },
-        "rollout": {
-            "tensor_parallel_size": engine,
-            "max_prompt_length": 240,
-            "max_response_length": longest - 120,
-        },
-        "algorithm": {"kl_beta": 0.01},
-        "memory": {"recompute_granularity": "full", "offload_trainer": True},
-        "optimizer": {"distributed": True},
-    }
-    work = Work(completions, 32, 120.0, length - 120.0, longest - 120)
-    return Run(f"{name}, {gpus} H100", NEMO, gpus, seconds, {}, rate, calibration, name, config, work)
-
-
-def _verl(gpus: int, seconds: float, phases: tuple[float, float, float], calibration: bool = False) -> Run:
-    """Qwen2.5-Math-7B on H20: 512 prompts of 16 completions, mini-batches of 32 prompts, responses up to 28k tokens."""
-    config: dict[str, Any] = {
-        "cluster": {"nodes": gpus // 8, "gpus_per_node": 8, "gpu": "H20"},
-        "batch": {
-            "micro_batch_tokens": 32768,
-            "global_batch_size": 512,
-            "steps_per_generation": 16,
-            "num_generations": 16,
-            "share_prompts": False,
-        },
-        "rollout": {"max_prompt_length": 300, "max_response_length": 28672},
-        "optimizer": {"distributed": True},
-    }
-    published = dict(zip(("generation", "old_logprobs", "update"), phases, strict=True))
-    work = Work(8192, 16, 150.0, VERL_TOKENS, 28672)
-    name = f"Qwen2.5-Math-7B, {gpus} H20"
-    return Run(name, VERL, gpus, seconds, published, None, calibration, "Qwen2.5-Math-7B", config, work)
-
-
-RUNS = (
-    _nemo("Qwen3-30B-A3B", 32, 192, 1102, 2, (1, 1, 8, 1), 2048, 3203, 4096, calibration=True),
-    _nemo("Qwen3-235B-A22B", 128, 395, 58.9, 16, (2, 2, 16, 8), 512, 5698, 8192),
-    _nemo("Qwen3-235B-A22B", 256, 312, 37.4, 16, (2, 2, 16, 8), 512, 5713, 8192),
-    _nemo("DeepSeek-V3", 256, 134, 12.1, 32, (1, 1, 16, 16), 512, 701, 1536),
-    _nemo("DeepSeek-V3", 512, 111, 7.24, 32, (1, 1, 16, 16), 512, 697, 1536),
-    _verl(32, 790, (357, 108, 314), calibration=True),
-    _verl(64, 365, (151, 70, 133)),
-    _verl(128, 356, (178, 54, 114)),
+CALIBRATED = (
+    "EFFICIENCY",
+    "EXPERTS_EFFICIENCY",
+    "STEP_SECONDS",
+    "LAYER_SECONDS",
+    "EXPERTS_SECONDS",
+    "SPREAD",
+    "SWITCH_SECONDS",
 )
+HEADS = "| run | used as | published s | estimated s | error |\n|---|---|---|---|---|"
 
 GROWTH = (  # model, GPU, layout; a rollout of 65,536 completions in four updates
     ("Qwen2.5-7B", {"tensor_model_parallel_size": 2, "sequence_parallel": True}, 2),
@@ -204,89 +94,168 @@ def growth(model: str, parallel: dict[str, Any], engine: int) -> list[tuple[int,
             continue
         work = time.work(config, 65536)
         device = devices.find("H200")
-        times = time.estimate(_sizes(model), config, device, work, plan.memory.cache_tokens)
+        times = time.estimate(time.sizes_of(config), config, device, work, plan.memory.cache_tokens)
         found.append((gpus, times.rollout * gpus / work.completions))
     return found
 
 
+@cache
+def errors() -> dict[str, float]:
+    """The estimate of each run over its published seconds, minus 1."""
+    return {run.key: run.estimate().rollout / run.seconds - 1.0 for run in RUNS}
+
+
 def moved(constant: str, factor: float) -> list[float]:
     """Errors of the predictions with a constant that is so many times what it is."""
-    kept = getattr(time, constant)
-    setattr(time, constant, kept * factor)
+    kept = getattr(rates, constant)
+    setattr(rates, constant, kept * factor)
     try:
         return [run.estimate().rollout / run.seconds - 1.0 for run in RUNS if not run.calibration]
     finally:
-        setattr(time, constant, kept)
+        setattr(rates, constant, kept)
+
+
+def spread() -> tuple[float, float]:
+    """Shares of an estimate between which four of five published seconds lie: the 10th and the 90th percentile."""
+    shares = sorted(1.0 / (1.0 + error) for error in errors().values())
+    tenths = statistics.quantiles(shares, n=10, method="inclusive")
+    return tenths[0], tenths[-1]
+
+
+def config_of(run: Run) -> str:
+    """Return the file of a run: its config, with its source and how to read it above."""
+    role = "used for calibration" if run.calibration else "held out: no constant was chosen with it"
+    head = f"# {run.title}: {run.seconds:g} s a step, {run.source}\n# {role}\n"
+    command = f"# gspo-hpc plan docs/estimates/{run.key}.yaml --response-tokens {run.response_tokens:g}\n\n"
+    return head + command + yaml.safe_dump(run.config, sort_keys=False)
+
+
+def _rows(runs: Iterable[Run]) -> str:
+    found = []
+    for run in runs:
+        role = "calibration" if run.calibration else "prediction"
+        role += ", length from its update" * (run.tokens is None)
+        name = f"[{run.title}](estimates/{run.key}.yaml)"
+        seconds = run.estimate().rollout
+        found.append(f"| {name} | {role} | {run.seconds:,.4g} | {seconds:,.0f} | {errors()[run.key]:+.0%} |")
+    return "\n".join(found)
+
+
+def _phases(runs: Iterable[Run]) -> str:
+    found = []
+    for run in runs:
+        mine = run.estimate().seconds.items()
+        shown = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in mine if seconds >= 0.5)
+        told = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in run.phases.items()) or "not published"
+        found.append(f"| {run.title} | {told} | {shown} |")
+    return "\n".join(found)
+
+
+def _within(runs: list[Run]) -> str:
+    """Return how many predictions are near, and how far the farthest is off."""
+    found = [errors()[run.key] for run in runs if not run.calibration]
+    near, median = sum(abs(error) <= 0.30 for error in found), statistics.median(found)
+    farthest = max(found, key=abs)
+    known = [errors()[run.key] for run in runs if not run.calibration and run.tokens is not None]
+    more = f"the median error is {median:+.0%}, the farthest {farthest:+.0%}"
+    more += f". Of the {len(known)} whose lengths are published, {sum(abs(error) <= 0.3 for error in known)} are"
+    return f"{near} of the {len(found)} predictions are within 30 %; {more}"
+
+
+def _lengths() -> float:
+    """Return the longest over the shortest length of verl's dense rows."""
+    found = [run.response_tokens for run in RUNS if run.key.startswith("verl_qwen2_5")]
+    return max(found) / min(found)
+
+
+def _memory() -> str:
+    return "\n".join(
+        f"| [{one.title}]({one.source}) | {one.gib:g} | {one.estimate():.0f} | {one.gib / one.estimate() - 1.0:+.0%} |"
+        for one in HELD
+    )
 
 
 def page() -> str:
     """docs/estimates.md."""
-    rows, phases, errors = [], [], []
-    for run in RUNS:
-        times = run.estimate()
-        error = times.rollout / run.seconds - 1.0
-        if not run.calibration:
-            errors.append(abs(error))
-        rate = times.tokens / times.rollout / run.gpus
-        published = "not published | " if run.rate is None else f"{run.rate:,.4g} | "
-        published += f"{rate:,.3g} | " if rate < 1000 else f"{rate:,.0f} | "
-        published += "" if run.rate is None else f"{rate / run.rate - 1.0:+.0%}"
-        role = "calibration" if run.calibration else "prediction"
-        rows.append(f"| {run.name} | {role} | {run.seconds:,.0f} | {times.rollout:,.0f} | {error:+.0%} | {published} |")
-        shown = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in times.seconds.items() if seconds >= 0.5)
-        published = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in run.phases.items()) or "not published"
-        phases.append(f"| {run.name} | {published} | {shown} |")
-    within = sum(error <= 0.30 for error in errors)
-    constants = "\n".join(
-        f"| `{name}` | {getattr(time, name):g} |"
-        for name in ("EFFICIENCY", "EXPERTS_EFFICIENCY", "STEP_SECONDS", "LAYER_SECONDS", "EXPERTS_SECONDS", "SPREAD")
-    )
+    errors()  # first: lengths that follow from an update are those of the constants as they are
+    turns = [run for run in RUNS if run.kind == "in turns"]
+    beside = [run for run in RUNS if run.kind != "in turns"]
+    constants = "\n".join(f"| `{name}` | {getattr(rates, name):g} |" for name in CALIBRATED)
     network = "\n".join(
-        f"| `{name}` | {getattr(time, name):g} | {others} | {_span(moved(name, 0.5))} | {_span(moved(name, 1.5))} |"
+        f"| `{name}` | {getattr(rates, name):g} | {others} | {_span(moved(name, 0.5))} | {_span(moved(name, 1.5))} |"
         for name, others in MEASURED.items()
     )
     curves = "\n".join(
         f"| {model} | " + ", ".join(f"{gpus:,}: {cost:.1f}" for gpus, cost in growth(model, parallel, engine)) + " |"
         for model, parallel, engine in GROWTH
     )
-    return f"""# Time estimates, compared with published runs
+    (low, high), reserved = spread(), [one.gib / one.estimate() - 1.0 for one in HELD]
+    return f"""# Estimates of time and memory, compared with published runs
 
 `gspo-hpc plan` estimates seconds from data sheets, numbers of operations and bytes, and a few constants
-(gspo_hpc/planning/estimates/time.py). This page compares the estimates with runs that others have published.
+(gspo_hpc/planning/estimates/rates.py). This page compares the estimates with runs that others have published.
 **None of them is a run of gspo_hpc**: no estimate has been compared with a run of this package on GPUs yet.
 `python tools/estimates.py` writes this page, and a test checks that it is up to date.
 
-## The runs
+**Every row is a config** in [docs/estimates/](estimates/) that `plan` accepts; its first lines have its source and the
+command that prints its estimate. The estimate here counts the passes that their system makes: NeMo-RL computes old
+log-probs for every update, gspo_hpc not for the first of a rollout, verl's asynchronous rows for none.
 
-Two runs were used for calibration; the others are predictions. {within} of the {len(errors)} predictions are within
-30 %, and the farthest is off by {max(errors):.0%}. Seconds are those of one step as these projects count steps: a
-rollout with all its updates.
+Rows that are called calibration were used to choose the constants below. All other rows are **held out**: no
+constant was chosen with one of them. Seconds are those of one step as these projects count steps: a rollout with all
+its updates.
 
-| run | used as | published s | estimated s | error | published tokens/s/GPU | estimated | error |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
+## Generation and training in turns
+
+{_within(turns)}.
+
+{HEADS}
+{_rows(turns)}
 
 | run | published phases, s | estimated phases, s |
 |---|---|---|
-{chr(10).join(phases)}
+{_phases(turns)}
 
-Sources: [NeMo-RL 0.6, H100, bf16]({NEMO}), with the layouts, lengths and batches given there; [verl, H20]({VERL}), the
-rows "colocate sync".
+## Generation and training side by side
 
-## Calibrated constants
+GPUs of their own generate (the second number of a split), while the others train on completions of older weights. No
+constant was calibrated on such a run. {_within(beside)}.
 
-| constant | value |
+{HEADS}
+{_rows(beside)}
+
+| run | published phases, s | estimated phases, s |
+|---|---|---|
+{_phases(beside)}
+
+The estimate takes engines for always full: whatever ends makes room for the next prompt, and sequences go on while
+weights change. The longer of generation and training is the time of a step, with the weight sync and what else stops
+both.
+
+Sources: NeMo-RL [0.5]({NEMO.format("0.5.0")}) and [0.6]({NEMO.format("0.6.0")}), bf16, with the layouts, lengths and
+batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated. Not compared: {"; ".join(LEFT_OUT)};
+verl's [one step off]({ONE_STEP}), whose lengths nobody knows either.
+
+## The range
+
+Of the {len(RUNS)} rows, four of five have published seconds between {low:.2f} and {high:.2f} times their estimate.
+`plan` prints that range with every estimate.
+
+## Constants
+
+| calibrated | value |
 |---|---|
 {constants}
 
-The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of layers with experts and the time that they cost an
-engine; verl's run on 32 GPUs determines the efficiency of dense layers, and how far response lengths spread.
+The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of mixtures and the time that experts cost an engine; that
+of Llama-3.1-8B on 16 GPUs what it takes when GPUs change between generation and training; that on 8 GB200, that the CPU
+of GB200 launches kernels half as fast. The efficiency of dense layers, the seconds of an engine's step and layer, and
+how far lengths spread are those of an earlier version of this page, which determined them with that run of
+Qwen3-30B-A3B and with verl's colocated run of Qwen2.5-Math-7B on 32 GPUs; no other row has changed them.
 
-## Constants of the network
-
-These constants are not calibrated: they are round numbers near what others measured, and no run was fitted with them.
-They were chosen with all runs in view, though, so the table shows how each of them affects the predictions: the least
-and the greatest error with half of its value, and with one and a half times its value.
+The constants below are not calibrated: they are round numbers near what others measured. The table shows how each of
+them affects the predictions: the least and the greatest error with half of its value, and with one and a half times
+its value.
 
 | constant | value | measured by others | errors with half | with 1.5 times |
 |---|---|---|---|---|
@@ -294,17 +263,35 @@ and the greatest error with half of its value, and with one and a half times its
 
 ## Where it misses, and why
 
-- **verl publishes no response lengths.** They are taken to be {VERL_TOKENS:,.0f} tokens on average, a round number with
-  which the 32-GPU run is about right. The three runs cannot all have had the same lengths: twice the GPUs took less
-  than half the time, and four times the GPUs generated for longer than twice the GPUs did. This explains most of the
-  error of the 64-GPU run. verl's page says 314 s for the update on 32 GPUs; the 270 s there belong to another row.
-- **Latency dominates the generation of few long sequences.** With 32 to 64 sequences per engine, and engines that span
-  two to four nodes, the time of a token is that of its all-reduces and kernel launches. It differs more between
-  interconnects than between GPUs.
-- **The weight sync of DeepSeek-V3** is only estimated; how long it took in the published runs is not known.
+- **verl publishes no response lengths.** For each of its rows the length is the one with which the update takes what is
+  published, so that what is compared is the rest of the step. It differs by a factor of {_lengths():.1f} between the
+  rows of Qwen2.5-Math-7B: their updates cannot all be alike. Generation of its colocated rows takes longer than
+  estimated.
+- **verl's page has two numbers in each other's place.** It prints 269.80 s for the update of the colocated 32-GPU row,
+  and 313.81 s for the asynchronous one of 16 + 16. The phases of every other row add up to its step but for 4 to 11 s,
+  and these do only the other way round: 357 + 108 + 314 = 779 of 790 s, and 21 + 270 = 291 of 295 s. Earlier versions
+  of the page have them so. Each is used here where the sum puts it; no estimate depends on it, since steps are
+compared. - **Their trainers are not ours.** NeMo-RL moves optimizer and weights by Ray, verl's 7B rows train with
+FSDP2. - **Latency dominates the generation of few long sequences.** The time of a token is then that of its
+  all-reduces and kernel launches. It differs more between interconnects than between GPUs.
 - **Padding, stragglers, slow reward functions, start-up and evaluation are not included**: the estimate is for a step
   in which nothing goes wrong.
-- Only this page estimates latent attention; gspo_hpc's own layers cannot train DeepSeek-V3.
+
+## Memory
+
+What Megatron reports for an update, in the runs of ms-swift that say so: the most that torch's allocator has reserved
+on a GPU. The estimate is ours for the same update, with the logits of their whole vocabulary in place of our blocks of
+logits, and without an engine.
+
+| run | published GiB | estimated GiB | published more by |
+|---|---|---|---|
+{_memory()}
+
+An estimate counts what tensors need; the allocator has reserved {min(reserved):+.0%} to {max(reserved):+.0%} of that
+besides, the median {statistics.median(reserved):+.0%}. This is why {HEADROOM:.0%} of a GPU should be left: `suggest`
+calls a layout comfortable only then. With less than {TIGHT:.0%} left the median would not fit, and `suggest` says that
+a layout may run out of memory. Mixtures are no further off than dense models. The 60 GiB of Qwen3-30B-A3B were first
+published for another layout with the same experts on each GPU (TP 2, PP 1).
 
 ## How cost grows from 8 to 16,384 GPUs
 
@@ -370,6 +357,11 @@ def plot() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def _config(run: Run) -> Callable[[str], str]:
+    return lambda _: config_of(run)
+
+
 if __name__ == "__main__":
     pages = {"estimates.md": lambda _: page(), "estimates.svg": lambda _: plot()}
+    pages |= {f"estimates/{run.key}.yaml": _config(run) for run in RUNS}
     sys.exit(generated.main("estimates", __doc__, pages))

@@ -45,5 +45,6 @@ def main(tool: str, description: str | None, pages: Mapping[str, Callable[[str],
         if check:
             print(f"docs/{name} is out of date; run: python tools/{tool}.py", file=sys.stderr)
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(made, "utf-8")
     return int(check and stale)

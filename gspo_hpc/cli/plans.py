@@ -55,13 +55,14 @@ def plan(
     found = make_plan(config, rows)
     offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
+    beside = None if times is None else _asynchrony(config, times, response_tokens)
     notes = [*_absent(config), *_cut(config, response_tokens)]
     if times is None and (price or response_tokens):
         notes.append("--price and --response-tokens change nothing: time is not estimated.")
     found = replace(found, notes=(*found.notes, *notes))
     script = _batch_script(config) if sbatch else None
     if as_json:
-        more: dict[str, object] = {"time": None if times is None else times.to_json(price)}
+        more: dict[str, object] = {"time": None if times is None else times.to_json(price) | {"asynchrony": beside}}
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(_content(found, places, offered, ranks) | more, indent=2))
@@ -75,7 +76,7 @@ def plan(
 
         render.show([*plan_page.title("Memory"), *estimates.memory(found.memory, config)])
         if times is not None:
-            render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price)])
+            render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price, beside)])
     print(f"\n{script}" if script else "", end="")
     return found.valid and not found.not_run and bool(script) == sbatch
 
@@ -99,16 +100,30 @@ def suggest_layouts(
     found = layouts.find(config, frozenset(keep), limit, response_tokens)
     for text in _cut(config, response_tokens):
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
-    if as_json:
+    if found and as_json:
         print(json.dumps([layout.to_json() for layout in found], indent=2))
     elif found:
         from gspo_hpc.cli.pages import estimates, render
 
         render.show(estimates.suggestions(found))
     else:
-        print(f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule.", end=" ")
-        print("`gspo-hpc plan` shows which rules are broken; more GPUs, larger ones or other batch sizes may help.")
+        _nothing_fits(config, frozenset(keep), as_json=as_json)
     return bool(found)
+
+
+def _nothing_fits(config: Config, keep: frozenset[str], *, as_json: bool) -> None:
+    """Print that there is no layout, what is short, and the changes with which there is one."""
+    from gspo_hpc.planning import layouts
+    from gspo_hpc.planning.suggest import remedies
+
+    text = f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule"
+    short, found = remedies.lacking(layouts.Search(config, keep)), remedies.find(config, keep)
+    if as_json:
+        print(json.dumps({"error": f"{text}: {short}", "changes": [one.to_json() for one in found]}, indent=2))
+        return
+    from gspo_hpc.cli.pages import estimates, render
+
+    render.show(estimates.no_layout(f"{text}: {short}.", list(map(str, found))))
 
 
 def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> dict[str, Any]:
@@ -197,3 +212,10 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
     work = time.work(config, int(completions), response_tokens)
     model = time.sizes(arch)
     return time.estimate(model, config, device, work, found.memory.cache_tokens), work.response_tokens
+
+
+def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> str | None:
+    """Return whether generating and training side by side pays; None where there is no other way."""
+    from gspo_hpc.planning import asynchrony
+
+    return asynchrony.line(config, times, response_tokens)

@@ -92,6 +92,11 @@ class Rollout(Section):
     mode: Literal["colocate", "server"] = key(
         "colocate", "Whether engines share the GPUs that train (colocate) or have GPUs of their own (server)."
     )
+    max_staleness: CountFrom0 = key(
+        0,
+        "Rollouts by which the weights that generate may be behind those that are trained; above 0 generation and "
+        "training go on side by side, which needs mode server.",
+    )
     tensor_parallel_size: PerNode = key(
         1, "GPUs of one engine. An engine over several nodes is planned, but cannot be run yet."
     )

@@ -37,6 +37,9 @@ class Cluster(Section):
     # At most several times the largest machines there are.
     nodes: Annotated[int, Field(ge=1, le=100_000), WHOLE] = key(1, "Nodes of the run.")
     gpus_per_node: PerNode = key(1, "GPUs of each node; on CPUs the ranks of each node.")
+    generation_nodes: CountFrom0 = key(
+        0, "Nodes, of `nodes`, that only generate while all the others only train; needs rollout.mode server."
+    )
     platform: Platform = key("cuda", "What ranks compute on: GPUs, or CPUs.")
     threads_per_rank: Count | None = key(
         None, "CPU threads of one training rank; the default divides the cores of a node among its ranks."

@@ -104,15 +104,22 @@ class Config(Section):
 
     @property
     def training_gpus_per_node(self) -> int:
-        """All GPUs of a node except those that server mode sets apart for its engines; 0 if these leave none."""
+        """GPUs that train, of a node that does: without those that server mode sets apart; 0 if these leave none."""
         rollout, gpus = self.rollout, self.cluster.gpus_per_node
-        apart = (rollout.engines_per_node or 0) * rollout.tensor_parallel_size if rollout.mode == "server" else 0
-        return max(0, gpus - apart)
+        if rollout.mode != "server" or self.cluster.generation_nodes:
+            return gpus
+        return max(0, gpus - (rollout.engines_per_node or 0) * rollout.tensor_parallel_size)
+
+    @property
+    def training_nodes(self) -> int:
+        """Nodes that train: all but those that server mode sets apart; 0 if these leave none."""
+        apart = self.cluster.generation_nodes if self.rollout.mode == "server" else 0
+        return max(0, self.cluster.nodes - apart)
 
     @property
     def world_size(self) -> int:
         """Training ranks: one per accelerator that trains."""
-        return self.cluster.nodes * self.training_gpus_per_node
+        return self.training_nodes * self.training_gpus_per_node
 
     @property
     def layout(self) -> dict[str, int]:

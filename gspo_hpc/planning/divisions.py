@@ -61,12 +61,6 @@ def layers_of_stage(layers: int, parallel: Parallel, stage: int) -> list[int]:
     return [chunk * (layers // chunks) + first + layer for chunk in range(chunks) for layer in range(own)]
 
 
-def largest_share(layers: int, parallel: Parallel) -> float:
-    """Return the layers of the fullest stage over those of the average one; 1 where they are divided evenly."""
-    counts = layers_per_stage(layers, parallel) or [1]
-    return max(counts) * len(counts) / sum(counts)
-
-
 Ends = tuple[int | None, int | None]  # layers of the first stage and of the last; None: as many as the others
 
 

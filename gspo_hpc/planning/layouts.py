@@ -1,55 +1,43 @@
-"""The best layouts for a model on given GPUs, ranked by the estimated time of a step, each with its reasons.
+"""The best layouts for a model on given GPUs, ranked, each with its headroom, its risk and its reasons.
 
-Every layout that is looked at is judged by the rules of the plan and by the memory estimate;
-what fits with room to spare is ranked by the time estimate. Recomputation and offloading are taken only where a layout
-does not fit without them. Among layouts that are about as fast, tensor parallelism within a node goes before pipelines,
-and these before experts on ranks of their own; fewer cuts go before more.
+Every layout that is looked at keeps the rules of the plan and fits by the memory estimate. The time estimate ranks
+them, with two corrections (`_counted`): a layout that leaves less of the GPU than peaks may need counts as slower, the
+less it leaves, and among layouts that are about as fast, tensor parallelism within a node goes before pipelines, and
+these before experts on ranks of their own; fewer cuts go before more. Where a correction changes the order of times, a
+reason says so. suggest/cuts.py has the layouts, suggest/savings.py what is recomputed and offloaded.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.models import architecture
-from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning import divisions
+from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
-from gspo_hpc.planning.estimates import memory as memory_estimate
-from gspo_hpc.planning.estimates.memory import shown
-from gspo_hpc.planning.fixes.candidates import divisors
-from gspo_hpc.planning.plan import Plan, judge, make_plan
-from gspo_hpc.planning.rules.ids import Topic
-from gspo_hpc.planning.rules.registry import topic
+from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate, shown
+from gspo_hpc.planning.fixes.candidates import value_of
+from gspo_hpc.planning.plan import judge, make_plan
+from gspo_hpc.planning.suggest import batches, cuts, savings
 from gspo_hpc.system.text import in_gib
 
 ALIKE = 1.03  # times that differ by less than estimates can tell: preference decides
+RISK = 0.5  # a layout that leaves nothing of the GPU counts as slower by this share, one that leaves enough by nothing
 _TENSOR, _PIPELINE, _EXPERT, _CONTEXT = 0.3, 0.5, 0.4, 0.45  # what a doubling of each counts against a layout, of ALIKE
 
-KEYS = (  # that are chosen, where they are not kept
-    "parallel.tensor_model_parallel_size",
-    "parallel.pipeline_model_parallel_size",
-    "parallel.context_parallel_size",
-    "parallel.expert_model_parallel_size",
-    "parallel.expert_tensor_parallel_size",
-    "parallel.sequence_parallel",
-    "rollout.tensor_parallel_size",
-    "optimizer.distributed",
-    "memory.recompute_granularity",
-    "memory.offload_optimizer",
-)
-
-
-# Settings that belong to the config's own layout: they are printed if a suggestion resets them.
+_CHOSEN = (*cuts.KEYS, "memory.recompute_granularity", "memory.offload_optimizer")  # of every layout, and printed
+KEYS = (*_CHOSEN, *(key for key in savings.KEYS if key not in _CHOSEN))  # that are chosen, where they are not kept
+# Settings that a layout cannot keep, or that follow from another one: they are printed if a suggestion changes them.
 _GIVEN_UP = (
     "parallel.virtual_pipeline_model_parallel_size",
     "parallel.num_layers_in_first_pipeline_stage",
     "parallel.num_layers_in_last_pipeline_stage",
     "memory.recompute_num_layers",
+    "batch.logprob_micro_batch_tokens",
+    "batch.reference_micro_batch_tokens",
 )
 
 
@@ -57,18 +45,22 @@ _GIVEN_UP = (
 class Layout:
     """One suggestion."""
 
-    settings: dict[str, Any]  # dotted key -> value: every one of KEYS, and what a layout cannot keep of the config
+    settings: dict[str, Any]  # dotted key -> value: what is chosen, and what a layout cannot keep of the config
     seconds: float  # of an optimizer step, its share of the rollout included
+    counted_seconds: float  # the figure by which layouts are ranked: seconds, corrected for headroom and preference
     tokens_per_s_per_gpu: float
     headroom: float  # share of the card that passes leave
+    risk: str  # the same in words
     reasons: tuple[str, ...]
+    batches: tuple[batches.Advice, ...]  # that suit this layout, given as advice: `settings` leave batch sizes alone
 
     def __str__(self) -> str:
         return " ".join(f"{key}={written(value)}" for key, value in self.settings.items())
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `gspo-hpc suggest --json` prints them."""
-        return {**vars(self), "reasons": list(self.reasons)}
+        advice = [one.to_json() for one in self.batches]
+        return {**vars(self), "reasons": list(self.reasons), "batches": advice}
 
 
 def find(
@@ -79,153 +71,186 @@ def find(
     `keep`: dotted keys of KEYS that stay as the config has them. ValueError names one that cannot be chosen anyway, and
     what is missing: cluster.gpu, or a model whose sizes are known.
     """
-    if unknown := sorted(keep - set(KEYS)):
-        raise ValueError(
-            f"{unknown[0]} is not chosen by suggest, so it stays as it is; suggest chooses: {', '.join(KEYS)}"
-        )
-    if config.cluster.gpu is None:
-        raise ValueError(f"cluster.gpu says which GPUs there are: give one of {', '.join(devices.DEVICES)}")
-    device = devices.find(config.cluster.gpu, config.cluster.network_gb_per_s)
-    arch = architecture.find(config)
-    if arch is None:
-        raise ValueError(
-            f"model.path {config.model.path}: the sizes of the model are not known, so no layout can be suggested"
-        )
-    model, found = time.sizes(arch), []
-    for wanted in _layouts(arch, config, keep):
-        fitting = _fit(wanted, keep)
-        if fitting is None:
-            continue
-        chosen, plan = fitting
-        assert plan.memory is not None
-        completions = int(plan.quantities.get("generation_batch_size", config.batch.global_batch_size or 1))
-        work = time.work(chosen, completions, response_tokens)
-        times = time.estimate(model, chosen, device, work, plan.memory.cache_tokens)
-        found.append((times, chosen, plan))
-    best = sorted(found, key=lambda one: one[0].rollout * ALIKE ** _cost(one[1]))[:limit]
-    return [_layout(config, times, chosen, plan) for times, chosen, plan in best]
+    search = Search(config, keep, response_tokens)
+    found = search.ranked(limit)
+    return [_layout(search, one, found[place + 1 :]) for place, one in enumerate(found)]
 
 
-def _layout(config: Config, times: time.Times, chosen: Config, plan: Plan) -> Layout:
-    assert plan.memory is not None
-    settings = {key: _value(chosen, key) for key in KEYS}
-    settings |= {key: _value(chosen, key) for key in _GIVEN_UP if _value(config, key) != _value(chosen, key)}
-    told = times.to_json()
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that fits, with its estimates."""
+
+    config: Config
+    memory: Estimate
+    times: time.Times
+
+    @property
+    def counted(self) -> float:
+        """The seconds of a rollout, corrected: what layouts are ranked by."""
+        return self.times.rollout * _short(self.memory.headroom) * ALIKE ** _cost(self.config)
+
+
+@dataclass
+class Search:
+    """The layouts of one config."""
+
+    config: Config
+    keep: frozenset[str] = frozenset()
+    response_tokens: float | None = None
+    models: Models = field(default_factory=Models)
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.keep - set(KEYS)):
+            raise ValueError(
+                f"{unknown[0]} is not chosen by suggest, so it stays as it is; suggest chooses: {', '.join(KEYS)}"
+            )
+        cluster = self.config.cluster
+        if cluster.gpu is None:
+            raise ValueError(f"cluster.gpu says which GPUs there are: give one of {', '.join(devices.DEVICES)}")
+        self.device = devices.find(cluster.gpu, cluster.network_gb_per_s)
+        arch = self.models.find(self.config)
+        if arch is None:
+            raise ValueError(
+                f"model.path {self.config.model.path}: the sizes of the model are not known, so no layout can be "
+                "suggested"
+            )
+        self.arch: architecture.Architecture = arch
+        self.sizes = time.sizes(arch)
+        self._generating: dict[tuple[int, ...], float] = {}
+
+    def ranked(self, limit: int) -> list[Candidate]:
+        """Return the best layouts, best first, that the plan accepts."""
+        best, found = sorted(self._best_of_each(), key=lambda one: one.counted), list[Candidate]()
+        for one in best:
+            if len(found) == limit:
+                break
+            if make_plan(one.config).valid:
+                found.append(one)
+        return found
+
+    def fits(self) -> bool:
+        """Return whether there is a layout; quicker than looking for the best."""
+        return any(make_plan(chosen).valid for wanted in self.allowed() for chosen, _ in self.fitting(wanted))
+
+    def allowed(self) -> Iterator[Config]:
+        """Yield every cut that keeps the rules that are not about memory."""
+        for wanted in cuts.every(self.arch, self.config, self.keep, self.models):
+            if not judge(wanted, models=self.models).broken:
+                yield wanted
+
+    def fitting(self, wanted: Config) -> Iterator[tuple[Config, Estimate]]:
+        """Yield a cut with every way of saving memory with which it fits."""
+        return savings.fitting(self.arch, self.device, wanted, self.keep)
+
+    def least_memory(self, wanted: Config) -> tuple[int, str]:
+        """Return what a cut takes of a GPU with all that saves memory, and the phase that takes it."""
+        found = savings.lightest(self.arch, self.device, wanted, self.keep)
+        phases = [found.peak, *(one for one in found.phases if one.name == "generation" and one.total > found.card)]
+        return max((phase.total, phase.name) for phase in phases)
+
+    def _best_of_each(self) -> Iterator[Candidate]:
+        for wanted in self.allowed():
+            ways = (Candidate(chosen, found, self.times(chosen, found)) for chosen, found in self.fitting(wanted))
+            best = min(ways, key=lambda one: one.counted, default=None)
+            if best is not None:
+                yield best
+
+    def times(self, chosen: Config, found: Estimate) -> time.Times:
+        """Return the times of a layout. Layouts with the same engines generate alike, which takes longest to count."""
+        batch = chosen.batch
+        completions = batch.generation_batch_size or (batch.global_batch_size or 1) * (batch.steps_per_generation or 1)
+        work = time.work(chosen, completions, self.response_tokens)
+        same = (chosen.rollout.tensor_parallel_size, chosen.world_size, found.cache_tokens, completions)
+        if (seconds := self._generating.get(same)) is None:
+            seconds = time.generating(self.sizes, chosen, self.device, work, found.cache_tokens)
+            self._generating[same] = seconds
+        return time.estimate(self.sizes, chosen, self.device, work, found.cache_tokens, seconds)
+
+
+def _layout(search: Search, one: Candidate, later: Sequence[Candidate]) -> Layout:
+    config, chosen, told = search.config, one.config, one.times.to_json()
+    settings = {key: value_of(chosen, key) for key in _CHOSEN}
+    settings |= {
+        key: value_of(chosen, key)
+        for key in (*KEYS, *_GIVEN_UP)
+        if key not in settings and value_of(config, key) != value_of(chosen, key)
+    }
+    headroom = one.memory.headroom
     return Layout(
         settings,
         told["seconds_per_step"],
+        one.counted / one.times.updates,
         told["tokens_per_s_per_gpu"],
-        plan.memory.headroom,
-        tuple(_reasons(times, chosen, plan)),
+        headroom,
+        savings.risk(headroom),
+        tuple(_reasons(search, one, later)),
+        tuple(batches.advise(search, one)),
     )
 
 
-def _reasons(times: time.Times, chosen: Config, plan: Plan) -> Iterator[str]:
-    memory, phases = plan.memory, sorted(times.seconds.items(), key=lambda item: -item[1])
-    assert memory is not None
-    yield (", ".join(f"{shown(name)} {seconds / times.rollout:.0%}" for name, seconds in phases[:3]) + " of the time")
-    yield f"{shown(memory.busiest.name)} takes {in_gib(memory.busiest.total, 0)} GiB of a GPU"
-    if chosen.memory.recompute_granularity == "full":
-        yield "layers are recomputed, because activations do not fit otherwise"
-    if chosen.memory.offload_optimizer:
-        yield "the optimizer's state waits in host memory, because it does not fit otherwise"
-    replicas = plan.layout.get("data_parallel_size", 1)
+def _reasons(search: Search, one: Candidate, later: Sequence[Candidate]) -> Iterator[str]:
+    times, chosen, memory = one.times, one.config, one.memory
+    if text := _before_faster(one, later):
+        yield text
+    phases = sorted(times.seconds.items(), key=lambda item: -item[1])
+    beside = ", side by side" * times.side_by_side
+    yield ", ".join(f"{shown(name)} {part / times.rollout:.0%}" for name, part in phases[:3]) + " of the time" + beside
+    left = f"{in_gib(max(0, memory.card - memory.busiest.total), 0)} GiB are left for peaks"
+    yield f"{shown(memory.busiest.name)} takes {in_gib(memory.busiest.total, 0)} GiB of a GPU; {left}"
+    if memory.headroom < HEADROOM:
+        yield from _watch(search, one)
+    yield from _saved(search.config, chosen)
+    replicas = chosen.world_size // (
+        chosen.parallel.tensor_model_parallel_size
+        * chosen.parallel.pipeline_model_parallel_size
+        * chosen.parallel.context_parallel_size
+    )
     if chosen.parallel.pipeline_model_parallel_size > 1 and (gbs := chosen.batch.global_batch_size):
         yield f"{gbs // replicas} completions of an update go through each of {replicas} pipelines"
 
 
-def _fit(wanted: Config, keep: frozenset[str]) -> tuple[Config, Plan] | None:
-    """Return the layout with the least recomputation and offloading that leave headroom; None if nothing does."""
-    again = (False,) if "memory.recompute_granularity" in keep else (False, True)
-    aside = (False,) if "memory.offload_optimizer" in keep else (False, True)
-    for offload, full in itertools.product(aside, again):
-        memory = wanted.memory
-        if "memory.recompute_granularity" not in keep:
-            memory = replace(memory, recompute_granularity="full" if full else None)
-        if "memory.offload_optimizer" not in keep:
-            memory = replace(memory, offload_optimizer=offload)
-        chosen = replace(wanted, memory=memory)
-        plan = make_plan(chosen)
-        if any(topic(item.rule) is not Topic.MEMORY for item in plan.broken):
-            return None  # saving memory does not help
-        if plan.valid and plan.memory is not None and plan.memory.headroom >= memory_estimate.HEADROOM:
-            return chosen, plan
-    return None
+def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:
+    """Return why a layout goes before a faster one; empty if none of those behind it is faster."""
+    fastest = min(later, key=lambda other: other.times.rollout, default=one)
+    gain = 1.0 - fastest.times.rollout / one.times.rollout
+    if gain <= 0:
+        return ""
+    text = f"goes before a layout that is {gain:.1%} faster, because"
+    if _short(fastest.memory.headroom) > _short(one.memory.headroom):
+        return f"{text} that one leaves only {fastest.memory.headroom:.0%} of the GPU"
+    return f"{text} it cuts the model less, or within a node; estimates cannot tell such times apart"
 
 
-_PIECE = 8192  # tokens of a sequence that are worth a context-parallel rank of their own
+def _watch(search: Search, one: Candidate) -> Iterator[str]:
+    """Yield what to watch where little is left, and what to lower if a run does run out of memory."""
+    busiest = f"{one.memory.busiest.total / one.memory.card:.0%} of the GPU in {shown(one.memory.busiest.name)}"
+    more = savings.roomier(search.arch, search.device, one.config, one.memory)
+    lower = "only more GPUs or a smaller model leave more" if more is None else f"{more[0]} leaves {more[1]:.0%}"
+    watch = f"watch runtime_memory_gib of the first steps, and if memory runs out: {lower}"
+    yield f"{savings.risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
 
 
-def _layouts(arch: Architecture, config: Config, keep: frozenset[str]) -> Iterator[Config]:
-    """Yield every sensible way to cut the model: tensor-parallel ranks stay on their node."""
-
-    def choices(key: str, values: list[Any]) -> list[Any]:
-        return [_value(config, key)] if key in keep else values
-
-    for engine in choices("rollout.tensor_parallel_size", _engines(arch, config)):
-        given = replace(config, rollout=replace(config.rollout, tensor_parallel_size=engine))
-        world = judge(given).world  # GPUs that train: what engines leave, where they are set apart
-        if world is not None:
-            yield from _cuts(arch, given, keep, world, choices)
-
-
-def _cuts(
-    arch: Architecture,
-    config: Config,
-    keep: frozenset[str],
-    world: int,
-    choices: Callable[[str, list[Any]], list[Any]],
-) -> Iterator[Config]:
-    """Yield every way to cut the model over `world` ranks."""
-    gpus, own, mixed = config.cluster.gpus_per_node, config.parallel, arch.experts is not None
-    most = min(gpus, world)
-    tensor = [n for n in range(1, most + 1) if divisions.trainer_divides_heads(arch, n)]
-    pipeline = [n for n in _divisors(world) if n <= 32 and divisions.even_ends(arch.num_layers, n) is not None]
-    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    context = [n for n in _divisors(world) if n == 1 or longest / n >= _PIECE]
-    expert = [n for n in _divisors(world) if arch.experts is not None and arch.experts.count % n == 0] or [1]
-    for tp, pp, cp, ep in itertools.product(
-        choices("parallel.tensor_model_parallel_size", [n for n in tensor if world % n == 0]),
-        choices("parallel.pipeline_model_parallel_size", pipeline),
-        choices("parallel.context_parallel_size", context),
-        choices("parallel.expert_model_parallel_size", expert),
-    ):
-        if world % (tp * pp * cp):
-            continue
-        first, last = divisions.ends(arch.num_layers, pp, own)
-        for etp in choices("parallel.expert_tensor_parallel_size", sorted({1, tp}) if mixed else [None]):
-            if world % ((etp or tp) * ep * pp):
-                continue
-            parallel = replace(
-                own,
-                tensor_model_parallel_size=tp,
-                pipeline_model_parallel_size=pp,
-                virtual_pipeline_model_parallel_size=None,
-                num_layers_in_first_pipeline_stage=first,
-                num_layers_in_last_pipeline_stage=last,
-                context_parallel_size=cp,
-                expert_model_parallel_size=ep,
-                expert_tensor_parallel_size=None if etp == tp else etp,
-                sequence_parallel=own.sequence_parallel if "parallel.sequence_parallel" in keep else tp > 1,
-            )
-            distributed = config.optimizer.distributed if "optimizer.distributed" in keep else world > tp * pp
-            yield replace(
-                config,
-                parallel=parallel,
-                memory=replace(
-                    config.memory, recompute_num_layers=divisions.groups(arch.num_layers, parallel, config.memory)
-                ),
-                optimizer=replace(config.optimizer, distributed=distributed),
-            )
+def _saved(config: Config, chosen: Config) -> Iterator[str]:
+    """Yield what a layout does to save memory, with what it does without."""
+    if chosen.memory.recompute_granularity == "full":
+        yield "layers are recomputed, because activations leave too little otherwise"
+    if chosen.memory.offload_optimizer:
+        yield "the optimizer's state waits in host memory, because it leaves too little otherwise"
+    if chosen.memory.offload_trainer != config.memory.offload_trainer:
+        yield "the trainer moves to host memory while engines generate, because both do not fit"
+    if chosen.batch.micro_batch_tokens != config.batch.micro_batch_tokens:
+        yield f"micro-batches have {chosen.batch.micro_batch_tokens:,} tokens, because larger ones leave too little"
+    if chosen.optimizer.grad_reduce_in_fp32 != config.optimizer.grad_reduce_in_fp32:
+        yield "gradients are kept and summed in 16 bits, because nothing else is enough"
+    if chosen.rollout.sleep_level != config.rollout.sleep_level:
+        yield "sleeping engines drop their weights, because slurm.mem does not hold them"
+    if (share := value_of(chosen, savings.UTILIZATION)) != value_of(config, savings.UTILIZATION):
+        yield f"engines take {share:.0%} of a GPU: room for the longest sequence beside what the trainer keeps there"
 
 
-def _engines(arch: Architecture, config: Config) -> list[int]:
-    """Return the two smallest engines that have room for their weights and some cache."""
-    assert config.cluster.gpu is not None
-    card, item = devices.find(config.cluster.gpu).memory, 4 if config.model.dtype == "float32" else 2
-    weights = time.sizes(arch).parameters * item
-    sizes = [n for n in _divisors(config.cluster.gpus_per_node) if divisions.engine_divides_heads(arch, n)]
-    return [n for n in sizes if weights / n < 0.6 * card][:2] or sizes[-1:]
+def _short(headroom: float) -> float:
+    """Return by what a layout counts as slower for what it leaves of the GPU: 1 where that is enough."""
+    return 1.0 + RISK * max(0.0, HEADROOM - headroom) / HEADROOM
 
 
 def _cost(config: Config) -> float:
@@ -242,12 +267,3 @@ def _cost(config: Config) -> float:
 
 def _doublings(size: int) -> int:
     return size.bit_length() - 1
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in divisors(number) if n & (n - 1) == 0 or number <= 64]
-
-
-def _value(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)

@@ -68,6 +68,16 @@ def _engines(plan: PlanBuilder) -> None:
     cluster, rollout = plan.config.cluster, plan.config.rollout
     gpus, tp, engines = cluster.gpus_per_node, rollout.tensor_parallel_size, rollout.engines_per_node
     plan.layout |= {"nodes": cluster.nodes, "gpus_per_node": gpus}
+    if plan.server and cluster.generation_nodes:
+        plan.layout["generation_nodes"] = cluster.generation_nodes
+        engines = max(1, gpus // tp) if engines is None else engines
+        plan.world = plan.config.world_size or None
+        plan.layout |= {
+            "engines_per_node": engines,
+            "num_engines": engines * cluster.generation_nodes,
+            "rollout_tensor_parallel_size": tp,
+        }
+        return
     if plan.server and engines is None:
         plan.world = None
         return

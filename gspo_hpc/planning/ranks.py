@@ -44,7 +44,7 @@ def engine_gpus(layout: Mapping[str, int]) -> list[tuple[int, ...]]:
     gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
     size //= layout.get("nodes_per_engine", 1)
     apart = layout.get("gpus_set_apart_per_node", 0)
-    first, spacing = (gpus - apart, size) if apart else (0, gpus // engines)
+    first, spacing = (gpus - apart, size) if apart else (0, size if layout.get("generation_nodes") else gpus // engines)
     return [tuple(range(first + i * spacing, first + i * spacing + size)) for i in range(engines)]
 
 
@@ -68,11 +68,18 @@ def ranks_per_node(layout: Mapping[str, int]) -> int:
     return layout["gpus_per_node"] - layout.get("gpus_set_apart_per_node", 0)
 
 
+def training_nodes(layout: Mapping[str, int]) -> int:
+    """Return the nodes that train: the first ones, where others only generate."""
+    return layout["nodes"] - layout.get("generation_nodes", 0)
+
+
 def seats(layout: Mapping[str, int]) -> list[Seat]:
     """Return every rank of a layout, in order. ValueError if its grids do not tile the ranks or engines do not fit."""
     check(layout)
     each = ranks_per_node(layout)
     engine_of = {gpu: number for number, gpus in enumerate(engine_gpus(layout)) for gpu in gpus}
+    if layout.get("generation_nodes"):
+        engine_of = {}
     grid = [(name, apart, size) for name, apart, size in strides(layout)]
 
     def place(rank: int) -> Seat:
@@ -81,7 +88,7 @@ def seats(layout: Mapping[str, int]) -> list[Seat]:
         engine = engine_of.get(gpu)
         return Seat(rank, node, gpu, **at, engine=None if engine is None else first_engine(layout, node) + engine)
 
-    return [place(rank) for rank in range(layout["nodes"] * each)]
+    return [place(rank) for rank in range(training_nodes(layout) * each)]
 
 
 def dimensions(layout: Mapping[str, int]) -> list[Dimension]:
@@ -91,7 +98,7 @@ def dimensions(layout: Mapping[str, int]) -> list[Dimension]:
     """
     check(layout)
     each = ranks_per_node(layout)
-    world = layout["nodes"] * each
+    world = training_nodes(layout) * each
     return [Dimension(name, size, apart, _nodes(apart, size, each, world)) for name, apart, size in strides(layout)]
 
 

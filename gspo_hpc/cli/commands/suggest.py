@@ -12,8 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
         "Tries the parallel sizes, recomputation and offloading that keep every rule and fit the GPUs of cluster.gpu, "
-        "and ranks them by estimated time. Batch sizes, lengths, model and machines stay as they are, and so does "
-        "every setting named with --keep."
+        "and ranks them by estimated time; a layout that leaves little of the GPU counts as slower. Batch sizes, "
+        "lengths, model and machines stay as they are, and so does every setting named with --keep; a token budget is "
+        "lowered only where a layout does not fit otherwise. If nothing fits, it says what would have to change."
     )
     examples = """
         gspo-hpc suggest my.yaml cluster.gpu=H100 cluster.nodes=4
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
     expected = "average length of a response, for the estimate of time (default: half of the longest)"
     parser.add_argument("--response-tokens", type=float, metavar="N", help=expected)
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,7 +24,8 @@ _NAMES = 14  # columns of the first column, in every table of both sections
 def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     """Yield a bar for each phase, as long as its share of the card, and what a node needs."""
     gpus, training = config.cluster.gpus_per_node, config.training_gpus_per_node
-    apart = training < gpus
+    apart = config.rollout.mode == "server"
+    every = training == gpus  # nodes either train or generate
     card = f"{config.cluster.gpu}, {in_gib(found.card)} GiB"
     yield item("  ", f"of one {card}, in GiB; worst off is pipeline stage {found.stage}:")
     phases: list[tuple[str, RenderableType]] = []
@@ -35,10 +36,11 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
         rows.append((shown(name), f"|{bar}| {totals[name]}"))
         rows.append(("", Columns(map(text, legend.split(", ")), padding=(0, 2))))
     if apart:
-        yield item("  ", f"one of the GPUs that train, {training} of a node's {gpus}:")
+        yield item("  ", "one of the GPUs that train" + ("" if every else f", {training} of a node's {gpus}") + ":")
     yield grid(phases, first=_NAMES)
     if generation:
-        yield item("  ", f"one of the GPUs that generate, {gpus - training} of a node's {gpus}:")
+        some = "" if every else f", {gpus - training} of a node's {gpus}"
+        yield item("  ", f"one of the GPUs that generate{some}:")
         yield grid(generation, first=_NAMES)
     parts = ", ".join(f"{shown(name)} {in_gib(size, 0)}" for name, size in found.host.items() if size >= GIB / 2)
     more = [("a node", f"{in_gib(sum(found.host.values()), 0)} GiB of its own memory: {parts}")]
@@ -53,7 +55,9 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     yield grid(more, first=_NAMES)
 
 
-def time(found: Times, response_tokens: float, price: float | None = None) -> Iterator[RenderableType]:
+def time(
+    found: Times, response_tokens: float, price: float | None = None, asynchrony: str | None = None
+) -> Iterator[RenderableType]:
     """Yield the seconds of a rollout by phase, and what follows from them."""
     values = found.to_json(price)
     about = f"for responses of {response_tokens:,.0f} tokens on average (--response-tokens); see docs/estimates.md"
@@ -65,24 +69,46 @@ def time(found: Times, response_tokens: float, price: float | None = None) -> It
         if seconds >= 0.05
     ]
     updates = f"{found.updates} optimizer step{'s' * (found.updates > 1)}"
-    rows.append(("a rollout", f"{found.rollout:8.1f} s", f"with {updates}: {values['seconds_per_step']:.1f} s a step"))
+    how = "side by side, " * found.side_by_side + f"with {updates}: {values['seconds_per_step']:.1f} s a step"
+    rows.append(("a rollout", f"{found.rollout:8.1f} s", how))
     yield grid(rows, "lrl", first=_NAMES)
+    low, high = found.range
+    spread = "of published runs, four of five lie as near to their estimates (docs/estimates.md)"
+    bounds = ("range", f"{low:,.0f} to {high:,.0f} s a rollout: {spread}")
     rate = f"{values['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
     whose = "the GPUs'" if found.trainers == found.gpus else f"its GPUs' ({found.trainers:,})"
-    more = [("throughput", f"{rate}; the update reaches {values['update_mfu']:.0%} of {whose} peak (MFU)")]
+    more = [bounds, ("throughput", f"{rate}; the update reaches {values['update_mfu']:.0%} of {whose} peak (MFU)")]
     if values["gpu_hours"] is not None:
         cost = "" if values["cost"] is None else f", {values['cost']:,.0f} at {price:g} a GPU-hour"
         hours, gpu_hours = (f"{n:,.{2 if n < 10 else 0}f}" for n in (values["hours"], values["gpu_hours"]))
         more.append(("the run", f"{hours} hours, {gpu_hours} GPU-hours{cost}"))
+    if asynchrony is not None:
+        more.append(("asynchrony", asynchrony))
     yield grid(more, first=_NAMES)
 
 
 def suggestions(found: Sequence[Layout]) -> Iterator[RenderableType]:
     """Yield layouts, best first, as settings that can be pasted into a shell, with reasons."""
+    yield item("", "ranked by the time of a step; less than 20 % of the GPU left counts against it (docs/plan.md)")
     for place, layout in enumerate(found, 1):
         rate = f"{layout.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-        yield item(f"{place}. ", f"{layout.seconds:.1f} s a step, {rate}, {layout.headroom:.0%} of the GPU left")
+        left = f"{layout.headroom:.0%} of the GPU left: {layout.risk}"
+        yield item(f"{place}. ", f"{layout.seconds:.1f} s a step, {rate}, {left}")
         yield from (item("     - ", reason) for reason in layout.reasons)
         settings = textwrap.wrap(str(layout), width() - 7, break_long_words=False, break_on_hyphens=False)
         yield from (f"     {line} \\" for line in settings[:-1])
         yield f"     {settings[-1]}"
+    if found and found[0].batches:
+        yield ""
+        yield item("", "Batch sizes that suit the first layout, as advice, since they change what is learned:")
+        yield from (item("  - ", str(advice)) for advice in found[0].batches)
+
+
+def no_layout(text: str, remedies: Sequence[str]) -> Iterator[RenderableType]:
+    """Yield why nothing fits, and each change with which something does."""
+    yield item("", text)
+    if remedies:
+        yield item("", "Each of these changes was tried, and is enough:")
+    else:
+        yield item("", "More GPUs, other GPUs, shorter responses and smaller models were tried; none is enough alone.")
+    yield from (item("  - ", remedy) for remedy in remedies)

@@ -145,10 +145,10 @@ def _fixes(fixes: Sequence[Fix]) -> RenderableType:
 def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
     at, q = plan.layout, plan.quantities
     apart = at.get("gpus_set_apart_per_node", 0)
-    yield (
-        "machines",
-        f"{at['nodes']} x {at['gpus_per_node']} GPUs" + (f", {apart} of each for generation" * bool(apart)),
-    )
+    machines = f"{at['nodes']} x {at['gpus_per_node']} GPUs" + f", {apart} of each for generation" * bool(apart)
+    if nodes := at.get("generation_nodes"):
+        machines += f", {nodes} of the nodes for generation"
+    yield "machines", machines
     grid = [("TP", "tensor_model"), ("PP", "pipeline_model"), ("CP", "context"), ("DP", "data")]
     experts = [("ETP", "expert_tensor"), ("EP", "expert_model"), ("PP", "pipeline_model"), ("DP", "expert_data")]
     for head, parts in (("ranks", grid), ("experts", experts)):

@@ -8,7 +8,15 @@ from typing import Any
 from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid
-from gspo_hpc.planning.ranks import dimensions, engine_gpus, first_engine, ranges, ranks_per_node, strides
+from gspo_hpc.planning.ranks import (
+    dimensions,
+    engine_gpus,
+    first_engine,
+    ranges,
+    ranks_per_node,
+    strides,
+    training_nodes,
+)
 
 _MAX_ROWS = 32
 _HEADS = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "etp": "ETP", "ep": "EP", "expert_dp": "EDP"}
@@ -22,7 +30,8 @@ def page(layout: Mapping[str, int], every: bool = False) -> Iterator[RenderableT
     thousand, and has nothing to wrap in them.
     """
     found, each = dimensions(layout), ranks_per_node(layout)
-    world = layout["nodes"] * each
+    nodes = training_nodes(layout)
+    world = nodes * each
     expert_names = ("etp", "ep", "expert_dp")
     experts = layout["expert_model_parallel_size"] > 1 or (
         layout["expert_tensor_parallel_size"] != layout["tensor_model_parallel_size"]
@@ -43,12 +52,14 @@ def page(layout: Mapping[str, int], every: bool = False) -> Iterator[RenderableT
         counted.append((_HEADS[item.name], f"{count} of {item.size:,} ranks, {item.apart:,} apart, {where}"))
     over = layout.get("nodes_per_engine", 1)
     where = "on every node" if over == 1 else f"each over {over} nodes"
+    if nodes < layout["nodes"]:
+        where = f"on the nodes that only generate, {_span(nodes, layout['nodes'] - 1)}"
     counted.append(("engines", f"{where}: GPUs {' | '.join(map(ranges, engine_gpus(layout)))}"))
     yield grid(counted)
     yield ""
     names = ["node", "gpu", *(item.name for item in shown), "engine"]
     rows = [["ranks", *(_HEADS.get(name, name.replace("gpu", "GPU")) for name in names)]]
-    size = 1 if every else _rows_of(world, each, layout["nodes"])
+    size = 1 if every else _rows_of(world, each, nodes)
     for first in range(0, world, size):
         last = min(first + size, world) - 1
         rows.append([_span(first, last), *(_values(layout, name, first, last) for name in names)])
@@ -72,7 +83,8 @@ def _values(layout: Mapping[str, int], name: str, first: int, last: int) -> str:
     if name == "node":
         return _span(first // each, last // each)
     if name == "engine":
-        own = [number for number, gpus in enumerate(engine_gpus(layout)) if gpus[0] < each]
+        others = training_nodes(layout) < layout["nodes"]  # that only generate
+        own = [] if others else [number for number, gpus in enumerate(engine_gpus(layout)) if gpus[0] < each]
         if first == last:
             own = [number for number in own if first % each in engine_gpus(layout)[number]]
             return str(first_engine(layout, first // each) + own[0]) if own else "-"

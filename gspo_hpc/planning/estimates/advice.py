@@ -20,6 +20,7 @@ from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.memory import (
     HEADROOM,
+    OF_ENGINES,
     Estimate,
     Phase,
     cache_bytes_per_token,
@@ -30,7 +31,6 @@ from gspo_hpc.planning.estimates.memory import (
 from gspo_hpc.system.text import in_gib
 
 _MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
-_OF_ENGINES = {"engine_weights", "engine_working", "engine_asleep", "kv_cache"}
 _LARGER = "GPUs with more memory"
 
 
@@ -53,7 +53,7 @@ class Case:
     @property
     def generation(self) -> Phase:
         """The phase in which engines generate."""
-        return next(phase for phase in self.found.phases if phase.name == "generation")
+        return self.found.phase("generation")
 
 
 def case(plan: PlanBuilder) -> Case | None:
@@ -138,7 +138,7 @@ def _engines(generation: Phase, config: Config, arch: Architecture, device: Devi
     found: list[list[str]] = []
     room, with_it = rollout.max_prompt_length, [""]
     for aside in (False, True) if colocated and not offload_trainer(config) else (False,):
-        names = {"cuda_and_nccl"} if aside else set(generation.parts) - _OF_ENGINES
+        names = {"cuda_and_nccl"} if aside else set(generation.parts) - OF_ENGINES
         beside = sum(generation.parts[name] for name in names) if colocated else 0  # what the trainer holds
         most = math.floor(100 * min(_MOST, 1 - beside / memory)) / 100
         for changed, texts in _sizes(config, arch):
@@ -211,7 +211,7 @@ def _lighter(phase: Phase, config: Config) -> str:
     if sizes.get("optimizer", 0) > 0.2 * phase.total and not config.memory.offload_optimizer:
         options.append("memory.offload_optimizer=true")
     more = config.world_size > model_ranks * parallel.context_parallel_size
-    options.append("more tensor or pipeline parallel ranks" if more else f"more GPUs that train, or {_LARGER}")
+    options.append("another layout (gspo-hpc suggest)" if more else f"more GPUs that train, or {_LARGER}")
     return " or ".join(options)
 
 

@@ -24,10 +24,12 @@ class Device:
     node_bytes_per_s: float  # to GPUs of its node, one way
     network_bytes_per_s: float  # to other nodes, one way: its share of the usual machine's adapters
     host_bytes_per_s: float  # to host memory, one way
+    launching: float = 1.0  # seconds that its CPU takes to launch kernels, over those of usual machines
 
 
 # By names as people say them. Networks: HDR, 200 Gb/s a GPU, for A100; NDR, 400 Gb/s, for Hopper, B200 and GB200; XDR,
-# 800 Gb/s, for B300. No run on GB200 or B300 was compared: their sustained operations have B200's share of the peak.
+# 800 Gb/s, for B300. Sustained operations of GB200 and B300 have B200's share of the peak. That the CPU of GH200 and
+# GB200 launches kernels half as fast is calibrated on one of the runs of docs/estimates.md, on GB200.
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -39,9 +41,9 @@ DEVICES: dict[str, Device] = {
         Device("H800-80GB", int(79.2 * GIB), 989e12, 660e12, 3.35e12, 200e9, 50e9, 50e9),
         Device("H20-96GB", int(95.1 * GIB), 148e12, 135e12, 4.0e12, 450e9, 50e9, 50e9),
         Device("H200-141GB", int(139.8 * GIB), 989e12, 680e12, 4.8e12, 450e9, 50e9, 50e9),
-        Device("GH200-96GB", int(94.5 * GIB), 989e12, 680e12, 4.0e12, 450e9, 25e9, 200e9),
+        Device("GH200-96GB", int(94.5 * GIB), 989e12, 680e12, 4.0e12, 450e9, 25e9, 200e9, 2.0),
         Device("B200-180GB", int(178.3 * GIB), 2250e12, 1550e12, 7.7e12, 900e9, 50e9, 50e9),
-        Device("GB200-186GB", int(184.3 * GIB), 2500e12, 1720e12, 8.0e12, 900e9, 50e9, 225e9),
+        Device("GB200-186GB", int(184.3 * GIB), 2500e12, 1720e12, 8.0e12, 900e9, 50e9, 225e9, 2.0),
         Device("B300-288GB", int(267.9 * GIB), 2250e12, 1550e12, 8.0e12, 900e9, 100e9, 50e9),
         Device("L40S-48GB", int(44.5 * GIB), 362e12, 230e12, 0.864e12, 25e9, 12.5e9, 25e9),
     )

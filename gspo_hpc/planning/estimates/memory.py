@@ -26,7 +26,10 @@ HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts a
 CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
 ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
 
+OF_ENGINES = frozenset({"engine_weights", "engine_working", "engine_asleep", "kv_cache"})  # parts of generation
 _BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time, three of them where a gradient is made
+# Bytes of a token and expert while a router works: logits and weights in fp32, the map, and the places of its sort.
+_ROUTING = 4 + 4 + 1 + 16
 _BUCKETS = 2 * (GATHER_BUCKET_BYTES["cuda"] + TRANSFER_BUCKET_BYTES)  # two in the trainer, two in the engine
 
 
@@ -57,6 +60,10 @@ class Estimate:
     cache_tokens: int  # that the KV cache of one engine holds; 0: there is no room for one
     sleep_level: int  # rollout.sleep_level, which `host` counts with
     host_otherwise: int  # bytes of a node's own memory, all of it, at the other sleep level
+
+    def phase(self, name: str) -> Phase:
+        """Return the phase of that name."""
+        return next(phase for phase in self.phases if phase.name == name)
 
     @property
     def peak(self) -> Phase:
@@ -124,6 +131,23 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     level = config.rollout.sleep_level
     host, otherwise = _host(arch, config, stage, level), sum(_host(arch, config, stage, 3 - level).values())
     return Estimate(device.memory, stage, phases, host, cache, level, otherwise)
+
+
+def fits(found: Estimate, config: Config) -> bool:
+    """Return whether every phase fits on the card, a sequence in the cache, and the rest on a node.
+
+    The rules about memory say the same (planning/rules/memory.py); this takes a tenth of their time.
+    """
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    if max(found.peak.total, found.phase("generation").total) > found.card or found.cache_tokens < longest:
+        return False
+    return not lacks_host_memory(found, config)
+
+
+def lacks_host_memory(found: Estimate, config: Config) -> bool:
+    """Return whether a node certainly has too little memory: even without what processes take for themselves."""
+    room, total = node_memory(config), sum(found.host.values())
+    return room is not None and total - found.host["processes"] > room
 
 
 def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tokens: int) -> int:
@@ -203,12 +227,19 @@ def _working(arch: Architecture, config: Config) -> float:
     """Return the elements of a token that live for a moment: the widest products of a layer, or their gradients."""
     tp, mixture = config.parallel.tensor_model_parallel_size, arch.experts
     own = 1 / tp if config.parallel.sequence_parallel else 1.0
-    widest = 4 * arch.ffn_hidden_size / tp
+    widest = max(4 * arch.ffn_hidden_size, 2 * arch.num_attention_heads * arch.head_dim) / tp
+    routing = 0.0
     if mixture is not None:
-        widest = max(widest, 4 * mixture.ffn_hidden_size * mixture.top_k * own)
-    queries = 2 * arch.num_attention_heads * arch.head_dim / tp
-    gathered = 2 * activations.gathered_product(arch, tp)  # as it arrives, and in the order of its rows
-    return 2 * arch.hidden_size + max(widest, queries, gathered)
+        parallel = config.parallel
+        copies = mixture.top_k * own * (activations.IMBALANCE if parallel.expert_model_parallel_size > 1 else 1.0)
+        gathered = copies * (parallel.expert_tensor_parallel_size or tp)
+        # The dispatcher holds tokens as they are sent, as they arrive, and sorted by expert; in the backward pass,
+        # their gradients.
+        sent = arch.hidden_size * (copies + 2 * gathered)
+        widest = max(widest, 4 * mixture.ffn_hidden_size * copies, sent)
+        routing = _ROUTING * mixture.count * own / _itemsize(config)
+    heads = 2 * activations.gathered_product(arch, tp)  # as it arrives, and in the order of its rows
+    return 2 * arch.hidden_size + max(widest, heads) + routing
 
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:

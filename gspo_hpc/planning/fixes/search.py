@@ -140,12 +140,13 @@ class Search:
     def found(self, limit: int, room: int) -> list[Fix]:
         """Return fixes of one change, then of two."""
         singles = self.singles()
-        if not singles:
+        layout = [] if singles else self._layout()
+        if not singles and not layout:
             singles = self._other_models()
         alone = {str(fix.changes[0]) for fix in singles}
         pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
         farthest = 2.0 * singles[0].distance if singles else math.inf
-        return _shown(singles, limit) + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
+        return _shown(singles, limit) + _shown([fix for fix in pairs if fix.distance <= farthest], limit) + layout
 
     def _judge(self, config: Config) -> PlanBuilder | None:
         """Return the plan of a changed config.
@@ -224,6 +225,24 @@ class Search:
             else:
                 bad = middle
         return found
+
+    def _layout(self) -> list[Fix]:
+        """Return the layout of the same GPUs that `suggest` finds, for plans that break a rule about memory."""
+        if Topic.MEMORY not in self.topics:
+            return []
+        from gspo_hpc.planning import layouts  # only here: most plans are fixed without
+
+        try:
+            found = layouts.find(self.config, limit=1)
+        except ValueError:  # the sizes of the model are not known
+            return []
+        changed, changes = self.config, list[Change]()
+        for key, value in found[0].settings.items() if found else ():
+            if value != (before := value_of(self.config, key)):
+                changed = with_value(changed, key, value)
+                changes.append(Change(key, before, value))
+        fix = self._fix(self._judge(changed), *changes) if changes else None
+        return [fix] if fix is not None else []
 
     def _other_models(self) -> list[Fix]:
         """Return the known models that fix the plan, for plans that nothing else fixes alone."""

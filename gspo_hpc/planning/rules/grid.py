@@ -49,17 +49,26 @@ def _expert_world_size(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
-@rule(GridRule.SERVER_ENGINES_GIVEN, "`rollout.mode: server` needs `rollout.engines_per_node`", Topic.ENGINES)
+@rule(
+    GridRule.SERVER_ENGINES_GIVEN,
+    "`rollout.mode: server` needs `rollout.engines_per_node`, or `cluster.generation_nodes`",
+    Topic.ENGINES,
+)
 def _server_engines(plan: PlanBuilder) -> Iterator[str]:
-    if plan.server and plan.config.rollout.engines_per_node is None:
-        yield "rollout.mode server sets GPUs apart for generation: give rollout.engines_per_node"
+    config = plan.config
+    if plan.server and config.rollout.engines_per_node is None and not config.cluster.generation_nodes:
+        yield (
+            "rollout.mode server sets GPUs apart for generation: give rollout.engines_per_node, for some of every "
+            "node, or cluster.generation_nodes, for whole nodes"
+        )
 
 
 @rule(GridRule.SERVER_LEAVES_GPUS_TO_TRAIN, "GPUs set apart for generation leave some to train", Topic.ENGINES)
 def _server_gpus(plan: PlanBuilder) -> Iterator[str]:
     gpus, rollout = plan.config.cluster.gpus_per_node, plan.config.rollout
     engines, tp = rollout.engines_per_node, rollout.tensor_parallel_size
-    if plan.server and engines is not None and engines * tp >= gpus:
+    every = plan.config.cluster.generation_nodes > 0  # nodes either train or generate
+    if plan.server and not every and engines is not None and engines * tp >= gpus:
         yield (
             f"engines_per_node ({engines}) x rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs set apart for "
             f"generation leave none of gpus_per_node ({gpus}) to train"

@@ -365,3 +365,22 @@ def test_what_is_least_already_is_not_advised() -> None:
     assert update.endswith("memory.offload_optimizer=true or more GPUs that train, or GPUs with more memory"), update
     roomy = replace(config, batch=replace(config.batch, micro_batch_tokens=32768))
     assert "batch.micro_batch_tokens=8192 or" in make_plan(roomy).broken[0].message
+
+
+def test_a_dispatcher_holds_tokens_as_often_as_they_have_experts() -> None:
+    """As they are sent, as they arrive, and sorted: where experts are sliced, every slice has the tokens of all."""
+    parallel = {"tensor_model_parallel_size": 4, "sequence_parallel": True, "expert_model_parallel_size": 2}
+    memory_of = {"recompute_granularity": "full"}
+    found = {}
+    for slices in (1, 4):
+        more = parallel | {"expert_tensor_parallel_size": slices}
+        config = made(model={"path": "Qwen3-30B-A3B"}, parallel=more, memory=memory_of)
+        arch = architecture.find(config)
+        assert arch is not None and arch.experts is not None
+        copies = arch.experts.top_k / 4 * activations.IMBALANCE  # of each of a rank's own tokens
+        held = arch.hidden_size * copies * (1 + 2 * slices) * 2 * memory.micro_batch_tokens(config)
+        kept = activations.kept(arch, config, parameters.layers_of(arch, config, 0))
+        kept_bytes = (kept.held + kept.again) * 2 * memory.micro_batch_tokens(config)
+        found[slices] = phase(estimated(config), "update").parts["activations"]
+        assert found[slices] > kept_bytes + held
+    assert found[4] > found[1]

@@ -190,6 +190,7 @@ def test_every_key_of_the_json_is_in_the_documentation(
         [str(partial), "--ranks", "batch.global_batch_size=16", f"data.train={rows}", "run.max_steps=3"],
         [str(partial), *server],
         [str(partial), *uneven, "cluster.nodes=2", "rollout.tensor_parallel_size=16"],
+        [str(partial), "rollout.mode=server", "cluster.nodes=2", "cluster.generation_nodes=1"],
     ):
         main(["plan", *words, "--json"])
         plans.append(json.loads(capsys.readouterr().out))
@@ -279,8 +280,8 @@ def test_a_suggestion_can_be_pasted_however_narrow(
     monkeypatch.setenv("COLUMNS", "60")
     preset = str(project / "configs" / "qwen2.5_7b_tp2.yaml")
     assert main(["suggest", preset, "--limit", "1"]) == 0
-    settings = capsys.readouterr().out.split("     parallel.", 1)[1]
+    settings = capsys.readouterr().out.split("     parallel.", 1)[1].split("\n\n")[0]
     words = subprocess.run(
         ["bash", "-c", f'printf "%s\\n" parallel.{settings}'], capture_output=True, text=True, check=True, timeout=10
     ).stdout.split()
-    assert len(words) == 10 and main(["plan", preset, *words]) == 0
+    assert len(words) >= 10 and main(["plan", preset, *words]) == 0

@@ -1,0 +1,131 @@
+"""The time of generation: a roofline, token by token, while sequences end one after the other.
+
+A token takes as long as what must be read of weights and cache or computed, what tensor-parallel ranks tell each other,
+and what a step costs however small it is.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from statistics import NormalDist
+
+from gspo_hpc.config.engine_arguments import engine_setting
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.estimates import rates
+from gspo_hpc.planning.estimates.devices import Device
+from gspo_hpc.planning.estimates.work import Sizes, Work
+
+_QUANTILES = 64
+_POINTS = [(i + 0.5) / _QUANTILES for i in range(_QUANTILES)]
+
+
+def lengths(given: Work) -> list[float]:
+    """Return response lengths at equally likely points: log-normal, cut at the longest, with the mean that is given."""
+    scale = _scale(given)
+    return [_cut(given, scale, point) for point in _POINTS]
+
+
+def longest_of(given: Work) -> float:
+    """Return the length that all wait for: one completion in as many as there are would be longer."""
+    return _cut(given, _scale(given), 1.0 - 0.5 / given.completions)
+
+
+@cache
+def _scale(given: Work) -> float:
+    """Return the median of the distribution before it is cut, by bisection."""
+    low, high = 0.0, given.longest * 1e3
+    for _ in range(40):
+        middle = (low + high) / 2
+        mean = sum(_cut(given, middle, point) for point in _POINTS) / _QUANTILES
+        low, high = (middle, high) if mean < given.response_tokens else (low, middle)
+    return high
+
+
+def _cut(given: Work, scale: float, point: float) -> float:
+    return min(float(given.longest), scale * math.exp(rates.SPREAD * NormalDist().inv_cdf(point)))
+
+
+def count(config: Config) -> int:
+    """Return the engines of all nodes."""
+    cluster, rollout = config.cluster, config.rollout
+    if rollout.mode == "server" and cluster.generation_nodes:
+        each = rollout.engines_per_node or cluster.gpus_per_node // rollout.tensor_parallel_size
+        gpus = cluster.generation_nodes * cluster.gpus_per_node
+        return max(1, cluster.generation_nodes * each if each else gpus // rollout.tensor_parallel_size)
+    if rollout.mode == "server" or rollout.engines_per_node:
+        return cluster.nodes * (rollout.engines_per_node or 1)
+    return max(1, config.world_size // rollout.tensor_parallel_size)
+
+
+def generation(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
+    """Return the seconds until the last completion of a rollout has ended, prompts left out."""
+    each = given.completions / count(config)
+    at_once = _at_once(config, given, each, cache_tokens)
+    ends = lengths(given)
+    # While others wait, every sequence that ends makes room for one more.
+    mean = sum(ends) / len(ends)
+    seconds = (each - at_once) * mean / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
+    begin = 0.0
+    for number, end in enumerate(ends):
+        alive = at_once * (len(ends) - number) / len(ends)
+        seconds += (end - begin) * step_seconds(model, config, device, max(1.0, alive), (begin + end) / 2, given)
+        begin = end
+    last = longest_of(given) - begin  # of all engines, the one that has the longest
+    return seconds + last * step_seconds(model, config, device, 1.0, begin, given)
+
+
+def steady(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
+    """Return the seconds of a rollout where engines never wait: the next rollout's prompts take the free places.
+
+    Sequences go on while weights change, and so many rollouts are under way as their weights may be behind.
+    """
+    each = given.completions / count(config)
+    at_once = _at_once(config, given, each * (1 + config.rollout.max_staleness), cache_tokens)
+    mean = given.response_tokens
+    return each * mean / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
+
+
+def _at_once(config: Config, given: Work, each: float, cache_tokens: float) -> float:
+    """Return how many sequences an engine works on: what it has, its cache holds, and it takes."""
+    held = max(1.0, cache_tokens / (given.prompt_tokens / given.completions_per_prompt + given.response_tokens))
+    return min(each, held, engine_setting(config, "max_num_seqs"))
+
+
+def prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
+    """Return the seconds in which engines read the prompts of a rollout, each once a group."""
+    operations = given.completions / given.completions_per_prompt * given.prompt_tokens * model.token_flops
+    gpus = count(config) * config.rollout.tensor_parallel_size
+    return operations / (gpus * device.sustained_flops * efficiency(model))
+
+
+def efficiency(model: Sizes) -> float:
+    """Return the share of what large products sustain that passes over this model reach."""
+    return rates.EXPERTS_EFFICIENCY if model.layers_with_experts else rates.EFFICIENCY
+
+
+def step_seconds(model: Sizes, config: Config, device: Device, alive: float, generated: float, given: Work) -> float:
+    """Return the seconds of one token of `alive` sequences of an engine, each with `generated` tokens so far."""
+    tp = config.rollout.tensor_parallel_size
+    seen = alive * (given.prompt_tokens + generated)
+    used = 1.0 - (1.0 - model.top_k / model.experts) ** alive if model.experts else 0.0  # experts that have a token
+    weights = 2.0 * (model.parameters - model.expert_parameters * (1.0 - used)) / tp
+    kept = seen * model.cache_bytes / min(tp, model.cache_heads)
+    reading = (weights + kept) / (device.memory_bytes_per_s * rates.BANDWIDTH)
+    computing = alive * (model.token_flops + model.output_flops) + seen * model.score_flops
+    computing /= tp * device.sustained_flops * rates.EFFICIENCY
+    launching = rates.STEP_SECONDS
+    launching += model.layers * rates.LAYER_SECONDS + model.layers_with_experts * rates.EXPERTS_SECONDS
+    if config.rollout.engine.get("enforce_eager") is True:
+        launching += model.layers * rates.EAGER_SECONDS
+    seconds = max(reading, computing) + launching * device.launching
+    if tp > 1:
+        wide = tp > config.cluster.gpus_per_node
+        latency, link = (
+            (rates.NETWORK_LATENCY, device.network_bytes_per_s)
+            if wide
+            else (rates.NODE_LATENCY, device.node_bytes_per_s)
+        )
+        moved = 2.0 * (tp - 1) / tp * alive * model.hidden * 2.0
+        seconds += 2 * model.layers * (latency + moved / (link * rates.LINK))
+    return seconds

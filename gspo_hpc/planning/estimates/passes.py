@@ -1,0 +1,179 @@
+"""The time of the trainer's passes: operations over a share of the peak, communication, pipeline bubbles, experts.
+
+Experts cost more than their operations: tokens are copied, sent and sorted to and fro, each expert of a rank has
+products of its own, and expert-tensor-parallel ranks gather the tokens of all of them for a slice of every product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo_hpc.config.derived import offloaded_parts
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning import divisions
+from gspo_hpc.planning.estimates import memory, rates
+from gspo_hpc.planning.estimates.devices import Device
+from gspo_hpc.planning.estimates.engines import efficiency
+from gspo_hpc.planning.estimates.work import Sizes, Work
+
+_ITEM = 2.0  # bytes of an activation or a weight
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of the groups in which ranks share the model."""
+
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    replicas: int  # that have samples of their own
+    node: int  # ranks of a node
+
+    @property
+    def model_ranks(self) -> int:
+        """The ranks that share attention's weights."""
+        return self.tp * self.pp
+
+
+def grid(config: Config) -> Grid:
+    """Return how the ranks of a config share the model."""
+    parallel = config.parallel
+    tp, pp, cp = (
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+    )
+    ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tp
+    replicas = max(1, config.world_size // (tp * pp * cp))
+    return Grid(tp, pp, cp, ep, etp, replicas, max(1, config.training_gpus_per_node))
+
+
+def forward_flops(model: Sizes, config: Config, given: Work) -> float:
+    """Return the operations of all completions of a rollout; a shared prompt is computed once a group."""
+    length = given.prompt_tokens + given.response_tokens
+    prompts = given.completions / (given.completions_per_prompt if config.batch.share_prompts else 1)
+    tokens = given.completions * given.response_tokens + prompts * given.prompt_tokens
+    seen = given.completions * length * length / 2 * (1.0 + rates.SPREAD**2 / 4)
+    outputs = given.completions * given.response_tokens * model.output_flops
+    return tokens * model.token_flops + seen * model.score_flops + outputs
+
+
+def seconds(
+    model: Sizes, config: Config, device: Device, forward: float, tokens: float, updates: int, work_factor: float
+) -> float:
+    """Return the seconds of a pass over all tokens: `work_factor` forward passes, in `updates` parts.
+
+    Of these, a backward pass counts two, but it sends no more than a forward one.
+    """
+    at = grid(config)
+    chunks = config.parallel.virtual_pipeline_model_parallel_size or 1
+    batches = max(1.0, tokens / updates / at.replicas / memory.micro_batch_tokens(config))
+    computing = work_factor * forward / (config.world_size * device.sustained_flops * efficiency(model))
+    computing *= _unevenness(model, config)
+    own = tokens / at.replicas / at.cp  # of one rank
+    sending = work_factor - 1.0 if work_factor >= 3.0 else work_factor
+    talking = work_factor * _talking(model, at, device, own)
+    if model.layers_with_experts:
+        handled = batches * updates
+        computing += work_factor * _handling(model, config, at, device, own, handled)
+        talking += sending * _dispatching(model, config, at, device, own)
+    return (computing + talking) * (1.0 + (at.pp - 1) / (chunks * batches))
+
+
+def _unevenness(model: Sizes, config: Config) -> float:
+    """Return the operations of the busiest pipeline stage over those of the mean: the last has the output layer too."""
+    every, output, stages = model.token_flops, model.output_flops, config.parallel.pipeline_model_parallel_size
+    layers = divisions.layers_per_stage(model.layers, config.parallel)
+    shares = [every / stages] * stages if layers is None else [count / model.layers * every for count in layers]
+    return max(*shares[:-1], shares[-1] + output, 0.0) * stages / (every + output)
+
+
+def _talking(model: Sizes, at: Grid, device: Device, own: float) -> float:
+    """Return the seconds in which the ranks of attention tell each other activations, in one forward pass."""
+    tensor = 4.0 * (at.tp - 1) / at.tp * model.hidden * _ITEM * own * model.layers / at.pp
+    if at.tp > model.cache_heads:  # queries, keys and values of all heads are gathered
+        tensor += _ITEM * (at.tp - 1) / at.tp * (model.score_flops / 4 + model.cache_bytes / 2) * own / at.pp
+    context = model.cache_bytes / min(at.tp, model.cache_heads) / at.pp * (at.cp - 1) * own
+    return _over(device, at, tensor, at.tp) + _over(device, at, context, at.tp * at.cp)
+
+
+def _copies(model: Sizes, config: Config, at: Grid, own: float) -> float:
+    """Return the tokens that a rank sends to experts, over all layers of its stage, each as often as it has experts."""
+    shared = at.tp if config.parallel.sequence_parallel else 1
+    return own / shared * model.top_k * model.layers_with_experts / at.pp
+
+
+def _dispatching(model: Sizes, config: Config, at: Grid, device: Device, own: float) -> float:
+    """Return the seconds in which tokens go to experts and back: over expert ranks, then over those that share one."""
+    moved = 2.0 * _copies(model, config, at, own) * model.hidden * _ITEM
+    spread, group = moved * (at.ep - 1) / at.ep, at.ep * at.etp
+    outside = max(0.0, 1.0 - at.node / group)  # of the ranks of a group, those that are on other nodes
+    over = spread * outside / (device.network_bytes_per_s * rates.LINK)
+    within = spread * (1.0 - outside) / (device.node_bytes_per_s * rates.LINK)
+    return max(over, within) + _over(device, at, moved * (at.etp - 1), at.etp)
+
+
+def _handling(model: Sizes, config: Config, at: Grid, device: Device, own: float, batches: float) -> float:
+    """Return the seconds in which experts' tokens and weights are read and written, and products are launched.
+
+    Thin slices show here: with expert tensor parallelism every rank reads all tokens for fewer columns, and with few
+    tokens for each of many experts, weights are read and products launched for little.
+    """
+    copies = _copies(model, config, at, own)
+    sorting = 4.0 * model.hidden * (1.0 + at.etp)  # read and written: before and after they are sent, there and back
+    products = 2.0 * model.hidden * at.etp + 6.0 * model.expert_ffn
+    experts = batches * model.experts / at.ep * model.layers_with_experts / at.pp
+    weights = 3.0 * model.hidden * model.expert_ffn / at.etp
+    moved = _ITEM * (copies * (sorting + products) + experts * weights)
+    return (
+        moved / (device.memory_bytes_per_s * rates.BANDWIDTH) + 2.0 * experts * rates.EXPERT_LAUNCH * device.launching
+    )
+
+
+def _over(device: Device, at: Grid, count: float, ranks: int) -> float:
+    """Return the seconds in which bytes go over the links between so many neighbours."""
+    link = device.node_bytes_per_s if ranks <= at.node else device.network_bytes_per_s
+    return count / (link * rates.LINK)
+
+
+def optimizer(model: Sizes, config: Config, device: Device) -> float:
+    """Return the seconds in which gradients are summed over replicas, Adam steps, and weights are gathered."""
+    at, parallel = grid(config), config.parallel
+    dense = (model.parameters - model.expert_parameters) / at.model_ranks
+    owners = at.etp * at.ep * at.pp
+    own = dense + model.expert_parameters / owners
+    replicas = max(1, config.world_size // at.model_ranks)
+    wide = config.optimizer.grad_reduce_in_fp32
+    moved = (dense + model.expert_parameters / owners * (config.world_size > owners)) * (4.0 if wide else 2.0) * 2.0
+    link = device.network_bytes_per_s if config.world_size > at.node else device.node_bytes_per_s
+    reducing = moved / (link * rates.LINK) * (replicas > 1) * (0.3 if parallel.overlap_grad_reduce else 1.0)
+    state = own * 20.0 / (replicas if config.optimizer.distributed else 1)
+    rate = device.host_bytes_per_s if config.memory.offload_optimizer else device.memory_bytes_per_s * rates.BANDWIDTH
+    return reducing + state / rate
+
+
+def reference(model: Sizes, config: Config, device: Device) -> float:
+    """Return the seconds in which the weights of the reference model and the policy's change places."""
+    return 2.0 * model.parameters * _ITEM / grid(config).model_ranks / device.host_bytes_per_s
+
+
+def sync(model: Sizes, config: Config, device: Device) -> float:
+    """Return the seconds in which all weights reach every engine, and offloaded state goes to the host and back."""
+    at = grid(config)
+    over_nodes = at.model_ranks > at.node or config.cluster.generation_nodes > 0
+    link = device.network_bytes_per_s if over_nodes else device.node_bytes_per_s
+    needed = 2.0 * model.parameters / (link * rates.SYNC_LINK)
+    if moved := offloaded_parts(config):
+        replicas = max(1, config.world_size // at.model_ranks)
+        optimizer = 12.0 / (replicas if config.optimizer.distributed else 1)
+        each = 2.0 * ("weights" in moved) + optimizer * ("optimizer" in moved)
+        needed += 2.0 * model.parameters / at.model_ranks * each / device.host_bytes_per_s
+    return needed
+
+
+def save(model: Sizes, config: Config, device: Device) -> float:
+    """Return the seconds that a save holds training up: those of a copy to the host if it is written in background."""
+    state = 14.0 * model.parameters / config.world_size
+    return state / device.host_bytes_per_s * (1.0 if config.checkpoint.async_save else 10.0)

@@ -1,0 +1,27 @@
+"""The constants of the time estimate: how fast things go, beside what data sheets say.
+
+docs/estimates.md says which runs they were calibrated on, and holds them against others.
+"""
+
+from __future__ import annotations
+
+# Calibrated on the runs that docs/estimates.md calls "calibration"; the other runs there are predictions.
+EFFICIENCY = 0.62  # of what large products sustain that passes of dense layers reach
+EXPERTS_EFFICIENCY = 0.25  # the same for mixtures, whose products have fewer rows
+STEP_SECONDS = 1.5e-3  # of one step of an engine, however little it computes: scheduling, sampling, detokenizing
+LAYER_SECONDS = 25e-6  # of one layer of it, in CUDA graphs
+EXPERTS_SECONDS = 100e-6  # of an engine's layer with experts, beside its other seconds: routing, sorting, grouping
+SPREAD = 0.8  # of response lengths: standard deviation of their logarithm, before they are cut
+SWITCH_SECONDS = 13.0  # of a rollout on GPUs that both share: engines sleep and wake, the trainer leaves and returns
+
+# Not calibrated: what such hardware and software is known to give.
+EAGER_SECONDS = 120e-6  # of one layer in eager mode, besides: about a dozen kernels, each launched by Python
+EXPERT_LAUNCH = 10e-6  # of one product of one expert in the trainer: those of a rank are launched one after another
+OVERHEAD_SECONDS = 3.0  # of a rollout: graders' last answers, packing, logging
+BANDWIDTH = 0.75  # of the memory's data sheet, in long reads
+LINK = 0.6  # of a link's data sheet, in collectives
+NODE_LATENCY, NETWORK_LATENCY = 15e-6, 60e-6  # seconds of one all-reduce of little data
+SYNC_LINK = 0.6  # of a link, for weights that travel tensor by tensor
+
+# Between these shares of an estimate four of five of the published runs of docs/estimates.md lie (a test compares).
+RANGE = (0.97, 1.4)

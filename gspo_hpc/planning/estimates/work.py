@@ -1,0 +1,88 @@
+"""The input of a time estimate: the sizes of a model, and the work of one rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import flops
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.estimates import parameters
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model that the estimate uses."""
+
+    layers: int
+    layers_with_experts: int
+    hidden: int
+    vocabulary: int
+    parameters: int
+    expert_parameters: int  # of all routed experts, in `parameters`
+    experts: int  # of a layer; 0: none
+    top_k: int
+    token_flops: float  # forward, of all layers, without scores and output layer
+    score_flops: float  # forward, of all layers, for one query and one key
+    cache_bytes: float  # of one token, in 16 bits, over all layers
+    cache_heads: int  # the cache can be cut into as many parts
+
+    @property
+    def output_flops(self) -> float:
+        """Forward operations of the output layer for one token."""
+        return 2.0 * self.hidden * self.vocabulary
+
+    @property
+    def expert_ffn(self) -> float:
+        """The inner size of one expert; 0 without experts."""
+        return self.expert_parameters / max(1, self.layers_with_experts * self.experts * 3 * self.hidden)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One rollout: tokens are averages, but for `longest`."""
+
+    completions: int
+    completions_per_prompt: int
+    prompt_tokens: float
+    response_tokens: float
+    longest: int  # response
+
+
+def sizes(arch: Architecture) -> Sizes:
+    """Return the sizes used for the estimate."""
+    experts = arch.experts
+    mixed = sum(map(arch.has_experts, range(arch.num_layers)))
+    routed = 0 if experts is None else mixed * experts.count * 3 * arch.hidden_size * experts.ffn_hidden_size
+    scores = 4.0 * arch.num_layers * arch.num_attention_heads * arch.head_dim
+    cache, heads = 4.0 * arch.num_layers * arch.num_key_value_heads * arch.head_dim, arch.num_key_value_heads
+    if arch.mixers:
+        scores = 2.0 * sum(mixer.scores for mixer in arch.mixers)
+        cache = 2.0 * sum(mixer.cache for mixer in arch.mixers)
+        heads = min((mixer.cache_heads for mixer in arch.mixers if mixer.cache), default=1)
+    return Sizes(
+        layers=arch.num_layers,
+        layers_with_experts=mixed,
+        hidden=arch.hidden_size,
+        vocabulary=arch.vocab_size,
+        parameters=parameters.parameters(arch),
+        expert_parameters=routed,
+        experts=0 if experts is None else experts.count,
+        top_k=0 if experts is None else experts.top_k,
+        token_flops=float(flops.per_token(arch)),
+        score_flops=scores,
+        cache_bytes=cache,
+        cache_heads=heads,
+    )
+
+
+def work(config: Config, completions: int, response_tokens: float | None = None) -> Work:
+    """Return a rollout of that many completions. Lengths that nobody knows yet are half of what is allowed."""
+    rollout = config.rollout
+    return Work(
+        completions,
+        config.batch.num_generations or 1,
+        rollout.max_prompt_length / 2,
+        min(response_tokens or rollout.max_response_length / 2, rollout.max_response_length),
+        rollout.max_response_length,
+    )

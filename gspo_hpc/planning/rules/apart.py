@@ -1,0 +1,57 @@
+"""Rules of nodes that only generate, and of generation that goes on while the trainer works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import auto
+
+from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.rules.ids import RuleId, Topic
+from gspo_hpc.planning.rules.registry import rule
+
+
+class ApartRule(RuleId):
+    """Names of the rules in this file."""
+
+    GENERATION_NODES_NEED_SERVER = auto()
+    GENERATION_NODES_LEAVE_SOME_TO_TRAIN = auto()
+    GENERATION_NODES_HOLD_ENGINES = auto()
+    STALENESS_NEEDS_SERVER = auto()
+
+
+@rule(ApartRule.GENERATION_NODES_NEED_SERVER, "`cluster.generation_nodes` needs `rollout.mode: server`", Topic.ENGINES)
+def _server(plan: PlanBuilder) -> Iterator[str]:
+    nodes = plan.config.cluster.generation_nodes
+    if nodes and not plan.server:
+        yield f"cluster.generation_nodes ({nodes}) needs rollout.mode server: with colocate every node trains"
+
+
+@rule(ApartRule.GENERATION_NODES_LEAVE_SOME_TO_TRAIN, "nodes that only generate leave some to train", Topic.ENGINES)
+def _left(plan: PlanBuilder) -> Iterator[str]:
+    cluster = plan.config.cluster
+    if plan.server and cluster.generation_nodes >= cluster.nodes:
+        yield (
+            f"cluster.generation_nodes ({cluster.generation_nodes}) leaves none of cluster.nodes ({cluster.nodes}) to "
+            "train"
+        )
+
+
+@rule(ApartRule.GENERATION_NODES_HOLD_ENGINES, "the engines of a node that only generates fit on it", Topic.ENGINES)
+def _engines(plan: PlanBuilder) -> Iterator[str]:
+    gpus, rollout = plan.config.cluster.gpus_per_node, plan.config.rollout
+    engines, tp = rollout.engines_per_node, rollout.tensor_parallel_size
+    if plan.server and plan.config.cluster.generation_nodes and engines is not None and engines * tp > gpus:
+        yield (
+            f"engines_per_node ({engines}) x rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs are more than "
+            f"gpus_per_node ({gpus}) of a node that only generates"
+        )
+
+
+@rule(ApartRule.STALENESS_NEEDS_SERVER, "`rollout.max_staleness` above 0 needs `rollout.mode: server`", Topic.ENGINES)
+def _staleness(plan: PlanBuilder) -> Iterator[str]:
+    staleness = plan.config.rollout.max_staleness
+    if staleness and not plan.server:
+        yield (
+            f"rollout.max_staleness ({staleness}) needs rollout.mode server: on the same GPUs generation and training "
+            "take turns"
+        )

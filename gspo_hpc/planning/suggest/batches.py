@@ -1,0 +1,108 @@
+"""Advice on batch sizes for a layout: the update, the updates of a rollout, and the token budget, each with its reason.
+
+Sizes are tried with the same estimates that rank layouts. They change what is learned as well as how fast, so
+`suggest` gives them as advice and leaves the config's own in its layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gspo_hpc.config.derived import updates_per_rollout
+from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.estimates.memory import HEADROOM
+from gspo_hpc.planning.plan import judge
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.layouts import Candidate, Search
+
+ENOUGH = 0.9  # of the most tokens a second that any size reaches: a larger one gains little
+USUAL_UPDATES = 4  # of a rollout, in the paper
+_LARGER = (1, 2, 4, 8, 16)  # times the rollout that is given
+_BUDGETS = (1, 2, 4, 8)  # longest sequences in a micro-batch
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A size, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `gspo-hpc suggest --json` prints them."""
+        return vars(self)
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}: {self.reason}"
+
+
+def advise(search: Search, one: Candidate) -> Iterator[Advice]:
+    """Yield advice for a layout whose config gives the size of an update and of a group."""
+    batch = one.config.batch
+    if not batch.global_batch_size or not batch.num_generations:
+        return
+    yield from _rollout(search, one)
+    if batch.micro_batch_tokens:
+        yield from _budget(search, one)
+
+
+def _rollout(search: Search, one: Candidate) -> Iterator[Advice]:
+    """Yield the smallest rollout that keeps the GPUs busy, and the updates that it is divided into."""
+    config, gbs = one.config, one.config.batch.global_batch_size
+    assert gbs is not None
+    updates = max(1, updates_per_rollout(config.batch) // config.batch.num_iterations)
+    tried = {}
+    for factor in _LARGER:
+        changed = _with_batch(config, gbs * factor, updates)
+        if not judge(changed, models=search.models).broken:
+            times = search.times(changed, one.memory)
+            tried[gbs * factor] = times.tokens / times.rollout
+    if not tried:
+        return
+    most = max(tried.values())
+    size = min(size for size, rate in tried.items() if rate >= ENOUGH * most)
+    gain = tried[size] / tried[gbs] - 1.0 if gbs in tried else 0.0
+    if size == gbs:
+        reason = f"enough: {max(tried)} completions would bring {most / tried[gbs] - 1.0:.0%} more tokens a second"
+    else:
+        reason = (
+            f"{gain:.0%} more tokens a second than with {gbs}, and still larger updates bring little more. "
+            "It is another run, though: fewer updates for the same data"
+        )
+    yield Advice("batch.global_batch_size", size, reason)
+    if updates > USUAL_UPDATES:
+        reason = f"of {updates} updates of one rollout the last are far from the policy that sampled: more is clipped"
+    elif updates == 1:
+        reason = "on-policy: every ratio is 1, nothing is clipped, and no pass for old log-probs is made"
+    else:
+        reason = f"not more than {USUAL_UPDATES}, as in the paper: the last update is near the policy that sampled"
+    yield Advice("batch.steps_per_generation", min(updates, USUAL_UPDATES), reason)
+
+
+def _budget(search: Search, one: Candidate) -> Iterator[Advice]:
+    """Yield the token budget with the shortest step among those that leave enough of the GPU."""
+    config, rollout = one.config, one.config.rollout
+    longest = rollout.max_prompt_length + rollout.max_response_length
+    tried = {}
+    for count in _BUDGETS:
+        changed = replace(config, batch=replace(config.batch, micro_batch_tokens=count * longest))
+        found = memory.estimate(search.arch, changed, search.device)
+        if memory.fits(found, changed) and found.headroom >= min(HEADROOM, one.memory.headroom):
+            tried[count * longest] = search.times(changed, found).rollout
+    if not tried:
+        return
+    best = min(tried, key=lambda tokens: (tried[tokens], tokens))
+    alike = [tokens for tokens, seconds in tried.items() if seconds <= 1.01 * tried[best]]
+    count = min(alike) // longest
+    reason = f"{count} of the longest completions, the smallest budget with about the shortest step that memory allows"
+    yield Advice("batch.micro_batch_tokens", min(alike), reason)
+
+
+def _with_batch(config: Config, gbs: int, updates: int) -> Config:
+    batch = replace(config.batch, global_batch_size=gbs, steps_per_generation=updates, generation_batch_size=None)
+    return replace(config, batch=batch)

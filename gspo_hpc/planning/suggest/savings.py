@@ -1,0 +1,145 @@
+"""Ways to save the memory of a GPU, from the cheapest to the dearest, and how much of a card must be left.
+
+Each is tried where a layout leaves too little without it. What a config keeps is never changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.config.schema import Batch, Config, replace
+from gspo_hpc.config.section import written
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.estimates.devices import Device
+from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate
+from gspo_hpc.planning.fixes.candidates import ENGINE, with_value
+
+UTILIZATION = f"{ENGINE}gpu_memory_utilization"
+KEYS = (  # that are chosen only where a layout needs it
+    "memory.recompute_granularity",
+    "memory.offload_optimizer",
+    "memory.offload_trainer",
+    "batch.micro_batch_tokens",
+    "rollout.sleep_level",
+    "optimizer.grad_reduce_in_fp32",
+    UTILIZATION,
+)
+TIGHT = 0.12  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
+_MORE = 0.01  # of the card, that is worth a change
+_MOST = 0.95  # of the card, that an engine is given: some is needed by what it does not count
+
+
+def risk(headroom: float) -> str:
+    """Return in words what a share of the card that passes leave means."""
+    if headroom >= HEADROOM:
+        return "comfortable"
+    return "tight" if headroom >= TIGHT else "may run out of memory"
+
+
+def fitting(
+    arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]
+) -> Iterator[tuple[Config, Estimate]]:
+    """Yield the layout with every way of saving memory with which it fits, until one leaves enough.
+
+    Gradients in 16 bits change sums, so they are tried only where nothing else is enough.
+    """
+    found_one, config = False, wanted
+    for config in _ways(wanted, keep):
+        if (one := _tried(arch, device, config, keep)) is not None:
+            found_one = True
+            yield one
+            if one[1].headroom >= HEADROOM:
+                return
+    narrow = config.optimizer.grad_reduce_in_fp32 and config.model.dtype != "float32"
+    if not found_one and narrow and "optimizer.grad_reduce_in_fp32" not in keep:
+        last = replace(config, optimizer=replace(config.optimizer, grad_reduce_in_fp32=False))
+        if (one := _tried(arch, device, last, keep)) is not None:
+            yield one
+
+
+def roomier(arch: Architecture, device: Device, config: Config, found: Estimate) -> tuple[str, float] | None:
+    """Return the first setting that leaves more of a GPU, tried one by one, with what it leaves; None if none does."""
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    ways: list[tuple[str, Any]] = [
+        ("memory.recompute_granularity", "full"),
+        ("memory.offload_optimizer", True),
+        ("optimizer.grad_reduce_in_fp32", False),
+        ("rollout.max_response_length", config.rollout.max_response_length // 2),
+    ]
+    if (config.batch.micro_batch_tokens or 0) > longest:
+        ways.insert(0, ("batch.micro_batch_tokens", longest))
+    for key, value in ways:
+        changed = with_value(config, key, value)
+        if key == "rollout.max_response_length" and config.batch.micro_batch_tokens:
+            fewer = longest - config.rollout.max_response_length + value
+            changed = replace(changed, batch=replace(changed.batch, micro_batch_tokens=fewer))
+            key = f"batch.micro_batch_tokens={fewer} {key}"
+        headroom = memory.estimate(arch, changed, device).headroom
+        if headroom > found.headroom + _MORE:
+            return f"{key}={written(value)}", headroom
+    return None
+
+
+def lightest(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> Estimate:
+    """Return the memory of the layout with all that saves it."""
+    *_, last = _ways(wanted, keep)
+    return _with_engine_share(arch, device, last, keep)[1]
+
+
+def _tried(arch: Architecture, device: Device, config: Config, keep: frozenset[str]) -> tuple[Config, Estimate] | None:
+    """Return the layout with what its engine and its nodes need, if it fits."""
+    config, found = _with_engine_share(arch, device, config, keep)
+    if memory.lacks_host_memory(found, config) and "rollout.sleep_level" not in keep:
+        config = replace(config, rollout=replace(config.rollout, sleep_level=2))
+        found = memory.estimate(arch, config, device)
+    return (config, found) if memory.fits(found, config) else None
+
+
+def _ways(config: Config, keep: frozenset[str]) -> Iterator[Config]:
+    """Yield the layout with ever more recomputed and offloaded."""
+    again = [config.memory.recompute_granularity] if "memory.recompute_granularity" in keep else [None, "full"]
+    optimizer = [config.memory.offload_optimizer] if "memory.offload_optimizer" in keep else [False, True]
+    trainer = [config.memory.offload_trainer]
+    if "memory.offload_trainer" not in keep and config.rollout.mode == "colocate" and not offload_trainer(config):
+        trainer.append(True)
+    budgets = [config.batch.micro_batch_tokens]
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    if "batch.micro_batch_tokens" not in keep and budgets[0] and budgets[0] > longest:
+        budgets.append(longest)
+    for aside, offload, tokens, granularity in itertools.product(trainer, optimizer, budgets, again):
+        settings = replace(
+            config.memory, recompute_granularity=granularity, offload_optimizer=offload, offload_trainer=aside
+        )
+        yield replace(config, memory=settings, batch=_with_budget(config, tokens))
+
+
+def _with_budget(config: Config, tokens: int | None) -> Batch:
+    """Return the batch sizes with at most this token budget for every pass."""
+    batch = config.batch
+    if tokens == batch.micro_batch_tokens or tokens is None:
+        return batch
+    names = ("logprob_micro_batch_tokens", "reference_micro_batch_tokens")
+    smaller = {name: min(given, tokens) for name in names if (given := getattr(batch, name))}
+    return replace(batch, micro_batch_tokens=tokens, **smaller)
+
+
+def _with_engine_share(
+    arch: Architecture, device: Device, config: Config, keep: frozenset[str]
+) -> tuple[Config, Estimate]:
+    """Return the layout with a share of the card for its engine that leaves room beside it and holds a sequence."""
+    found = memory.estimate(arch, config, device)
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    generation = found.phase("generation")
+    if UTILIZATION in keep or (generation.total <= found.card and found.cache_tokens >= longest):
+        return config, found
+    beside = sum(size for name, size in generation.parts.items() if name not in memory.OF_ENGINES)
+    most = min(_MOST, math.floor(100 * (1 - beside / device.memory)) / 100)
+    if most <= 0:
+        return config, found
+    changed = with_value(config, UTILIZATION, most)
+    return changed, memory.estimate(arch, changed, device)

@@ -1,0 +1,96 @@
+"""Nodes that only generate, and generation beside training: planned, with their own rules, and refused by `train`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.cli import main
+from gspo_hpc.config.loader import from_dict, load
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch import checks
+from gspo_hpc.planning import asynchrony, ranks
+from gspo_hpc.planning.estimates import engines
+from gspo_hpc.planning.plan import make_plan
+
+PRESET = Path(__file__).parents[3] / "configs" / "qwen2.5_7b_tp2.yaml"
+APART = ["cluster.nodes=4", "cluster.generation_nodes=1", "rollout.mode=server", "batch.global_batch_size=384"]
+
+
+def made(nodes: int, generation: int, **rollout: Any) -> Config:
+    return from_dict(
+        {
+            "cluster": {"nodes": nodes, "gpus_per_node": 8, "gpu": "H100", "generation_nodes": generation},
+            "rollout": {"mode": "server", **rollout},
+        }
+    )
+
+
+def test_whole_nodes_generate_and_the_others_train() -> None:
+    plan = make_plan(load(PRESET, APART))
+    assert plan.valid, plan.broken
+    assert plan.quantities["world_size"] == 24 and plan.layout["generation_nodes"] == 1
+    assert plan.layout["engines_per_node"] == plan.layout["num_engines"] == 8
+    seats = ranks.seats(plan.layout)
+    assert len(seats) == 24 and {seat.node for seat in seats} == {0, 1, 2}
+    assert all(seat.engine is None for seat in seats)
+    assert engines.count(made(4, 1)) == 8 and engines.count(made(4, 2, engines_per_node=3)) == 6
+    assert engines.count(made(4, 2, tensor_parallel_size=4)) == 4
+    assert plan.memory is not None and "engine_weights_asleep" not in plan.memory.host
+    assert "engine_asleep" not in plan.memory.phase("update").parts
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        (["cluster.nodes=2", "cluster.generation_nodes=1"], "generation_nodes_need_server"),
+        (["cluster.generation_nodes=1", "rollout.mode=server"], "generation_nodes_leave_some_to_train"),
+        ([*APART, "rollout.engines_per_node=9"], "generation_nodes_hold_engines"),
+        (["rollout.max_staleness=1"], "staleness_needs_server"),
+        (["rollout.mode=server"], "server_engines_given"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: list[str], rule: str) -> None:
+    plan = make_plan(load(PRESET, settings))
+    assert rule in {item.rule for item in plan.broken}, plan.broken
+
+
+def test_the_plan_says_that_it_does_not_run_and_train_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["plan", str(PRESET), *APART, "rollout.max_staleness=1"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "4 x 8 GPUs, 1 of the nodes for generation" in page
+    assert "can be planned, but no run in it can be started yet" in page
+    assert "on the nodes that only generate, 3" in page and "side by side" in page
+    with pytest.raises(ValueError, match="rollout.mode is server, which can be planned but not run yet"):
+        checks.require(load(PRESET, APART))
+
+
+def _told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main.main(["plan", str(PRESET), *words, "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)["time"]
+    return told
+
+
+def test_a_line_says_whether_asynchrony_pays(capsys: pytest.CaptureFixture[str]) -> None:
+    """The seconds that it names are those of the plan that it names."""
+    four = ["cluster.nodes=4", "batch.global_batch_size=512"]
+    told = _told(capsys, *four)
+    words = told["asynchrony"].split("(")[1].split(")")[0].split()
+    assert words[1:] == ["rollout.mode=server", "rollout.max_staleness=1"]
+    other = _told(capsys, *four, *words)
+    assert f"would take {other['seconds_per_rollout']:,.1f} s a rollout" in told["asynchrony"]
+    verdict = "pays" if other["seconds_per_rollout"] < told["seconds_per_rollout"] else "does not pay"
+    assert told["asynchrony"].endswith(f"it {verdict}")
+    turns = _told(capsys, *four, *words, "rollout.max_staleness=0")
+    for one in (other, turns):
+        assert f"take {other['seconds_per_rollout']:,.1f} s a rollout, taking turns" in one["asynchrony"]
+        assert f"{turns['seconds_per_rollout']:,.1f} s" in one["asynchrony"]
+    assert _told(capsys)["asynchrony"] is None  # one node cannot be divided into nodes
+
+
+def test_there_is_no_line_without_gpus() -> None:
+    config = load(Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml")
+    assert asynchrony.line(config, None, None) is None  # type: ignore[arg-type]

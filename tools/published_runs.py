@@ -1,0 +1,264 @@
+"""Published runs of others, each as a config that `gspo-hpc plan` reads, with the seconds of its step.
+
+tools/estimates.py compares them with the estimates and writes the configs into docs/estimates/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import devices, memory, passes, time
+from gspo_hpc.planning.estimates.time import Times
+from gspo_hpc.planning.plan import Plan, make_plan
+from gspo_hpc.system.text import GIB
+
+NEMO = "https://docs.nvidia.com/nemo/rl/{}/about/performance-summary.html"
+VERL = "https://verl.readthedocs.io/en/latest/advance/fully_async.html"
+ONE_STEP = "https://verl.readthedocs.io/en/latest/advance/one_step_off.html"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published one. Seconds of a step as these projects count steps: a rollout with all its updates."""
+
+    key: str  # the name of its file
+    title: str
+    source: str
+    seconds: float
+    config: dict[str, Any]
+    tokens: float | None  # of a response; None: not published
+    calibration: bool = False
+    logprobs: float | None = None  # updates for which old log-probs are computed, as a share; None: as we do
+    phases: dict[str, float] = field(default_factory=dict)  # seconds, where they are published
+
+    @property
+    def kind(self) -> str:
+        """The order of generation and training: in turns, or side by side."""
+        return "side by side" if self.config["rollout"].get("max_staleness") else "in turns"
+
+    def plan(self) -> Plan:
+        """Return the plan of its config."""
+        return make_plan(from_dict(self.config))
+
+    @property
+    def response_tokens(self) -> float:
+        """The length of a response: as published, or else that with which the update takes what is published."""
+        return _inferred(self.key) if self.tokens is None else self.tokens
+
+    def estimate(self) -> Times:
+        """Return what `gspo-hpc plan --response-tokens` says, but with the passes that their system makes."""
+        return self.estimate_for(self.response_tokens)
+
+    def estimate_for(self, tokens: float) -> Times:
+        """Return the same for responses of another length."""
+        config, found = _planned(self.key)
+        device, model = devices.find(str(config.cluster.gpu), config.cluster.network_gb_per_s), time.sizes_of(config)
+        given = time.work(config, int(found.quantities["generation_batch_size"]), tokens)
+        assert found.memory is not None, (self.key, found.broken)
+        times = time.estimate(model, config, device, given, found.memory.cache_tokens)
+        if self.logprobs is not None:
+            forward = passes.forward_flops(model, config, given)
+            whole = passes.seconds(model, config, device, forward, times.tokens, 1, 1.0)
+            times.seconds["old_logprobs"] = self.logprobs * whole
+        return times
+
+
+@cache
+def _planned(key: str) -> tuple[Config, Plan]:
+    (run,) = (one for one in RUNS if one.key == key)
+    return from_dict(run.config), run.plan()
+
+
+@cache
+def _inferred(key: str) -> float:
+    """Return the length, to ten tokens, with which the update of a run takes what is published, by bisection."""
+    (run,) = (one for one in RUNS if one.key == key)
+    low, high = 50.0, float(run.config["rollout"]["max_response_length"])
+    while high - low > 1.0:
+        middle = (low + high) / 2
+        less = run.estimate_for(middle).seconds["update"] < run.phases["update"]
+        low, high = (middle, high) if less else (low, middle)
+    return round(high, -1)
+
+
+def _sections(
+    gpu: str, nodes: int, node: int, model: str, layout: tuple[int, int, int, int], engine: int, apart: int
+) -> dict[str, dict[str, Any]]:
+    tp, cp, ep, pp = layout
+    found: dict[str, dict[str, Any]] = {
+        "cluster": {"nodes": nodes, "gpus_per_node": node, "gpu": gpu},
+        "model": {"path": model},
+        "parallel": {
+            "tensor_model_parallel_size": tp,
+            "context_parallel_size": cp,
+            "pipeline_model_parallel_size": pp,
+            "sequence_parallel": tp > 1,
+        },
+        "rollout": {"tensor_parallel_size": engine},
+        "optimizer": {"distributed": True},
+    }
+    if ep > 1:
+        found["parallel"] |= {"expert_model_parallel_size": ep, "expert_tensor_parallel_size": 1}
+    if apart:
+        found["cluster"]["generation_nodes"] = apart
+        found["rollout"] |= {"mode": "server", "max_staleness": 1}
+    return found
+
+
+def _nemo(
+    version: str, model: str, gpus: int, seconds: float, layout: tuple[int, int, int, int], engine: int, length: int,
+    longest: int, *, apart: int = 0, staleness: int = 1, gpu: str = "H100-80GB", recompute: str | None = "full",
+    calibration: bool = False,
+) -> Run:  # fmt: skip
+    """Return a run of NeMo-RL: bf16, 64 prompts of 32 completions, four updates, with a reference policy.
+
+    Its tables give layouts, batches and average lengths, prompts included; prompts of OpenMathInstruct-2 have about 120
+    tokens. It computes old log-probs for every update. The nodes of GB200 have four GPUs and NVLink between them.
+    """
+    node = 4 if gpu.startswith("GB") else 8
+    config = _sections(gpu, gpus // node, node, model, layout, engine, apart)
+    if node == 4:
+        config["cluster"]["network_gb_per_s"] = 900.0
+    config["batch"] = {
+        "micro_batch_tokens": longest,
+        "global_batch_size": 512,
+        "steps_per_generation": 4,
+        "num_generations": 32,
+        "share_prompts": False,
+    }
+    config["rollout"] |= {
+        "max_prompt_length": 240,
+        "max_response_length": longest - 240,
+        "engine": {"gpu_memory_utilization": 0.8 if apart else 0.6},
+    }
+    if apart:
+        config["rollout"]["max_staleness"] = staleness
+    config["algorithm"] = {"kl_beta": 0.01}
+    config["memory"] = {"recompute_granularity": recompute}
+    split = f", {gpus - apart * node} + {apart * node}" if apart else ""
+    off = f", {staleness} off" if apart and staleness > 1 else ""
+    title = f"{model}, {gpus} {gpu.split('-')[0]}{split}{off}"
+    key = f"nemo_{version}_{model}_{gpus}_{gpu.split('-')[0]}{'_async' * bool(apart)}".lower().replace("-", "_")
+    return Run(key.replace(".", "_"), title, NEMO.format(version), seconds, config, length - 120.0, calibration, True)
+
+
+def _verl(gpus: int, seconds: float, phases: tuple[float, ...], apart: int = 0, calibration: bool = False) -> Run:
+    """Qwen2.5-Math-7B on H20: 512 prompts of 16 completions, mini-batches of 32 prompts, responses up to 28k tokens.
+
+    Its trainer is FSDP2 with sequences divided over 4 ranks; engines have 4 GPUs (its recipes).
+    """
+    config = _sections("H20", gpus // 8, 8, "Qwen2.5-7B", (1, 4, 1, 1), 4, apart)
+    config["batch"] = {
+        "micro_batch_tokens": 61440,
+        "global_batch_size": 512,
+        "steps_per_generation": 16,
+        "num_generations": 16,
+        "share_prompts": False,
+    }
+    config["rollout"] |= {
+        "max_prompt_length": 304,
+        "max_response_length": 28672,
+        "engine": {"gpu_memory_utilization": 0.8},
+    }
+    config["memory"] = {"recompute_granularity": "full"}
+    names = ("generation", "old_logprobs", "update")
+    told = dict(zip(names, phases, strict=True)) if not apart else dict(zip(("update",), phases, strict=True))
+    split = f", {gpus - apart * 8} + {apart * 8}" if apart else ""
+    key = f"verl_qwen2_5_math_7b_{gpus}_h20{'_async' * bool(apart)}"
+    title = f"Qwen2.5-Math-7B, {gpus} H20{split}"
+    return Run(key, title, VERL, seconds, config, None, calibration, 0.0 if apart else None, told)
+
+
+def _verl_experts(gpus: int, seconds: float, phases: dict[str, float], apart: int = 0) -> Run:
+    """Qwen3-30B-A3B-Base on H20 with Megatron: 512 prompts of 16, mini-batches of 128 prompts, up to 8k tokens."""
+    config = _sections("H20", gpus // 8, 8, "Qwen3-30B-A3B-Base", (2, 2, 8, 1), 4, apart)
+    config["batch"] = {
+        "micro_batch_tokens": 20480,
+        "global_batch_size": 2048,
+        "steps_per_generation": 4,
+        "num_generations": 16,
+        "share_prompts": False,
+    }
+    config["rollout"] |= {"max_prompt_length": 300, "max_response_length": 8192}
+    config["algorithm"] = {"kl_beta": 0.001}
+    config["memory"] = {"recompute_granularity": "full", "offload_optimizer": True}
+    split = f", {gpus - apart * 8} + {apart * 8}" if apart else ""
+    key = f"verl_qwen3_30b_a3b_{gpus}_h20{'_async' * bool(apart)}"
+    title = f"Qwen3-30B-A3B-Base, {gpus} H20{split}"
+    return Run(key, title, VERL, seconds, config, None, False, 0.0 if apart else None, phases)
+
+
+RUNS = (
+    _nemo("0.5.0", "Llama-3.1-8B", 16, 92.8, (1, 1, 1, 2), 1, 1019, 4096, calibration=True),
+    _nemo("0.6.0", "Qwen3-30B-A3B", 32, 192, (1, 1, 8, 1), 2, 3203, 4096, recompute=None, calibration=True),
+    _verl(32, 790, (357, 108, 314), calibration=True),
+    _nemo("0.5.0", "Qwen3-30B-A3B", 32, 198, (1, 1, 8, 1), 2, 3196, 4096, recompute=None),
+    _nemo("0.5.0", "Qwen3-32B", 32, 376, (4, 1, 1, 4), 4, 3251, 4096, recompute=None),
+    _nemo("0.5.0", "Llama-3.1-8B", 8, 91.0, (1, 1, 1, 1), 1, 1066, 4096, gpu="GB200", calibration=True),
+    _nemo("0.5.0", "Qwen3-32B", 16, 381, (2, 1, 1, 1), 1, 3253, 4096, gpu="GB200", recompute=None),
+    _nemo("0.6.0", "Qwen3-30B-A3B", 16, 221, (1, 1, 16, 1), 1, 3199, 4096, gpu="GB200", recompute=None),
+    _verl(64, 365, (151, 70, 133)),
+    _verl(128, 356, (178, 54, 114)),
+    _verl_experts(128, 498, {"generation": 348, "old_logprobs": 29, "reference": 21, "update": 86}),
+    _nemo("0.5.0", "Llama-3.1-8B", 16, 64.8, (1, 1, 1, 1), 1, 1123, 4096, apart=1),
+    _nemo("0.6.0", "Qwen3-30B-A3B", 32, 152, (1, 1, 8, 2), 2, 3201, 4096, apart=2, recompute=None),
+    _nemo("0.6.0", "Qwen3-30B-A3B", 192, 34.5, (1, 1, 8, 1), 2, 3206, 4096, apart=8, staleness=8, recompute=None),
+    _nemo("0.5.0", "Qwen3-32B", 64, 200, (4, 1, 1, 4), 4, 3252, 4096, apart=4, recompute=None),
+    _verl(32, 295, (270,), apart=2),
+    _verl(64, 189, (157,), apart=4),
+    _verl(128, 151, (113,), apart=8),
+    _verl_experts(128, 283, {"reference": 50, "update": 207}, apart=12),
+)
+# Published, and not compared: what `plan` cannot read yet, with the reason.
+LEFT_OUT = (
+    "Qwen3-235B-A22B of NeMo-RL (engines over two nodes, pipelines of 8 uneven stages)",
+    "DeepSeek-V3 of NeMo-RL (its attention is of no family that is planned)",
+)
+SWIFT = "https://github.com/modelscope/ms-swift/blob/main/examples/megatron/"
+_LOGITS = 2 + 4 + 4  # bytes of a logit where none is cut into blocks: in 16 bits, in fp32, and its gradient
+
+
+@dataclass(frozen=True)
+class Held:
+    """The memory of a GPU that a published run of Megatron reports for its update: what the allocator has reserved."""
+
+    title: str
+    source: str
+    gib: float
+    config: dict[str, Any]
+
+    def estimate(self) -> float:
+        """Return the GiB that we count for the same update, with their logits in place of ours, and no engine."""
+        config = from_dict(self.config)
+        device, arch = devices.find(str(config.cluster.gpu)), architecture.find(config)
+        assert arch is not None
+        parts = memory.estimate(arch, config, device).phase("update").parts
+        tokens = memory.micro_batch_tokens(config) / config.parallel.context_parallel_size
+        logits = arch.vocab_size / config.parallel.tensor_model_parallel_size * tokens * _LOGITS
+        return (sum(parts.values()) - parts["logits"] - parts["engine_asleep"] + logits) / GIB
+
+
+def _swift(
+    script: str, model: str, gpus: int, gib: float, layout: tuple[int, int, int, int], *,
+    recompute: str | None = "full", offload: bool = False,
+) -> Held:  # fmt: skip
+    """Return a run of ms-swift on A800: one packed micro-batch of 8,192 tokens, and a distributed optimizer."""
+    config = _sections("A800-80GB", max(1, gpus // 8), min(gpus, 8), model, layout, 1, 0)
+    config["batch"] = {"micro_batch_tokens": 8192, "global_batch_size": 16, "num_generations": 2}
+    config["rollout"] |= {"max_prompt_length": 1024, "max_response_length": 7168}
+    config["memory"] = {"recompute_granularity": recompute, "offload_optimizer": offload}
+    return Held(f"{model}, {gpus} A800", SWIFT + script, gib, config)
+
+
+HELD = (
+    _swift("base_to_chat.sh", "Qwen2.5-14B", 8, 65, (4, 1, 1, 1), recompute=None),
+    _swift("dense/72b_offload.sh", "Qwen2.5-72B", 8, 65, (8, 1, 1, 1), offload=True),
+    _swift("moe/qwen3_moe.sh", "Qwen3-30B-A3B", 16, 60, (1, 1, 8, 2)),
+    _swift("mcore_bridge/full/moe.sh", "Qwen3-30B-A3B", 8, 76, (4, 1, 4, 2)),
+    _swift("moe/qwen3_moe_offload.sh", "Qwen3-30B-A3B", 4, 75, (1, 1, 4, 1), offload=True),
+)
