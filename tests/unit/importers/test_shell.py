@@ -166,6 +166,11 @@ def test_what_is_no_script_is_refused_in_one_line(script: str, expected: str) ->
     assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
+def test_a_backslash_at_the_end_of_the_text_continues_nothing() -> None:
+    for end in ("\\", "\\\n", "\\ \n\n"):  # bash -c alone would take the first for a word
+        assert read_script(f"a x {end}")[0].words == ("a", "x")
+
+
 def test_recursion_of_functions_ends() -> None:
     assert read_script("f() { a; f; }\nf")[0].words == ("a",)
 
