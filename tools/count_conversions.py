@@ -26,7 +26,7 @@ from gspo_hpc.importers.convert import convert
 
 @dataclass(frozen=True)
 class Checkout:
-    """Which files of a checkout are runs."""
+    """Places and patterns of the runs in a checkout."""
 
     folders: tuple[str, ...]
     files: str  # pattern of their names
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one run."""
+    """Fate of one run."""
 
     place: str
     kind: str

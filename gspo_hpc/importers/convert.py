@@ -6,6 +6,7 @@ file, without a shell and without the projects themselves. What is not carried o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ class Converted:
 
 # Options of torchrun and accelerate that say how many ranks there are.
 _SIZES = {"num_processes", "num_machines", "nnodes", "nproc_per_node", "config_file"}
+# A word of a script that is nothing but a variable: what it adds to the arguments is not known.
+_VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")
 
 Convert = Callable[[Draft, list[Command], int | None, int | None], None]
 PROJECTS: dict[str, tuple[str, str, str, Convert]] = {
@@ -105,7 +108,7 @@ def convert(
         tuple(draft.differs),
         (*dropped, *([unknown] if strange else ())),
         tuple(draft.assumed),
-        (*draft.open_arguments(), *(given for given, why in found.left.items() if "$" in given)),
+        (*draft.open_arguments(), *(given for given in found.left if _VARIABLE.fullmatch(given))),
     )
 
 

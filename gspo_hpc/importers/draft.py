@@ -325,7 +325,9 @@ class Draft:
             if name in self._left or name in self._decided:
                 continue
             text = " ".join(map(str, value)) if isinstance(value, list) else value
-            if is_unset(text) and self._is_known(name):
+            reasons = self.source.table.reasons.items()
+            why = next((text for pattern, text in reasons if fnmatch(name, pattern)), None)
+            if is_unset(text) and self._is_known(name) and why is None and name not in self.source.table.blank:
                 self._unset(name, text)
             elif not self._is_known(name):
                 if nearest := misspelt(name, self.source.table.known):
@@ -336,8 +338,6 @@ class Draft:
             elif not isinstance(value, list | Mapping) and value in _OFF:
                 self._left[name] = report.OFF
             else:
-                reasons = self.source.table.reasons.items()
-                why = next((text for pattern, text in reasons if fnmatch(name, pattern)), None)
                 blank = name not in self._taken or name in self.source.table.blank
                 self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")
 

@@ -17,7 +17,7 @@ NO_COUNTERPART = "it has no counterpart here"
 
 @dataclass(frozen=True)
 class Argument:
-    """What became of one argument of the original run."""
+    """Fate of one argument of the original run."""
 
     name: str
     given: str  # with its value, as it was given

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.parse import source_of
+from gspo_hpc.importers.scripts.places import there
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, is_unset
 from gspo_hpc.importers.scripts.words import text_of
 
@@ -56,6 +57,8 @@ def holds(node: Node, scope: Scope, double: bool) -> bool | None:
         if sign == "-v" and text is not None:
             found = scope.get(text)
             return None if isinstance(found, Unknown) else found is not None
+        if sign in ("-f", "-e", "-r", "-s") and text is not None:
+            return there(text, scope.script)
         return None if text is None or sign not in ("-z", "-n") else (sign == "-z") == (not text)
     if node.type in ("test_command", "parenthesized_expression"):
         return holds(parts[0], scope, double) if len(parts) == 1 else None

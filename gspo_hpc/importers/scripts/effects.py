@@ -1,4 +1,4 @@
-"""What commands, assignments and declarations of a shell script do to its variables."""
+"""Effects of commands, assignments and declarations on the variables of a shell script."""
 
 from __future__ import annotations
 

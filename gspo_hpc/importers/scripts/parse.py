@@ -15,6 +15,7 @@ _TOKEN = re.compile(
     r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*""",
     re.DOTALL,
 )
+_DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
 
 def parse(text: str) -> Tree:
@@ -58,6 +59,7 @@ def _prepared(text: str) -> str:
     text = re.sub(r"[ \t]*\r?\n", "\n", text)  # a backslash, blanks, end of line: meant as a continuation
     text = re.sub(r"\\\s*\Z", "\n", text)  # and one at the end of the text continues nothing
     text = re.sub(r"(\$\{\w+:?[-=+])\[", r"\1\\[", text)  # ${X:-[...]}: the grammar takes [ for a pattern
+    text = _DEFAULT.sub(r"\1$[\2]}", text)  # ${X:-$((...))}: within ${ } the grammar has no arithmetic
     done: list[str] = []
     around: list[str] = []  # quotes and brackets that are open
     ends: list[str] = []  # of the here-documents that begin on the next line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from pathlib import Path
 
@@ -32,3 +33,11 @@ def _around(folder: Path) -> list[Path]:
     above = [folder.absolute(), *folder.absolute().parents]
     root = next((number for number, place in enumerate(above) if (place / ".git").exists()), 0)
     return [folder, *above[1 : root + 1]]
+
+
+def there(name: str, script: str) -> bool | None:
+    """Tell whether a file is there, None for one that does not lie beside the script or below it."""
+    folder = os.path.dirname(script)
+    if not script or is_unset(name) or not os.path.normpath(name).startswith(os.path.join(folder, "")):
+        return None
+    return os.path.isfile(name)

@@ -32,6 +32,7 @@ _ACTIVE = (
     "process_substitution",
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
 # {a,b} and {1..3} without quotes become several words; that is not followed, so they are marked as unknown.
 _BRACES = re.compile(r"(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
@@ -72,6 +73,9 @@ def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
         yield Piece(re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), raw[2:-1], flags=re.DOTALL))
     elif node.type == "process_substitution":
         yield Piece(raw, splits=True)
+    elif node.type == "command_substitution" and raw.startswith("$((") and raw.endswith("))"):
+        value = computed(node, scope)  # within ${...} the grammar takes arithmetic for commands
+        yield Piece(_left(raw) if value is None else str(value))
     elif node.type == "command_substitution":
         found = _substituted(node, scope)
         left = _left(f"$({raw[1:-1]})" if raw.startswith("`") else raw)
@@ -268,6 +272,9 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
             yield Piece(str(found or ""), not quoted) if kind[-1] != "+" else Piece("", not quoted)
             return
         pieces = given()
+        if match := _COMPUTED.fullmatch("".join(piece.text for piece in pieces)):
+            value = evaluate(match[1], scope, line_of(node))
+            pieces = [Piece(f"$(({match[1]}))" if value is None else str(value))]
         if kind[-1] == "=":
             scope.set(name, "".join(piece.text for piece in pieces))
         yield from pieces

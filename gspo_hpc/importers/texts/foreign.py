@@ -12,7 +12,7 @@ READ = "convert reads Megatron-SWIFT, ms-swift, verl and TRL"
 
 @dataclass(frozen=True)
 class _Signs:
-    """What tells that a text is another project's."""
+    """Signs that a text is another project's."""
 
     word: str = ""  # pattern of a word in a command that starts it, and of a module that its Python files import
     options: tuple[frozenset[str], ...] = ()  # names of options, of which one set is given in full

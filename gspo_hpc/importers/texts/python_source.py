@@ -14,7 +14,7 @@ _TRAINERS_OWN = {"model": "model_name_or_path", "reward_funcs": "reward_funcs", 
 
 
 class PythonRun(NamedTuple):
-    """What a Python file says about its run."""
+    """Run that a Python file describes."""
 
     values: dict[str, Any]  # arguments of the GRPOConfig it makes; those that only running it would tell are $(code)
     parses: bool  # it takes a GRPOConfig from the command line

@@ -1,4 +1,4 @@
-"""What is known of a run of another project before its arguments are converted."""
+"""Run of another project before its arguments are converted."""
 
 from __future__ import annotations
 

@@ -84,6 +84,14 @@ def test_files_beside_the_script_are_followed(tmp_path: Path) -> None:
     assert script.read == ("env/common.sh", "env/inner.sh")
 
 
+def test_whether_a_file_lies_beside_the_script_is_looked_up(tmp_path: Path) -> None:
+    script = f'D="$(cd "$(dirname "$0")" && pwd)"\nLR=1e-6\n[ -f "$D/env.sh" ] && source "$D/env.sh"\n{RUN} --lr $LR'
+    assert convert(script, gpus=4, folder=tmp_path, name="run.sh").config.optimizer.lr == 1e-6
+    (tmp_path / "env.sh").write_text("LR=3e-6\n")
+    assert convert(script, gpus=4, folder=tmp_path, name="run.sh").config.optimizer.lr == 3e-6
+    assert "$LR depends on a condition" in {item.name: item.why for item in convert(script, gpus=4).left}["lr"]
+
+
 def test_a_sourced_file_that_is_no_script_makes_everything_unknown(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("if broken")
     found = convert(f"LR=1\nsource env.sh\n{RUN} --lr $LR", gpus=4, folder=tmp_path, name="run.sh")

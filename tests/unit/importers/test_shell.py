@@ -48,7 +48,7 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         "a == b =~ - = + 2>&1",
         "a - 2>&1",
         "D=x\nH=y\na $H-$D/r f=$H/c-$D/r.p \"$H-$D/r\" '$H-$D/r' --x=$D/y",
-        'T=${T:-["/one"]}\na $T \\',
+        'T=${T:-["/one"]}\na $T',
         # arguments of functions and of the script, returns and exits
         'f() {\n local n=$1\n shift\n a $n "$@"\n}\nf 1 2 "3 4"',
         'set -- x "y z"\na "$@" $#\nshift\na "$1"',
@@ -69,6 +69,7 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         # text that is read again, other arithmetic, and commands that only write
         'C=\'a "x y" z\'\neval "$C"\neval $C',
         "N=4\na $((N << 1)) $((N > 3 ? 7 : 9)) $((N++)) $N $((N += 2, N * 2)) $((0x10 + 010)) $((2 ** 3 ** 2))",
+        'A=2\nB=3\na ${X:-$((A + B))} "${Y:-$((A * B))}" ${Z:-$(((A + 1) * 2))}',
         "let X=2+3 Y=X*2\na $X $Y\nN=3\nif (( N % 2 && X )); then b; fi",
         'a "$(echo one two)" $(echo one two) $(basename /m/Qwen.sh .sh) $(dirname /m/q/x)\nprintf -v X %s y\nb $X',
         'test "$Q" = "" && a\n[ -v Q ] || b\nexec 2>&1\ntest -n "$Q" || c',
