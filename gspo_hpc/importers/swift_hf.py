@@ -40,7 +40,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     swift.generation(draft)
     swift.objective(draft)
     trl.length(draft, update, rows, "cosine", rate)
-    trl.saving(draft, ("swanlab_exp_name", "run_name", "output_dir"))
+    evaluated = "steps" if draft.given("val_dataset") else "no"
+    trl.saving(draft, ("swanlab_exp_name", "run_name", "output_dir"), evaluated)
     if not draft.given("report_to"):
         draft.put("tracking.wandb", "disabled", comment="tensorboard is the default of ms-swift")
         draft.put("tracking.tensorboard", True)

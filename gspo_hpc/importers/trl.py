@@ -214,7 +214,7 @@ def _least_rate(draft: Draft, rate: float) -> None:
             draft.put("optimizer.min_lr", least, "lr_scheduler_kwargs")
 
 
-def saving(draft: Draft, names: tuple[str, ...]) -> None:
+def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     """Put when is saved and evaluated, what tracks the run, and its name: of the first argument that gives one."""
     by_steps = draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps") == "steps"
     every = draft.number("save_steps", 500.0) or 500.0
@@ -224,7 +224,7 @@ def saving(draft: Draft, names: tuple[str, ...]) -> None:
     else:
         name = "save_strategy" if not by_steps else "save_steps"
         draft.drop(name, "set checkpoint.interval: optimizer steps between two checkpoints; the last is always saved")
-    evaluated = draft.choice("eval_strategy", ("no", "steps", "epoch"), "no")
+    evaluated = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
     if evaluated == "steps" and draft.given("eval_steps"):
         draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
         draft.credit("eval.interval", "eval_strategy")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gspo_hpc.importers.draft import Draft
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -9,6 +11,7 @@ OPTIM = f"{ACTOR}.optim"
 _MEGATRON, _VEOMNI = f"{ACTOR}.megatron", f"{ACTOR}.veomni"
 _TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+_PLAIN = ("model_engine",)  # without a dot, and no choice of a file of settings
 _SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -17,6 +20,7 @@ _SIZES = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
+_GROUP = re.compile(r"(?:(actor|ref|critic)@[\w.]+)=(\w+)_\1")  # choices of Hydra that verl's own files answer
 _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16"}
 _DTYPES |= {"float32": "float32", "fp32": "float32", "float": "float32"}
 
@@ -27,10 +31,20 @@ def is_megatron(draft: Draft) -> bool:
     config = str(draft.variables.get("config_name", ""))
     named = any(name.startswith(f"{_MEGATRON}.") for name in draft.values) or "megatron" in config
     found = ""
-    for name in ("model_engine", f"{ACTOR}.strategy"):
+    groups = [name for name in draft.values if "." not in name.partition("@")[0] and name not in _PLAIN]
+    for name in ("model_engine", *groups, f"{ACTOR}.strategy"):
         kind = draft.text(name)
         if kind is None:
             continue
+        if name in groups:
+            match = _GROUP.fullmatch(f"{name}={kind}")
+            if match is None or match[2] not in engines:
+                draft.refuse(f"{name}={kind}: it chooses a file of settings that is not verl's own, and is not read")
+                continue
+            draft.credit("parallel.tensor_model_parallel_size", name)
+            if match[1] != "actor":
+                continue
+            kind = match[2]
         if kind not in engines:
             why = draft.why_unset(kind) if "$" in kind else "dp (FSDP), megatron and veomni have a counterpart here"
             draft.refuse(f"{name}={kind}: {why}")

@@ -55,6 +55,9 @@ def read(text: str) -> PythonRun:
                     values.setdefault("use_peft", True)
             if call.args and "model_name_or_path" not in values:
                 values["model_name_or_path"] = _value(call.args[0], known)
+    values = {
+        name: value for name, value in values.items() if value is not ... and value != [...]
+    }  # left out in a page
     return PythonRun(values, parses, imports, _called(config), config.lineno)
 
 
@@ -88,7 +91,11 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 def _functions(node: ast.expr, known: dict[str, Any]) -> Any:
     """Return reward functions, which are given as such or by their names."""
     items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-    return [item.id if isinstance(item, ast.Name) else _value(item, known) for item in items]
+    return [item.id if isinstance(item, ast.Name) else _value(item, known) for item in items if _told(item)]
+
+
+def _told(node: ast.expr) -> bool:
+    return not (isinstance(node, ast.Constant) and node.value is ...)
 
 
 def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

@@ -89,6 +89,8 @@ def _runs(
     runs = all_of(commands)
     if not runs:  # none that runs in any case: one that runs if a condition holds
         runs = [run._replace(notes=(*run.notes, _POSSIBLE)) for run in all_of(script.possible)]
+    if not runs and others:  # arguments that stand apart are those of what is started
+        return [], []
     found = (bare(command, commands, source, place, not runs) for command in commands)
     lists = [run for run in found if run is not None]
     return (runs, lists) if runs else (lists[:1], lists[1:])

@@ -72,6 +72,7 @@ ACTOR = "actor_rollout_ref.actor.ppo_mini_batch_size=32"
     [
         (f"python -m verl.experimental.fully_async_policy.fully_async_main {ACTOR}", "trains at the same time"),
         (f"python -m verl.experimental.one_step_off_policy.main_ppo {ACTOR}", "trains at the same time"),
+        (f"python -m verl.experimental.fully_async_policy.main a.b=1 \\\n\n {ACTOR} a.c=1", "trains at the same time"),
         (f"python3 -m recipe.spin.main_spin {ACTOR}", "recipe.spin.main_spin is another trainer"),
         ("python3 -m verl.trainer.main_generation data.path=x", "does no reinforcement learning"),
         ("trl rloo --num_generations 4", "trl rloo is another trainer of TRL: convert reads trl grpo"),

@@ -23,6 +23,8 @@ def test_the_engine_decides_whose_defaults_and_arguments_count() -> None:
     assert megatron.config.memory.recompute_granularity is None or megatron.config.memory != fsdp.config.memory
     assert "model_engine" in {item.name for item in megatron.carried}
     assert convert(f"X=megatron\n{RUN} model_engine=${{X}}").config == megatron.config
+    chosen = convert(f"{RUN} actor@actor_rollout_ref.actor=megatron_actor ref@actor_rollout_ref.ref=megatron_ref")
+    assert chosen.config == megatron.config and chosen.strange == ()
     veomni = convert(f"{RUN} model_engine=veomni {ACTOR}.veomni.ulysses_parallel_size=2")
     assert veomni.config.parallel.context_parallel_size == 2
     for engine in ("mindspeed", "torchtitan"):
@@ -90,6 +92,8 @@ def test_the_dapo_recipe_trains_on_what_it_generates_where_it_filters_nothing() 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ("actor@actor_rollout_ref.actor=mlite_actor", "it chooses a file of settings that is not verl's own"),
+        ("+experiment=large", "experiment=large: it chooses a file of settings"),
         ("distillation.enabled=True", "the loss follows a teacher too"),
         ("actor_rollout_ref.actor.optim.optimizer=Muon", "there is only AdamW here"),
         ("actor_rollout_ref.rollout.nnodes=2", "engines have nodes of their own there"),
