@@ -34,7 +34,7 @@ def read(text: str) -> PythonRun:
     known = dict(_constants(tree))
     imports = tuple(dict.fromkeys(_imports(tree)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    made = [call for call in calls if _called(call).endswith(_CONFIG) and (call.keywords or call.args)]
+    made = [call for call in calls if _called(call) == _CONFIG and (call.keywords or call.args)]
     if len(made) > 1:
         lines = ", ".join(str(call.lineno) for call in made)
         raise ValueError(f"it makes {len(made)} GRPOConfigs (lines {lines}): leave one in the file")
@@ -47,7 +47,7 @@ def read(text: str) -> PythonRun:
     (config,) = made
     values = _keywords(config, known) | dict(_set_later(tree, config, known))
     for call in calls:
-        if _called(call).endswith(_TRAINER):
+        if _called(call) == _TRAINER:
             for name, value in _keywords(call, known).items():
                 if name in _TRAINERS_OWN:
                     values.setdefault(_TRAINERS_OWN[name], value)
