@@ -15,6 +15,7 @@ from gspo_hpc.importers import tables
 from gspo_hpc.importers.convert import convert
 from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.scripts.shell import read_script
+from gspo_hpc.importers.typos import misspelt
 from gspo_hpc.planning.plan import make_plan
 
 SWIFT = "megatron rlhf --rlhf_type grpo --global_batch_size 32 --num_generations 4 --train_iters 10"
@@ -144,6 +145,32 @@ def test_no_argument_is_lost_without_a_word(base: str, known: frozenset[str], wo
             assert name in str(refused), name
             continue
         assert found.config != plain.config or name in found.text, name
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("tensor_model_parallel_sise", "tensor_model_parallel_size"),
+        ("micro_batchsize", "micro_batch_size"),
+        ("num_generation", "num_generations"),
+        ("lr_decya_style", "lr_decay_style"),
+        ("actor.optim.weight_dekay", "actor.optim.weight_decay"),
+        ("aktor.optim.weight_decay", "actor.optim.weight_decay"),
+        # other arguments, not misspelt ones
+        ("min_response_length", None),
+        ("adam_beta3", None),
+        ("fp4_format", None),
+        ("lr", None),
+        ("max_token_len", None),
+        ("actor.veomni.weight_decay", None),
+        ("rollout.optim.weight_decay", None),
+        ("weight_decay", None),
+    ],
+)
+def test_only_what_is_near_is_called_nearest(name: str, nearest: str | None) -> None:
+    known = {"tensor_model_parallel_size", "micro_batch_size", "num_generations", "lr_decay_style", "fp8_format", "l2"}
+    known |= {"max_response_length", "adam_beta1", "adam_beta2", "actor.optim.weight_decay", "max_seq_len"}
+    assert misspelt(name, known) == nearest
 
 
 PROJECTS = {

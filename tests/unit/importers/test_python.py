@@ -78,7 +78,8 @@ def test_what_a_page_leaves_out_with_dots_is_not_given() -> None:
             "DPOTrainer is another trainer of TRL",
         ),
         (
-            "from trl.experimental import AsyncGRPOConfig, AsyncGRPOTrainer\nAsyncGRPOTrainer(args=AsyncGRPOConfig(max_steps=1))\n",
+            "from trl.experimental import AsyncGRPOConfig, AsyncGRPOTrainer\n"
+            "AsyncGRPOTrainer(args=AsyncGRPOConfig(max_steps=1))\n",
             "AsyncGRPOTrainer is another trainer of TRL",
         ),
         ("from trl import (\n", "line 1: Python would not read this"),
