@@ -1,68 +1,127 @@
 """Turn the run of another project into a config of ours.
 
-It is read from a Megatron-SWIFT command line, verl's overrides or a TRL GRPOConfig, without a shell and without the
-projects themselves. The YAML says what is not carried over and where a size has another meaning.
+It is read from a script or a command line of ms-swift, verl or TRL, from their YAML, or from the GRPOConfig in a Python
+file, without a shell and without the projects themselves. What is not carried over is said, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.importers import swift, tables, trl, verl
-from gspo_hpc.importers.draft import Draft, Source, comments
-from gspo_hpc.importers.recognise import recognise
-from gspo_hpc.importers.shell import Command
+from gspo_hpc.importers import report, swift, swift_hf, tables, trl, verl
+from gspo_hpc.importers.draft import Draft, Source
+from gspo_hpc.importers.report import Argument, comments
+from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.texts.recognise import recognise
+from gspo_hpc.importers.texts.sources import Found
+
+# Sections of our config that say how a run trains: an argument that decides a key of one is a training argument.
+_TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "parallel", "memory"}
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A run of another project as a config of ours."""
+    """A run of another project as a config of ours. Each argument of the run is in exactly one of three lists."""
 
     project: str
     config: Config
     text: str  # the YAML, with everything that is to be said as comments
+    carried: tuple[Argument, ...]
+    left: tuple[Argument, ...]  # not carried over, each with the reason
+    strange: tuple[Argument, ...]  # not known as arguments of the project
     differs: tuple[str, ...]  # where a size means something else
-    dropped: tuple[str, ...]  # what has no counterpart
+    dropped: tuple[str, ...]  # the second and third list in words, arguments with one reason together
     assumed: tuple[str, ...]  # what was not given
+    open: tuple[str, ...]  # arguments of the second list whose value only running the script would tell
 
 
-PROJECTS: dict[str, tuple[str, str, str, Callable[[Draft, list[Command], int | None, int | None], None]]] = {
+# Options of torchrun and accelerate that say how many ranks there are.
+_SIZES = {"num_processes", "num_machines", "nnodes", "nproc_per_node", "config_file"}
+# A word of a script that is nothing but a variable: what it adds to the arguments is not known.
+_VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")
+
+Convert = Callable[[Draft, list[Command], int | None, int | None], None]
+PROJECTS: dict[str, tuple[str, str, str, Convert]] = {
     "swift": ("Megatron-SWIFT", "command line", "--", swift.convert),  # name, what is read, sign of an argument
+    "swift_hf": ("ms-swift", "command line", "--", swift_hf.convert),
     "verl": ("verl", "list of overrides", "", verl.convert),
     "trl": ("TRL", "GRPOConfig", "", trl.convert),
 }
 
 
 def convert(
-    text: str, source: str | None = None, gpus: int | None = None, rows: int | None = None, folder: Path = Path()
+    text: str,
+    source: str | None = None,
+    gpus: int | None = None,
+    rows: int | None = None,
+    folder: Path = Path(),
+    name: str = "",
 ) -> Converted:
-    """Return the config that `text` amounts to: a script, a command line or YAML.
+    """Return the config that `text` amounts to: a script, a command line, YAML or a Python file.
 
     `source` names the project if the text does not show it; `gpus` (GPUs that train) and `rows` (prompts of the data)
-    are used if the text does not say. Files that the text names are looked for in `folder`. Raises ValueError with
-    one line for each mistake.
+    are used if the text does not say. `folder` and `name` are those of the text's file: files that it names are looked
+    for beside it and above. Raises ValueError with one line for each mistake.
     """
-    found = recognise(text, source, folder)
+    found = recognise(text, source, folder, name)
     project, kind, sign, converter = PROJECTS[found.source]
     description = Source(project, kind, sign, tables.load(found.source))
     draft = Draft(description, found.values, found.variables, found.unknown)
     draft.assumed += found.notes
-    draft.dropped += found.dropped
     draft.rename()
     draft.copy()
     converter(draft, found.commands, gpus, rows)
     config, body = draft.finish()
+    carried, left, strange = draft.lists()
+    left += [Argument(given, given, why=why) for given, why in found.left.items()]
+    for item in _launched(found, draft, gpus):
+        (left if item.why else carried).append(item)
+    decided = {key for argument in carried for key in argument.keys} - {"algorithm.name"}
+    if not any(key.partition(".")[0] in _TRAINING or key == "run.max_steps" for key in decided):
+        raise ValueError(f"no argument of {project} that says how to train is in it, so there is nothing to convert")
+    dropped = report.by_reason(left, sign)
+    unknown = f"not known as arguments of {project}: " + "; ".join(argument.given for argument in strange)
     head = [
-        f"# Converted from a {description.kind} of {description.project} by gspo-hpc convert. Sizes count completions.",
+        f"# Converted from a {kind} of {project} by gspo-hpc convert. Sizes count completions.",
         "# Before a run: gspo-hpc plan FILE",
     ]
     tail = comments("Where a size means something else:", draft.differs)
     tail += comments("Assumed, or still to be given:", draft.assumed)
-    tail += comments("Not carried over:", draft.dropped)
+    tail += comments("Not carried over:", dropped)
+    tail += comments(f"Not known as arguments of {project}:", [argument.given for argument in strange])
     missing = [key for key in config.missing() if key != "reward.functions"] + ["reward.functions"]
     tail += comments("A run also needs:", [", ".join(missing)])
+    tail += comments("Carried over:", ["; ".join(report.by_key(carried))])
     written = "\n".join(head) + "\n" + body + "\n".join(tail) + "\n"
-    return Converted(project, config, written, tuple(draft.differs), tuple(draft.dropped), tuple(draft.assumed))
+    return Converted(
+        project,
+        config,
+        written,
+        tuple(carried),
+        tuple(left),
+        tuple(strange),
+        tuple(draft.differs),
+        (*dropped, *([unknown] if strange else ())),
+        tuple(draft.assumed),
+        (*draft.open_arguments(), *(given for given in found.left if _VARIABLE.fullmatch(given))),
+    )
+
+
+def _launched(found: Found, draft: Draft, gpus: int | None) -> Iterator[Argument]:
+    """Yield what becomes of the options of the program that starts the ranks."""
+    for name, value in found.launcher.items():
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        given = f"--{name}" if value is True else report.plain(f"--{name} {text}")[:80]
+        if name not in _SIZES:
+            yield Argument(name, given, why="of the launcher: Slurm starts the ranks here")
+        elif gpus is not None:
+            yield Argument(name, given, why="--gpus takes precedence over it")
+        elif is_unset(text):
+            yield Argument(name, given, why=f"{draft.why_unset(text)}; its default is used instead")
+        else:
+            yield Argument(name, given, ("cluster.nodes", "cluster.gpus_per_node"))

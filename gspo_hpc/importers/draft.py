@@ -1,7 +1,7 @@
-"""Collect the settings that another project's run amounts to, and a report of what is not carried over.
+"""Collect the settings that another project's run amounts to, and what becomes of each of its arguments.
 
-A converter reads arguments by name, which checks them, and puts settings of ours. Arguments that it never read are
-reported, so that nothing of the original run is lost silently.
+A converter reads arguments by name, which checks them, and puts settings of ours. An argument is carried over if it
+decides a key of ours; all others are reported with the reason, so that nothing of the original run is lost silently.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
 from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
-from gspo_hpc.importers import tables
+from gspo_hpc.importers import report, tables
+from gspo_hpc.importers.report import Argument
+from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.tables import Table
-from gspo_hpc.importers.words import is_unset
-from gspo_hpc.system.text import near_miss, nearest
+from gspo_hpc.importers.typos import misspelt
+from gspo_hpc.system.text import near_miss
 
-_OURS = Config()
-_WIDTH = 118
-_NEAR = 0.86  # how alike a typo is: --global_batch_sise is, --vllm_max_num_seqs and --max_num_seqs are not
 _OFF: tuple[Any, ...] = (None, False, "false", "False", "null", "None", "none", "", "disabled", [], {})
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
+_CHOICE = 0.75  # how alike a misspelt choice is
+_EVERYWHERE = {"HOME", "USER", "PWD"}  # variables that a shell has in any case: their text in a path is what is meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,10 @@ class Draft:
         self.origins: dict[str, str] = {}  # our key -> the argument it came from
         self.differs: list[str] = []  # where the meaning of a size is another
         self.assumed: list[str] = []  # what was not given, and is needed
-        self.dropped: list[str] = []  # what has no counterpart
         self.problems: list[str] = []
+        self._decided: dict[str, list[str]] = {}  # argument -> our keys that it decides
+        self._left: dict[str, str] = {}  # argument -> why it is not carried over
+        self._open: set[str] = set()  # arguments whose value only running the script would tell
         self._taken: set[str] = set()
         self._older: dict[str, str] = {}
 
@@ -64,6 +67,8 @@ class Draft:
             if older in self.values and name not in self.values:
                 self.values[name] = self.values.pop(older)
                 self._older[name] = older
+            elif older in self.values:
+                self.drop(older, f"{self.source.flag}{name}, its present name, is given too")
 
     def copy(self) -> None:
         """Put the arguments whose value is the value of one key of ours, as the project's table lists them."""
@@ -80,7 +85,9 @@ class Draft:
                 value = self.number(name, default)
             else:
                 value = self.texts(name) if kind is list else self.text(name, default)
-            if value is not None:
+            if isinstance(value, str) and is_unset(value):
+                self.keep(key, name, value)
+            elif value is not None:
                 self.put(key, value, name)
 
     # -- what is given
@@ -102,7 +109,7 @@ class Draft:
         """Return the texts of an argument that takes several."""
         value = self._take(name)
         if isinstance(value, str) and value.startswith("["):  # a list as Hydra writes it
-            inner = _yaml(value)
+            inner = yaml_value(value)
             value = inner if isinstance(inner, list) else value
         if value is None or isinstance(value, bool | Mapping):
             return []
@@ -159,7 +166,7 @@ class Draft:
             self._unset(name, value)
             return default
         if value not in allowed:
-            self.wrong(name, f"must be one of {', '.join(allowed)}{near_miss(value, allowed)}")
+            self.wrong(name, f"must be one of {', '.join(allowed)}{near_miss(value, allowed, cutoff=_CHOICE)}")
             return default
         return value
 
@@ -171,14 +178,17 @@ class Draft:
 
     # -- what becomes of it
 
-    def put(self, key: str, value: Any, name: str | None = None, comment: str = "") -> None:
+    def put(self, key: str, value: Any, name: str | None = None, comment: str = "", of: Sequence[str] = ()) -> None:
         """Set a key of ours.
 
         `name` is the argument that it came from. If that is not given, a comment says that the value is the other
-        project's default, and the line is left out if our default is the same.
+        project's default, and the line is left out if our default is the same. `of`: further arguments that decide it.
         """
-        if name is not None and name not in self._taken:
+        for other in of:
+            self.credit(key, other)
+        if name is not None:
             self._taken.add(name)
+            self.credit(key, name)
         if name is not None and not self.given(name):
             if value == tables.default_of(key) and not comment:
                 return
@@ -187,11 +197,31 @@ class Draft:
         if name is not None:
             self.origins[key] = name
 
+    def credit(self, key: str, *names: str) -> None:
+        """Note that arguments decide a key of ours, also where its value is our default."""
+        for name in names:
+            if self.given(name) and key not in self._decided.setdefault(name, []):
+                self._decided[name].append(key)
+
+    def keep(self, key: str, name: str, value: str, comment: str = "") -> None:
+        """Set a key of ours to a text in which shell variables may still stand, as in a path."""
+        unset = set(re.findall(r"\$\{?(\w+)\}?", value)) - _EVERYWHERE
+        if not is_unset(value):
+            self.put(key, value, name, comment)
+            return
+        why = f"{self.why_unset(value)}; write it out"
+        self.put(key, value, comment=why)
+        if unset or "$(" in value:
+            self._left.setdefault(name, why)
+            self._open.add(name)
+        else:
+            self._decided.setdefault(name, []).append(key)
+
     def drop(self, name: str, why: str) -> None:
         """Report why a given argument is not carried over."""
         self._taken.add(name)
         if name in self.values:
-            self.dropped.append(f"{self.label(name)}: {why}")
+            self._left[name] = why
 
     def wrong(self, name: str, what: str) -> None:
         """Note a mistake in the value of an argument."""
@@ -208,7 +238,7 @@ class Draft:
         if value is None or (value is True and flag):
             return f"{flag}{name}"
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        shown = _plain(shown.lower() if isinstance(value, bool) else shown)
+        shown = report.plain(shown.lower() if isinstance(value, bool) else shown)
         shown = shown if len(shown) <= 60 else shown[:59].rstrip(" .") + "…"
         return f"{flag}{name}{' ' if flag else '='}{shown}"
 
@@ -225,7 +255,6 @@ class Draft:
     def finish(self) -> tuple[Config, str]:
         """Return the config and its YAML. Raises ValueError with one line for each mistake of the original run."""
         self._leftovers()
-        self._report_unset()
         if self.problems:
             raise ValueError("\n".join(dict.fromkeys(self.problems)))
         raw: dict[str, dict[str, Any]] = {}
@@ -236,7 +265,31 @@ class Draft:
             config = loader.from_dict(raw)
         except loader.ConfigError as error:
             raise ValueError("\n".join(self._translated(line) for line in error.problems)) from None
-        return config, self._yaml()
+        return config, report.yaml_of(self.settings)
+
+    def lists(self) -> tuple[list[Argument], list[Argument], list[Argument]]:
+        """Return the arguments that are carried over, those that are not, with the reason, and the unknown ones.
+
+        Each argument of the run is in exactly one of the lists.
+        """
+        carried: list[Argument] = []
+        left: list[Argument] = []
+        strange: list[Argument] = []
+        for name in self.values:
+            shown, given = self._older.get(name, name), self.label(name)
+            if name in self._left:
+                left.append(Argument(shown, given, tuple(self._decided.get(name, ())), self._left[name]))
+            elif name in self._decided:
+                carried.append(Argument(shown, given, tuple(self._decided[name])))
+            elif self._is_known(name):
+                left.append(Argument(shown, given, why="it changes nothing in this run"))
+            else:
+                strange.append(Argument(shown, given))
+        return carried, left, strange
+
+    def open_arguments(self) -> list[str]:
+        """Return the arguments whose value only running the script would tell, as they were given."""
+        return [self.label(name) for name in self.values if name in self._open]
 
     # -- inside
 
@@ -256,56 +309,37 @@ class Draft:
         return value.strip().strip("'\"") if isinstance(value, str) else value
 
     def _unset(self, name: str, value: str) -> None:
-        line = f"{self.label(name)}: {self.why_unset(value)}; its default is used instead"
-        if line not in self.assumed:
+        why = f"{self.why_unset(value)}; its default is used instead"
+        self._left.setdefault(name, why)
+        self._open.add(name)
+        if (line := f"{self.label(name)}: {why}") not in self.assumed:
             self.assumed.append(line)
 
-    def _report_unset(self) -> None:
-        """List the arguments whose value is not known, and of which nothing was said yet."""
-        kept = [yaml_text.write_line(value) for value, _ in self.settings.values()]
-        for name, value in self.values.items():
-            text = " ".join(map(str, value)) if isinstance(value, list) else value
-            said = any(self.label(name) in line for line in (*self.assumed, *self.dropped, *self.problems))
-            if is_unset(text) and not said and not any(text in shown for shown in kept):
-                self._unset(name, text)
+    def _is_known(self, name: str) -> bool:
+        table = self.source.table
+        return name in table.known or any(fnmatch(name, pattern) for pattern in table.free) or name in self._taken
 
     def _leftovers(self) -> None:
-        """Report the arguments that nothing has read; a near miss of a known name is a mistake."""
-        alike: dict[str, list[str]] = {}
-        plain: list[str] = []
-        off: list[str] = []
-        strange: list[str] = []
+        """Say why the arguments that decide nothing are not carried over; a near miss of a known name is a mistake."""
         for name, value in self.values.items():
-            if name in self._taken:
+            if name in self._left or name in self._decided:
                 continue
-            known = name in self.source.table.known or any(fnmatch(name, pattern) for pattern in self.source.table.free)
-            if is_unset(value) and known:
-                self._unset(name, value)
-            elif not known:
-                if nearest := _near(name, self.source.table.known):
+            text = " ".join(map(str, value)) if isinstance(value, list) else value
+            reasons = self.source.table.reasons.items()
+            why = next((text for pattern, text in reasons if fnmatch(name, pattern)), None)
+            if is_unset(text) and self._is_known(name) and why is None and name not in self.source.table.blank:
+                self._unset(name, text)
+            elif not self._is_known(name):
+                if nearest := misspelt(name, self.source.table.known):
                     flag = self.source.flag
-                    self.refuse(f"unknown argument {flag}{_plain(name)}; nearest: {flag}{nearest}")
-                else:
-                    strange.append(self.label(name))
-            elif (
-                isinstance(value, list | Mapping) and not value or not isinstance(value, list | dict) and value in _OFF
-            ):
-                off.append(f"{self.source.flag}{name}")
+                    self.refuse(f"unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
+            elif isinstance(value, list | Mapping) and not value:
+                self._left[name] = report.OFF
+            elif not isinstance(value, list | Mapping) and value in _OFF:
+                self._left[name] = report.OFF
             else:
-                why = next(
-                    (text for pattern, text in self.source.table.reasons.items() if fnmatch(name, pattern)), None
-                )
-                if why is None:
-                    plain.append(self.label(name))
-                else:
-                    alike.setdefault(why, []).append(self.label(name))
-        self.dropped += [f"{'; '.join(labels)}: {why}" for why, labels in alike.items()]
-        if plain:
-            self.dropped.append("these have no counterpart here: " + "; ".join(plain))
-        if off:
-            self.dropped.append("switched off in the original run, and absent here: " + ", ".join(off))
-        if strange:
-            self.dropped.append(f"not known as arguments of {self.source.project}: " + "; ".join(strange))
+                blank = name not in self._taken or name in self.source.table.blank
+                self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")
 
     def _translated(self, line: str) -> str:
         """Return a mistake in a key of ours as one of the argument that it came from."""
@@ -315,65 +349,9 @@ class Draft:
                 return f"{self.label(name)}: {text.removeprefix(key).strip()} ({key})"
         return text
 
-    def _yaml(self) -> str:
-        lines: list[str] = []
-        for section in Config.model_fields:
-            names = type(getattr(_OURS, section)).model_fields
-            keys = [key for name in names if (key := f"{section}.{name}") in self.settings]
-            if not keys:
-                continue
-            lines += ["", f"{section}:"]
-            for key in keys:
-                value, comment = self.settings[key]
-                comment = _plain(comment)
-                line = f"  {key.split('.')[1]}: {yaml_text.write_line(value)}"
-                if comment and len(line) + len(comment) + 3 > _WIDTH:
-                    lines += [f"  # {part}" for part in _wrapped(comment, _WIDTH - 4)]
-                    comment = ""
-                lines.append(line + (f" # {comment}" if comment else ""))
-        return "\n".join(lines) + "\n"
 
-
-def comments(title: str, items: Sequence[str]) -> list[str]:
-    """Return a block of YAML comments: a title and one item a line, wrapped."""
-    if not items:
-        return []
-    lines = ["#", f"# {title}"]
-    for item in items:
-        first, *more = _wrapped(item, _WIDTH - 6) or [""]
-        lines += [f"#   {first}", *(f"#     {part}" for part in more)]
-    return lines
-
-
-def _near(name: str, known: Collection[str]) -> str | None:
-    """Return the known name that this one is a typo of; in a dotted name the typo is in the end or before it."""
-    section, dot, end = name.rpartition(".")
-    if not dot:
-        return nearest(name, known, _NEAR)
-    ends = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
-    if found := nearest(end, ends, _NEAR):
-        return f"{section}.{found}"
-    sections = [other.rpartition(".")[0] for other in known if other.rpartition(".")[2] == end]
-    found = nearest(section, sections, _NEAR)
-    return f"{found}.{end}" if found else None
-
-
-def _plain(text: str) -> str:
-    """Return a text as one line of printable characters."""
-    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines: list[str] = []
-    for word in _plain(text).split():
-        if lines and len(lines[-1]) + len(word) < width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
-
-
-def _yaml(text: str) -> Any:
+def yaml_value(text: str) -> Any:
+    """Return what a text means as YAML, None if it is none."""
     try:
         return yaml_text.read(text)
     except ValueError:

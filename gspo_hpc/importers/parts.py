@@ -12,8 +12,8 @@ from pathlib import PurePath
 
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import options
-from gspo_hpc.importers.shell import Command
-from gspo_hpc.importers.words import is_unset
+from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.rewards.builtin import REGISTRY
 
 _NODE = 8  # GPUs of a node where only their sum is known
@@ -83,8 +83,12 @@ def server(draft: Draft, nodes: int, each: int, command: Command | None, name: s
         tp = positive(draft, "tensor_parallel_size", sizes.get("tensor_parallel_size")) or 1
         count = positive(draft, "data_parallel_size", sizes.get("data_parallel_size"))
         engines = count or max(1, (visible(draft, command.variables) or tp) // tp)
-    engines = max(1, engines // nodes)
-    draft.put("rollout.mode", "server", "vllm_mode")
+    beside(draft, each, max(1, engines // nodes), tp, name)
+
+
+def beside(draft: Draft, each: int, engines: int, tp: int, name: str) -> None:
+    """Put `engines` engines a node on GPUs of their own, beside `each` training ones."""
+    draft.put("rollout.mode", "server", of=("vllm_mode",))
     draft.put("rollout.tensor_parallel_size", tp)
     draft.put("rollout.engines_per_node", engines)
     text = f"{each} GPUs train and {engines * tp} generate, in one job"
@@ -95,12 +99,12 @@ def server(draft: Draft, nodes: int, each: int, command: Command | None, name: s
     )
 
 
-def rollout_size(draft: Draft, update: int, rollout: int, comment: str) -> None:
+def rollout_size(draft: Draft, update: int, rollout: int, comment: str, of: Sequence[str] = ()) -> None:
     """Put completions per rollout: as updates of it where it is whole updates."""
     if rollout % update == 0:
-        draft.put("batch.steps_per_generation", rollout // update, comment=comment)
+        draft.put("batch.steps_per_generation", rollout // update, comment=comment, of=of)
     else:
-        draft.put("batch.generation_batch_size", rollout, comment=comment)
+        draft.put("batch.generation_batch_size", rollout, comment=comment, of=of)
 
 
 def objective(draft: Draft, level: str, loss: str, high: float | None, low: float, beta: float) -> None:
@@ -110,21 +114,25 @@ def objective(draft: Draft, level: str, loss: str, high: float | None, low: floa
     draft.put("algorithm.clip_low", low, "epsilon")
     draft.put("algorithm.clip_high", low if high is None else high, "epsilon" if high is None else "epsilon_high")
     draft.put("algorithm.kl_beta", beta, "beta")
+    draft.credit("algorithm.aggregation", "loss_type")
     if loss in ("dapo", "bnpo") and name == "grpo":
-        text = "of all tokens of an update; bnpo: of those of a micro-batch" if loss == "bnpo" else "of all tokens"
-        draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean {text}")
+        draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean of all tokens")
+        if loss == "bnpo":
+            draft.drop("loss_type", "the mean is over the tokens of an update here (token), there of a micro-batch")
     elif loss in ("dapo", "bnpo"):
-        draft.dropped.append(
-            f"loss_type {loss}: weighs a sequence by its length, which contradicts a ratio per sequence; {name} is the "
-            "plain mean over sequences here (loss_type grpo there)"
+        text = (
+            f"weighs a sequence by its length, which contradicts a ratio per sequence; {name} is the plain mean over "
+            "sequences here (loss_type grpo there)"
         )
+        draft.drop("loss_type", text)
+        if not draft.given("loss_type"):
+            draft.differs.append(f"loss_type {loss}, the default there, {text}")
     elif loss != "grpo":
         draft.refuse(
             f"loss_type {loss} is another objective: here are gspo, gspo_token and grpo, a mean over sequences "
             "(loss_type grpo) or over tokens (dapo)"
         )
-    scale = str(draft.values.get("scale_rewards", "group")).lower()
-    draft.skip("scale_rewards")
+    scale = str(draft.values.get("scale_rewards") or "group").lower() if draft.given("scale_rewards") else "group"
     if scale not in ("group", "none", "true", "false"):
         draft.wrong(
             "scale_rewards", "here advantages are divided by the group's deviation (group) or by nothing (none)"
@@ -152,17 +160,19 @@ def rewards(draft: Draft, name: str, weights: str) -> None:
         own = f"{', '.join(REGISTRY)}, or path/to/file.py:function"
         hint = "; number_match compares numbers" if names[0].startswith("accuracy") else ""
         draft.drop(name, f"reward functions differ: set reward.functions{weighed} to {own}{hint}")
-        draft.skip(weights)
 
 
-def adapters(draft: Draft, name: str, rate: str) -> None:
-    """Report that all weights are trained, and what that means for the learning rate `rate`."""
+# Rates up to here are usual where all weights are trained; adapters take ten to a hundred times as much.
+_USUAL_RATE = 5e-6
+
+
+def adapters(draft: Draft, name: str, rate: str, default: float) -> None:
+    """Report that all weights are trained, and a learning rate `rate` that fits adapters only."""
     draft.drop(name, "all weights are trained here, no adapters")
-    draft.assumed.append(f"{draft.label(rate)} was chosen for adapters: all weights are trained here, usually at 1e-6")
-
-
-def _write_out(draft: Draft, path: str) -> str:
-    return f"{draft.why_unset(path)}; write it out"
+    value = draft.number(rate, default) or 0.0
+    if value > _USUAL_RATE:
+        given = draft.label(rate) if draft.given(rate) else f"{rate} {default:g}, the default there,"
+        draft.assumed.append(f"{given} was chosen for adapters: all weights are trained here, usually at 1e-6")
 
 
 def model(draft: Draft, name: str) -> None:
@@ -170,7 +180,7 @@ def model(draft: Draft, name: str) -> None:
     if path := draft.text(name):
         hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
         comment = "a folder is needed: a hub's name is not fetched" if hub else ""
-        draft.put("model.path", path, comment=_write_out(draft, path) if is_unset(path) else comment)
+        draft.keep("model.path", name, path, comment)
 
 
 def data(draft: Draft, name: str, key: str) -> None:
@@ -178,7 +188,7 @@ def data(draft: Draft, name: str, key: str) -> None:
     files = draft.texts(name)
     if len(files) == 1 and files[0].split("#")[0].endswith(_DATA):
         path = files[0].split("#")[0]
-        draft.put(key, path, comment=_write_out(draft, path) if is_unset(path) else "")
+        draft.keep(key, name, path)
         if "#" in files[0]:
             draft.drop(name, "all rows of the file are used here")
     elif files:
@@ -197,7 +207,7 @@ def prompt_length(draft: Draft, name: str, window: str, response: int, comment: 
         draft.wrong(window, f"must be above the longest completion ({response}): a prompt has to fit, too")
     elif whole is not None:
         text = f"{window} {whole} less the response"
-        draft.put("rollout.max_prompt_length", whole - response, comment=text)
+        draft.put("rollout.max_prompt_length", whole - response, comment=text, of=(window,))
         return whole - response
     draft.put("rollout.max_prompt_length", 512, comment="assumed")
     draft.assumed.append(f"{name} is not given: rollout.max_prompt_length 512 is assumed")
@@ -216,6 +226,7 @@ def engine(draft: Draft, names: Mapping[str, tuple[str, type]]) -> None:
             draft.wrong(name, "must be above 0 and at most 1")
         elif value is not None:
             found[own] = value
+            draft.credit("rollout.engine", name)
     if found:
         draft.put("rollout.engine", found)
 
@@ -226,24 +237,26 @@ def run_name(draft: Draft, names: Sequence[str]) -> None:
         text = draft.text(name)
         short = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(text).name if text else "").lstrip("-._")[:100]
         if text and short and not is_unset(text):
-            draft.put("run.name", short)
+            draft.put("run.name", short, of=(name,))
             break
 
 
 def trackers(draft: Draft, name: str, default: Sequence[str]) -> None:
     """Put tracking from the list of backends."""
     found = [item.lower() for item in draft.texts(name)] if draft.given(name) else list(default)
+    draft.credit("tracking.wandb", name)
     if not {"wandb", "all"} & {*found}:
         draft.put("tracking.wandb", "disabled")
     if {"tensorboard", "all"} & {*found}:
-        draft.put("tracking.tensorboard", True)
+        draft.put("tracking.tensorboard", True, of=(name,))
     if others := [item for item in found if item not in ("wandb", "tensorboard", "none", "all", "console")]:
-        draft.dropped.append(f"{' '.join(others)}: runs are tracked by W&B and TensorBoard here")
+        draft.drop(name, f"{' '.join(others)}: runs are tracked by W&B and TensorBoard here")
 
 
 def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: bool = False) -> None:
     """Put the warm-up that is a share of all steps, rounded down or `up`, if those are known."""
     if not ratio:
+        draft.credit("optimizer.lr_warmup_steps", name)
         return
     if steps is None:
         draft.drop(name, f"set optimizer.lr_warmup_steps to {ratio:g} of run.max_steps once that is known")
@@ -252,7 +265,16 @@ def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: 
             "optimizer.lr_warmup_steps",
             math.ceil(ratio * steps) if up else int(ratio * steps),
             comment=f"{name} {ratio:g} of {steps} steps",
+            of=(name,),
         )
+
+
+STEPS = "run.max_steps follows from it and the number of prompts: give --rows N"
+
+
+def output(draft: Draft, name: str) -> None:
+    """Report that the folder of the results is another one; its last part may name the run."""
+    draft.drop(name, "the run directory is runs/NAME here, or run.dir")
 
 
 def steps_unknown(draft: Draft, what: str) -> None:

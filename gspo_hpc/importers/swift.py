@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 from gspo_hpc.importers import parts as parts
+from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.shell import Command
+from gspo_hpc.importers.scripts.shell import Command
 
 _ENGINE = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
@@ -23,27 +24,70 @@ _ENGINE = {
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a Megatron-SWIFT run amounts to."""
-    kind = draft.text("rlhf_type")
-    if kind != "grpo":
-        given = f"--rlhf_type {kind}" if kind else "--rlhf_type is not given (its default is dpo)"
-        draft.refuse(f"{given}: only --rlhf_type grpo has a counterpart here")
-    env = draft.variables
-    nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes"))
-    each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
-    each = each or parts.visible(draft, env)
-    nodes, each = parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
-    if draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
-        hosted = next((item for item in commands if item.words[:2] == ("swift", "rollout")), None)
-        parts.server(draft, nodes, each, hosted, "swift rollout")
-    else:
-        tp = draft.whole("vllm_tensor_parallel_size", 1)
-        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
+    check(draft)
+    nodes, each = machines(draft, gpus)
+    hosting(draft, nodes, each, commands)
     _layout(draft)
     update = _batch(draft)
     parts.model(draft, "model")
     if draft.text("tuner_type") not in (None, "full"):
-        parts.adapters(draft, "tuner_type", "lr")
-    _generation(draft)
+        parts.adapters(draft, "tuner_type", "lr", 1e-4)
+    draft.credit("optimizer.lr", "tuner_type")
+    generation(draft)
+    objective(draft)
+    _length(draft, update, nodes * each, rows)
+    _saving(draft)
+
+
+def check(draft: Draft) -> None:
+    """Refuse runs of ms-swift that are no GRPO, or follow a teacher or another loss besides."""
+    kind = draft.text("rlhf_type")
+    if kind != "grpo":
+        given = f"--rlhf_type {kind}" if kind else "--rlhf_type is not given (its default is dpo)"
+        draft.refuse(f"{given}: only --rlhf_type grpo has a counterpart here")
+    draft.credit("algorithm.name", "rlhf_type")
+    for name in ("teacher_model", "teacher_model_server", "chord_sft_dataset", "advantage_reweight"):
+        if draft.texts(name):
+            draft.refuse(f"{draft.label(name)}: the loss follows more than rewards then, which has no counterpart here")
+    if draft.number("sdar_loss_coef", 0.0):
+        draft.refuse(f"{draft.label('sdar_loss_coef')}: the loss has a term of distillation then")
+    if draft.whole("teacher.gpus", 0, least=0):
+        draft.refuse(f"{draft.label('teacher.gpus')}: there is no distillation here")
+
+
+def machines(draft: Draft, gpus: int | None) -> tuple[int, int]:
+    """Put the cluster; return (nodes, training GPUs of each)."""
+    env = draft.variables
+    nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes")) or draft.whole("nnodes")
+    each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
+    if (trains := draft.whole("train.gpus")) is not None:  # of a YAML for Ray: all of its nodes together
+        each = max(1, trains // (nodes or 1))
+    draft.credit("cluster.nodes", "nnodes")
+    draft.credit("cluster.gpus_per_node", "train.gpus")
+    each = each or parts.visible(draft, env)
+    return parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
+
+
+def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> None:
+    """Put where the engines run: with the trainer, or on GPUs of their own."""
+    tp = draft.whole("vllm_tensor_parallel_size", 1) or 1
+    apart = draft.whole("rollout.gpus")
+    groups = draft.values.get("colocate_groups")
+    together = isinstance(groups, list) and any({"train", "rollout"} <= {*group} for group in groups)
+    draft.credit("rollout.mode", "colocate_groups", "rollout.gpus", "vllm_mode")
+    if apart is not None and not together:
+        draft.credit("rollout.engines_per_node", "rollout.gpus")
+        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
+        parts.beside(draft, each, max(1, apart // tp // nodes), tp, "the group rollout")
+    elif draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
+        hosted = next((item for item in commands if item.words[:2] == ("swift", "rollout")), None)
+        parts.server(draft, nodes, each, hosted, "swift rollout")
+    else:
+        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
+
+
+def objective(draft: Draft) -> None:
+    """Put the algorithm; refuse another one."""
     parts.objective(
         draft,
         draft.choice("importance_sampling_level", ("token", "sequence", "sequence_token"), "token"),
@@ -54,15 +98,17 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     )
     if (estimator := draft.text("advantage_estimator") or "grpo") != "grpo":
         draft.refuse(f"--advantage_estimator {estimator} is another algorithm: advantages here are those of grpo")
+    draft.credit("algorithm.name", "advantage_estimator")
     if draft.switch("kl_in_reward"):
         draft.refuse(
             "--kl_in_reward true: the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
         )
+    draft.credit("algorithm.kl_beta", "kl_in_reward")
     if draft.switch("dynamic_sample"):
         draft.drop("dynamic_sample", "groups with equal rewards are not sampled again here: they add no gradient")
+    elif draft.given("dynamic_sample"):
+        draft.drop("dynamic_sample", report.OFF)
     parts.kept_out(draft)
-    _length(draft, update, nodes * each, rows)
-    _saving(draft)
 
 
 def _layout(draft: Draft) -> None:
@@ -75,9 +121,11 @@ def _layout(draft: Draft) -> None:
             "expert_tensor_parallel_size",
             "it does not follow tensor_model_parallel_size",
         )
-    draft.put("parallel.sequence_parallel", draft.switch("sequence_parallel"), "sequence_parallel")
-    if draft.settings.get("parallel.tensor_model_parallel_size", (1, ""))[0] == 1 and draft.switch("sequence_parallel"):
+    split = draft.switch("sequence_parallel")
+    draft.put("parallel.sequence_parallel", split, "sequence_parallel")
+    if split and draft.settings.get("parallel.tensor_model_parallel_size", (1, ""))[0] == 1:
         draft.put("parallel.sequence_parallel", False, comment="it needs tensor_model_parallel_size above 1")
+        draft.drop("sequence_parallel", "it needs tensor_model_parallel_size above 1")
     grain = draft.choice("recompute_granularity", ("selective", "full", "none"), "selective")
     draft.put("memory.recompute_granularity", None if grain == "none" else grain, "recompute_granularity")
     if grain == "full":
@@ -85,10 +133,11 @@ def _layout(draft: Draft) -> None:
         draft.put("memory.recompute_method", method, "recompute_method")
         draft.put("memory.recompute_num_layers", draft.whole("recompute_num_layers", 1), "recompute_num_layers")
     elif modules := draft.texts("recompute_modules"):
-        draft.put("memory.recompute_modules", modules)
+        draft.put("memory.recompute_modules", modules, of=("recompute_modules",))
     if draft.given("offload_model") or draft.given("offload_optimizer"):
         wanted = [draft.switch("offload_model"), draft.switch("offload_optimizer")]
-        draft.put("memory.offload_trainer", any(wanted), "offload_model", "model and optimizer together")
+        text = "model and optimizer together"
+        draft.put("memory.offload_trainer", any(wanted), "offload_model", text, of=("offload_optimizer",))
     dtypes = {"none": None, "fp32": "float32", "fp64": "float64"}
     if draft.given("moe_router_dtype"):
         draft.put(
@@ -102,10 +151,16 @@ def _layout(draft: Draft) -> None:
         draft.put("model.fp8", draft.choice("fp8_format", ("e4m3", "hybrid"), "hybrid"), "fp8_format")
         recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
         draft.put("model.fp8_recipe", draft.choice("fp8_recipe", recipes, "delayed"), "fp8_recipe")
-    dtype = draft.choice("torch_dtype", ("bfloat16", "float16", "float32"), "bfloat16")
-    half = draft.switch("fp16") or dtype == "float16"
-    full = not half and (dtype == "float32" or not draft.switch("bf16", True))
-    draft.put("model.dtype", "float16" if half else "float32" if full else "bfloat16")
+    dtype(draft)
+
+
+def dtype(draft: Draft) -> None:
+    """Put the type that the trainer computes in."""
+    kind = draft.choice("torch_dtype", ("bfloat16", "float16", "float32"), "bfloat16")
+    half = draft.switch("fp16") or kind == "float16"
+    full = not half and (kind == "float32" or not draft.switch("bf16", True))
+    names = ("torch_dtype", "fp16", "bf16")
+    draft.put("model.dtype", "float16" if half else "float32" if full else "bfloat16", of=names)
 
 
 def _dispatcher(draft: Draft) -> None:
@@ -118,7 +173,8 @@ def _dispatcher(draft: Draft) -> None:
             "it needs equally many tokens on every rank; here it is alltoall or flex",
         )
     elif draft.given("moe_token_dispatcher_type") or fast:
-        draft.put("moe.token_dispatcher", "flex" if fast else kind)
+        names = ("moe_token_dispatcher_type", "moe_enable_deepep")
+        draft.put("moe.token_dispatcher", "flex" if fast else kind, of=names)
 
 
 def _batch(draft: Draft) -> int:
@@ -129,7 +185,8 @@ def _batch(draft: Draft) -> int:
     return update
 
 
-def _generation(draft: Draft) -> None:
+def generation(draft: Draft) -> None:
+    """Put how completions are sampled, and the data."""
     response = draft.whole("max_completion_length", 512) or 512
     parts.prompt_length(
         draft,
@@ -178,7 +235,8 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
         text = f"num_train_epochs {epochs:g} of {rows} prompts" + (
             ", before train_iters" if draft.given("train_iters") else ""
         )
-        draft.put("run.max_steps", max(1, steps), comment=text)
+        draft.put("run.max_steps", max(1, steps), comment=text, of=("num_train_epochs",))
+        draft.drop("train_iters", "num_train_epochs takes precedence over it")
     elif steps is not None:
         draft.put("run.max_steps", steps, "train_iters")
         if epochs:
@@ -190,6 +248,7 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
         parts.steps_unknown(
             draft, f"num_train_epochs {epochs:g}" if epochs else "neither train_iters nor num_train_epochs"
         )
+        draft.drop("num_train_epochs", parts.STEPS)
     adapters = draft.text("tuner_type") not in (None, "full")
     draft.put("optimizer.lr", draft.number("lr", 1e-4 if adapters else 1e-5), "lr")
     style = draft.text("lr_decay_style") or "cosine"
@@ -201,9 +260,10 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
     draft.drop("lr_decay_iters", "the rate falls until run.max_steps here")
     if (kind := draft.text("optimizer") or "adam") != "adam":
         draft.refuse(f"--optimizer {kind}: there is only adam here")
+    draft.drop("optimizer", "it is Adam here in any case")
 
 
 def _saving(draft: Draft) -> None:
     parts.run_name(draft, ("wandb_exp_name", "output_dir"))
-    draft.drop("output_dir", "the run directory is runs/NAME here, or run.dir")
+    parts.output(draft, "output_dir")
     parts.trackers(draft, "report_to", ("tensorboard",))

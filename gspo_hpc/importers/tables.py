@@ -24,11 +24,12 @@ class Table:
     copied: Mapping[str, tuple[str, Any]]  # name -> (our key, the project's default or None)
     reasons: Mapping[str, str]  # name or pattern -> why it is not carried over
     renamed: Mapping[str, str]  # earlier name -> present name
+    blank: frozenset[str]  # names without a counterpart and without a sentence
 
 
 @cache
 def load(project: str) -> Table:
-    """Return the table of "swift", "verl" or "trl". Raises ValueError that names the line's argument for a mistake."""
+    """Return the table of "swift", "swift_hf", "verl" or "trl". Raises ValueError, with the argument, for a mistake."""
     text = resources.files("gspo_hpc.importers").joinpath("arguments", f"{project}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml_text.read_shipped(text)
     copied: dict[str, tuple[str, Any]] = {}
@@ -54,6 +55,7 @@ def load(project: str) -> Table:
         copied=copied,
         reasons=reasons,
         renamed=renamed,
+        blank=frozenset(name for name, value in raw.items() if value is None),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.shell import Command
+from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.planning.plan import max_steps
 
 _ENGINE = {"vllm_gpu_memory_utilization": ("gpu_memory_utilization", float)}
@@ -38,26 +38,23 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         parts.engine(draft, _ENGINE)
     if draft.given("use_vllm") and not draft.switch("use_vllm"):
         draft.drop("use_vllm", "vLLM generates here in any case")
-    update = _batch(draft, nodes * each)
+    draft.credit("rollout.tensor_parallel_size", "use_vllm", "vllm_mode")
+    size = draft.whole("per_device_train_batch_size", 8) or 8
+    accumulated = draft.whole("gradient_accumulation_steps", 1) or 1
+    update = batch(draft, nodes * each, size, accumulated, "TRL")
     parts.model(draft, "model_name_or_path")
     if draft.switch("use_peft"):
-        parts.adapters(draft, "use_peft", "learning_rate")
-    if (
-        draft.given("fsdp")
-        or draft.given("deepspeed")
-        or draft.variables.get("distributed_type") in ("DEEPSPEED", "FSDP")
-    ):
-        draft.put("optimizer.distributed", True, comment="in place of ZeRO or FSDP, which also shard the weights")
-        draft.drop("deepspeed", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
-        draft.drop("fsdp", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
+        parts.adapters(draft, "use_peft", "learning_rate", 1e-6)
+    sharding(draft)
+    draft.credit("memory.recompute_granularity", "gradient_checkpointing")
     if draft.switch("gradient_checkpointing", True):
         draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as in TRL")
     half = draft.switch("fp16")
     name = "dtype" if draft.given("dtype") else "torch_dtype"
     dtype = draft.choice(name, ("auto", "bfloat16", "float16", "float32"), "auto")
     full = not half and draft.given("bf16") and not draft.switch("bf16")
-    draft.skip("bf16")
-    draft.put("model.dtype", "float16" if half else "float32" if full or dtype == "float32" else "bfloat16")
+    kind = "float16" if half else "float32" if full or dtype == "float32" else "bfloat16"
+    draft.put("model.dtype", kind, of=("bf16", "fp16", name))
     _generation(draft)
     parts.objective(
         draft,
@@ -68,8 +65,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.number("beta", 0.0) or 0.0,
     )
     parts.kept_out(draft)
-    _length(draft, update, nodes * each, rows)
-    _saving(draft)
+    length(draft, update, rows, "linear", 1e-6)
+    saving(draft, ("run_name", "output_dir"))
 
 
 def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
@@ -82,15 +79,28 @@ def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
         if total % (nodes or 1):
             draft.refuse(f"num_processes {total} must be divisible by num_machines ({nodes})")
         nodes, each = (nodes, total // nodes) if nodes else parts.split_nodes(total)
+    draft.credit("cluster.nodes", "num_machines")
+    draft.credit("cluster.gpus_per_node", "num_processes")
     each = each or parts.visible(draft, env)
     unknown = "a GRPOConfig does not say how many processes there are"
     return parts.machines(draft, nodes, each, gpus, unknown)
 
 
-def _batch(draft: Draft, processes: int) -> int:
-    """Put the batch sizes; return completions per optimizer step."""
-    size = draft.whole("per_device_train_batch_size", 8) or 8
-    accumulated = draft.whole("gradient_accumulation_steps", 1) or 1
+def sharding(draft: Draft) -> None:
+    """Put what takes the place of ZeRO and FSDP."""
+    launched = draft.variables.get("distributed_type") in ("DEEPSPEED", "FSDP")
+    if draft.given("fsdp") or draft.given("deepspeed") or launched:
+        text = "in place of ZeRO or FSDP, which also shard the weights"
+        draft.put("optimizer.distributed", True, comment=text, of=("distributed_type",))
+        draft.drop("deepspeed", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
+        draft.drop("fsdp", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
+
+
+def batch(draft: Draft, processes: int, size: int, accumulated: int, project: str) -> int:
+    """Put the batch sizes; return completions per optimizer step.
+
+    `size`: of a micro-batch of one process, of which `accumulated` make an update.
+    """
     group = draft.whole("num_generations", 8, least=2) or 8
     passes = draft.whole("num_iterations", 1) or 1
     count, rollout = draft.whole("steps_per_generation"), draft.whole("generation_batch_size")
@@ -106,16 +116,23 @@ def _batch(draft: Draft, processes: int) -> int:
     count = count or accumulated
     draft.put("batch.micro_batch_size", size, "per_device_train_batch_size")
     text = f"{size} per device x {processes} processes x {accumulated} accumulated"
-    draft.put("batch.global_batch_size", update, comment=text)
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    draft.put("batch.global_batch_size", update, comment=text, of=sizes)
+    rollouts = (*sizes, "steps_per_generation", "generation_batch_size")
     draft.put("batch.num_generations", group, "num_generations")
     draft.put("batch.num_iterations", passes, "num_iterations")
     if count % accumulated == 0:
         parts.rollout_size(
-            draft, update, count * micro, f"{count} micro-batches in TRL, {accumulated} of them an update"
+            draft,
+            update,
+            count * micro,
+            f"{count} micro-batches in {project}, {accumulated} of them an update",
+            rollouts,
         )
     elif accumulated % count == 0 and passes == 1:
-        draft.put("batch.steps_per_generation", 1, comment=f"{accumulated // count} rollouts of one update in TRL")
-        text = f"an update is made of {accumulated // count} rollouts in TRL, all sampled by the same weights"
+        text = f"{accumulated // count} rollouts of one update in {project}"
+        draft.put("batch.steps_per_generation", 1, comment=text, of=rollouts)
+        text = f"an update is made of {accumulated // count} rollouts in {project}, all sampled by the same weights"
         draft.differs.append(f"{text}; here it is made of one")
     else:
         name = "steps_per_generation" if draft.given("steps_per_generation") else "generation_batch_size"
@@ -127,7 +144,7 @@ def _batch(draft: Draft, processes: int) -> int:
     draft.differs += [
         f"per_device_train_batch_size {size} is the batch of one process: an update has {update} completions "
         f"(x {processes} processes x gradient_accumulation_steps {accumulated})",
-        "steps_per_generation counts micro-batches in TRL, and optimizer steps here",
+        f"steps_per_generation counts micro-batches in {project}, and optimizer steps here",
     ]
     return update
 
@@ -140,14 +157,16 @@ def _generation(draft: Draft) -> None:
     draft.put("rollout.top_k", draft.whole("top_k", 0, least=-1) or -1, "top_k")
     parts.data(draft, "dataset_name", "data.train")
     if draft.given("max_prompt_length"):
-        draft.put("data.overlong", "truncate_left", comment="as TRL truncates to max_prompt_length")
+        text = "as TRL truncates to max_prompt_length"
+        draft.put("data.overlong", "truncate_left", comment=text, of=("max_prompt_length",))
     parts.rewards(draft, "reward_funcs", "reward_weights")
     if draft.switch("vllm_importance_sampling_correction"):
         text = "the gap between engine and trainer is not corrected here: a probe after each weight sync watches it"
         draft.drop("vllm_importance_sampling_correction", text)
 
 
-def _length(draft: Draft, update: int, processes: int, rows: int | None) -> None:
+def length(draft: Draft, update: int, rows: int | None, style: str, rate: float) -> None:
+    """Put the length of the run and the schedule; `style` and `rate` are those where none is given."""
     steps, epochs = draft.whole("max_steps", -1, least=-1), draft.number("num_train_epochs", 3.0) or 3.0
     whole = steps if steps and steps > 0 else None
     if whole is not None:
@@ -157,13 +176,16 @@ def _length(draft: Draft, update: int, processes: int, rows: int | None) -> None
         group = draft.whole("num_generations", 8) or 8
         passes = draft.whole("num_iterations", 1) or 1
         whole = max(1, int(max_steps(rows, group, update, 1, 1, passes) * epochs))
-        draft.put("run.max_steps", whole, comment=f"num_train_epochs {epochs:g} of {rows} prompts")
+        draft.put(
+            "run.max_steps", whole, comment=f"num_train_epochs {epochs:g} of {rows} prompts", of=("num_train_epochs",)
+        )
     else:
         parts.steps_unknown(draft, f"num_train_epochs {epochs:g}")
-    draft.skip("num_train_epochs")
-    rate = draft.number("learning_rate", 1e-6) or 0.0
+        draft.drop("num_train_epochs", parts.STEPS)
+        draft.drop("max_steps", "num_train_epochs decides where it is -1")
+    rate = draft.number("learning_rate", rate) or 0.0
     draft.put("optimizer.lr", rate, "learning_rate")
-    style = draft.text("lr_scheduler_type") or "linear"
+    style = draft.text("lr_scheduler_type") or style
     if style in _STYLES:
         draft.put("optimizer.lr_decay_style", _STYLES[style], "lr_scheduler_type")
     else:
@@ -172,41 +194,46 @@ def _length(draft: Draft, update: int, processes: int, rows: int | None) -> None
     warm = draft.number("warmup_steps")
     if warm and warm >= 1:
         draft.put("optimizer.lr_warmup_steps", math.floor(warm), "warmup_steps")
+        draft.drop("warmup_ratio", "warmup_steps takes precedence over it")
     else:
         name = "warmup_steps" if warm else "warmup_ratio"
         parts.warmup(draft, warm or draft.number("warmup_ratio"), name, whole, up=True)
     if (kind := draft.text("optim") or "adamw_torch").split("_")[0] != "adamw":
         draft.refuse(f"optim {kind}: there is only AdamW here")
+    draft.drop("optim", "it is AdamW here in any case")
 
 
 def _least_rate(draft: Draft, rate: float) -> None:
     given: Any = draft.values.get("lr_scheduler_kwargs")
     if isinstance(given, Mapping):
-        draft.skip("lr_scheduler_kwargs")
         share, least = given.get("min_lr_rate"), given.get("min_lr")
         if isinstance(share, int | float) and not isinstance(share, bool):
-            draft.put("optimizer.min_lr", share * rate, comment=f"min_lr_rate {share:g} of the learning rate")
+            text = f"min_lr_rate {share:g} of the learning rate"
+            draft.put("optimizer.min_lr", share * rate, comment=text, of=("lr_scheduler_kwargs",))
         elif least is not None:
             draft.put("optimizer.min_lr", least, "lr_scheduler_kwargs")
 
 
-def _saving(draft: Draft) -> None:
+def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
+    """Put when is saved and evaluated, what tracks the run, and its name: of the first argument that gives one."""
     by_steps = draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps") == "steps"
     every = draft.number("save_steps", 500.0) or 500.0
     if by_steps and every >= 1:
         draft.put("checkpoint.interval", int(every), "save_steps")
+        draft.credit("checkpoint.interval", "save_strategy")
     else:
         name = "save_strategy" if not by_steps else "save_steps"
         draft.drop(name, "set checkpoint.interval: optimizer steps between two checkpoints; the last is always saved")
-    evaluated = draft.choice("eval_strategy", ("no", "steps", "epoch"), "no")
+    evaluated = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
     if evaluated == "steps" and draft.given("eval_steps"):
         draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
-    elif evaluated == "epoch":
+        draft.credit("eval.interval", "eval_strategy")
+    elif evaluated != "no":
         draft.drop("eval_strategy", "set eval.interval: optimizer steps")
-    draft.skip("save_steps")
-    parts.run_name(draft, ("run_name", "output_dir"))
-    draft.drop("output_dir", "the run directory is runs/NAME here, or run.dir")
+    parts.run_name(draft, names)
+    parts.output(draft, "output_dir")
     if draft.given("report_to"):
         parts.trackers(draft, "report_to", ())
     if project := draft.text("wandb_project") or draft.text("project"):
-        draft.put("tracking.wandb_project", project, "wandb_project")
+        name = "wandb_project" if draft.given("wandb_project") else "project"
+        draft.put("tracking.wandb_project", project, name)

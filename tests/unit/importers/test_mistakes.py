@@ -14,7 +14,8 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.convert import convert
 from gspo_hpc.importers.inputs import options
-from gspo_hpc.importers.shell import read_script
+from gspo_hpc.importers.scripts.shell import read_script
+from gspo_hpc.importers.typos import misspelt
 from gspo_hpc.planning.plan import make_plan
 
 SWIFT = "megatron rlhf --rlhf_type grpo --global_batch_size 32 --num_generations 4 --train_iters 10"
@@ -41,7 +42,6 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
         (f"{VERL} actor_rolout_ref.actor.ppo_epochs=8", f"nearest: {ACTOR}.ppo_epochs"),
         (f"{VERL} data.train_batchsize=8", "nearest: data.train_batch_size"),
         (f"{TRL} --num_generation 8", "unknown argument num_generation; nearest: num_generations"),
-        ("# train\nfrom trl import GRPOConfig\nGRPOConfig(num_generations=8)\n", "a Python script is not read"),
         # impossible values
         (f"{SWIFT} --micro_batch_size two", "--micro_batch_size two: must be a whole number"),
         (f"{SWIFT} --micro_batch_size 0", "--micro_batch_size 0: must be 1 or more"),
@@ -89,7 +89,8 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
         (f"{SWIFT} --optimizer muon", "--optimizer muon: there is only adam here"),
         (f"{SWIFT} --scale_rewards batch", "divided by the group's deviation (group) or by nothing (none)"),
         (SWIFT.replace("grpo", "dpo"), "--rlhf_type dpo: only --rlhf_type grpo has a counterpart here"),
-        ("swift rlhf --rlhf_type grpo", "swift rlhf is another trainer of ms-swift: convert reads megatron rlhf"),
+        ("swift rlhf --rlhf_type grpo", "no argument of ms-swift that says how to train is in it"),
+        ("swift sft --model m", "swift sft is no reinforcement learning: convert reads swift rlhf"),
         (VERL.replace("=grpo", "=gae"), "algorithm.adv_estimator=gae: advantages here are those of grpo"),
         (VERL.replace("algorithm.adv_estimator=grpo", ""), "algorithm.adv_estimator is not given (its default is gae)"),
         (f"{VERL} {ACTOR}.policy_loss.loss_mode=clip_cov", "loss_mode=clip_cov is another objective"),
@@ -99,7 +100,7 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
         (f"{TRL} --optim adafactor", "optim adafactor: there is only AdamW here"),
         # what is no run at all
         ("", "it is empty"),
-        ("ls -l\n", "no run of Megatron-SWIFT"),
+        ("ls -l\n", "no run of ms-swift, verl or TRL is recognised"),
         ("run: {seed: 1}\nbatch: {num_generations: 8}\n", "it is a config of ours already"),
         ("compute_environment: LOCAL_MACHINE\nnum_processes: 8\n", "this is accelerate's config"),
         ("a: [1\nb: 2\n", "line 2: not valid YAML"),
@@ -144,6 +145,32 @@ def test_no_argument_is_lost_without_a_word(base: str, known: frozenset[str], wo
             assert name in str(refused), name
             continue
         assert found.config != plain.config or name in found.text, name
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("tensor_model_parallel_sise", "tensor_model_parallel_size"),
+        ("micro_batchsize", "micro_batch_size"),
+        ("num_generation", "num_generations"),
+        ("lr_decya_style", "lr_decay_style"),
+        ("actor.optim.weight_dekay", "actor.optim.weight_decay"),
+        ("aktor.optim.weight_decay", "actor.optim.weight_decay"),
+        # other arguments, not misspelt ones
+        ("min_response_length", None),
+        ("adam_beta3", None),
+        ("fp4_format", None),
+        ("lr", None),
+        ("max_token_len", None),
+        ("actor.veomni.weight_decay", None),
+        ("rollout.optim.weight_decay", None),
+        ("weight_decay", None),
+    ],
+)
+def test_only_what_is_near_is_called_nearest(name: str, nearest: str | None) -> None:
+    known = {"tensor_model_parallel_size", "micro_batch_size", "num_generations", "lr_decay_style", "fp8_format", "l2"}
+    known |= {"max_response_length", "adam_beta1", "adam_beta2", "actor.optim.weight_decay", "max_seq_len"}
+    assert misspelt(name, known) == nearest
 
 
 PROJECTS = {

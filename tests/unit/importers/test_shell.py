@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.importers.convert import convert
-from gspo_hpc.importers.shell import follow, read_script
+from gspo_hpc.importers.scripts.shell import follow, read_script
 
 RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --global_batch_size 32"
 
@@ -47,6 +47,32 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         'export P=1 "Q=2 3"\nunset P\na ${P:-gone} $Q "$Q"',
         "a == b =~ - = + 2>&1",
         "a - 2>&1",
+        "D=x\nH=y\na $H-$D/r f=$H/c-$D/r.p \"$H-$D/r\" '$H-$D/r' --x=$D/y",
+        'T=${T:-["/one"]}\na $T',
+        # arguments of functions and of the script, returns and exits
+        'f() {\n local n=$1\n shift\n a $n "$@"\n}\nf 1 2 "3 4"',
+        'set -- x "y z"\na "$@" $#\nshift\na "$1"',
+        'f() { if [ "$1" = x ]; then return; fi; b "$1"; }\nf x\nf y',
+        "f() { a; return; b; }\nf\nc",
+        "N=2\nif [ $N -gt 1 ]; then a; exit; fi\nb",
+        "case x in\n y) exit 1 ;;\n *) N=2 ;;\nesac\na $N",
+        'X=5\nf() { local X; a "${X:-empty}"; X=6; }\nf\na $X\ng() { local X=$X; X=7; a $X; }\ng\nb $X',
+        # arrays with keys, elements, slices, and names in variables
+        "declare -A M=([small]=1 [big]=8)\nM[huge]=64\nK=big\na ${M[big]} ${M[huge]} ${M[$K]} ${#M[@]}",
+        'K=(a b)\nK[1]=z\nK[2]=y\na "${K[@]}" ${!K[@]}\nV=N\nN=9\nb ${!V}',
+        'A=(1 2 3 4)\na "${A[@]:1:2}" ${A[@]:2} ${A[-1]} ${A[1+1]}',
+        # loops whose rounds the script alone decides
+        'for i in 1 2 3; do S+="$i,"; L+=(--x$i); done\na "$S" "${L[@]}"',
+        "S=\nfor ((i = 0; i < 3; i++)); do S=$S$i; done\na $S $i",
+        "S=\ni=0\nwhile [ $i -lt 3 ]; do i=$((i + 1)); [ $i = 2 ] && continue; S=$S$i; done\na $S",
+        "S=\nfor i in 1 2 3; do [ $i = 2 ] && break; S=$S$i; done\na $S $i",
+        # text that is read again, other arithmetic, and commands that only write
+        'C=\'a "x y" z\'\neval "$C"\neval $C',
+        "N=4\na $((N << 1)) $((N > 3 ? 7 : 9)) $((N++)) $N $((N += 2, N * 2)) $((0x10 + 010)) $((2 ** 3 ** 2))",
+        'A=2\nB=3\na ${X:-$((A + B))} "${Y:-$((A * B))}" ${Z:-$(((A + 1) * 2))}',
+        "let X=2+3 Y=X*2\na $X $Y\nN=3\nif (( N % 2 && X )); then b; fi",
+        'a "$(echo one two)" $(echo one two) $(basename /m/Qwen.sh .sh) $(dirname /m/q/x)\nprintf -v X %s y\nb $X',
+        'test "$Q" = "" && a\n[ -v Q ] || b\nexec 2>&1\ntest -n "$Q" || c',
     ],
 )
 def test_a_script_is_read_as_bash_reads_it(script: str) -> None:
@@ -69,14 +95,15 @@ def test_a_script_is_read_as_bash_reads_it(script: str) -> None:
         ("LR=1e-6\nf() { if grep x y; then LR=1e-5; fi; }\nf", "$LR depends on a condition in line 2"),
         ("LR=1e-6\nwhile read line; do LR=$line; done < file", "$LR changes in the loop of line 2"),
         ("read -r LR", "$LR is read from the input by read"),
-        ("LR=1\n(( LR++ ))", "$LR is computed in line 2"),
+        ("LR=1\n(( LR = N++ ))", "$LR is computed in line 2"),
         ("LR=1e-6\nsource env.sh", "$LR may be set by env.sh, a file that the script sources"),
         (". ./env.sh", "$LR may be set by ./env.sh, a file that the script sources"),
         ("LR=$(cat lr.txt)", "its value is known only when the script runs"),
         ("LR=`cat lr.txt`", "its value is known only when the script runs"),
-        ("LR=$((2 ** 3))", "its value is known only when the script runs"),
+        ("LR=$((N ** 3))", "its value is known only when the script runs"),
         ("LR=$RATE", "$RATE is not set in the script"),
-        ("declare -A R=([x]=1e-6)\nLR=${R[x]}", "$R is an array with keys"),
+        ("declare -A R=([x]=1e-6)\nLR=${R[$Q]}", "$R is an array, and which of its elements is meant is not known"),
+        ("R=([5]=1e-6)\nLR=${R[5]}", "$R is an array with keys"),
     ],
 )
 def test_what_depends_on_more_than_the_script_is_reported_by_name(before: str, why: str) -> None:
@@ -138,6 +165,11 @@ def test_what_is_no_script_is_refused_in_one_line(script: str, expected: str) ->
     with pytest.raises(ValueError) as refused:
         read_script(script)
     assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_backslash_at_the_end_of_the_text_continues_nothing() -> None:
+    for end in ("\\", "\\\n", "\\ \n\n"):  # bash -c alone would take the first for a word
+        assert read_script(f"a x {end}")[0].words == ("a", "x")
 
 
 def test_recursion_of_functions_ends() -> None:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 _LARGEST = 1 << 20  # characters of a script
 _MOST_REPAIRS = 20  # times that a script is parsed again
 _TOKEN = re.compile(
-    r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")""", re.DOTALL
+    r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*""",
+    re.DOTALL,
 )
+_DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
 
 def parse(text: str) -> Tree:
@@ -55,6 +57,9 @@ def _prepared(text: str) -> str:
     a backslash at the end of a line.
     """
     text = re.sub(r"[ \t]*\r?\n", "\n", text)  # a backslash, blanks, end of line: meant as a continuation
+    text = re.sub(r"\\\s*\Z", "\n", text)  # and one at the end of the text continues nothing
+    text = re.sub(r"(\$\{\w+:?[-=+])\[", r"\1\\[", text)  # ${X:-[...]}: the grammar takes [ for a pattern
+    text = _DEFAULT.sub(r"\1$[\2]}", text)  # ${X:-$((...))}: within ${ } the grammar has no arithmetic
     done: list[str] = []
     around: list[str] = []  # quotes and brackets that are open
     ends: list[str] = []  # of the here-documents that begin on the next line
@@ -72,6 +77,9 @@ def _prepared(text: str) -> str:
             token, joined = "", joined + 1
         elif token == '"':
             around.pop() if inner == '"' else around.append(token)
+        elif token[0] == "$" and token[1:].isidentifier():  # `x-$NAME/y` is misread, `x-${NAME}/y` is not
+            before, after = text[match.start() - 1 : match.start()], text[at : at + 1]
+            token = f"${{{token[1:]}}}" if before.strip("=,\"'") and after in ("/", ".", ":", "-") else token
         elif token == "'" and inner != '"':
             end = text.find("'", at) + 1 or len(text)
             token, at = text[match.start() : end], end

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.parse import source_of
-from gspo_hpc.importers.words import Scope, is_unset, text_of
+from gspo_hpc.importers.scripts.parse import source_of
+from gspo_hpc.importers.scripts.places import there
+from gspo_hpc.importers.scripts.scope import Scope, Unknown, is_unset
+from gspo_hpc.importers.scripts.words import text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -52,6 +54,11 @@ def holds(node: Node, scope: Scope, double: bool) -> bool | None:
             inner = holds(parts[1], scope, double)
             return None if inner is None else not inner
         text = plain(parts[1], scope)
+        if sign == "-v" and text is not None:
+            found = scope.get(text)
+            return None if isinstance(found, Unknown) else found is not None
+        if sign in ("-f", "-e", "-r", "-s") and text is not None:
+            return there(text, scope.script)
         return None if text is None or sign not in ("-z", "-n") else (sign == "-z") == (not text)
     if node.type in ("test_command", "parenthesized_expression"):
         return holds(parts[0], scope, double) if len(parts) == 1 else None
@@ -61,6 +68,8 @@ def holds(node: Node, scope: Scope, double: bool) -> bool | None:
 
 def compare(left: str, sign: str, right: str, pattern: bool = False) -> bool | None:
     """Tell whether a comparison holds, None if that is not known. `pattern`: the right side is one, as in [[ ]]."""
+    if is_unset(left) or is_unset(right):
+        return None
     if sign in ("=", "==", "!="):
         same = fnmatchcase(left, right) if pattern else left == right
         return None if pattern and "(" in right else same == (sign != "!=")

@@ -1,0 +1,92 @@
+"""Lay out what became of a run: the YAML with its comments, and what is said of each argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_hpc.config import yaml_text
+from gspo_hpc.config.schema import Config
+
+_OURS = Config()
+_WIDTH = 118
+OFF = "switched off in the original run, and absent here"
+NO_COUNTERPART = "it has no counterpart here"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Fate of one argument of the original run."""
+
+    name: str
+    given: str  # with its value, as it was given
+    keys: tuple[str, ...] = ()  # of ours, that it decides
+    why: str = ""  # it is not carried over
+
+
+def plain(text: str) -> str:
+    """Return a text as one line of printable characters."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text, broken at blanks."""
+    lines: list[str] = []
+    for word in plain(text).split():
+        if lines and len(lines[-1]) + len(word) < width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def comments(title: str, items: Sequence[str]) -> list[str]:
+    """Return a block of YAML comments: a title and one item a line, wrapped."""
+    if not items:
+        return []
+    lines = ["#", f"# {title}"]
+    for item in items:
+        first, *more = wrapped(item, _WIDTH - 6) or [""]
+        lines += [f"#   {first}", *(f"#     {part}" for part in more)]
+    return lines
+
+
+def yaml_of(settings: Mapping[str, tuple[Any, str]]) -> str:
+    """Return the YAML of settings (key -> value and comment), in the order of the schema."""
+    lines: list[str] = []
+    for section in Config.model_fields:
+        names = type(getattr(_OURS, section)).model_fields
+        keys = [key for name in names if (key := f"{section}.{name}") in settings]
+        if not keys:
+            continue
+        lines += ["", f"{section}:"]
+        for key in keys:
+            value, comment = settings[key]
+            comment = plain(comment)
+            line = f"  {key.split('.')[1]}: {yaml_text.write_line(value)}"
+            if comment and len(line) + len(comment) + 3 > _WIDTH:
+                lines += [f"  # {part}" for part in wrapped(comment, _WIDTH - 4)]
+                comment = ""
+            lines.append(line + (f" # {comment}" if comment else ""))
+    return "\n".join(lines) + "\n"
+
+
+def by_reason(arguments: Iterable[Argument], flag: str) -> list[str]:
+    """Return one line for each reason: the arguments that are not carried over for it, and the reason."""
+    alike: dict[str, list[Argument]] = {}
+    for argument in arguments:
+        alike.setdefault(argument.why, []).append(argument)
+    last = [why for why in (NO_COUNTERPART, OFF) if why in alike]
+    lines = [f"{'; '.join(item.given for item in items)}: {why}" for why, items in alike.items() if why not in last]
+    for why in last:
+        if why == OFF:
+            lines.append(f"{why}: " + ", ".join(f"{flag}{item.name}" for item in alike[why]))
+        else:
+            lines.append("these have no counterpart here: " + "; ".join(item.given for item in alike[why]))
+    return lines
+
+
+def by_key(arguments: Iterable[Argument]) -> list[str]:
+    """Return one line for each argument that is carried over, with the keys that it decides."""
+    return [f"{argument.given} -> {', '.join(argument.keys)}" for argument in arguments]

@@ -1,0 +1,43 @@
+"""Find the files that a script names: beside it, or from the root of the repository in which it lies."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from pathlib import Path
+
+from gspo_hpc.importers.scripts.scope import is_unset
+
+# What a path may begin with that stands for a folder around the script.
+_HERE = re.compile(r"^(\$\(pwd\)|\$\{?PWD\}?|\$\{?SLURM_SUBMIT_DIR\}?|\$\(git\.\.\.\))/")
+_LARGEST = 1 << 20  # bytes
+
+
+def find_file(name: str, script: Path | None) -> Path | None:
+    """Return the file of this name, None if it is not at hand. `script`: the file that names it."""
+    name = _HERE.sub("", name)
+    if is_unset(name) or not name or "\0" in name:
+        return None
+    folders = [] if script is None else _around(script.parent)
+    for place in [Path(name)] if Path(name).is_absolute() else [*(root / name for root in folders), Path(name)]:
+        try:
+            if place.is_file() and place.stat().st_size <= _LARGEST:
+                return place
+        except OSError:
+            continue
+    return None
+
+
+def _around(folder: Path) -> list[Path]:
+    """Return a folder and those above it, up to the root of its repository; only the folder if it lies in none."""
+    above = [folder.absolute(), *folder.absolute().parents]
+    root = next((number for number, place in enumerate(above) if (place / ".git").exists()), 0)
+    return [folder, *above[1 : root + 1]]
+
+
+def there(name: str, script: str) -> bool | None:
+    """Tell whether a file is there, None for one that does not lie beside the script or below it."""
+    folder = os.path.dirname(script)
+    if not script or is_unset(name) or not os.path.normpath(name).startswith(os.path.join(folder, "")):
+        return None
+    return os.path.isfile(name)

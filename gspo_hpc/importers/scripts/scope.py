@@ -1,0 +1,112 @@
+"""The variables at one place of a shell script, and how two ways through the script are joined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+_LEFT = re.compile(r"\$(?:[A-Za-z_{(]|\d)")
+_LONGEST = 1 << 16  # characters of a value; X=$X$X in a few lines makes it as long as one likes
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The value of a variable that only running the script would tell."""
+
+    why: str  # continues a sentence whose subject is the variable
+    might: tuple[str, ...] = ()  # words that it may hold, where the script says which
+
+
+Value = str | tuple[str, ...] | dict[str, str] | Unknown  # a text, an array, or an array with keys
+
+
+@dataclass
+class Scope:
+    """The variables at one place of a script."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()  # $1, $2, ...: of a function; a script is read as if started without any
+    script: str = ""  # $0, if it is known
+    sourced: str = ""  # why a variable that is not set here may still be set: a file is sourced
+    empty: bool = False  # a variable that is not set counts as empty, as in conditions
+    exported: set[str] = field(default_factory=set)
+    partly: dict[str, Unknown] = field(default_factory=dict)  # variable -> what may stand at its ${NAME} in a value
+
+    def get(self, name: str) -> Value | None:
+        """Return the value of a variable or of a positional parameter; None if it is not set."""
+        if name.isdigit():
+            number = int(name[:9])
+            if number == 0:
+                return self.script or None
+            return self.arguments[number - 1] if number <= len(self.arguments) else None
+        if name == "BASH_SOURCE" and name not in self.values:
+            return self.script or None
+        if name not in self.values and self.sourced:
+            return Unknown(self.sourced)
+        return self.values.get(name)
+
+    def set(self, name: str, value: Value) -> None:
+        """Set a variable. Raises ValueError for a value that is absurdly long."""
+        if not isinstance(value, Unknown) and sum(map(len, value)) > _LONGEST:
+            raise ValueError(f"the value of {name} has more than {_LONGEST} characters")
+        self.values[name] = value
+
+    def join(self, outcomes: Sequence[dict[str, Value]], why: str) -> None:
+        """Take the variables to be those of one of `outcomes`, not known which: those that differ become unknown.
+
+        A list to which only some outcomes add something keeps what it has in all of them, and ${NAME} at its end.
+        """
+        names = dict.fromkeys(name for values in outcomes for name in values)
+        joined: dict[str, Value] = {}
+        for name in names:
+            values = [values.get(name) for values in outcomes]
+            first = values[0]
+            if first is not None and all(value == first for value in values):
+                joined[name] = first
+            else:
+                joined[name] = self._differing(name, values, why)
+        self.values = joined
+
+    def _differing(self, name: str, values: Sequence[Value | None], why: str) -> Value:
+        given = ["" if value is None else value for value in values]
+        rests: list[tuple[str, ...]] = []
+        kept: Value | None = None
+        if arrays := [value for value in given if isinstance(value, tuple)]:
+            shortest = min(arrays, key=len)
+            if len(arrays) == len(given) and all(value[: len(shortest)] == shortest for value in arrays):
+                rests = [value[len(shortest) :] for value in arrays]
+                kept = (*shortest, f"${{{name}}}")
+        elif texts := [value for value in given if isinstance(value, str)]:
+            short = min(texts, key=len)
+            ends = [value[len(short) :] for value in texts if value.startswith(short)]
+            listed = all(not end or end[0].isspace() or not short for end in ends)
+            if short and listed and len(ends) == len(given):
+                rests = [tuple(end.split()) for end in ends]
+                kept = f"{short} ${{{name}}}"
+        may = rests or [_words(value) for value in given]
+        unknown = Unknown(why, tuple(dict.fromkeys(word for words in may for word in words)))
+        if kept is None:
+            return unknown
+        self.partly[name] = unknown
+        return kept
+
+
+def _words(value: Value) -> tuple[str, ...]:
+    if isinstance(value, Unknown):
+        return value.might
+    return tuple(value.split()) if isinstance(value, str) else tuple(value) if isinstance(value, tuple) else ()
+
+
+class Piece(NamedTuple):
+    """A part of a word."""
+
+    text: str
+    splits: bool = False  # an expansion without quotes: the blanks in it separate words
+    ends: bool = False  # a new word begins after this one, as between the elements of an array
+
+
+def is_unset(value: Any) -> bool:
+    """Tell whether a value still contains a shell variable, or a command that would have to be run."""
+    return isinstance(value, str) and _LEFT.search(value) is not None

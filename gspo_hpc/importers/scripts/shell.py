@@ -1,0 +1,335 @@
+"""Read the commands of a shell script without running anything.
+
+tree-sitter-bash parses the script; this module follows its statements in order. Variables are substituted as far as
+the script alone says what they are, and a variable that the script never sets counts as not set. Where the outcome of
+a condition, a loop or a sourced file is not known, the variables that depend on it become unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gspo_hpc.importers.scripts import effects
+from gspo_hpc.importers.scripts.conditions import holds, plain
+from gspo_hpc.importers.scripts.loops import follow_loop
+from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
+from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value
+from gspo_hpc.importers.scripts.words import computed, expand, fields, text_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_MOST = 5_000  # statements followed, those of functions once for each call
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_PREFIXES = ("exec", "time", "env", "nohup", "command", "builtin")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a script: its words, and the variables that are set where it stands."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]  # an unknown value is the variable's own name, $NAME
+    unknown: Mapping[str, str] = field(default_factory=dict)  # variable (*: any other) -> why it is not known
+    might: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # variable -> words that it may hold
+
+
+@dataclass(frozen=True)
+class Script:
+    """The commands of a script."""
+
+    commands: list[Command]  # those that run
+    possible: list[Command]  # those that run only if a condition holds that is not known
+    ended: int = 0  # the line of an exit that ends it before its last statement, 0 if there is none
+    read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
+
+
+class TooLongError(ValueError):
+    """More statements than are followed."""
+
+
+def read_script(text: str) -> list[Command]:
+    """Return the commands that a script runs. Raises ValueError as :func:`follow` does."""
+    return follow(text).commands
+
+
+def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = True) -> Script:
+    """Return the commands of a shell script, its own variables substituted.
+
+    `folder` and `name` are those of its file: files that it sources are looked for beside it and in the folders above.
+    With `exits` false an exit ends nothing. Raises ValueError, with the line, for text that bash would not read, and
+    for a script of absurd size.
+    """
+    reader = Reader(folder, name, exits)
+    try:
+        reader.walk(parse(text).root_node.named_children)
+    except RecursionError:
+        raise ValueError("the script is nested too deeply") from None
+    return Script(reader.found, reader.possible, reader.exit_line, tuple(dict.fromkeys(reader.read)))
+
+
+class Reader:
+    """The state while the statements of a script are followed."""
+
+    def __init__(self, folder: Path | None = None, name: str = "", exits: bool = True) -> None:
+        self.file = None if folder is None else folder / (name or "-")
+        self.scope = Scope(script=str(self.file) if name else "")
+        self.exits = exits
+        self.found: list[Command] = []
+        self.possible: list[Command] = []
+        self.read: list[str] = []
+        self.certain = True  # the statements that are followed do run
+        self.recording = True  # commands are noted
+        self.functions: dict[str, Node | None] = {}  # None: which one it is depends on a condition
+        self.frames: list[dict[str, Value | None] | None] = []  # of calls: what local variables hide; None: of a file
+        self.returned: list[dict[str, Value]] = []  # variables at returns that may have ended the present call
+        self.ended = ""  # exit, return, break or continue, where it ends what is followed; done: every way is ended
+        self.status: bool | None = True  # of the last return
+        self.loose = False  # a break or continue depends on a condition that is not known
+        self.exit_line = 0
+        self.count = 0
+
+    def walk(self, nodes: Iterable[Node]) -> bool | None:
+        """Follow statements; return whether the last one succeeds, None if that is not known."""
+        status: bool | None = True
+        for node in nodes:
+            if node.is_named and node.type != "comment":
+                status = self.run(node)
+                if self.ended:
+                    break
+        return status
+
+    def run(self, node: Node) -> bool | None:
+        """Follow one statement; return whether it succeeds, None if that is not known."""
+        self.count += 1
+        if self.count > _MOST:
+            text = f"line {line_of(node)}: more than {_MOST} statements; leave only the run in the file"
+            raise TooLongError(text)
+        try:
+            return self._run(node)
+        except TooLongError:
+            raise
+        except ValueError as error:
+            raise ValueError(
+                str(error) if str(error).startswith("line ") else f"line {line_of(node)}: {error}"
+            ) from None
+
+    def _run(self, node: Node) -> bool | None:
+        match node.type:
+            case "command":
+                return self._command(node, node.children)
+            case "redirected_statement":
+                body = node.child_by_field_name("body")
+                if body is None or body.type == "command":
+                    redirects = node.children_by_field_name("redirect")
+                    return self._command(node, [*(body.children if body else ()), *redirects])
+                return self.run(body)
+            case "variable_assignment":
+                effects.assign(self, node)
+                return True
+            case "declaration_command":
+                return effects.declare(self, node)
+            case "unset_command":
+                for child in node.named_children:
+                    self.scope.values.pop(text_of(child, self.scope), None)
+                return True
+            case "list":
+                return self._list(node)
+            case "negated_command":
+                status = self.walk(node.named_children)
+                return None if status is None else not status
+            case "subshell":
+                return self.apart(node.named_children)
+            case "compound_statement" if node.children[0].type == "((":
+                value = computed(node, self.scope)
+                return None if value is None else value != 0
+            case "test_command" if node.children[0].type == "((":
+                value = computed(node, self.scope)
+                return None if value is None else value != 0
+            case "test_command":
+                return holds(node, self.scope, node.children[0].type == "[[")
+            case "if_statement":
+                self._if(node)
+            case "case_statement":
+                self._case(node)
+            case "for_statement" | "c_style_for_statement" | "while_statement":
+                follow_loop(self, node)
+            case "function_definition":
+                self.functions[source_of(node.named_children[0])] = node.named_children[-1]
+                return True
+            case _:  # a pipeline, a group, the body of a loop
+                return self.walk(node.named_children)
+        return None
+
+    def apart(self, nodes: Iterable[Node], values: dict[str, Value] | None = None) -> bool | None:
+        """Follow statements of a shell of their own: what they set is gone after them, and exit ends them alone."""
+        before, functions = dict(self.scope.values), dict(self.functions)
+        if values is not None:
+            self.scope.values = values
+        status = self.walk(nodes)
+        self.scope.values, self.functions = before, functions
+        if self.ended == "exit":
+            self.ended, status = "", None
+        return status
+
+    def note(self, words: Sequence[str]) -> None:
+        """Note a command that runs here."""
+        if not self.recording:
+            return
+        scope = self.scope
+        shown = {key: value if isinstance(value, str) else f"${key}" for key, value in scope.values.items()
+                 if isinstance(value, str | Unknown)}  # fmt: skip
+        lost = scope.partly | {key: value for key, value in scope.values.items() if isinstance(value, Unknown)}
+        unknown = {key: value.why for key, value in lost.items()}
+        if scope.sourced:
+            unknown["*"] = scope.sourced
+        arrays = [key for key, value in scope.values.items() if isinstance(value, tuple | dict)]
+        unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
+        might = {key: value.might for key, value in lost.items() if value.might}
+        (self.found if self.certain else self.possible).append(Command(tuple(words), shown, unknown, might))
+
+    def lose_all(self, why: str) -> None:
+        """Take every variable to be unknown, set or not."""
+        self.scope.sourced = why
+        self.scope.values.update({key: Unknown(why) for key in self.scope.values})
+
+    # -- simple commands
+
+    def _command(self, statement: Node, nodes: Sequence[Node]) -> bool | None:
+        words: list[str] = []
+        settings: list[Node] = []
+        at = statement.start_byte
+        self.scope.empty = bool(nodes) and source_of(nodes[0]) == "test"  # as in [ ]
+        for node in nodes:
+            between = (statement.text or b"")[at - statement.start_byte : node.start_byte - statement.start_byte]
+            words += between.decode("utf-8", "replace").replace("\\\n", " ").split()  # of `a - 2>&1` it loses the -
+            at, parts = node.end_byte, [node]
+            if node.type == "file_redirect":  # the grammar counts the words after the file to it
+                sign, *names = [child for child in node.children if child.type != "file_descriptor"]
+                parts = names if sign.type in (">&-", "<&-") else names[1:]
+            elif node.type in ("herestring_redirect", "heredoc_redirect", "comment"):
+                continue
+            for part in parts:
+                if part.type == "variable_assignment":
+                    settings.append(part)
+                else:
+                    words += fields(expand(part, self.scope))
+        self.scope.empty = False
+        before = dict(self.scope.values) if settings else None
+        exported = set(self.scope.exported)
+        for node in settings:  # in front of a command they are its environment; its words do not see them
+            effects.assign(self, node)
+            self.scope.exported |= {source_of(node.named_children[0])} if words else set()
+        while words and (words[0] in _PREFIXES or _ASSIGNMENT.match(words[0])):
+            name, equals, value = words.pop(0).partition("=")
+            if equals:
+                before = dict(self.scope.values) if before is None else before
+                self.scope.set(name, value)
+                self.scope.exported.add(name)
+        status = effects.call(self, words, line_of(statement)) if words else True
+        if before is not None and words:
+            self.scope.values, self.scope.exported = before, exported
+        return status
+
+    # -- statements whose outcome may not be known
+
+    def alternatives(self, blocks: Sequence[Sequence[Node]], node: Node, certain: bool = False) -> None:
+        """Follow blocks of which one runs, not known which: variables that they set differently become unknown.
+
+        A block that ends the script does not count, since nothing runs after it.
+        """
+        before, functions, was = self.scope.values, self.functions, self.certain
+        outcomes: list[tuple[dict[str, Value], dict[str, Node | None]]] = []
+        returns = len(self.returned)
+        self.certain = was and certain
+        for block in blocks:
+            self.scope.values, self.functions = dict(before), dict(functions)
+            self.walk(block)
+            ended, self.ended = self.ended, ""
+            if ended == "return":
+                self.returned.append(self.scope.values)
+            elif ended not in ("exit", "done"):
+                outcomes.append((self.scope.values, self.functions))
+                self.loose = self.loose or ended in ("break", "continue")
+        self.certain = was
+        if not outcomes:
+            self.scope.values = before
+            self.ended = "done" if len(self.returned) > returns else "exit"
+            return
+        self.scope.values = outcomes[0][0]
+        if len(outcomes) > 1:
+            why = f"depends on a condition in line {line_of(node)}, which is not known before the script runs"
+            self.scope.join([values for values, _ in outcomes], why)
+        names = {name for _, known in outcomes for name in known}
+        first = outcomes[0][1]
+        self.functions = {name: first.get(name) if all(known.get(name) == first.get(name) for _, known in outcomes)
+                          else None for name in names}  # fmt: skip
+
+    def _list(self, node: Node) -> bool | None:
+        left, sign, right = (child for child in node.children if child.type != "comment")
+        status = self.run(left)
+        if self.ended:
+            return status
+        if status is not None:
+            return self.run(right) if status == (sign.type == "&&") else status
+        self.alternatives([[right], []], node, certain=sign.type == "&&")  # what stands before && is taken to succeed
+        return None
+
+    def condition(self, nodes: Sequence[Node], negated: bool = False) -> bool | None:
+        """Follow the commands of a condition; return whether it holds, None if that is not known."""
+        was, self.certain = self.certain, False
+        status = self.walk(nodes)
+        self.certain = was
+        return None if status is None else status != negated
+
+    def _arms(self, arms: Iterable[tuple[bool | None, Sequence[Node]]], node: Node) -> None:
+        """Follow the first block whose condition holds; None is a condition whose outcome is not known."""
+        blocks: list[Sequence[Node]] = []
+        for status, block in arms:
+            if status is False:
+                continue
+            blocks.append(block)
+            if status:
+                break
+        else:
+            blocks.append(())
+        if len(blocks) == 1:
+            self.walk(blocks[0])
+        else:
+            self.alternatives(blocks, node)
+
+    def _if(self, node: Node) -> None:
+        def arms() -> Iterator[tuple[bool | None, Sequence[Node]]]:
+            for part in (node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))):
+                then = next((number for number, child in enumerate(part.children) if child.type == "then"), None)
+                inner = [child for child in part.children if child.type not in ("elif_clause", "else_clause")]
+                if then is None:
+                    yield True, inner
+                else:
+                    yield self.condition(part.children[:then]), inner[then:]
+
+        self._arms(arms(), node)
+
+    def _case(self, node: Node) -> None:
+        subject = plain(node.named_children[0], self.scope)
+
+        def arms() -> Iterator[tuple[bool | None, Sequence[Node]]]:
+            for item in (child for child in node.named_children if child.type == "case_item"):
+                if item.children[-1].type in (";&", ";;&"):
+                    raise ValueError(f"line {line_of(item)}: a case that goes on with the next one is not followed")
+                closed = next(number for number, child in enumerate(item.children) if child.type == ")")
+                patterns = [child for child in item.children[:closed] if child.is_named]
+                known = [plain(pattern, self.scope) for pattern in patterns]
+                matched: bool | None = "*" in known
+                if not matched and (subject is None or None in known):
+                    matched = None
+                elif subject is not None:
+                    matched = any(fnmatchcase(subject, pattern or "") for pattern in known)
+                yield matched, item.children[closed + 1 :]
+
+        self._arms(arms(), node)

@@ -1,0 +1,83 @@
+"""ms-swift on Hugging Face's trainer: ``swift rlhf --rlhf_type grpo …``.
+
+There a batch size is what one process takes in one micro-batch, and steps_per_generation counts micro-batches, as in
+TRL. An update has per_device_train_batch_size x processes x gradient_accumulation_steps completions. Defaults are those
+of ms-swift 4.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gspo_hpc.importers import parts as parts
+from gspo_hpc.importers import swift, trl
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.shell import Command
+
+_LEAST = 16  # completions of an update that gradient_accumulation_steps is chosen for where it is not given
+
+
+def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
+    """Put what a run of ms-swift amounts to."""
+    swift.check(draft)
+    nodes, each = swift.machines(draft, gpus)
+    _devices(draft)
+    swift.hosting(draft, nodes, each, commands)
+    if draft.given("use_vllm") and not draft.switch("use_vllm"):
+        draft.drop("use_vllm", "vLLM generates here in any case")
+    draft.credit("rollout.tensor_parallel_size", "use_vllm")
+    update = _batch(draft, nodes * each)
+    _layout(draft)
+    parts.model(draft, "model")
+    adapters = (draft.text("tuner_type") or "lora") != "full"
+    rate = 1e-4 if adapters else 1e-5
+    if adapters:
+        parts.adapters(draft, "tuner_type", "learning_rate", rate)
+        if not draft.given("tuner_type"):
+            draft.differs.append("tuner_type lora, the default there: all weights are trained here, no adapters")
+    draft.credit("optimizer.lr", "tuner_type")
+    swift.dtype(draft)
+    swift.generation(draft)
+    swift.objective(draft)
+    trl.length(draft, update, rows, "cosine", rate)
+    evaluated = "steps" if draft.given("val_dataset") else "no"
+    trl.saving(draft, ("swanlab_exp_name", "run_name", "output_dir"), evaluated)
+    if not draft.given("report_to"):
+        draft.put("tracking.wandb", "disabled", comment="tensorboard is the default of ms-swift")
+        draft.put("tracking.tensorboard", True)
+
+
+def _devices(draft: Draft) -> None:
+    """Refuse one process whose model lies on several GPUs."""
+    if draft.given("device_map"):
+        draft.drop("device_map", "parallel.* cuts the model")
+
+
+def _batch(draft: Draft, processes: int) -> int:
+    """Put the batch sizes; return completions per optimizer step."""
+    size = draft.whole("per_device_train_batch_size", 1) or 1
+    if not draft.given("gradient_accumulation_steps"):
+        default = max(1, math.ceil(_LEAST / size / processes))
+        if default > 1:
+            text = f"gradient_accumulation_steps is not given: {default}, as ms-swift chooses for {processes} processes"
+            draft.assumed.append(text)
+    else:
+        default = 1
+    accumulated = draft.whole("gradient_accumulation_steps", default) or 1
+    return trl.batch(draft, processes, size, accumulated, "ms-swift")
+
+
+def _layout(draft: Draft) -> None:
+    name = "sequence_parallel_size"
+    if (size := draft.whole(name, 1) or 1) > 1:
+        text = "as many GPUs share one sequence; an update has as many completions all the same"
+        draft.put("parallel.context_parallel_size", size, name, text)
+    draft.credit("parallel.context_parallel_size", name)
+    trl.sharding(draft)
+    draft.credit("memory.recompute_granularity", "gradient_checkpointing")
+    if draft.switch("gradient_checkpointing", True):
+        draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as there")
+    wanted = [draft.switch(name) for name in ("offload_model", "offload_optimizer")]
+    if draft.given("offload_model") or draft.given("offload_optimizer"):
+        names = ("offload_model", "offload_optimizer")
+        draft.put("memory.offload_trainer", any(wanted), comment="model and optimizer together", of=names)

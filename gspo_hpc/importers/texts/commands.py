@@ -1,0 +1,255 @@
+"""Recognise the run that one command of a script starts, and read its arguments."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config import yaml_text
+from gspo_hpc.importers import tables
+from gspo_hpc.importers.inputs import options, read_text
+from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.texts import documents, foreign, python_source
+from gspo_hpc.importers.texts.sources import ACCELERATE, Found
+
+_OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
+_NAMED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
+_VARIABLE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
+_HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
+_VERLS_OWN = (
+    "ppo_trainer",
+    "ppo_megatron_trainer",
+    "dapo_trainer",
+    "dapo_megatron_trainer",
+)  # their defaults are known
+_VERLS_ENTRY = re.compile(
+    r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
+)
+_UNSET_WORD = "not set in the script; what it adds is not known"
+# Arguments by which a command shows that it trains with TRL's GRPO, where its Python file is not at hand.
+_GRPO = {"num_generations", "max_completion_length", "max_prompt_length", "num_iterations", "steps_per_generation"}
+_OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
+
+
+def from_command(
+    command: Command, commands: list[Command], place: Path, source: str | None, others: list[str]
+) -> Found | None:
+    """Return the run that a command starts, None if it starts none.
+
+    `place`: the script's file; `source`: the project, if it was named; `others` gets what else a command starts.
+    """
+    words = command.words
+    for number, word in enumerate(words):
+        pair = (os.path.basename(word), *words[number + 1 : number + 2])
+        after = number + 1 + (len(pair) > 1 and not word.endswith(".py"))
+        if pair[0] in ("megatron", "swift") and pair[-1] in ("sft", "pt", "sample", "rollout", "deploy", "infer"):
+            if pair[-1] in ("sft", "pt"):
+                others.append(f"{' '.join(pair)} is no reinforcement learning: convert reads {pair[0]} rlhf")
+            return None
+        if pair == ("megatron", "rlhf") or re.search(r"_megatron[./]rlhf(\.py)?$", word):
+            return _make("swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
+        if pair == ("swift", "rlhf") or re.search(r"(^|/)swift[./]cli[./]rlhf(\.py)?$", word):
+            return _make("swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
+        if pair[0] == "trl" and len(pair) > 1 and pair[1] in ("grpo", "sft", "dpo", "kto", "rloo", "reward", "gkd"):
+            if pair[1] == "grpo":
+                return _make("trl", command, number, number + 2, commands, place)
+            others.append(f"trl {pair[1]} is another trainer of TRL: convert reads trl grpo")
+            return None
+        module = re.sub(r"^\./|\.py$", "", word).replace("/", ".")
+        if "=" not in word and _VERLS_ENTRY.search(module):
+            return _make("verl", command, number, number + 1, commands, place)
+        entry = words[number - 1] == "-m" if number else False
+        if (
+            "=" not in word
+            and (entry or word.endswith(".py"))
+            and re.search(r"(^|\.)(verl|recipe)\.|main_\w+$", module)
+        ):
+            if source == "verl":
+                return _make("verl", command, number, number + 1, commands, place)
+            others.append(_other_entry(word, words))
+            return None
+        if word.endswith(".py") and not word.startswith("-"):
+            return _from_python_file(command, number, commands, place, source, others)
+    return None
+
+
+def _other_entry(word: str, words: tuple[str, ...]) -> str:
+    """Return why a Python module that is started is not read."""
+    if re.search(r"fully_async|one_step_off|async_flow", word):
+        why = "generates and trains at the same time, on GPUs of their own: here they alternate"
+    elif re.search(r"sft|generation|eval|model_merger|server", word):
+        why = "does no reinforcement learning"
+    else:
+        why = "is another trainer: convert reads verl.trainer.main_ppo and recipe.dapo.main_dapo"
+        why += "; --from verl takes it for the first" if any(map(_OVERRIDE.match, words)) else ""
+    return f"{word} {why}"
+
+
+def _from_python_file(
+    command: Command, number: int, commands: list[Command], place: Path, source: str | None, others: list[str]
+) -> Found | None:
+    """Return the run of a Python file that a command starts: of TRL, if the file or its arguments show that."""
+    word = command.words[number]
+    given = options(command.words[number + 1 :])[0]
+    path = find_file(word, place)
+    if path is not None:
+        try:
+            run = python_source.read(read_text(path))
+        except ValueError:
+            run = None
+        if run is not None and (project := foreign.of_imports(run.imports)):
+            raise foreign.refusal(project)
+        if run is not None and run.values:  # its own arguments are not TRL's
+            left = {f"--{name}": f"an argument of {word} itself" for name in given}
+            note = f"the GRPOConfig in line {run.line} of {word} is read; the rest of the file is not"
+            found = _make("trl", command, number, len(command.words), commands, place)
+            return found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
+        if run is not None and run.parses:
+            return _make("trl", command, number, number + 1, commands, place)
+    name = os.path.basename(word)
+    known = tables.load("trl").known & {*given}
+    if source == "trl" or re.search(r"grpo|gspo", name) or (len(known) > 3 and known & _GRPO):
+        if _OTHER_TRAINERS.search(name):
+            others.append(f"{word} is another trainer by its name; --from trl takes it for one with a GRPOConfig")
+            if source != "trl":
+                return None
+        return _make("trl", command, number, number + 1, commands, place)
+    return None
+
+
+def bare(command: Command, commands: list[Command], source: str | None, place: Path, alone: bool) -> Found | None:
+    """Return the run of a list of arguments without a command. `alone`: nothing else in the text starts a run."""
+    words = command.words
+    if not (_OVERRIDE.match(words[0]) or (words[0].startswith("--") and len(words) > 1)):
+        return None
+    if source is None or not alone:
+        overrides = any(_OVERRIDE.match(word) for word in words)
+        source = "verl" if overrides else documents.nearest_project(options(words)[0])
+    if source == "swift" and "per_device_train_batch_size" in options(words)[0]:
+        source = "swift_hf"
+    return _make(source, command, 0, 0, commands, place)
+
+
+def _make(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
+    """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
+    words = command.words
+    variables = dict(command.variables)
+    launcher, _ = options(words[:launched])
+    for name, value in launcher.items():
+        variables[name] = str(value[0] if isinstance(value, list) else value)
+    notes: list[str] = []
+    left: dict[str, str] = {}
+    if source == "verl":
+        variables["entry"] = words[first - 1] if first else ""
+        values = _overrides(words[first:], variables, left, place)
+    else:
+        values, before = options(words[first:])
+        _positional(source, values, before, left, place)
+    for word in [word for word in left if left[word] == _UNSET_WORD]:
+        variable = match[1] if (match := _VARIABLE.fullmatch(word)) else ""
+        left[word] = f"${variable} {why}" if (why := command.unknown.get(variable)) else _UNSET_WORD
+        notes.append(f"{word}: {left[word]}")
+        might = command.might.get(variable, ())
+        lost = _names(might) if source == "verl" else [*options(might)[0]]
+        values |= dict.fromkeys(lost, word)
+    if source == "trl":
+        if given := values.pop("config", None):
+            values = documents.named(place, str(given)) | values
+            left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
+        for name in ("config_file", "accelerate_config"):
+            file = variables.pop(name, "") or str(values.pop(name, ""))
+            if file.endswith((".yaml", ".yml")):
+                launch = documents.named(place, file)
+                variables = {key: str(launch[key]) for key in ACCELERATE if key in launch} | variables
+        variables |= {name: str(values[name]) for name in ACCELERATE if name in values}
+    return Found(source, values, variables, commands, tuple(notes), left, command.unknown, launcher)
+
+
+def _names(words: tuple[str, ...]) -> list[str]:
+    return [word.lstrip("+~").partition("=")[0] for word in words if "=" in word]
+
+
+def _positional(source: str, values: dict[str, Any], before: list[str], left: dict[str, str], place: Path) -> None:
+    """Read the words of a command line that belong to no option, and the YAML that it names."""
+    if source.startswith("swift") and isinstance(values.get("config"), str):
+        before = [*before, values.pop("config")]
+    for word in before:
+        if source.startswith("swift") and word.endswith((".yaml", ".yml")):
+            for name, value in documents.from_yaml(documents.named(place, word), "swift").values.items():
+                values.setdefault(name, value)
+        elif is_unset(word):
+            left[word] = _UNSET_WORD
+        elif word:
+            left[word] = "no argument"
+    for name, value in list(values.items()):  # an unset variable after a value is no second value of it
+        if isinstance(value, list) and (lost := [word for word in value[1:] if _VARIABLE.fullmatch(str(word))]):
+            left |= dict.fromkeys(lost, _UNSET_WORD)
+            kept = [word for word in value if word not in lost]
+            values[name] = kept[0] if len(kept) == 1 else kept
+
+
+def _overrides(words: tuple[str, ...], variables: dict[str, str], left: dict[str, str], place: Path) -> dict[str, Any]:
+    """Return Hydra's overrides with values as YAML; `left` gets words that set nothing, and why."""
+    values: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if (flag := _HYDRA.get(name, name)).startswith("--"):
+            if not equals and flag in _HYDRA.values():
+                value = next(rest, "")
+            variables[flag[2:].replace("-", "_")] = value
+            if flag not in _HYDRA.values():
+                left[word] = "no setting of the run"
+        elif word.startswith("~"):
+            gone = [key for key in values if key == name[1:] or key.startswith(f"{name[1:]}.")]
+            for key in gone:
+                del values[key]
+            left[word] = f"taken out: {', '.join(gone)}" if gone else "nothing is given before it to take out"
+        elif name.startswith("hydra.") or name.startswith("hydra/"):
+            left[word] = "no setting of the run"
+        elif equals and _NAMED.match(word):
+            try:
+                read = yaml_text.read(value)
+            except ValueError:
+                read = value
+            values[name.lstrip("+")] = value if is_unset(value) or isinstance(read, Mapping) else read
+        elif is_unset(word):
+            left[word] = _UNSET_WORD
+        elif word.strip():
+            raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
+    given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
+    return _config_file(given, variables, left, place) | values
+
+
+def _is_own(folder: str) -> bool:
+    folder = os.path.normpath(folder)
+    return folder == "config" or folder.endswith(("trainer/config", "dapo/config"))
+
+
+def _config_file(given: dict[str, str], variables: dict[str, str], left: dict[str, str], place: Path) -> dict[str, Any]:
+    """Return what the file that Hydra's flags name sets; nothing for verl's own, whose defaults are known."""
+    name = given.get("--config-name", _VERLS_OWN[0]).removesuffix(".yaml")
+    folder = given.get("--config-path", given.get("--config-dir", "config"))
+    flags = " ".join(f"{flag} {value}" for flag, value in given.items())
+    if name in _VERLS_OWN and _is_own(folder):
+        left |= {flags: "verl's own: its defaults are known"} if flags else {}
+        return {}
+    path = f"{folder}/{name}.yaml"
+    if is_unset(name) or find_file(path, place) is None:
+        raise ValueError(
+            f"{flags}: that file sets arguments of the run, and is not at hand: put {path} beside the script"
+        )
+    raw = documents.named(place, path)
+    bases = [base for base in raw.get("defaults", ()) if isinstance(base, str) and base != "_self_"]
+    if others := [base for base in bases if base not in _VERLS_OWN]:
+        raise ValueError(
+            f"{path}: it is made from {', '.join(others)}, and only verl's {', '.join(_VERLS_OWN)} are known"
+        )
+    variables["config_name"] = bases[0] if bases else name
+    left[flags] = f"{path} is read, and its arguments are taken as part of the command"
+    return documents.verl_values(raw)

@@ -1,0 +1,107 @@
+"""Read the run that a YAML text or a Python file holds."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.importers import tables
+from gspo_hpc.importers.inputs import flatten, read_text, read_yaml
+from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.texts import foreign, python_source
+from gspo_hpc.importers.texts.sources import ACCELERATE, Found
+
+_GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
+_NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
+
+
+def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
+    """Return the run in a mapping. Raises ValueError if it does not show whose it is, or it is another project's."""
+    if "compute_environment" in raw or ("num_processes" in raw and "mixed_precision" in raw):
+        raise ValueError("this is accelerate's config; convert takes the GRPOConfig, and --gpus N for num_processes")
+    if source is None:
+        if project := foreign.of_keys(raw):
+            raise foreign.refusal(project)
+        source = "verl" if "actor_rollout_ref" in raw else nearest_project(raw)
+    if source == "verl":
+        return Found(source, verl_values(raw), {}, [])
+    values = {str(name): value for name, value in raw.items()}
+    variables: dict[str, str] = {}
+    if source == "swift":
+        env = values.pop("ENV", None)
+        variables = {str(key): str(value) for key, value in env.items()} if isinstance(env, Mapping) else {}
+        values = _workers(values)
+        if "per_device_train_batch_size" in values or "gradient_accumulation_steps" in values:
+            source = "swift_hf"
+    if source == "trl":
+        variables = {name: str(values[name]) for name in ACCELERATE if name in values}
+    return Found(source, values, variables, [])
+
+
+def verl_values(raw: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the dotted names and values of a YAML of verl; ``${other.name}`` is replaced by what stands there."""
+    flat = {name: value for name, value in flatten(raw) if not name.startswith(_NOT_ARGUMENTS)}
+    for name, value in flat.items():  # OmegaConf's way to name another key
+        if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+            flat[name] = flat.get(match.group(1), value)
+    return flat
+
+
+def _workers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a YAML whose `train`, `rollout` and `teacher` have settings of their own."""
+    groups = {name: values.pop(name) for name in _GROUPS if isinstance(values.get(name), Mapping)}
+    for name, group in groups.items():
+        for key, value in group.items():  # what a group gives goes before what all share
+            values[f"{name}.{key}" if name == "teacher" or key == "gpus" else str(key)] = value
+    return values
+
+
+def nearest_project(given: Mapping[str, Any]) -> str:
+    """Return the project that knows most of these arguments. Raises ValueError if they do not show it."""
+    counts = {project: len(tables.load(project).known & {*given}) for project in ("swift", "trl")}
+    if "rlhf_type" in given:
+        counts["swift"] += len(given)
+    best = max(counts, key=lambda project: counts[project])
+    if counts[best] < 2 or counts["swift"] == counts["trl"]:
+        sections = [name for name in given if name in Config.model_fields]
+        what = "it is a config of ours already" if len(sections) > 1 else "these arguments do not show whose they are"
+        raise ValueError(f"{what}; name the project with --from swift, verl or trl")
+    return best
+
+
+def from_python(text: str) -> Found:
+    """Return the run whose GRPOConfig a Python file makes. Raises ValueError if it makes none."""
+    run = python_source.read(text)
+    if not run.values:
+        python_source.refuse_others(run)
+    if project := foreign.of_imports(run.imports):
+        raise foreign.refusal(project)
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.values.items()}
+    note = f"the GRPOConfig in line {run.line} is read; the rest of the file is not"
+    return Found("trl", values, {}, [], (note,))
+
+
+def refuse_toml(text: str) -> NoReturn:
+    """Raise ValueError for a TOML text, with the project that it is of."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it looks like TOML, and is not valid: {error}") from None
+    raise foreign.refusal(foreign.of_keys(raw) or "a project with configs in TOML (prime-rl, say)")
+
+
+def named(place: Path, name: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file that a command names."""
+    path = find_file(name, place)
+    if path is None:
+        text = "is not set in the script" if is_unset(name) else "is not there"
+        raise ValueError(f"{name}, which the command reads, {text}: put it beside the script")
+    raw = read_yaml(read_text(path))
+    if raw is None:
+        raise ValueError(f"{name}: not a mapping of names to values")
+    return {str(key): value for key, value in raw.items()}

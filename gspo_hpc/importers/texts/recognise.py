@@ -1,0 +1,118 @@
+"""Recognise the run of another project in a text: a script, a list of arguments, YAML, or a Python file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gspo_hpc.importers import tables
+from gspo_hpc.importers.inputs import options, read_yaml
+from gspo_hpc.importers.scripts.shell import Command, Script, follow
+from gspo_hpc.importers.texts import documents, foreign
+from gspo_hpc.importers.texts.commands import Found, bare, from_command
+
+_SCRIPT = re.compile(
+    r"^#!.*sh\b|megatron\s+rlhf|swift\s+rlhf|\bverl[.]|main_ppo|accelerate\s+launch|trl\s+grpo|torchrun|"
+    r"(?:^|\s)python3?\s|(?:^|\s)--[a-z]\w+[\s=]|"
+    r"(?:^|\s)(?:\+{0,2})(?:data|actor_rollout_ref|algorithm|trainer)\.[\w.]+="
+)
+# What a Python script begins with, and neither a shell script nor YAML has.
+_PYTHON = re.compile(
+    r'\s*(?:r?"""[\s\S]*?"""\s*)?(?:from [\w.]+ import |import [\w.]+(?: as \w+)?(?:, [\w.]+)*\s*(?:\n|$))'
+)
+_TOML = re.compile(r"(?m)^\[\[?[A-Za-z_][\w.\"-]*\]\]?[ \t]*$")
+_POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
+_ENTRIES = (
+    "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
+    "trl grpo ... or a GRPOConfig"
+)
+
+
+def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Found:
+    """Return the one run in a text. `folder` and `name`: of its file. Raises ValueError with one line for a mistake."""
+    if not text.strip():
+        raise ValueError("it is empty")
+    plain = _without_comments(text)
+    if name.endswith(".py") or _PYTHON.match(plain) and not name.endswith((".sh", ".yaml", ".yml")):
+        return documents.from_python(text)
+    if name.endswith(".toml") or (not name and _TOML.search(plain)):
+        documents.refuse_toml(text)
+    shell = name.endswith((".sh", ".bash", ".slurm", ".sbatch"))
+    scripted = shell or (_SCRIPT.search(plain) and not name.endswith((".yaml", ".yml")))
+    raw = None if scripted else read_yaml(text)
+    if raw is not None:
+        return documents.from_yaml(raw, source)
+    return _from_script(text, source, folder, name)
+
+
+def _from_script(text: str, source: str | None, folder: Path, name: str) -> Found:
+    script = follow(text, folder, name)
+    others: list[str] = []
+    runs, lists = _runs(script, source, folder, name, others)
+    notes: list[str] = []
+    if not runs and script.ended:  # the check that ends it is of arguments, say, which it is started without here
+        where = script.ended
+        script = follow(text, folder, name, exits=False)
+        runs, lists = _runs(script, source, folder, name, [])
+        notes.append(f"started without arguments, the script ends in line {where}: what follows is read all the same")
+    if not runs:
+        raise _nothing(text, others)
+    if len(runs) > 1:
+        raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
+    (found,) = runs
+    for more in lists:  # a command broken in two by a comment or a line without its backslash
+        first = next(iter(more.values), "")
+        line = (
+            f"{first} and what follows stand apart from the command: taken as part of it; a \\ is missing before them"
+        )
+        found = found._replace(
+            values=found.values | more.values, notes=(*found.notes, line), left={**found.left, **more.left}
+        )
+    return found._replace(notes=(*found.notes, *notes, *_cut_off(found, script.commands)))
+
+
+def _runs(
+    script: Script, source: str | None, folder: Path, name: str, others: list[str]
+) -> tuple[list[Found], list[Found]]:
+    """Return the runs of a script, and lists of arguments that stand alone; `others` gets what else it starts."""
+    commands = script.commands
+    place = folder / (name or "-")
+    for command in (*commands, *script.possible):
+        if project := foreign.of_words(command.words, options(command.words)[0]):
+            raise foreign.refusal(project)
+
+    def all_of(given: list[Command]) -> list[Found]:
+        found = (from_command(command, commands, place, source, others) for command in given)
+        return [run for run in found if run is not None]
+
+    runs = all_of(commands)
+    if not runs:  # none that runs in any case: one that runs if a condition holds
+        runs = [run._replace(notes=(*run.notes, _POSSIBLE)) for run in all_of(script.possible)]
+    if not runs and others:  # arguments that stand apart are those of what is started
+        return [], []
+    found = (bare(command, commands, source, place, not runs) for command in commands)
+    lists = [run for run in found if run is not None]
+    return (runs, lists) if runs else (lists[:1], lists[1:])
+
+
+def _nothing(text: str, others: list[str]) -> ValueError:
+    """Return the error for a text without a run that is read."""
+    if others:
+        return ValueError(others[0])
+    if project := foreign.of_text(_without_comments(text)):
+        return foreign.refusal(project)
+    return ValueError(f"no run of ms-swift, verl or TRL is recognised ({_ENTRIES}); name one with --from")
+
+
+def _cut_off(found: Found, commands: list[Command]) -> Iterator[str]:
+    """Yield commands whose arguments look like the run's: a ; & or | without quotes has cut them off."""
+    known = tables.load(found.source).known
+    for first, *words in (command.words for command in commands):
+        given = [name for name in options(words)[0] if name in known]
+        if len(given) > 1 and words[0].startswith("--") and not first.startswith("-"):
+            yield f"{first[:40]} {words[0]} ... is a command of its own to a shell: put quotes around text with ; & |"
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"(?m)(?:^|(?<=\s))#(?!!).*$", "", text)

@@ -1,0 +1,23 @@
+"""Run of another project before its arguments are converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gspo_hpc.importers.scripts.shell import Command
+
+ACCELERATE = ("num_processes", "num_machines", "distributed_type")  # arguments of its launcher that matter
+
+
+class Found(NamedTuple):
+    """A run of another project: its arguments, the variables around it, and all commands of the script."""
+
+    source: str  # name of the table of its arguments
+    values: dict[str, Any]
+    variables: dict[str, str]
+    commands: list[Command]
+    notes: tuple[str, ...] = ()
+    left: Mapping[str, str] = {}  # what was given and is no setting of the run, as it was given -> why
+    unknown: Mapping[str, str] = {}  # shell variable (*: any other) -> why
+    launcher: Mapping[str, Any] = {}  # options of the program that starts the ranks

@@ -1,0 +1,189 @@
+"""The layout of a verl run: what it does with FSDP or Megatron, and the reference model that shares it here."""
+
+from __future__ import annotations
+
+import re
+
+from gspo_hpc.importers.draft import Draft
+
+ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+OPTIM = f"{ACTOR}.optim"
+_MEGATRON, _VEOMNI = f"{ACTOR}.megatron", f"{ACTOR}.veomni"
+_TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
+_CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+_PLAIN = ("model_engine",)  # without a dot, and no choice of a file of settings
+_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+_GROUP = re.compile(r"(?:(actor|ref|critic)@[\w.]+)=(\w+)_\1")  # choices of Hydra that verl's own files answer
+_DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16"}
+_DTYPES |= {"float32": "float32", "fp32": "float32", "float": "float32"}
+
+
+def is_megatron(draft: Draft) -> bool:
+    """Tell whether Megatron trains, not FSDP; refuse engines that are neither."""
+    engines = {"dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron", "veomni": "fsdp"}
+    config = str(draft.variables.get("config_name", ""))
+    named = any(name.startswith(f"{_MEGATRON}.") for name in draft.values) or "megatron" in config
+    found = ""
+    groups = [name for name in draft.values if "." not in name.partition("@")[0] and name not in _PLAIN]
+    for name in ("model_engine", *groups, f"{ACTOR}.strategy"):
+        kind = draft.text(name)
+        if kind is None:
+            continue
+        if name in groups:
+            match = _GROUP.fullmatch(f"{name}={kind}")
+            if match is None or match[2] not in engines:
+                draft.refuse(f"{name}={kind}: it chooses a file of settings that is not verl's own, and is not read")
+                continue
+            draft.credit("parallel.tensor_model_parallel_size", name)
+            if match[1] != "actor":
+                continue
+            kind = match[2]
+        if kind not in engines:
+            why = draft.why_unset(kind) if "$" in kind else "dp (FSDP), megatron and veomni have a counterpart here"
+            draft.refuse(f"{name}={kind}: {why}")
+        found = engines.get(kind, "fsdp")
+        draft.credit("parallel.tensor_model_parallel_size", name)
+    return (found or ("megatron" if named else "fsdp")) == "megatron"
+
+
+def put_layout(draft: Draft, megatron: bool) -> int:
+    """Put the layout; return how many GPUs share a sequence, by which a token budget per GPU is multiplied."""
+    shared = _megatron(draft) if megatron else _fsdp(draft)
+    _dtype(draft)
+    _reference(draft, megatron)
+    return shared
+
+
+def _fsdp(draft: Draft) -> int:
+    names = (
+        f"{ACTOR}.ulysses_sequence_parallel_size",
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+        f"{_VEOMNI}.ulysses_parallel_size",
+    )
+    name = next((name for name in names if draft.given(name)), names[0])
+    size = draft.whole(name, 1) or 1
+    draft.credit("parallel.context_parallel_size", name)
+    if size > 1:
+        text = "Ulysses splits heads and this splits the sequence; as many GPUs share one sequence"
+        draft.put("parallel.context_parallel_size", size, name, text)
+    if (experts := draft.whole(f"{_VEOMNI}.expert_parallel_size", 1) or 1) > 1:
+        draft.put("parallel.expert_model_parallel_size", experts, f"{_VEOMNI}.expert_parallel_size")
+    draft.put("optimizer.distributed", True, comment="FSDP also shards weights and gradients")
+    draft.assumed.append(
+        "FSDP has no tensor parallelism: if the model does not fit on one GPU, raise "
+        "parallel.tensor_model_parallel_size"
+    )
+    draft.credit("memory.recompute_granularity", _CHECKPOINTING)
+    if draft.switch(_CHECKPOINTING, True):
+        draft.put("memory.recompute_granularity", "full", _CHECKPOINTING)
+    return size
+
+
+def _megatron(draft: Draft) -> int:
+    tp = draft.whole(f"{_MEGATRON}.tensor_model_parallel_size", 1)
+    cp = draft.whole(f"{_MEGATRON}.context_parallel_size", 1) or 1
+    draft.put("parallel.tensor_model_parallel_size", tp, f"{_MEGATRON}.tensor_model_parallel_size")
+    draft.put("parallel.context_parallel_size", cp, f"{_MEGATRON}.context_parallel_size")
+    for name in ("pipeline_model_parallel_size", "expert_model_parallel_size"):
+        draft.put(f"parallel.{name}", draft.whole(f"{_MEGATRON}.{name}", 1), f"{_MEGATRON}.{name}")
+    for name in ("virtual_pipeline_model_parallel_size", "expert_tensor_parallel_size"):
+        draft.put(f"parallel.{name}", draft.whole(f"{_MEGATRON}.{name}"), f"{_MEGATRON}.{name}")
+    wanted = draft.switch(f"{_MEGATRON}.sequence_parallel", True) and (tp or 1) > 1
+    draft.put("parallel.sequence_parallel", wanted, f"{_MEGATRON}.sequence_parallel" if wanted else None)
+    draft.credit("parallel.sequence_parallel", f"{_MEGATRON}.sequence_parallel")
+    distributed = draft.switch(f"{_MEGATRON}.use_distributed_optimizer", True)
+    draft.put("optimizer.distributed", distributed, f"{_MEGATRON}.use_distributed_optimizer")
+    offloaded = [f"{_MEGATRON}.{name}_offload" for name in ("param", "grad", "optimizer")]
+    offload = [draft.switch(name) for name in offloaded]
+    if any(draft.given(name) for name in offloaded):
+        text = "weights, gradients and optimizer together"
+        draft.put("memory.offload_trainer", any(offload), offloaded[0], text, of=offloaded)
+    name = f"{OPTIM}.override_optimizer_config.optimizer_cpu_offload"
+    if draft.switch(name):
+        draft.put("memory.offload_optimizer", True, name)
+    draft.drop(_CHECKPOINTING, "verl reads it with FSDP only; recompute_granularity decides with Megatron")
+    _transformer(draft)
+    return cp
+
+
+def _reference(draft: Draft, megatron: bool) -> None:
+    """Compare the reference's layout with the actor's: here it has the same, and another one there is told loudly."""
+    for size in _SIZES if megatron else ():
+        name, own = f"{REF}.megatron.{size}", f"{_MEGATRON}.{size}"
+        if not draft.given(name):
+            continue
+        mine = draft.whole(name)
+        theirs = draft.whole(own, None if size.startswith(("virtual", "expert_tensor")) else 1)
+        if mine == theirs:
+            draft.credit(f"parallel.{size}", name)
+        else:
+            text = f"the actor has {theirs}, and the reference model shares the trainer's layout here"
+            draft.drop(name, text)
+            draft.differs.append(
+                f"{draft.label(name)}: {text}; different layouts are a frequent cause of failed starts"
+            )
+
+
+def _dtype(draft: Draft) -> None:
+    """Put the type that the trainer computes in; the engines have the same here."""
+    names = [f"{_MEGATRON}.dtype", f"{ACTOR}.fsdp_config.dtype", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"]
+    name = next((name for name in names if draft.given(name)), names[0])
+    kind = _DTYPES[draft.choice(name, tuple(_DTYPES), "bfloat16")]
+    if draft.switch(f"{_TRANSFORMER}.fp16"):
+        kind, name = "float16", f"{_TRANSFORMER}.fp16"
+    if draft.given(name):
+        draft.put("model.dtype", kind, name)
+    engines = f"{ROLLOUT}.dtype"
+    if draft.given(engines):
+        if _DTYPES[draft.choice(engines, tuple(_DTYPES), "bfloat16")] == kind:
+            draft.credit("model.dtype", engines)
+        else:
+            draft.drop(engines, f"engines and trainer share model.dtype here, which is the trainer's {kind}")
+
+
+def _transformer(draft: Draft) -> None:
+    """Put the settings that verl passes to Megatron-Core unchanged."""
+    name = f"{_TRANSFORMER}.recompute_granularity"
+    grain = draft.text(name)
+    if grain:
+        grain = draft.choice(name, ("selective", "full"), "full")
+        draft.put("memory.recompute_granularity", grain, of=(name,))
+    if grain == "full":
+        name = f"{_TRANSFORMER}.recompute_method"
+        draft.put("memory.recompute_method", draft.choice(name, ("uniform", "block"), "uniform"), of=(name,))
+        name = f"{_TRANSFORMER}.recompute_num_layers"
+        draft.put("memory.recompute_num_layers", draft.whole(name, 1), of=(name,))
+    elif grain and (modules := draft.texts(f"{_TRANSFORMER}.recompute_modules")):
+        draft.put("memory.recompute_modules", modules, of=(f"{_TRANSFORMER}.recompute_modules",))
+    name = f"{_TRANSFORMER}.moe_router_dtype"
+    if draft.given(name):
+        kinds = {"fp32": "float32", "fp64": "float64", "float32": "float32"}
+        draft.put("moe.router_dtype", kinds[draft.choice(name, tuple(kinds), "fp32")], of=(name,))
+    for size in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
+        name = f"{_TRANSFORMER}.{size}"
+        if draft.given(name):
+            draft.put(size.replace("_", ".", 1), draft.number(name, 0.0), of=(name,))
+    _dispatcher(draft)
+    replay = {"disabled": "off", "R2": "old_logprobs", "R3": "rollout"}
+    modes = (f"{ACTOR}.router_replay.mode", f"{_MEGATRON}.router_replay.mode")
+    mode = next((name for name in modes if draft.given(name)), modes[0])
+    draft.put("moe.router_replay", replay[draft.choice(mode, tuple(replay), "disabled")], mode)
+
+
+def _dispatcher(draft: Draft) -> None:
+    """Put the token dispatcher of the experts; allgather needs equally many tokens from each rank, never so here."""
+    deep, kind = f"{_TRANSFORMER}.moe_enable_deepep", f"{_TRANSFORMER}.moe_token_dispatcher_type"
+    fast = draft.switch(deep)
+    found = draft.choice(kind, ("allgather", "alltoall", "flex"), "alltoall")
+    if found == "allgather":
+        draft.drop(kind, "it needs equally many tokens on every rank; here it is alltoall or flex")
+    elif draft.given(kind) or fast:
+        draft.put("moe.token_dispatcher", "flex" if fast else found, of=(kind, deep))
+    draft.credit("moe.token_dispatcher", deep)

@@ -1,0 +1,39 @@
+"""The tool that counts what is converted of public scripts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+RUN = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --num_generations 4 --learning_rate {}\n"
+
+
+def count(folder: Path, *options: str) -> list[str]:
+    command = [sys.executable, str(ROOT / "tools" / "count_conversions.py"), str(folder), *options]
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env).stdout.splitlines()
+
+
+def test_runs_are_counted_by_what_becomes_of_them(tmp_path: Path) -> None:
+    swift, slime, pages = tmp_path / "ms-swift/examples", tmp_path / "slime/scripts", tmp_path / "trl/docs/source"
+    for folder in (swift, slime, pages):
+        folder.mkdir(parents=True)
+    (swift / "a.sh").write_text(RUN.format("1e-6"))
+    (swift / "b.sh").write_text(RUN.format("$RATE"))
+    (swift / "c.sh").write_text(RUN.format("1e-6").replace("grpo", "dpo"))
+    (swift / "d.sh").write_text("echo no run\n")
+    (slime / "run.sh").write_text("python3 train.py --num-rollout 3 --rollout-batch-size 8\n")
+    (pages / "p.md").write_text("Text.\n\n```python\nfrom trl import GRPOConfig\nGRPOConfig(max_steps=3)\n```\n")
+    lines = count(tmp_path, "--list")
+    assert lines[2:5] == [
+        "| ms-swift | no git checkout | 3 | 1 | 1 | 1 | – |",
+        "| trl | no git checkout | 1 | 1 | 0 | 0 | – |",
+        "| slime | no git checkout | 1 | 0 | 0 | 1 | 1 |",
+    ]
+    kinds = {line.split("\t")[1]: line.split("\t")[0] for line in lines[5:]}
+    assert kinds["ms-swift/examples/b.sh"] == "open" and kinds["trl/docs/source/p.md:3"] == "exact"
+    halves = [count(tmp_path, "--list", "--half", half)[2:] for half in ("mend", "judge")]
+    places = [line.split("\t")[1] for half in halves for line in half if "\t" in line]
+    assert sorted(places) == sorted(kinds)

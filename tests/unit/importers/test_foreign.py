@@ -1,0 +1,109 @@
+"""Runs of other projects are refused in one line that names them, and nothing turns into a config of defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.importers.convert import convert
+
+RUNS = {
+    "NeMo-RL": (
+        "uv run examples/run_grpo.py grpo.num_prompts_per_step=8 cluster.gpus_per_node=8",
+        "uv run python -u run.py policy.model_name=m grpo.max_num_steps=3",
+        "defaults: ../../grpo_math_1B.yaml\npolicy:\n  model_name: m\ncluster:\n  num_nodes: 2\n",
+        "grpo: {num_prompts_per_step: 32}\npolicy: {model_name: m}\nloss_fn: {ratio_clip_min: 0.2}\n",
+    ),
+    "slime": (
+        "ARGS=(--num-rollout 30 --rollout-batch-size 32)\nray job submit -- python3 train.py --colocate ${ARGS[@]}",
+    ),
+    "OpenRLHF": (
+        "deepspeed --module openrlhf.cli.train_ppo_ray --pretrain m --advantage_estimator group_norm",
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path m",
+    ),
+    "prime-rl": (
+        "uv run rl @ rl.toml",
+        'max_steps = 20\n\n[model]\nname = "m"\n\n[orchestrator]\nbatch_size = 128\n[trainer.optim]\nlr = 1e-6\n',
+    ),
+    "AReaL": (
+        "python3 -m areal.launcher.local examples/math/gsm8k_rl.py --config x.yaml",
+        "experiment_name: gsm8k\ntrial_name: t0\ngconfig: {n_samples: 4}\nactor: {path: m}\n",
+    ),
+    "SkyRL": (
+        'uv run -m skyrl.train.entrypoints.main_base trainer.algorithm.advantage_estimator="grpo"',
+        "python -m my.main_dapo trainer.policy.model.path=m generator.n_samples_per_prompt=5",
+    ),
+    "ROLL": (
+        "python examples/start_rlvr_pipeline.py --config_path x --config_name y",
+        "pretrain: m\nrollout_batch_size: 64\nactor_train: {}\nactor_infer: {}\n",
+    ),
+    "open-instruct": (
+        "python open_instruct/grpo_fast.py --num_samples_per_prompt_rollout 4 --learning_rate 1e-6",
+        "dataset_mixer_list: x\nlearning_rate: 1e-6\nnum_unique_prompts_rollout: 8\n",
+        "import open_instruct.grpo_fast\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("project", "text"), [(name, text) for name, texts in RUNS.items() for text in texts])
+def test_another_projects_run_is_named_in_one_line(project: str, text: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(text)
+    assert str(refused.value).startswith(f"this is a run of {project}, which is not converted: convert reads ")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_exit_code_of_a_refusal_is_not_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text(RUNS["slime"][0])
+    assert main(["convert", str(tmp_path / "run.sh")]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1 and "a run of slime" in told.err
+    assert main(["convert", str(tmp_path / "run.sh"), "--json"]) == 2
+    assert "a run of slime" in capsys.readouterr().out
+
+
+ACTOR = "actor_rollout_ref.actor.ppo_mini_batch_size=32"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"python -m verl.experimental.fully_async_policy.fully_async_main {ACTOR}", "trains at the same time"),
+        (f"python -m verl.experimental.one_step_off_policy.main_ppo {ACTOR}", "trains at the same time"),
+        (f"python -m verl.experimental.fully_async_policy.main a.b=1 \\\n\n {ACTOR} a.c=1", "trains at the same time"),
+        (f"python3 -m recipe.spin.main_spin {ACTOR}", "recipe.spin.main_spin is another trainer"),
+        ("python3 -m verl.trainer.main_generation data.path=x", "does no reinforcement learning"),
+        ("trl rloo --num_generations 4", "trl rloo is another trainer of TRL: convert reads trl grpo"),
+        (
+            "accelerate launch rloo.py --num_generations 4 --max_completion_length 8 --learning_rate 1 --bf16",
+            "rloo.py is",
+        ),
+        (
+            "from trl import RLOOConfig, RLOOTrainer\nRLOOTrainer(args=RLOOConfig(num_generations=2))\n",
+            "RLOOTrainer is",
+        ),
+        ("import torch\nprint(1)\n", "read for the GRPOConfig that it makes, and there is none"),
+        ("[tool.ruff]\nline-length = 3\n", "a project with configs in TOML"),
+        ("swift rlhf --rlhf_type grpo --output_dir x", "no argument of ms-swift that says how to train is in it"),
+        ("megatron rlhf --rlhf_type grpo --save_interval 5", "no argument of Megatron-SWIFT that says how to train"),
+        ("output_dir: x\nrun_name: y\nreport_to: wandb\n", "no argument of TRL that says how to train is in it"),
+        ("stage: rl\nfinetuning_type: full\nlearning_rate: 1e-6\n", "a run of LLaMA-Factory"),
+        ("hello: world\n", "these arguments do not show whose they are"),
+        ("echo hello\n", "no run of ms-swift, verl or TRL is recognised"),
+        ("# train with OpenRLHF\nbash ./inner.sh\n", "no run of ms-swift, verl or TRL is recognised"),
+        ("bash ./start.sh --engine OpenRLHF\n", "a run of OpenRLHF"),
+    ],
+)
+def test_what_is_no_run_that_is_read_says_what_it_is(text: str, expected: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(text)
+    assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_name_in_a_path_makes_no_other_project_of_a_run() -> None:
+    found = convert(
+        "swift rlhf --rlhf_type grpo --model /mnt/slime/ROLL/m --output_dir /data/OpenRLHF --learning_rate 1e-6"
+    )
+    assert found.project == "ms-swift" and found.config.model.path == "/mnt/slime/ROLL/m"

@@ -1,0 +1,129 @@
+"""What verl's engines, reference and transformer settings become, and what is refused of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+RUN = (
+    "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
+    f"{ACTOR}.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
+)
+MEGATRON = f"{RUN} model_engine=megatron {ACTOR}.megatron.tensor_model_parallel_size=2"
+
+
+def test_the_engine_decides_whose_defaults_and_arguments_count() -> None:
+    fsdp, megatron = convert(f"{RUN} model_engine=dp"), convert(f"{RUN} model_engine=megatron")
+    assert fsdp.config.memory.recompute_granularity == "full"  # gradient checkpointing is its default
+    assert megatron.config.memory.recompute_granularity is None or megatron.config.memory != fsdp.config.memory
+    assert "model_engine" in {item.name for item in megatron.carried}
+    assert convert(f"X=megatron\n{RUN} model_engine=${{X}}").config == megatron.config
+    chosen = convert(f"{RUN} actor@actor_rollout_ref.actor=megatron_actor ref@actor_rollout_ref.ref=megatron_ref")
+    assert chosen.config == megatron.config and chosen.strange == ()
+    veomni = convert(f"{RUN} model_engine=veomni {ACTOR}.veomni.ulysses_parallel_size=2")
+    assert veomni.config.parallel.context_parallel_size == 2
+    for engine in ("mindspeed", "torchtitan"):
+        with pytest.raises(ValueError, match=rf"model_engine={engine}: dp \(FSDP\), megatron and veomni"):
+            convert(f"{RUN} model_engine={engine}")
+    with pytest.raises(ValueError, match=r"model_engine=\$E: \$E is not set in the script"):
+        convert(f"{RUN} model_engine=$E")
+
+
+def test_a_reference_with_another_layout_is_told_and_one_with_the_same_carried_over() -> None:
+    same = convert(f"{MEGATRON} {REF}.megatron.tensor_model_parallel_size=2 {REF}.megatron.context_parallel_size=1")
+    assert {f"{REF}.megatron.tensor_model_parallel_size", f"{REF}.megatron.context_parallel_size"} <= {
+        item.name for item in same.carried
+    }
+    other = convert(f"{MEGATRON} {REF}.megatron.tensor_model_parallel_size=4 {REF}.megatron.param_offload=True")
+    line = f"{REF}.megatron.tensor_model_parallel_size=4: the actor has 2, and the reference model shares"
+    assert any(text.startswith(line) for text in other.differs) and other.config.parallel == same.config.parallel
+    assert f"{REF}.megatron.tensor_model_parallel_size" in {item.name for item in other.left}
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        (f"+{TRANSFORMER}.moe_token_dispatcher_type=flex", "moe.token_dispatcher", "flex"),
+        (f"+{TRANSFORMER}.moe_token_dispatcher_type='\"flex\"'", "moe.token_dispatcher", "flex"),
+        (f"+{TRANSFORMER}.moe_token_dispatcher_type=alltoall", "moe.token_dispatcher", "alltoall"),
+        (f"+{TRANSFORMER}.moe_enable_deepep=True", "moe.token_dispatcher", "flex"),
+        (f"{ACTOR}.megatron.dtype=float16", "model.dtype", "float16"),
+        (f"+{TRANSFORMER}.fp16=True", "model.dtype", "float16"),
+        (f"{ACTOR}.megatron.dtype=bfloat16", "model.dtype", "bfloat16"),
+        ("actor_rollout_ref.rollout.dtype=bfloat16", "model.dtype", "bfloat16"),
+    ],
+)
+def test_settings_of_the_layers_arrive_at_their_key(given: str, key: str, value: str) -> None:
+    found = convert(f"{MEGATRON} {given}")
+    section, name = key.split(".")
+    assert getattr(getattr(found.config, section), name) == value
+    argument = given.lstrip("+").partition("=")[0]
+    assert key in {item.name: item.keys for item in found.carried}[argument]
+
+
+def test_engines_of_another_type_than_the_trainer_are_told() -> None:
+    found = convert(f"{MEGATRON} actor_rollout_ref.rollout.dtype=float16")
+    assert (
+        "which is the trainer's bfloat16"
+        in {item.name: item.why for item in found.left}["actor_rollout_ref.rollout.dtype"]
+    )
+    both = convert(f"{MEGATRON} {ACTOR}.megatron.dtype=float16 actor_rollout_ref.rollout.dtype=float16")
+    assert both.config.model.dtype == "float16" and not any(item.name.endswith("dtype") for item in both.left)
+
+
+DAPO = RUN.replace("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
+
+
+def test_the_dapo_recipe_trains_on_what_it_generates_where_it_filters_nothing() -> None:
+    found = convert(f"{DAPO} data.gen_batch_size=192")
+    assert found.config.batch.steps_per_generation == 6 and any("gen_batch_size 192" in line for line in found.differs)
+    filtered = convert(f"{DAPO} data.gen_batch_size=192 algorithm.filter_groups.enable=True")
+    assert filtered.config.batch.steps_per_generation == 2
+    with pytest.raises(ValueError, match=r"data.gen_batch_size=192: without algorithm.filter_groups it is the size"):
+        convert(f"{RUN} data.gen_batch_size=192")
+    assert convert(f"{RUN} data.gen_batch_size=64").config == convert(RUN).config
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("actor@actor_rollout_ref.actor=mlite_actor", "it chooses a file of settings that is not verl's own"),
+        ("+experiment=large", "experiment=large: it chooses a file of settings"),
+        ("distillation.enabled=True", "the loss follows a teacher too"),
+        ("actor_rollout_ref.actor.optim.optimizer=Muon", "there is only AdamW here"),
+        ("actor_rollout_ref.rollout.nnodes=2", "engines have nodes of their own there"),
+        ("algorithm.adv_estimator=$E", "algorithm.adv_estimator=$E: $E is not set in the script"),
+        (f"{ACTOR}.policy_loss.loss_mode=cispo", "loss_mode=cispo is another objective"),
+        (f"{ACTOR}.megatron.tensor_model_parallel_sise=2", f"nearest: {ACTOR}.megatron.tensor_model_parallel_size"),
+    ],
+)
+def test_what_changes_the_run_and_has_no_counterpart_is_refused(given: str, expected: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(f"{RUN} {given}")
+    assert expected in str(refused.value)
+
+
+def test_names_of_other_engines_are_no_misspelt_ones() -> None:
+    found = convert(f"{RUN} {ACTOR}.veomni.param_offload=True {ACTOR}.other.param_offload=True +hydra.run.dir=x")
+    assert f"{ACTOR}.other.param_offload" in {item.name for item in found.strange}
+
+
+def test_the_file_that_hydras_flags_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "mine.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  train_batch_size: 128\n  max_prompt_length: 700\n"
+    )
+    flags = "--config-path=$(pwd)/config --config-name=mine"
+    found = convert(f"{RUN} {flags}", folder=tmp_path, name="run.sh")
+    assert found.config.rollout.max_prompt_length == 700 and found.config.batch.steps_per_generation == 2
+    assert found.config.batch.global_batch_size == 256
+    with pytest.raises(ValueError, match="that file sets arguments of the run, and is not at hand"):
+        convert(f"{RUN} --config-name=other", folder=tmp_path, name="run.sh")
+    (tmp_path / "config" / "odd.yaml").write_text("defaults:\n  - strange_base\n")
+    with pytest.raises(ValueError, match="it is made from strange_base"):
+        convert(f"{RUN} --config-path config --config-name odd", folder=tmp_path, name="run.sh")
