@@ -162,6 +162,10 @@ def _transformer(draft: Draft) -> None:
         draft.put("memory.recompute_num_layers", draft.whole(name, 1), of=(name,))
     elif grain and (modules := draft.texts(f"{_TRANSFORMER}.recompute_modules")):
         draft.put("memory.recompute_modules", modules, of=(f"{_TRANSFORMER}.recompute_modules",))
+    for stage in ("first", "last"):
+        key = f"num_layers_in_{stage}_pipeline_stage"
+        if draft.given(name := f"{_TRANSFORMER}.{key}"):
+            draft.put(f"parallel.{key}", draft.whole(name), of=(name,))
     name = f"{_TRANSFORMER}.moe_router_dtype"
     if draft.given(name):
         kinds = {"fp32": "float32", "fp64": "float64", "float32": "float32"}

@@ -66,7 +66,7 @@ megatron rlhf \
     --rlhf_type grpo --model ${MODEL} \
     --context_parallel_size 2 --tensor_model_parallel_size 2 \
     --expert_model_parallel_size 4 --pipeline_model_parallel_size 2 \
-    --sequence_parallel true \
+    --sequence_parallel true --decoder_first_pipeline_num_layers 25 --decoder_last_pipeline_num_layers 23 \
     --moe_aux_loss_coeff 1e-3 --moe_router_dtype fp64 --router_replay_mode R3 \
     --dataset 'open-r1/DAPO-Math-17k-Processed#10000' \
     --num_train_epochs 1 --global_batch_size 64 --micro_batch_size 2 \
@@ -175,6 +175,8 @@ def test_a_mixture_of_experts_of_megatron_swift_on_two_nodes() -> None:
         "parallel.expert_model_parallel_size": 4,
         "parallel.expert_tensor_parallel_size": 1,
         "parallel.sequence_parallel": True,
+        "parallel.num_layers_in_first_pipeline_stage": 25,
+        "parallel.num_layers_in_last_pipeline_stage": 23,
         "moe.router_dtype": "float64",
         "moe.aux_loss_coeff": 1e-3,
         "moe.router_replay": "rollout",

@@ -26,6 +26,7 @@ RUNS = {
              "actor_rollout_ref.rollout.n=8", " {}={}"),
     "trl": ("trl grpo --num_generations 8 --per_device_train_batch_size 8", " --{} {}"),
 }  # fmt: skip
+CHOICES = {"model.attention_backend": "flash"}  # keys of ours that take one of a few words
 
 
 @pytest.mark.parametrize("project", PROJECTS)
@@ -45,7 +46,7 @@ def test_copied_arguments_arrive_at_their_key(project: str) -> None:
     base, word = RUNS[project]
     for name, (key, default) in tables.load(project).copied.items():
         kind = tables.kind_of(key)
-        given = {bool: not tables.default_of(key), int: 2, float: 0.25, str: "text"}[kind]
+        given = CHOICES.get(key, {bool: not tables.default_of(key), int: 2, float: 0.25, str: "text"}[kind])
         found = convert(base + word.format(name, str(given).lower()), gpus=8, rows=100)
         section, last = key.split(".")
         assert getattr(getattr(found.config, section), last) == given, (name, default)

@@ -52,6 +52,12 @@ def test_a_reference_with_another_layout_is_told_and_one_with_the_same_carried_o
         (f"+{TRANSFORMER}.moe_token_dispatcher_type='\"flex\"'", "moe.token_dispatcher", "flex"),
         (f"+{TRANSFORMER}.moe_token_dispatcher_type=alltoall", "moe.token_dispatcher", "alltoall"),
         (f"+{TRANSFORMER}.moe_enable_deepep=True", "moe.token_dispatcher", "flex"),
+        (
+            f"+{TRANSFORMER}.num_layers_in_first_pipeline_stage=13",
+            "parallel.num_layers_in_first_pipeline_stage",
+            13,
+        ),
+        (f"+{TRANSFORMER}.num_layers_in_last_pipeline_stage=11", "parallel.num_layers_in_last_pipeline_stage", 11),
         (f"{ACTOR}.megatron.dtype=float16", "model.dtype", "float16"),
         (f"+{TRANSFORMER}.fp16=True", "model.dtype", "float16"),
         (f"{ACTOR}.megatron.dtype=bfloat16", "model.dtype", "bfloat16"),
