@@ -18,7 +18,7 @@ from gspo_hpc.config.schema import Config, Memory, Parallel, as_dict, replace
 from gspo_hpc.launch import checks
 from gspo_hpc.models import architecture
 from gspo_hpc.planning import divisions, layouts
-from gspo_hpc.planning.estimates import activations, devices, time
+from gspo_hpc.planning.estimates import activations, devices, engines, time
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 
@@ -168,11 +168,12 @@ def test_the_fullest_stage_sets_the_pace() -> None:
     device = devices.find("H100-80GB")
     batch = {"global_batch_size": 8192, "num_generations": 8, "micro_batch_tokens": 8192}
     updates = {}
-    for ends in ({}, {FIRST: 18, LAST: 6}):
+    for ends in ({}, {FIRST: 24, LAST: 8}):
         config = made("Qwen3-30B-A3B", 4, parallel={"pipeline_model_parallel_size": 4} | ends, batch=batch)
         times = time.estimate(time.sizes(arch), config, device, time.work(config, 8192), 10**6)
         updates[bool(ends)] = times.seconds["update"]
-    assert 1.3 < updates[True] / updates[False] <= 1.5  # 18 layers in place of 12; the optimizer has no part in it
+    # 24 layers in place of 12 and the output layer, which takes as long as five; the optimizer has no part in it.
+    assert 1.2 < updates[True] / updates[False] <= 24 / 17
 
 
 def test_what_ranks_gather_takes_time_and_memory() -> None:
@@ -224,10 +225,8 @@ def test_an_engine_over_nodes_is_planned_and_not_run(size: int, engines: int, no
     plan = make_plan(config)
     assert not [item for item in plan.broken if "memory" not in item.rule], plan.broken
     assert (plan.layout["num_engines"], plan.layout["nodes_per_engine"]) == (engines, nodes)
-    assert any("can be planned but not run yet: train and submit refuse it" in note for note in plan.notes)
-    with pytest.raises(
-        ValueError, match="can be planned but not run yet: give rollout.tensor_parallel_size=8"
-    ) as refused:
+    assert [item.feature for item in plan.not_run] == ["engine_over_nodes"]
+    with pytest.raises(ValueError, match="no engine over nodes: give rollout.tensor_parallel_size=8") as refused:
         checks.require(config)
     assert "\n" not in str(refused.value)
     on_one_node = replace(config, rollout=replace(config.rollout, tensor_parallel_size=8))
@@ -262,7 +261,7 @@ def test_an_engine_over_nodes_is_slower_a_token_and_holds_more() -> None:
         given_work = time.work(config, 64)
         assert plan.memory is not None
         told[size] = (
-            time.step_seconds(time.sizes(arch), config, device, 1.0, 100.0, given_work),
+            engines.step_seconds(time.sizes(arch), config, device, 1.0, 100.0, given_work),
             plan.memory.cache_tokens,
             plan.memory.host["engine_weights_asleep"],
         )

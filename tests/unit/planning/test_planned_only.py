@@ -62,7 +62,7 @@ def test_plan_says_so_on_the_page_in_json_and_by_its_exit_code(
     assert "valid\n" in capsys.readouterr().out
     words = ["plan", str(path), "rollout.mode=server", "rollout.engines_per_node=4"]
     assert main(words) == 2
-    page = capsys.readouterr().out
+    page = " ".join(capsys.readouterr().out.split())
     assert ": valid, but not run by this version" in page and "rollout.mode=colocate" in page
     assert main([*words, "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
