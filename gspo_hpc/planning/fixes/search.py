@@ -138,15 +138,21 @@ class Search:
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
 
     def found(self, limit: int, room: int) -> list[Fix]:
-        """Return fixes of one change, then of two."""
+        """Return fixes of one change, then of two; then, where no change is enough alone, a layout and a model."""
         singles = self.singles()
         layout = [] if singles else self._layout()
-        if not singles and not layout:
-            singles = self._other_models()
+        models = [] if singles else self._other_models()
+        if not layout:
+            singles, models = singles or models, []
         alone = {str(fix.changes[0]) for fix in singles}
         pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
         farthest = 2.0 * singles[0].distance if singles else math.inf
-        return _shown(singles, limit) + _shown([fix for fix in pairs if fix.distance <= farthest], limit) + layout
+        return (
+            _shown(singles, limit)
+            + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
+            + layout
+            + models[:1]
+        )
 
     def _judge(self, config: Config) -> PlanBuilder | None:
         """Return the plan of a changed config.
