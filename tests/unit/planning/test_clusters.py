@@ -213,7 +213,8 @@ def test_a_refused_plan_is_offered_a_layout_before_another_model() -> None:
     """One rank for each of 8 GPUs does not hold 32 B parameters, whatever one or two settings are changed."""
     config = made("Qwen2.5-32B", 1, 8, "H100", response=15360)
     offered = search.find(config)
-    assert offered and not any(change.key == "model.path" for fix in offered for change in fix.changes)
+    models = [any(change.key == "model.path" for change in fix.changes) for fix in offered]
+    assert not models[0] and models == sorted(models)  # layouts first
     for fix in offered:
         changed = with_all(config, {change.key: change.value for change in fix.changes})
         assert make_plan(changed).valid, str(fix)
