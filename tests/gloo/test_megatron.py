@@ -69,7 +69,7 @@ def test_weights_stream_back_bit_for_bit(
 def test_copied_heads_and_uneven_stages_equal_one_rank(
     name: str, models: dict[str, Path], results: dict[str, Arrays]
 ) -> None:
-    """Of a model with one key-value head, and of layers that stages do not divide."""
+    """Return cases of a model with one key-value head, and of layers that stages do not divide."""
     model, _, _ = SHAPED[name]
     assert_equal_steps(results[f"steps-one-{model}"], results[f"steps-{name}"])
     assert_streams_back(models[model], results[f"exported-{name}"])

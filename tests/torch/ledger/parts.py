@@ -1,4 +1,4 @@
-"""What a job is made of, on cards that count: each part charges them in the order in which the real one does.
+"""The parts of a job, on cards that count: each part charges them in the order in which the real one does.
 
 The loop, the syncs, the turns, the recovery, the sampler, the evaluator, the policy's moves between GPU and host, and
 the engine object are the package's own. Replaced are the tensors, Megatron's passes, vLLM and what writes files.

@@ -79,7 +79,7 @@ def scores(config: str) -> tuple[list[int], list[int]]:
 
 
 def learned() -> tuple[float, ...]:
-    """What README says of both configs: seeds; before, least and most after; before and after."""
+    """Return the figures of README about both configs: seeds; before, least and most after; before and after."""
     before, after = scores("smollm2_cpu")
     tiny_before, tiny_after = scores("tiny_cpu")
     assert len(set(before)) == len(set(tiny_before)) == len(set(tiny_after)) == 1 and len(before) == len(tiny_before)

@@ -1,4 +1,4 @@
-"""What the pages name is there: commands with their options, settings, files and links. No table is too wide to read.
+"""All that pages name is there: commands with their options, settings, files and links. No table is too wide.
 
 It takes a second, and catches an option, a key or a file that was renamed without its page.
 """
@@ -32,7 +32,7 @@ def options(words: str) -> list[str]:
 
 
 def mistakes_of_ours(words: str) -> list[str]:
-    """What is wrong with a command line of gspo-hpc."""
+    """Return the mistakes in a command line of gspo-hpc."""
     name = words.split()[0]
     if name.startswith("-"):
         return [one for one in options(words) if one not in ("--help", "--version")]
@@ -43,7 +43,7 @@ def mistakes_of_ours(words: str) -> list[str]:
 
 
 def mistakes_of_script(program: str, words: str) -> list[str]:
-    """What is wrong with the start of a script or module of this project; other programs are not looked at."""
+    """Return the mistakes in the start of a script or module of this project; other programs are not looked at."""
     first, *rest = words.split()
     if first == "-m" and rest[0].partition(".")[0] in ("gspo_hpc", "tests"):
         first, *rest = rest
@@ -60,13 +60,13 @@ def mistakes_of_script(program: str, words: str) -> list[str]:
 
 
 def takes(source: str, option: str) -> bool:
-    """Whether the source of a script has an option, or a name in quotes of which it makes one."""
+    """Tell if the source of a script has an option, or a name in quotes of which it makes one."""
     name = option[2:].replace("-", "_")
     return option in ("--help", "-h") or bool(re.search(rf'(?<![\w-]){option}(?![\w-])|"{name}"', source))
 
 
 def mistakes(text: str) -> list[str]:
-    """What is wrong with the commands of a page."""
+    """Return the mistakes in the commands of a page."""
     found = []
     for program, words in pages.commands(text):
         found += mistakes_of_ours(words) if program == "gspo-hpc" else mistakes_of_script(program, words)
@@ -74,7 +74,7 @@ def mistakes(text: str) -> list[str]:
 
 
 def is_setting(key: str) -> bool:
-    """Whether a dotted key is one of the config, or a pattern that fits some."""
+    """Tell if a dotted key is one of the config, or a pattern that fits some."""
     steps = key.split(".")
     if "*" in key:
         return any(re.fullmatch(key.replace(".", r"\.").replace("*", r"\w*"), known) for known in schema.keys())
@@ -84,7 +84,7 @@ def is_setting(key: str) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name is a module or folder of the package."""
+    """Tell if a dotted name is a module or folder of the package."""
     path = pages.PROJECT / "gspo_hpc" / name.replace(".", "/")
     return path.is_dir() or path.with_suffix(".py").is_file()
 

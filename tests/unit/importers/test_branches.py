@@ -1,4 +1,4 @@
-"""What conditions, exits and further files do to the arguments of a run: known, or open by name, never wrong."""
+"""Effects of conditions, exits and further files on the arguments of a run: known, or open by name, never wrong."""
 
 from __future__ import annotations
 

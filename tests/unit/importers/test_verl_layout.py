@@ -1,4 +1,4 @@
-"""What verl's engines, reference and transformer settings become, and what is refused of them."""
+"""Engines, reference and transformer settings of verl: their counterparts here, and refusals."""
 
 from __future__ import annotations
 

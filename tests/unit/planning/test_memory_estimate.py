@@ -149,7 +149,7 @@ def test_what_sleeping_engines_keep_in_host_memory() -> None:
 
 
 def test_parts_of_the_trainer_that_stay() -> None:
-    """What is not offloaded is on the GPU in every phase, and only what is offloaded is in the node's memory."""
+    """State that is not offloaded is on the GPU in every phase, and only what is offloaded is in the node's memory."""
     parts = ("weights", "gradients", "optimizer")
     everything = estimated(made())
     assert made().memory.offload_parts == parts

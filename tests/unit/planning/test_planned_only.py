@@ -1,4 +1,4 @@
-"""What this version plans and does not run: `plan` says so and exits with 2, and nothing starts it.
+"""Features that this version plans and does not run: `plan` says so and exits with 2, and nothing starts it.
 
 Catches a config that is called valid although `train` and `submit` refuse it. A second.
 """

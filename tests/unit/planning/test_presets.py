@@ -107,7 +107,7 @@ def test_weights_gradients_and_optimizer_fit_the_gpu_that_it_names(path: Path) -
 
 @large_by_name
 def test_gibibytes_in_its_comments_are_those_of_the_plan(path: Path) -> None:
-    """Of a GPU: weights, gradients and optimizer; the trainer's weights alone; the engine's."""
+    """Bytes of a GPU: weights, gradients and optimizer; the trainer's weights alone; the engine's."""
     config = loader.load(path)
     arch = architecture(config)
     states = [parameters.state(arch, config, i) for i in range(config.parallel.pipeline_model_parallel_size)]

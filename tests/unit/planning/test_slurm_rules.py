@@ -1,4 +1,4 @@
-"""What a job must ask Slurm for: cores for a rank, its engine and its reward functions. Under a second."""
+"""Resources that a job must ask Slurm for: cores for a rank, its engine and its reward functions. Under a second."""
 
 from __future__ import annotations
 

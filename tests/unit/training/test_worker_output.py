@@ -1,4 +1,4 @@
-"""What `export` and `eval` print: their line, remarks and errors; libraries write into a log. Two seconds.
+"""Output of `export` and `eval`: their line, remarks and errors; libraries write into a log. Two seconds.
 
 Catches a library's warning in front of a user's error, a log that is left behind, and a failure without its traceback.
 """
