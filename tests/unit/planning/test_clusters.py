@@ -142,7 +142,7 @@ def test_what_fits_is_what_the_rules_say(
 
 
 def test_less_headroom_counts_against_a_layout_and_there_is_no_cliff() -> None:
-    """What leaves a fifth counts as it is; what leaves nothing counts half as slow again, and in between a share."""
+    """A layout that leaves a fifth counts as it is, one that leaves nothing as half as slow again."""
     assert layouts._short(0.2) == layouts._short(0.6) == 1.0 and layouts._short(0.0) == 1.5
     assert layouts._short(0.1) == pytest.approx(1.25)
     assert savings.risk(0.2) == "comfortable" and savings.risk(0.19) == "tight"
