@@ -20,6 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 SHARED = ("gloo", "engine", "run", "slurm")  # tiers whose tests stay on one worker
+ALONE = ("tests/run/test_failed_starts.py", "tests/run/test_mixture.py")  # but for files that share nothing with others
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by anything
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -42,7 +43,7 @@ class Lanes(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
         name = Path(path).relative_to("tests").parts[0]
-        return name if name in SHARED else path
+        return name if name in SHARED and path not in ALONE else path
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,8 +4,9 @@ FOLDER holds checkouts, each named as in the first column; those that are not th
 
     git clone --branch v0.9.0 --depth 1 https://github.com/verl-project/verl FOLDER/verl
 
-Files are read, never run. `--half judge` keeps the half of the files, by a hash of their paths, on which the converters
-were not changed; `--sample N` names N converted files at random, to be read by hand beside what they are converted to.
+`--set second` reads the checkouts that second_checkouts.yaml lists, each at its commit. Files are read, never run.
+`--half judge` keeps the half of the files of the first set, by a hash of their paths, by which the converters were not
+changed; `--sample N` names N converted files at random, to be read by hand beside what they are converted to.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from gspo_hpc.config import yaml_text
 from gspo_hpc.importers.convert import convert
+from gspo_hpc.planning.plan import make_plan
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class Checkout:
     files: str  # pattern of their names
     texts: str  # pattern that a run has in its text
     project: str = ""  # of which every file is refused, by this name
+    commit: str = ""  # what is checked out, where it is not a clone with its own history
+    most: int = 10**6  # so many runs, the first by a hash of their places
+    of: str = ""  # the project whose runs are in it, where rows are summed up by project
 
 
 _RL = r"GRPO|RLOO|trl grpo|gspo\.py|grpo\.py"
@@ -52,6 +58,23 @@ CHECKOUTS = {
     "ROLL": Checkout(("examples",), _OTHER, r"actor_train|_pipeline\.py", "ROLL"),
     "open-instruct": Checkout(("configs", "scripts"), _OTHER, r"open_instruct|checkpointing_steps", "open-instruct"),
 }
+_LAUNCH = r"main_\w*(ppo|dapo)|rlhf_type[ =]+['\"]?grpo|trl grpo|grpo\w*\.py|GRPOConfig\(|num_generations"
+
+
+def second_set() -> dict[str, Checkout]:
+    """Return the checkouts of the second set."""
+    raw = yaml_text.read_shipped(Path(__file__).with_name("second_checkouts.yaml").read_text(encoding="utf-8"))
+    return {
+        name: Checkout(
+            tuple(item["folders"]),
+            item.get("files", r"\.(sh|slurm)$"),
+            _LAUNCH,
+            commit=item["commit"],
+            most=item.get("most", 6),
+            of=item["of"],
+        )
+        for name, item in raw.items()
+    }
 
 
 class Run(NamedTuple):
@@ -69,11 +92,11 @@ class Outcome(NamedTuple):
     place: str
     kind: str
     text: str  # the error, the arguments that are left open, or how many are carried over
+    plans: bool = False  # the planner accepts the config as it is
 
 
-def runs(folder: Path, checkout: str) -> Iterator[Run]:
+def runs(folder: Path, checkout: str, about: Checkout) -> Iterator[Run]:
     """Yield the runs of a checkout."""
-    about = CHECKOUTS[checkout]
     root = folder / checkout
     paths = sorted({path for part in about.folders for path in _files(root / part)})
     for path in paths:
@@ -103,9 +126,16 @@ def outcome(run: Run) -> Outcome:
         return Outcome(run.place, "refused", str(error).splitlines()[0])
     except Exception as error:  # a fault of ours: it is counted, and the others go on
         return Outcome(run.place, "fault", f"{type(error).__name__}: {error}")
+    plans = make_plan(found.config).valid
     if found.open:
-        return Outcome(run.place, "open", "; ".join(found.open))
-    return Outcome(run.place, "exact", f"{len(found.carried)} carried over, {len(found.left)} not")
+        return Outcome(run.place, "open", "; ".join(found.open), plans)
+    return Outcome(run.place, "exact", f"{len(found.carried)} carried over, {len(found.left)} not", plans)
+
+
+def first_of(found: list[Run], most: int) -> list[Run]:
+    """Return `most` of the runs, the same ones each time and from all folders."""
+    chosen = sorted(found, key=lambda run: hashlib.md5(run.place.encode()).hexdigest())[:most]
+    return sorted(chosen)
 
 
 def version(root: Path) -> str:
@@ -124,28 +154,40 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--set", choices=["first", "second"], default="first", help="of checkouts")
     parser.add_argument("--half", choices=["mend", "judge"], help="only the files of this half")
     parser.add_argument("--only", metavar="NAME", help="only this checkout")
+    parser.add_argument("--plans", action="store_true", help="also count the configs that plan accepts as they are")
     parser.add_argument("--list", action="store_true", help="also print what became of every run")
     parser.add_argument("--sample", type=int, metavar="N", help="also name N runs that are converted, at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     args = parser.parse_args()
     print("| checkout | version | runs | exact | open | refused | refused by its name |\n|---|---|---|---|---|---|---|")
     everything: list[Outcome] = []
-    for checkout, about in CHECKOUTS.items():
+    sums: dict[str, collections.Counter[str]] = {}
+    for checkout, about in (CHECKOUTS if args.set == "first" else second_set()).items():
         if not (args.folder / checkout).is_dir() or args.only not in (None, checkout):
             continue
-        given = [run for run in runs(args.folder, checkout) if args.half in (None, half_of(run.place))]
+        given = [run for run in runs(args.folder, checkout, about) if args.half in (None, half_of(run.place))]
+        given = first_of(given, about.most)
         found = [outcome(run) for run in given]
         everything += found
         counts = collections.Counter(item.kind for item in found)
+        sums.setdefault(about.of, collections.Counter()).update(counts)
         named = sum(f"run of {about.project}," in item.text for item in found) if about.project else "–"
-        cells = [checkout, version(args.folder / checkout), len(found), counts["exact"], counts["open"],
+        cells = [checkout, about.commit or version(args.folder / checkout), len(found), counts["exact"], counts["open"],
                  counts["refused"], named]  # fmt: skip
         print("| " + " | ".join(map(str, cells)) + " |")
         for item in found:
             if item.kind == "fault":
                 print(f"FAULT {item.place}: {item.text}")
+    for project, counts in sums.items():
+        if project:
+            cells = [f"all of {project}", "", counts.total(), counts["exact"], counts["open"], counts["refused"], "–"]
+            print("| " + " | ".join(map(str, cells)) + " |")
+    if args.plans:
+        converted = [item for item in everything if item.kind in ("exact", "open")]
+        print(f"{sum(item.plans for item in converted)} of {len(converted)} configs are accepted by plan as they are")
     for item in everything if args.list else ():
         print(f"{item.kind}\t{item.place}\t{item.text}")
     if args.sample:

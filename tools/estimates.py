@@ -43,6 +43,8 @@ MEASURED = {
         "Qwen3-235B to 8 H800 in 6.2 s: 0.38 of NVLink; DeepSeek-V3.1 in 8 bits to 256 H20 in 11.3 s: more than one "
         "card of the network gives ([checkpoint-engine](https://github.com/MoonshotAI/checkpoint-engine))"
     ),
+    "BUCKET_SECONDS": "nobody: three processes pass on a message",
+    "RELOAD_SECONDS": "nobody: some ten tensors that vLLM's loader takes in Python",
     "EXPERT_LAUNCH": "nobody: a figure of experience",
     "EAGER_SECONDS": "nobody: a figure of experience, and no row is in eager mode",
 }
@@ -228,13 +230,13 @@ constant was calibrated on such a run. {_within(beside)}.
 |---|---|---|
 {_phases(beside)}
 
-The estimate takes engines for always full: whatever ends makes room for the next prompt, and sequences go on while
-weights change. The longer of generation and training is the time of a step, with the weight sync and what else stops
-both.
+The estimate assumes that engines are always full: a sequence that ends makes room for the next prompt, and sequences go
+on while weights change. A step takes as long as the longer of generation and training, plus the weight sync and
+whatever else stops both.
 
 Sources: NeMo-RL [0.5]({NEMO.format("0.5.0")}) and [0.6]({NEMO.format("0.6.0")}), bf16, with the layouts, lengths and
 batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated. Not compared: {"; ".join(LEFT_OUT)};
-verl's [one step off]({ONE_STEP}), whose lengths nobody knows either.
+verl's [one step off]({ONE_STEP}), whose lengths are not published either.
 
 ## The range
 
@@ -247,11 +249,11 @@ Of the {len(RUNS)} rows, four of five have published seconds between {low:.2f} a
 |---|---|
 {constants}
 
-The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of mixtures and the time that experts cost an engine; that
-of Llama-3.1-8B on 16 GPUs what it takes when GPUs change between generation and training; that on 8 GB200, that the CPU
-of GB200 launches kernels half as fast. The efficiency of dense layers, the seconds of an engine's step and layer, and
-how far lengths spread are those of an earlier version of this page, which determined them with that run of
-Qwen3-30B-A3B and with verl's colocated run of Qwen2.5-Math-7B on 32 GPUs; no other row has changed them.
+The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of mixtures and the time that experts cost an engine. That
+of Llama-3.1-8B on 16 GPUs determines how long GPUs take to change between generation and training. That on 8 GB200
+shows that the CPU of GB200 launches kernels half as fast. The efficiency of dense layers, the seconds of an engine's
+step and layer, and how far lengths spread are those of an earlier version of this page, which determined them with that
+run of Qwen3-30B-A3B and with verl's colocated run of Qwen2.5-Math-7B on 32 GPUs; no other row has changed them.
 
 The constants below are not calibrated: they are round numbers near what others measured. The table shows how each of
 them affects the predictions: the least and the greatest error with half of its value, and with one and a half times
@@ -263,35 +265,36 @@ its value.
 
 ## Where it misses, and why
 
-- **verl publishes no response lengths.** For each of its rows the length is the one with which the update takes what is
-  published, so that what is compared is the rest of the step. It differs by a factor of {_lengths():.1f} between the
-  rows of Qwen2.5-Math-7B: their updates cannot all be alike. Generation of its colocated rows takes longer than
+- **verl publishes no response lengths.** For each of its rows we take the length with which our estimate of the update
+  is the published time, so only the rest of the step is compared. It differs by a factor of {_lengths():.1f} between
+  the rows of Qwen2.5-Math-7B: their updates cannot all be alike. Generation of its colocated rows takes longer than
   estimated.
-- **verl's page has two numbers in each other's place.** It prints 269.80 s for the update of the colocated 32-GPU row,
-  and 313.81 s for the asynchronous one of 16 + 16. The phases of every other row add up to its step but for 4 to 11 s,
-  and these do only the other way round: 357 + 108 + 314 = 779 of 790 s, and 21 + 270 = 291 of 295 s. Earlier versions
-  of the page have them so. Each is used here where the sum puts it; no estimate depends on it, since steps are
-compared. - **Their trainers are not ours.** NeMo-RL moves optimizer and weights by Ray, verl's 7B rows train with
-FSDP2. - **Latency dominates the generation of few long sequences.** The time of a token is then that of its
+- **verl's page has swapped two numbers.** It prints 269.80 s for the update of the colocated 32-GPU row, and 313.81 s
+  for the asynchronous one of 16 + 16. The phases of every other row add up to its step within 4 to 11 s, and those of
+  these two do so only with the numbers swapped back: 357 + 108 + 314 = 779 of 790 s, and 21 + 270 = 291 of 295 s.
+  Earlier versions of the page have them in the right places. Each is used here where the sum puts it; no estimate
+  depends on it, since whole steps are compared.
+- **Their trainers are not ours.** NeMo-RL moves optimizer and weights by Ray; verl's 7B rows train with FSDP2.
+- **Latency dominates the generation of few long sequences.** The time of a token is then that of its
   all-reduces and kernel launches. It differs more between interconnects than between GPUs.
 - **Padding, stragglers, slow reward functions, start-up and evaluation are not included**: the estimate is for a step
   in which nothing goes wrong.
 
 ## Memory
 
-What Megatron reports for an update, in the runs of ms-swift that say so: the most that torch's allocator has reserved
-on a GPU. The estimate is ours for the same update, with the logits of their whole vocabulary in place of our blocks of
-logits, and without an engine.
+Some scripts of ms-swift state the memory that Megatron reported for an update: the most that torch's allocator has
+reserved on a GPU. The estimate is ours for the same update, without an engine, and with the logits of the whole
+vocabulary, as they compute them, in place of our blocks of logits.
 
 | run | published GiB | estimated GiB | published more by |
 |---|---|---|---|
 {_memory()}
 
-An estimate counts what tensors need; the allocator has reserved {min(reserved):+.0%} to {max(reserved):+.0%} of that
-besides, the median {statistics.median(reserved):+.0%}. This is why {HEADROOM:.0%} of a GPU should be left: `suggest`
-calls a layout comfortable only then. With less than {TIGHT:.0%} left the median would not fit, and `suggest` says that
-a layout may run out of memory. Mixtures are no further off than dense models. The 60 GiB of Qwen3-30B-A3B were first
-published for another layout with the same experts on each GPU (TP 2, PP 1).
+An estimate counts what tensors need. What the allocator has reserved differs from that by {min(reserved):+.0%} to
+{max(reserved):+.0%}, in the median by {statistics.median(reserved):+.0%}. This is why {HEADROOM:.0%} of a GPU should be
+left: `suggest` calls a layout comfortable only then. With less than {TIGHT:.0%} left the median would not fit, and
+`suggest` says that a layout may run out of memory. Mixtures are no further off than dense models. The 60 GiB of
+Qwen3-30B-A3B were first published for another layout with the same experts on each GPU (TP 2, PP 1).
 
 ## How cost grows from 8 to 16,384 GPUs
 

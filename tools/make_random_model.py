@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+DTYPES = ("float32", "bfloat16", "float16")
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
@@ -29,8 +30,9 @@ def make_random_model(
     tied: bool = True,
     std: float = 0.2,
     seed: int = 0,
+    dtype: str = "float32",
 ) -> Path:
-    """Write config.json, model.safetensors (float32) and the tokenizer to `out`.
+    """Write config.json, model.safetensors and the tokenizer to `out`.
 
     A `std` of 0.2 makes random logits peaked enough that different weights greedily choose different tokens. Raises
     ValueError for an unknown family or a vocabulary that does not hold the 95 printable characters.
@@ -65,7 +67,7 @@ def make_random_model(
         for parameter in model.parameters():  # norms and biases too, or a mix-up of them would not show
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    model.save_pretrained(out)
+    model.to(getattr(torch, dtype)).save_pretrained(out)
     tokenizer.save_pretrained(out)
     return out
 
@@ -101,6 +103,7 @@ def main() -> None:
         action="store_false",
         help="give the output layer its own weights, not those of the embedding",
     )
+    parser.add_argument("--dtype", default=defaults["dtype"], choices=DTYPES, help="type of the weights")
     parser.add_argument("--std", type=float, default=defaults["std"], help="standard deviation of the weights")
     arguments = vars(parser.parse_args())
     try:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.algorithms.terms import places
 from gspo_hpc.algorithms.terms.aggregation import Samples
 from gspo_hpc.algorithms.terms.clipping import Clipped
 from gspo_hpc.algorithms.terms.kl import k3
@@ -35,6 +36,7 @@ SUM_NAMES = (
     "reference_kl",
     "gap",
     "trained_length",
+    *places.NAMES,
 )
 MAX_NAMES = ("ratio_deviation_max", "gap_max")
 
@@ -47,7 +49,7 @@ class LossResult:
     nothing counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and
     ratio below the range; _high: A > 0 and ratio above it: the policy term has no gradient there. approx_kl: of the old
     policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. gap:
-    |log pi_old - log pi_old as the engine saw it| per token. trained_length: tokens per sample.
+    |log pi_old - log pi_old as the engine saw it| per token; gap/...: by place. trained_length: tokens per sample.
     """
 
     loss: Tensor  # scalar
@@ -103,7 +105,14 @@ def policy_loss(
 
     with torch.no_grad():
         sums, maxima = _metrics(samples, ratios, clipped, current - old, gap.abs(), reference_kl, by_sequence)
-    return LossResult(loss, sums, maxima)
+        by_place = cp_reduce(_gap_by_place(gap.abs(), batch))
+    return LossResult(loss, sums | dict(zip(places.NAMES, by_place, strict=True)), maxima)
+
+
+def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
+    """Return sums and counts of |gap| [R] by place; where nothing is known of the prefix cache, nothing was cached."""
+    cached = torch.zeros_like(batch.seq_ids) if batch.cached is None else batch.cached[batch.seq_ids]
+    return places.sums_by_place(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
 
 
 def _metrics(
@@ -137,7 +146,7 @@ def _metrics(
         "trained_length": (tokens, (samples.tokens > 0).sum().to(samples.dtype)),
     }
     maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "gap_max": _largest(gap)}
-    assert tuple(pairs) == SUM_NAMES and tuple(maxima) == MAX_NAMES
+    assert (*pairs, *places.NAMES) == SUM_NAMES and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
 
 

@@ -49,6 +49,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 from gspo_hpc.checkpoint import index
 from gspo_hpc.system import direct_io
 from gspo_hpc.system.files import Entry
+from gspo_hpc.system.progress import mark
 
 _COMMON = "common.pt"  # what is not sharded: plain values, and tensors that are the same on all ranks
 
@@ -116,6 +117,34 @@ def load(state: State, shards: Path) -> State:
     return loaded
 
 
+def optimizer_tensors(part: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return this rank's pieces of "param", "exp_avg" and "exp_avg_sq" of a parameter of a DistributedOptimizer.
+
+    Relies on ``DistributedOptimizer._get_main_param_and_optimizer_states(model_param)``, which knows every kind of
+    optimizer below it, and of 8 bits (0.16 to 0.19).
+    """
+    found: dict[str, torch.Tensor] = part._get_main_param_and_optimizer_states(parameter)
+    return found
+
+
+def set_optimizer_tensors(part: Any, parameter: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+    """Set what :func:`optimizer_tensors` returns.
+
+    Relies on ``DistributedOptimizer._set_main_param_and_optimizer_states(model_param, tensors)`` (0.16 to 0.19).
+    """
+    part._set_main_param_and_optimizer_states(parameter, tensors)
+
+
+def settle_optimizer(part: Any) -> None:
+    """Let an optimizer that works on the host and on the GPU spread what was set.
+
+    Relies on ``HybridDeviceOptimizer._sync_hdo_state_to_sub_optimizers`` (0.16 to 0.19).
+    """
+    spread = getattr(part.optimizer, "_sync_hdo_state_to_sub_optimizers", None)
+    if spread is not None:
+        spread()
+
+
 def read(state: State, reader: Reader, planner: LoadPlanner) -> None:
     """Read tensors into the memory that `planner` has for them.
 
@@ -163,6 +192,18 @@ class FillingPlanner(MCoreSavePlanner):
         """Return what torch writes for `write_item`: a tensor filled by `fill`, anything else unchanged."""
         found = super().resolve_data(write_item)
         return self._fill(found) if isinstance(found, torch.Tensor) else found
+
+
+class _LoadPlanner(MCoreLoadPlanner):
+    """Megatron's planner, which tells the watcher of this process of every tensor that is loaded.
+
+    Relies on ``commit_tensor`` being called after each (torch 2.13).
+    """
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        """Take a tensor that has been read."""
+        mark("loading")
+        super().commit_tensor(read_item, tensor)
 
 
 class _Writer(torch_checkpoint.FileSystemWriter):
@@ -243,7 +284,7 @@ def _tensors(wanted: State, reader: Reader) -> State:
     tensors = [one for one in nested_values(wanted) if isinstance(one, ShardedTensor)]
     renamed, flat, names = _replace_state_dict_keys_with_sharded_keys(wanted)
     found = mcore_to_pyt_state_dict(renamed, True)
-    planner = MCoreLoadPlanner(
+    planner = _LoadPlanner(
         shapes_validation_sharded_tensors=[one for one in tensors if not one.allow_shape_mismatch],
         allow_shape_mismatch_sharded_tensors={one.key: one for one in tensors if one.allow_shape_mismatch},
         flatten_state_dict=False,

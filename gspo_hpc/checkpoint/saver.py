@@ -29,7 +29,7 @@ class Saver:
 
     def __init__(self, policy: Policy, *, background: bool = True) -> None:
         self.seconds = 0.0  # wall time of the last whole save, from the copy to the commit
-        self._copies = sharded.Copies()
+        self._copies = sharded.Copies(background=background)
         self._policy, self._background = policy, background
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(
@@ -38,11 +38,17 @@ class Saver:
         self._under_way: Future[None] | None = None
         self._checked = False
 
-    def save(self, staging: Path, commit: Callable[[Mapping[str, Entry]], None]) -> None:
+    def save(
+        self,
+        staging: Path,
+        commit: Callable[[Mapping[str, Entry]], None],
+        write_more: Callable[[], dict[str, Entry]] = dict,
+    ) -> None:
         """Save the present state into `staging`, after the save before is done; raise the error that it failed with.
 
-        `commit` is called on rank 0, in the thread, once all ranks have written, with size and hash of their shards by
-        path. If anything fails, what was written is removed and nothing is committed.
+        `write_more` writes other files of this rank, in the thread, and returns their sizes and hashes. `commit` is
+        called on rank 0, in the thread, once all ranks have written, with size and hash of their files by path. If
+        anything fails, what was written is removed and nothing is committed.
         """
         self.wait()
         began = time.monotonic()
@@ -56,7 +62,7 @@ class Saver:
 
         def work() -> None:
             try:
-                entries = self._gather(write())
+                entries = self._gather(write() | write_more())
                 if first:
                     commit(entries)
             except BaseException:

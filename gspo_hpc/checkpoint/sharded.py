@@ -23,8 +23,8 @@ import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gspo_hpc.checkpoint import compat
-from gspo_hpc.policy import optimizer_state
+from gspo_hpc.checkpoint import compat, optimizer_state
+from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
 from gspo_hpc.system.files import Entry, plain_disk_full, read_json
@@ -33,17 +33,37 @@ from gspo_hpc.system.files import Entry, plain_disk_full, read_json
 class Copies:
     """Host memory that holds a copy of what this rank saves, so that training can go on while it is written.
 
-    It is kept from save to save, because allocating it takes longer than copying. On CUDA it is pinned.
+    It is kept from save to save, because allocating it takes longer than copying. On CUDA it is page-locked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, background: bool = True) -> None:
+        """Take `background`: whether training goes on meanwhile. Else only what ranks send each other is copied."""
+        self._background = background
         self._tensors: dict[tuple[str, tuple[int, ...], str], torch.Tensor] = {}
+        self._host = HostMemory()
+        self._locked = False
+        self._placed: set[int] = set()  # where memory begins that was given out, and holds a copy already
+
+    def on(self, device: torch.device) -> None:
+        """Begin a copy of a state that is on this device."""
+        self._locked = device.type == "cuda"
+        self._placed.clear()
+
+    def place(self, name: str, elements: int) -> torch.Tensor:
+        """Return memory [elements], float32, for a copy that the caller makes."""
+        found = self._memory((name, (0,), ""), torch.Size([elements]), torch.float32)
+        self._placed.add(found.untyped_storage().data_ptr())
+        return found
 
     def take(self, state: dict[str, list[ShardedBase]]) -> None:
         """Replace the data in `state`, Megatron's sharded state by key, by copies that nothing else changes."""
+        if not self._background:
+            return
         on_gpu = False
         for key, parts in state.items():
             for part in parts:
+                if isinstance(part, ShardedTensor) and part.data.untyped_storage().data_ptr() in self._placed:
+                    continue
                 if isinstance(part, ShardedTensor):
                     name = (key, tuple(part.global_offset), str(part.flattened_range))
                     on_gpu |= part.data.is_cuda
@@ -54,16 +74,18 @@ class Copies:
             torch.cuda.current_stream().synchronize()
 
     def _copy(self, name: tuple[str, tuple[int, ...], str], source: torch.Tensor) -> torch.Tensor:
-        target = self._tensors.get(name)
-        if target is None or target.shape != source.shape or target.dtype != source.dtype:
-            target = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-            self._tensors[name] = target
-        return target.copy_(source.detach(), non_blocking=True)
+        return self._memory(name, source.shape, source.dtype).copy_(source.detach(), non_blocking=True)
+
+    def _memory(self, name: tuple[str, tuple[int, ...], str], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        found = self._tensors.get(name)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            found = self._tensors[name] = self._host.empty(shape, dtype, locked=self._locked)
+        return found
 
 
-def _state(policy: Policy) -> dict[str, Any]:
+def _state(policy: Policy, copies: Copies | None = None) -> dict[str, Any]:
     model = _model_state(policy)
-    optimizer = optimizer_state.sharded(policy.optimizer, model)
+    optimizer = optimizer_state.sharded(policy.optimizer, model, None if copies is None else copies.place)
     return {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict()}
 
 
@@ -85,7 +107,8 @@ def prepare(
         shards.mkdir(mode=0o700, exist_ok=True)
     barrier(policy.ranks.device)
     with plain_disk_full(staging):
-        write_shards = compat.prepare(_state(policy), shards, group, written, copy=copies.take, check=check)
+        copies.on(policy.ranks.device)
+        write_shards = compat.prepare(_state(policy, copies), shards, group, written, copy=copies.take, check=check)
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
 
     def write() -> dict[str, Entry]:

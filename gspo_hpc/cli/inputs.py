@@ -21,7 +21,7 @@ def load_config(args: argparse.Namespace) -> Config:
     """
     args.config = config_path(args.config)
     config, args.places = loader.load_with_places(args.config, args.overrides)
-    if not args.overrides and loader.is_empty(args.config):
+    if not any("." in key for key in args.places):
         sections = "sections such as run, model, data and reward"
         raise ValueError(
             f"{args.config}: the config is empty; write {sections}, or start from a preset, such as tiny_cpu"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 import textwrap
 from collections.abc import Collection
 from typing import Any, NoReturn
@@ -41,6 +42,14 @@ gspo-hpc COMMAND --help explains a command with examples.
 exit codes: 0 done, 1 failed, 2 refused before anything began, 75 stopped and saved, can be resumed"""
 
 
+class UsageError(SystemExit):
+    """The end of a command whose words cannot be understood, with the reason in one line, which is printed already."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(REFUSED)
+        self.text = text
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that names the nearest option for an unknown one, and the nearest choice for a wrong one."""
 
@@ -55,7 +64,9 @@ class Parser(argparse.ArgumentParser):
             options = [text for action in self._actions for text in action.option_strings]
             wrong = next((word.split("=")[0] for word in names.split() if word.startswith("-")), "")
             hint = near_miss(wrong, options)
-        self.exit(REFUSED, f"{self.prog}: {message}{hint}\n{self.format_usage()}")
+        text = f"{self.prog}: {message}{hint}"
+        self._print_message(f"{text}\n{self.format_usage()}", sys.stderr)
+        raise UsageError(text)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
@@ -104,10 +115,17 @@ def describe(parser: argparse.ArgumentParser, text: str, examples: str) -> None:
     parser.epilog = "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  ")
 
 
-def takes_config(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments CONFIG and key=value."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML file, or the name of a preset")
+def takes_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add the arguments CONFIG, which may be `optional`, and key=value."""
+    count = "?" if optional else None
+    parser.add_argument("config", metavar="CONFIG", nargs=count, help="YAML file, or the name of a preset")
     takes_overrides(parser)
+
+
+def takes_response_tokens(parser: argparse.ArgumentParser) -> None:
+    """Add the option --response-tokens."""
+    text = "average length of a response, for the estimate of time (default: half of the longest)"
+    parser.add_argument("--response-tokens", type=float, metavar="N", help=text)
 
 
 def takes_overrides(parser: argparse.ArgumentParser) -> None:

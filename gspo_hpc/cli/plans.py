@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Any
 from gspo_hpc.config.loader import ConfigError
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
-from gspo_hpc.data.counting import count_rows
 from gspo_hpc.models import architecture
-from gspo_hpc.planning import mentions
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
-from gspo_hpc.rewards.builtin import REGISTRY
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
 
@@ -51,7 +48,7 @@ def plan(
     _check("--price", price)
     _check("--response-tokens", response_tokens)
     _known_rewards(config, places)
-    rows = count_rows(config.data.train, _COUNTED_BYTES)
+    rows = _rows(config.data.train)
     found = make_plan(config, rows)
     offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
@@ -119,7 +116,7 @@ def _nothing_fits(config: Config, keep: frozenset[str], *, as_json: bool) -> Non
     text = f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule"
     short, found = remedies.lacking(layouts.Search(config, keep)), remedies.find(config, keep)
     if as_json:
-        print(json.dumps({"error": f"{text}: {short}", "changes": [one.to_json() for one in found]}, indent=2))
+        print(json.dumps({"errors": [f"{text}: {short}"], "changes": [one.to_json() for one in found]}, indent=2))
         return
     from gspo_hpc.cli.pages import estimates, render
 
@@ -130,13 +127,15 @@ def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> d
     """Return the plan as plain values; with `ranks`, the place of each rank, or None if they cannot be placed."""
     found = plan.to_json() | {"fixes": [fix.to_json() for fix in fixes if not fix.left]}
     found["partial_fix"] = next(({"changes": fix.to_json(), "left": list(fix.left)} for fix in fixes if fix.left), None)
+    if plan.broken:
+        from gspo_hpc.planning import mentions
     for item, told in zip(plan.broken, found["broken"], strict=True):
         told["settings"] = [{"key": key, "place": place} for key, place in mentions.given(item, places).items()]
     if ranks:
         from gspo_hpc.planning import ranks as rank_grid
 
         try:
-            found["ranks"] = [vars(seat) for seat in rank_grid.seats(plan.layout)]
+            found["ranks"] = [seat._asdict() for seat in rank_grid.seats(plan.layout)]
         except ValueError:
             found["ranks"] = None
     return found
@@ -171,6 +170,8 @@ def _keys() -> set[str]:
 
 def _known_rewards(config: Config, places: Places) -> None:
     """Raise ConfigError for reward functions that are neither built in nor given as a file."""
+    from gspo_hpc.rewards.builtin import REGISTRY
+
     if all(term.function in REGISTRY for term in config.reward.functions):
         return
     from gspo_hpc.rewards import registry
@@ -200,6 +201,15 @@ def _absent(config: Config) -> Iterator[str]:
             yield f"{key} {name} is not there{counted}. A run needs the file."
 
 
+def _rows(path: str | None) -> int | None:
+    """Return the rows of a data file; None if it is not there, or so large that counting takes long."""
+    if path is None or not os.path.exists(path):
+        return None
+    from gspo_hpc.data.counting import count_rows
+
+    return count_rows(path, _COUNTED_BYTES)
+
+
 def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:
     """Return the time estimate of a plan that can have one, and the average response length that it is for."""
     completions = found.quantities.get("generation_batch_size")
@@ -216,6 +226,8 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
 
 def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> str | None:
     """Return whether generating and training side by side pays; None where there is no other way."""
+    if config.cluster.nodes == 1 and config.rollout.mode == "colocate":  # a node is not divided
+        return None
     from gspo_hpc.planning import asynchrony
 
     return asynchrony.line(config, times, response_tokens)

@@ -6,9 +6,12 @@ from __future__ import annotations
 LOGITS_BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 # Weights that a trainer gathers at once (policy/weight_stream.py): more would fall out of a CPU's caches, fewer leave a
 # GPU's links idle.
-GATHER_BUCKET_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
-# Weights that are packed for an engine at once (engine/transfer.py), on each platform.
-TRANSFER_BUCKET_BYTES = 64 << 20
+GATHER_BUCKET_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
+# Weights that an engine loads at once while the next ones are gathered (engine/transfer.py): every message to it takes
+# milliseconds, and there is memory for two.
+TRANSFER_BUCKET_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
+# Parts of an optimizer's state that are on their way between the ranks that share it (checkpoint/shared_optimizer.py).
+SAVE_TRANSIT_BYTES = 256 << 20
 # NCCL's buffers, an estimate, since they depend on channels and peers: on a GPU for each group that its rank is in, and
 # in /dev/shm for each rank of a node.
 NCCL_BYTES = 32 << 20

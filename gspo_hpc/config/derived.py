@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gspo_hpc.config.schema import Batch, Config, Data, Rollout
 
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(NamedTuple):
     """The passes that a step needs besides the update."""
 
     old_logprobs: bool
     reference: bool
 
 
-@dataclass(frozen=True)
-class PassSize:
+class PassSize(NamedTuple):
     """Micro-batches of one pass over a DP rank's completions: a fixed count, or a budget of tokens filled by packing.
 
     Neither is set where the config does not give it yet.
@@ -45,6 +42,8 @@ def updates_per_rollout(batch: Batch) -> int:
 
 def trained_rows(rows: int, data: Data) -> int:
     """Return how many rows of data.train are trained on; the others are held out for evaluation."""
+    if data.train_ratio == 1:
+        return rows
     return math.floor(rows * Fraction(str(data.train_ratio)))  # 0.99 is 99/100, not the nearest binary number
 
 
@@ -55,6 +54,13 @@ def passes_needed(config: Config) -> Passes:
     weight.
     """
     return Passes(updates_per_rollout(config.batch) > 1, config.algorithm.kl_beta > 0)
+
+
+def bringup_seconds(config: Config) -> float:
+    """Return the seconds within which every rank must report that it runs."""
+    if config.faults.bringup_timeout is not None:
+        return config.faults.bringup_timeout
+    return 60.0 if config.slurm.container is None else 1800.0
 
 
 def offload_trainer(config: Config) -> bool:
@@ -73,6 +79,44 @@ def offloaded_parts(config: Config) -> frozenset[str]:
 def samples_part_of_distribution(rollout: Rollout) -> bool:
     """Return True if completions are sampled from the most likely tokens only (top_p or top_k)."""
     return rollout.top_p < 1.0 or rollout.top_k != -1
+
+
+def deterministic_kernels(config: Config) -> bool:
+    """Return True if kernels must be chosen that add in a fixed order; those of CPUs do so anyway."""
+    return config.run.deterministic and config.cluster.platform == "cuda"
+
+
+class Overlaps(NamedTuple):
+    """The collectives of data parallelism that run beside computation."""
+
+    grad_reduce: bool
+    param_gather: bool
+
+
+def overlaps(config: Config) -> Overlaps:
+    """Return what overlaps: what is configured, but nothing where sums are made in the order of ranks."""
+    if deterministic_kernels(config):
+        return Overlaps(False, False)
+    return Overlaps(config.parallel.overlap_grad_reduce, config.parallel.overlap_param_gather)
+
+
+class GapLimits(NamedTuple):
+    """The largest and the mean gap between log-probs of engine and trainer that are allowed, in nats."""
+
+    max: float
+    mean: float
+    weighted: bool  # each token's gap counts with its probability
+
+
+def gap_limits(config: Config) -> GapLimits:
+    """Return what is allowed: as configured, else by precision. In 16 bits the gap is weighted."""
+    full = {config.rollout.dtype or config.model.dtype, config.model.dtype} == {"float32"}
+    largest, mean = config.rollout.probe_max_gap, config.rollout.probe_mean_gap
+    return GapLimits(
+        largest if largest is not None else (1e-3 if full else 0.25),
+        mean if mean is not None else (1e-4 if full else 0.05),
+        weighted=not full,
+    )
 
 
 def router_replay(config: Config) -> Literal["off", "rollout", "old_logprobs"]:
@@ -96,8 +140,7 @@ def pass_sizes(config: Config) -> dict[str, PassSize]:
     }
 
 
-@dataclass(frozen=True)
-class BusyProcesses:
+class BusyProcesses(NamedTuple):
     """The processes of a rank that has an engine, each of which keeps a core busy while the engine generates."""
 
     engine: int  # vLLM's core, and a worker for each GPU if there are several: both poll without a pause

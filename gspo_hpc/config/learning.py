@@ -98,7 +98,7 @@ class Rollout(Section):
         "training go on side by side, which needs mode server.",
     )
     tensor_parallel_size: PerNode = key(
-        1, "GPUs of one engine. An engine over several nodes is planned, but cannot be run yet."
+        1, "GPUs of one engine. An engine over several nodes can be planned, but not run yet."
     )
     engines_per_node: PerNode | None = key(
         None, "Engines on each node; the default is gpus_per_node / tensor_parallel_size."
@@ -115,16 +115,20 @@ class Rollout(Section):
         1.0, "GB of KV cache of each engine on CPUs; on GPUs engine.gpu_memory_utilization determines it."
     )
     sleep_level: SleepLevel = key(
-        1,
-        "vLLM's sleep level while the trainer works. At 1, weights wait in host memory; at 2, they are dropped, and "
-        "sent again before anything is generated.",
+        2,
+        "vLLM's sleep level while the trainer works. At 2, weights are dropped, and sent again before anything is "
+        "generated; at 1, they wait in host memory.",
     )
     probe_tokens: Count = key(96, "Tokens of the probe on which engine and trainer must agree after each weight sync.")
     probe_max_gap: Number | None = key(
-        None, "Largest difference of log-probs that the probe allows; the default is 1e-3 (float32) or 0.5 (16 bits)."
+        None,
+        "Largest difference of log-probs that the probe allows; the default is 1e-3 (float32) or 0.25 (16 bits, where "
+        "each token's difference is multiplied by its probability).",
     )
     probe_mean_gap: Number | None = key(
-        None, "Mean difference of log-probs that the probe allows; the default is 1e-4 (float32) or 0.05 (16 bits)."
+        None,
+        "Mean difference of log-probs that is allowed, on the probe and on the tokens of each update; the default is "
+        "1e-4 (float32) or 0.05 (16 bits, where tokens of the probe are weighted with their probability).",
     )
     engine: FreeForm = key({}, "Arguments of vllm.LLM.")
 

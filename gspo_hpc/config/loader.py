@@ -15,12 +15,15 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from gspo_hpc.config import mistakes, paths, schema
+from gspo_hpc.config import paths, schema
 from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer, read_word
+from gspo_hpc.config.reading.peer_names import here
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import as_dict, describe
 from gspo_hpc.system.text import near_miss
+
+_FORM = "write section.key=value, such as run.max_steps=10"
 
 
 class ConfigError(ValueError):
@@ -70,13 +73,6 @@ def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
     if problems or config is None:
         raise ConfigError(problems)
     return config
-
-
-def is_empty(path: str | Path) -> bool:
-    """Return True for a file that has no key in any section. Raises ConfigError where it is no config."""
-    problems: list[str] = []
-    raw, _ = _read_file(Path(path), problems)
-    return not problems and all(section is None or section == {} for section in raw.values())
 
 
 def dump(config: Config) -> str:
@@ -176,7 +172,7 @@ def _override(raw: dict[str, Any], text: str, places: Places, problems: list[str
     path, equals, given = text.partition("=")
     parts = path.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        problems.append(f"command line: {text!r} is not a setting; write section.key=value, such as run.max_steps=10")
+        problems.append(f"command line: {text!r} is not a setting; {_meant(path.strip()) if equals else _FORM}")
         return
     try:
         value = read_value(parts, given)
@@ -193,6 +189,12 @@ def _override(raw: dict[str, Any], text: str, places: Places, problems: list[str
         inner = inner[part]
     inner[parts[-1]] = value
     places.override(".".join(parts))
+
+
+def _meant(name: str) -> str:
+    """Return what to write instead of a name without a section: a key of that name, or ours for another project's."""
+    own = [key for key in schema.keys() if key.partition(".")[2] == name]
+    return f"write {' or '.join(own)}" if own else f"here it is {ours}" if (ours := here(name)) else _FORM
 
 
 def read_value(key: Sequence[str], given: str) -> Any:
@@ -217,5 +219,7 @@ def _read_config(raw: Mapping[str, Any], place: Callable[[str], str], problems: 
     try:
         return Config.model_validate({name: {} for name in Config.model_fields} | given)
     except ValidationError as error:
+        from gspo_hpc.config import mistakes  # only here: most configs have none
+
         problems += mistakes.lines(error, given, place)
         return None

@@ -17,12 +17,14 @@ from gspo_hpc.config.section import (
     FreeForm,
     Lines,
     Listed,
+    Matching,
     Number,
     OneLine,
     PerNode,
     Positive,
     SbatchText,
     Section,
+    Share,
     TextByName,
     Texts,
     key,
@@ -188,6 +190,9 @@ _TIME_SCHEMA: dict[str, Any] = {"type": ["integer", "string"], "pattern": rf"^(?
 TimeLimit = Annotated[int, Field(ge=1, le=MOST, json_schema_extra=_TIME_SCHEMA), WHOLE, BeforeValidator(_minutes)]
 
 
+_SIZE = Matching(r"\d+([KMGTkmgt][Bb]?)?", "must be a size as Slurm writes it: 900G, 64000M, or 0 for all of a node")
+
+
 class Slurm(Section):
     """Arguments of sbatch and srun, with which `submit` asks Slurm for a job.
 
@@ -205,7 +210,9 @@ class Slurm(Section):
         "Minutes of one job, or a time as Slurm writes it (24:00:00, 1-12:00:00); a longer run is requeued until its "
         "last step is done.",
     )
-    signal_seconds: Count = key(120, "Seconds before the time limit at which the ranks are asked to stop.")
+    signal_seconds: Annotated[int, Field(ge=1, le=65535), WHOLE] = key(  # Slurm takes no more
+        120, "Seconds before the time limit at which the ranks are asked to stop."
+    )
     requeue: bool = key(True, "Requeue the job until the run is done.")
     constraint: SbatchText | None = key(None, "sbatch --constraint.")
     reservation: SbatchText | None = key(None, "sbatch --reservation.")
@@ -213,7 +220,7 @@ class Slurm(Section):
     nodelist: SbatchText | None = key(None, "sbatch --nodelist.")
     exclusive: bool = key(False, "sbatch --exclusive.")
     cpus_per_task: Count | None = key(None, "sbatch --cpus-per-task.")
-    mem: SbatchText | None = key(None, "sbatch --mem.")
+    mem: Annotated[str, _SIZE] | None = key(None, "sbatch --mem.")
     gres: SbatchText | None = key(None, "sbatch --gres, instead of --gpus-per-node.")
     gpu_bind: SbatchText | None = key(None, "srun --gpu-bind.")
     mail_user: SbatchText | None = key(None, "sbatch --mail-user.")
@@ -234,10 +241,19 @@ class Faults(Section):
     max_restarts: CountFrom0 = key(
         3, "Failures in a row at the same step that are allowed; a preemption or a time limit is not a failure."
     )
-    bringup_timeout: Positive = key(60.0, "Seconds within which every rank must report that it runs.")
+    bringup_timeout: Positive | None = key(
+        None,
+        "Seconds within which every rank must report that it runs; the default is 60, and 1800 in a container, whose "
+        "image may have to be fetched first.",
+    )
     heartbeat_timeout: Positive = key(30.0, "Seconds without a heartbeat after which a rank counts as hung.")
     hang_timeout: Positive = key(
         900.0, "Seconds without progress after which a rank counts as hung although it is alive."
+    )
+    restart_above_memory: Share | None = key(
+        None,
+        "Part of a node's memory, or of the job's memory limit, above which the run saves after a step and starts "
+        "again in the same allocation; by default it does not.",
     )
     max_engine_restarts: CountFrom0 = key(3, "Restarts of engines that are allowed in one attempt.")
     engine_timeout: Positive = key(300.0, "Seconds without a token after which an engine that has work counts as hung.")

@@ -11,8 +11,8 @@ from pydantic_core import ErrorDetails
 
 from gspo_hpc.config import paths, plugins, schema
 from gspo_hpc.config.reading.config_yaml import Ambiguous, number_meant
-from gspo_hpc.config.reading.peer_names import PEER_NAMES
-from gspo_hpc.config.section import Section, describe
+from gspo_hpc.config.reading.peer_names import here, inside
+from gspo_hpc.config.section import Inner, Section, describe
 from gspo_hpc.system.text import near_miss
 
 _KINDS = {
@@ -45,11 +45,14 @@ def _allowed(names: Iterable[Any]) -> str:
 
 def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
     loc, kind, given = one["loc"], one["type"], one["input"]
+    if kind == "value_error" and isinstance(inner := one["ctx"]["error"], Inner):
+        key = dotted((*loc, *inner.steps))
+        return f"{place(key)}: {key} {inner}"
     key = dotted(loc)
     if kind == "union_tag_invalid":
         return f"{place('algorithm.name')}: algorithm.name {_no_algorithm(given.get('name'))}"
     if kind in ("extra_forbidden", "invalid_key"):
-        return f"{place(key)}: {_unknown(loc)}"
+        return f"{place(key)}: {_unknown(loc, given)}"
     if kind == "missing":
         return f"{place(dotted(loc[:-1]))}: {key} is missing"
     if kind in ("model_type", "model_attributes_type") and len(loc) == 1:
@@ -74,7 +77,7 @@ def _wrong(one: ErrorDetails) -> str:
     if kind in _KINDS:
         hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""
         if kind in ("int_type", "float_type") and isinstance(given, str):
-            hint = number_meant(given)
+            hint = number_meant(given, whole=kind == "int_type")
         return f"{_KINDS[kind]}; found {describe(given)}{hint}"
     rule = _rule(one, field)
     huge = isinstance(given, int) and abs(given) >= 10**18
@@ -94,13 +97,16 @@ def _rule(one: ErrorDetails, field: Any) -> str:
     return text.format(found.get(name, one["ctx"][name]))
 
 
-def _unknown(loc: Sequence[str | int]) -> str:
+def _unknown(loc: Sequence[str | int], given: Any) -> str:
     name = str(loc[-1])
-    if (here := PEER_NAMES.get(name.lower())) is not None:
-        return f"unknown key {dotted(loc)}; here it is {here}"
-    if len(loc) == 1:
+    ours = here(name)
+    if len(loc) == 1 and ours is None:
+        if isinstance(given, Mapping) and (peers := inside(given, name)):
+            return f"unknown section {loc[0]!r}; here {', '.join(peers)}"
         sections = list(schema.Config.model_fields)
         return f"unknown section {loc[0]!r}{near_miss(name, [*sections, *schema.keys()]) or _allowed(sections)}"
+    if ours is not None:
+        return f"unknown key {dotted(loc)}; here it is {ours}"
     parent, known = dotted(loc[:-1]), list(_class_at(loc[:-1]).model_fields)
     elsewhere = [key for key in schema.keys() if key.split(".")[1] == name]
     hint = near_miss(name, known, shown=lambda near: f"{parent}.{near}") or (

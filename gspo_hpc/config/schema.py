@@ -74,6 +74,11 @@ class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63, json_schema_extra={"errorMessage": _SEED}), WHOLE] = key(
         42, "Seed of the data order and of sampling."
     )
+    deterministic: bool = key(
+        False,
+        "On GPUs, make a resumed run equal the undisturbed one bit for bit, at a cost in speed "
+        "(docs/exactness.md); on CPUs this changes nothing.",
+    )
     max_steps: Count | None = key(None, "Optimizer steps of the run; give this or max_epochs.")
     max_epochs: Positive | None = key(
         None,

@@ -87,19 +87,27 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def plain(value: Any) -> Any:
-    """Return a deep copy of free-form values, which survives YAML and JSON unchanged. Raises ValueError for others."""
+class Inner(ValueError):
+    """A mistake inside a free-form value: the steps that lead to it, and the end of a sentence that begins with it."""
+
+    def __init__(self, steps: tuple[str | int, ...], text: str) -> None:
+        super().__init__(text)
+        self.steps = steps
+
+
+def plain(value: Any, steps: tuple[str | int, ...] = ()) -> Any:
+    """Return a deep copy of free-form values, which survives YAML and JSON unchanged. Raises Inner for others."""
     if isinstance(value, Mapping):
         if bad := [name for name in value if not isinstance(name, str)]:
-            raise ValueError(f"has the key {bad[0]!r}; keys must be text: put quotes around it")
-        return {name: plain(item) for name, item in value.items()}
+            raise Inner(steps, f"has the key {bad[0]!r}; keys must be text: put quotes around it")
+        return {name: plain(item, (*steps, name)) for name, item in value.items()}
     if isinstance(value, Ambiguous):
-        raise ValueError(f"holds a value that {value.refusal()}")
+        raise Inner(steps, value.refusal())
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, (*steps, number)) for number, item in enumerate(value)]
     if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise ValueError(f"holds {describe(value)}; allowed: text, finite numbers, true, false, null, lists, mappings")
+    raise Inner(steps, f"is {describe(value)}; allowed: text, finite numbers, true, false, null, lists, mappings")
 
 
 def checked(holds: Callable[[Any], bool], text: str) -> AfterValidator:

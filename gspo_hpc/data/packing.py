@@ -16,18 +16,20 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 # A part of a group moves to another rank only if that lowers the heavier load by this share, since it adds a prompt.
 WORTH_MOVING = 0.01
 
 
-@dataclass(frozen=True, order=True)
-class Sample:
+class Sample(NamedTuple):
     """One completion: `index` within the group of slot `group`. Lengths are in tokens, both at least 1."""
 
     group: int
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's method of this name is not used
     prompt_len: int
     response_len: int
 
@@ -177,18 +179,20 @@ def _deal(ordered: list[Sample], dp_size: int, budget: int, share_prompts: bool)
         ranks[rank].extend(members)
         heapq.heappush(loads, (load + cost, rank))
     if share_prompts:  # single samples cannot be dealt much better than longest first
+        costs = np.array([token_count(rank, True) for rank in ranks])
         for _ in range(4 * dp_size):
-            if not _move_part(ranks):
+            if not _move_part(ranks, costs):
                 break
     return [sorted(rank) for rank in ranks]
 
 
-def _move_part(ranks: list[list[Sample]]) -> bool:
-    """Move a part of a group from the heaviest to the lightest rank; return False where the added prompt costs more."""
-    loads = [token_count(rank, True) for rank in ranks]
-    heavy = max(range(len(ranks)), key=lambda r: (loads[r], -r))
-    light = min(range(len(ranks)), key=lambda r: (loads[r], r))
-    gap = loads[heavy] - loads[light]
+def _move_part(ranks: list[list[Sample]], loads: npt.NDArray[np.int64]) -> bool:
+    """Move a part of a group from the heaviest to the lightest rank; return False where the added prompt costs more.
+
+    `loads` are the costs of the ranks, and are kept.
+    """
+    heavy, light = int(loads.argmax()), int(loads.argmin())  # the first of several
+    gap = int(loads[heavy] - loads[light])
     there = {s.group for s in ranks[light]}
     groups: dict[int, list[Sample]] = {}
     for sample in sorted(ranks[heavy]):
@@ -212,6 +216,8 @@ def _move_part(ranks: list[list[Sample]]) -> bool:
     chosen = set(best[1])
     ranks[heavy] = [s for s in ranks[heavy] if s not in chosen]
     ranks[light].extend(best[1])
+    for rank in (heavy, light):
+        loads[rank] = token_count(ranks[rank], True)
     return True
 
 

@@ -21,9 +21,11 @@ import numpy.typing as npt
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.system.progress import mark
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 10_000  # prompts that are tokenized between two signs of life
 SHOWN = 10  # malformed rows that an error lists
 ROLES = ("system", "user", "assistant")
 Messages = list[dict[str, str]]
@@ -60,6 +62,7 @@ def load_rows(path: str | Path, data: Data) -> list[Row]:
     try:
         for where, raw in _READERS[path.suffix](path):
             count += 1
+            mark()
             try:
                 if isinstance(raw, ValueError):
                     raise raw
@@ -99,6 +102,7 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
     texts: list[str] = []
     faults: list[str] = []
     for row in rows:
+        mark()
         if isinstance(row.prompt, str) and not data.chat_template:
             texts.append(row.prompt)
             continue
@@ -301,9 +305,11 @@ def _encode(rows: list[Row], texts: list[str], tokenizer: Any, data: Data) -> li
     encoded: dict[int, list[int]] = {}
     for special in (False, True):
         chosen = [i for i, is_plain in enumerate(plain) if is_plain == special]
-        if chosen:
-            tokens = tokenizer([texts[i] for i in chosen], add_special_tokens=special)["input_ids"]
-            encoded.update(zip(chosen, tokens, strict=True))
+        for first in range(0, len(chosen), _AT_ONCE):
+            some = chosen[first : first + _AT_ONCE]
+            tokens = tokenizer([texts[i] for i in some], add_special_tokens=special)["input_ids"]
+            encoded.update(zip(some, tokens, strict=True))
+            mark()
     return [encoded[i] for i in range(len(rows))]
 
 

@@ -6,6 +6,7 @@ import re
 
 from gspo_hpc.diagnose.evidence import AttemptEvidence, Evidence, Excerpt
 from gspo_hpc.diagnose.registry import Severity
+from gspo_hpc.runs.directory import ATTEMPT_FILE
 
 
 def failure_matching(
@@ -21,7 +22,7 @@ def failure_matching(
             continue
         main = [] if attempt.error is None else [attempt.error]
         if attempt.detail:
-            main.append(Excerpt(f"attempts/{attempt.number:04d}/attempt.json", attempt.detail))
+            main.append(Excerpt(f"attempts/{attempt.number:04d}/{ATTEMPT_FILE}", attempt.detail))
         for excerpt in main:
             found = [line for line in excerpt.text.splitlines() if pattern.search(line)]
             if found:

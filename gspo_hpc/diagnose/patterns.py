@@ -49,12 +49,16 @@ DISK = re.compile(f"{DISK_FULL}|No space left on device|Disk quota exceeded", _I
 HANGS = re.compile(r"(rank \d+ on \S+) (hangs in '(\w+)' for \d+ s|has not been heard of for \d+ s)")
 NOT_UP = re.compile(r"not up within")
 KILLED = re.compile(r"was killed|SIGKILL|exit code -9")
+KILLED_SUPERVISOR = re.compile(r"signal \d+ ended the supervisor on (\S+):")
 CRASHED = re.compile(r"SIG(SEGV|BUS|ILL|FPE|ABRT)\b|Segmentation fault|Bus error|Illegal instruction|\(Aborted")
 LOST_NODE = re.compile(
     r"no answer from (\S.*?): the job goes back|rank \d+ on (\S+) has gone and its step has not|Node failure on (\S+)"
 )
 NODE_SILENT = re.compile("no answer from ")
-PROBE = re.compile("ProbeMismatch|engine and trainer disagree on the probe")
+MISMATCH = re.compile(
+    "ProbeMismatch|GapMismatch|stale prefix cache: |engine and trainer disagree on the probe|"
+    "engine and trainer disagree on the tokens"
+)
 ENGINE_DEATH = re.compile(r"engine died \((.*?)\); restart")
 ENGINE_LOST = re.compile(r"EngineLost|died \d+ times \(faults\.max_engine_restarts")
 CHANGED = re.compile(r"was started with another config|is not the file .* was started with")

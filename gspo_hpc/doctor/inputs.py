@@ -50,7 +50,7 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
     if plan.broken:
         rules = list(dict.fromkeys(item.rule for item in plan.broken))
         nearest = search.find(config, rows, limit=1)
-        count = f"{len(plan.broken)} broken ({', '.join(rules)})"
+        count = f"{len(plan.broken)} broken rule{'s' * (len(plan.broken) > 1)} ({', '.join(rules)})"
         fix = f"{nearest[0]}; gspo-hpc plan shows other fixes" if nearest else "gspo-hpc plan shows the broken rules"
         section.fail("plan", f"{count}: {first_line(plan.broken[0].message)}", fix)
     elif plan.not_run:

@@ -11,11 +11,9 @@ from typing import Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor.finding import Section, gib
 from gspo_hpc.models import architecture
+from gspo_hpc.models.weight_files import INDEX, MAX_HEADER, SINGLE
 from gspo_hpc.system.text import first_line
 
-_INDEX = "model.safetensors.index.json"
-_ONE = "model.safetensors"
-_MAX_HEADER = 100 * 2**20  # the limit of the safetensors library
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
 _WIDTHS = {
     **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16, "U16": 16},
@@ -55,7 +53,7 @@ def read_header(path: Path) -> dict[str, tuple[int, int]]:
     with path.open("rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > min(_MAX_HEADER, size - 8):
+        if len(start) < 8 or length > min(MAX_HEADER, size - 8):
             raise ValueError(
                 f"{path.name}: this is not a safetensors file, or it is cut off in its header ({size:,} bytes)"
             )
@@ -80,23 +78,23 @@ def read_header(path: Path) -> dict[str, tuple[int, int]]:
 
 def read_shards(folder: Path) -> tuple[int, int, list[str]]:
     """Return the number of weight files in a folder, their bytes, and what is wrong with them."""
-    index = folder / _INDEX
+    index = folder / INDEX
     wrong: list[str] = []
     if index.exists():
         try:
             names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
         except (ValueError, KeyError, TypeError, OSError) as error:
-            return 0, 0, [f"{_INDEX} is not readable: {type(error).__name__}: {error}"]
-    elif (folder / _ONE).exists():
+            return 0, 0, [f"{INDEX} is not readable: {type(error).__name__}: {error}"]
+    elif (folder / SINGLE).exists():
         names = {}
     else:
-        return 0, 0, [f"there is no {_ONE} and no {_INDEX}"]
-    files = sorted(set(names.values())) or [_ONE]
+        return 0, 0, [f"there is no {SINGLE} and no {INDEX}"]
+    files = sorted(set(names.values())) or [SINGLE]
     total = 0
     for file in files:
         try:
             if Path(file).name != file:
-                raise ValueError(f"{_INDEX} names {file}, a file outside of the folder")
+                raise ValueError(f"{INDEX} names {file}, a file outside of the folder")
             tensors = read_header(folder / file)
         except FileNotFoundError:
             wrong.append(f"{file} is missing")
@@ -107,7 +105,7 @@ def read_shards(folder: Path) -> tuple[int, int, list[str]]:
         total += (folder / file).stat().st_size
         if lost := sorted(name for name, at in names.items() if at == file and name not in tensors):
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-            wrong.append(f"{file} lacks {lost[0]}{more}, although {_INDEX} lists it")
+            wrong.append(f"{file} lacks {lost[0]}{more}, although {INDEX} lists it")
     return len(files), total, wrong
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor import files, gpus, host, meeting, packages, sizes, tracking, versions
 from gspo_hpc.doctor.finding import Finding, Section, within
+from gspo_hpc.system import environment
 from gspo_hpc.system.files import write_json
 from gspo_hpc.system.text import GIB
 
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     (name,) = sys.argv[1:] if arguments is None else arguments
     folder = Path(name)
     rank, size = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = environment.node_name()
     config = loader.load(folder / "config.yaml")
     findings: list[Finding] = []
     first = meeting.Host(folder, node, size) if rank == 0 else None

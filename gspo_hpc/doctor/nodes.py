@@ -188,7 +188,8 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
         ranks[-3:] = ["gspo_hpc.training.worker", "dry-run", str(folder)]
         steps.append(shlex.join(ranks))
     exports = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
-    executor = submit.make_executor(replace(whole, run=replace(whole.run, name="gspo-doctor")), folder.parent, folder)
+    named = replace(whole, run=replace(whole.run, name="gspo-doctor"))
+    executor = submit.make_executor(named, folder.parent, folder, supervised=False)
     return executor.script("\n".join([*exports, *steps]))
 
 

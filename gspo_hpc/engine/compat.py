@@ -1,4 +1,4 @@
-"""Everything that this room uses of vLLM beyond its public interface.
+"""Everything that this room uses of vLLM, and of torch's sharing of GPU memory, beyond the public interface.
 
 No other file names an attribute of vLLM with a leading underscore, replaces one of its functions, or reads the insides
 of its engine. Each function here says what it relies on, why, since which version of vLLM, and what to check on an
@@ -12,20 +12,21 @@ engine. On platforms other than the CPU the patches do nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import fields
+import os
+import traceback
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-# Runs the only worker inside the engine core's process: one process less to start, to wait for, and to spin.
+# Runs the only worker in the process of vLLM's core: one process less to start, to wait for, and to spin.
 # Relies on the class's place, which `distributed_executor_backend` takes as a string. vLLM 0.22 to 0.32.
 IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 _LANES = 16  # elements: the CPU's kernels take rows of whole vectors
 
 
-# ---- the engine, from its owner's side
+# ---- the process that owns the vllm.LLM
 
 
 def token_prompt(tokens: Sequence[int]) -> Any:
@@ -39,13 +40,23 @@ def token_prompt(tokens: Sequence[int]) -> Any:
     return tokens_input(list(tokens))
 
 
-def close_client(llm: Any) -> None:
-    """Close the sockets and end the threads of a ``vllm.LLM`` whose processes are gone.
+def shut_down(llm: Any) -> None:
+    """End the processes of a ``vllm.LLM``, and remove its files and sockets.
 
-    Relies on ``LLM.llm_engine.engine_core.shutdown`` (0.22 to 0.32); LLM has no method of its own for this. On an
-    upgrade check that the core's client still has it, and that it does not wait for processes.
+    Relies on ``LLM.llm_engine.engine_core.shutdown`` (0.22 to 0.32), which both of vLLM's clients of the core have; LLM
+    has no method of its own for this.
     """
     llm.llm_engine.engine_core.shutdown()
+
+
+def is_of_the_core(error: BaseException) -> bool:
+    """Return True for an error that vLLM's core raised in this process, while it loaded the model or made the cache.
+
+    What the arguments say by themselves is checked before there is a core. Relies on ``vllm.v1.engine.core`` being the
+    module of the core (0.22 to 0.32).
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "vllm.v1.engine.core" for frame, _ in frames)
 
 
 def is_engine_dead(error: BaseException) -> bool:
@@ -57,15 +68,38 @@ def is_engine_dead(error: BaseException) -> bool:
     return type(error).__name__ == "EngineDeadError"
 
 
-def ipc_is_packed_at_init() -> bool:
-    """Return True where the ``ipc`` weight-transfer backend learns once, at its start, that tensors come packed.
+# ---- GPU memory that a rank shares with an engine
 
-    Relies on the field ``packed`` of ``IPCWeightTransferInitInfo``. vLLM 0.22 has it in every update's information
-    instead. Raises ImportError where the backend cannot be imported: in some versions its module imports Ray.
+
+@contextlib.contextmanager
+def ordinary_segments() -> Iterator[None]:
+    """Have torch allocate from the driver's ordinary memory.
+
+    With expandable_segments a mapping in another process needs pidfd_getfd, which containers and hardened kernels
+    refuse. Torch finds no block of such a segment while the setting is off; the other settings are said again, because
+    each call sets them all. Relies on ``torch.cuda.memory._set_allocator_settings`` (torch 2.11 to 2.13), which is
+    deprecated for a name in ``torch._C``.
     """
-    from vllm.distributed.weight_transfer import ipc_engine
+    given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    if "expandable_segments:true" not in given.lower().replace(" ", ""):
+        yield
+        return
+    others = [one for one in given.split(",") if not one.strip().startswith("expandable_segments")]
+    memory: Any = torch.cuda.memory
+    memory._set_allocator_settings(",".join([*others, "expandable_segments:False"]))
+    try:
+        yield
+    finally:
+        memory._set_allocator_settings(given)
 
-    return any(field.name == "packed" for field in fields(ipc_engine.IPCWeightTransferInitInfo))
+
+def let_go(counter: bytes, offset: int) -> None:
+    """Count that a worker which is dead has let go of memory that was exported to it: else torch keeps it for ever.
+
+    Relies on ``torch.UntypedStorage._release_ipc_counter`` (torch 2.11 to 2.13), which torch calls for a second
+    mapping of what a process has mapped.
+    """
+    torch.UntypedStorage._release_ipc_counter(counter, offset, device="cuda")
 
 
 # ---- the engine's own processes
@@ -103,6 +137,31 @@ def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
 
     finalize_layerwise_reload(model, model_config)
     repack_heads(model)
+
+
+def keep_pending(model: torch.nn.Module, memory: torch.Tensor) -> None:
+    """Copy what layers of `model` still hold of `memory`, because they wait for more weights.
+
+    Relies on ``reload.layerwise.get_layerwise_info`` and on ``loaded_weights`` being pairs of a name and bound
+    arguments (0.22 to 0.33). What is not found here would be overwritten by the next bucket but one, so the tests send
+    a layer in several.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    place = memory.untyped_storage().data_ptr()
+    for layer in model.modules():
+        for _, given in get_layerwise_info(layer).loaded_weights:
+            tensors = [(key, one) for key, one in given.arguments.items() if isinstance(one, torch.Tensor)]
+            for key, one in tensors:
+                if not one.is_meta and one.untyped_storage().data_ptr() == place:
+                    given.arguments[key] = one.clone()
+
+
+def worker_rank() -> int:
+    """Return this worker's place among those of its engine."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
 
 
 def connector_metadata(connector: Any) -> Any:
@@ -199,6 +258,53 @@ def pack_new_experts() -> None:
                 self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
         UnquantizedFusedMoEMethod._setup_kernel = _setup_kernel
+
+
+def compute_logits_in_fp32() -> None:
+    """Have ``hf_overrides: {head_dtype: float32}`` obeyed by versions of vLLM that do so for pooling models only.
+
+    vLLM 0.22 replaces it by the model's type, with a warning. Later versions have ``LogitsProcessor._apply_head``, and
+    are left as they are. Call this before the model is made.
+
+    Relies on ``LogitsProcessor._get_logits(hidden_states, lm_head, embedding_bias)``, ``_gather_logits`` and
+    ``org_vocab_size`` (0.22), and on ``VocabParallelEmbedding.weight`` where the head is not quantized. Delete it with
+    the support of those versions.
+    """
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    if hasattr(LogitsProcessor, "_apply_head"):
+        return
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    construct, get_logits = LogitsProcessor.__init__, LogitsProcessor._get_logits
+    if get_logits.__module__ == __name__:
+        return  # patched before
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        model = get_current_vllm_config().model_config
+        self.in_fp32 = getattr(model.hf_config, "head_dtype", None) == "float32"
+
+    def _get_logits(self: Any, hidden: torch.Tensor, lm_head: Any, bias: torch.Tensor | None, *rest: Any) -> Any:
+        plain = isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod)
+        if not (self.in_fp32 and plain) or hidden.dtype == torch.float32:
+            return get_logits(self, hidden, lm_head, bias, *rest)
+        logits = fp32_product(hidden, lm_head.weight)
+        if bias is not None:
+            logits = logits + bias.float()
+        gathered = self._gather_logits(logits)
+        return None if gathered is None else gathered[..., : self.org_vocab_size]
+
+    LogitsProcessor.__init__, LogitsProcessor._get_logits = __init__, _get_logits
+
+
+def fp32_product(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return hidden [..., H] times weight [V, H] transposed, in fp32, without a copy of the weight on GPUs."""
+    if not hidden.is_cuda:
+        return hidden.float() @ weight.float().t()
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    return torch.mm(flat, weight.t(), out_dtype=torch.float32).reshape(*hidden.shape[:-1], -1)
 
 
 def repack_heads(model: torch.nn.Module) -> None:

@@ -1,42 +1,34 @@
 """A vLLM engine: start and end it, sample groups of completions, give it new weights, and notice when it is dead.
 
-The engine is a plain ``vllm.LLM`` (0.22 to 0.33). Its core and workers are vLLM's own child processes. They are started
-with spawn, so nothing of the trainer's process leaks into them. One thread makes all calls into vLLM, and this side
-waits for it with a time limit: a core that was killed or hangs costs an :class:`EngineDied`, never a blocked rank.
+The engine is a plain ``vllm.LLM`` (0.22 to 0.33) in a process of its own (:mod:`gspo_hpc.engine.host`), so nothing of
+the trainer's process leaks into it. This side waits for each answer with a time limit: an engine that was killed or
+hangs costs an :class:`EngineDied`, never a blocked rank.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import contextlib
 import importlib.metadata
 import itertools
 import json
-import math
-import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
-from gspo_hpc.engine import compat, processes, requests, transfer
-from gspo_hpc.engine.outputs import as_completion, gist, one_line, reported_experts, root_cause
+from gspo_hpc.engine import transfer
+from gspo_hpc.engine.client import Client, EngineDied
+from gspo_hpc.engine.messages import Submission
+from gspo_hpc.engine.outputs import gist, one_line, root_cause
+from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.engine.settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
+from gspo_hpc.ops.weight_parts import Part, Stream
 
 __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
 
-_POLL_SECONDS = 0.2  # between two checks that the engine's processes are alive
 _TAGS = ("weights", "kv_cache")  # of vLLM's memory that sleeps
-
-
-class EngineDied(RuntimeError):
-    """Error raised when the engine's processes ended, or hung and were killed; :meth:`Engine.restart` recovers."""
 
 
 @dataclass
@@ -68,14 +60,10 @@ class Engine:
         self._unsent: list[int] = []
         self._requests: dict[str, tuple[int, int]] = {}  # request id -> slot, sample
         self._ids = itertools.count()
-        self._llm: Any = None
-        self._tokenizer: Any = None
-        self._caller: processes.Caller | None = None
-        self._processes: processes.Processes | None = None
-        self._staging: transfer.Staging | None = None
-        self._dead: str | None = None  # the reason, until restart
+        self._client: Client | None = None
+        self._exporter: transfer.Exporter | None = None  # where nobody else keeps one
         self._asleep: list[str] = []  # tags of the memory that is not there
-        self._emptied = False  # slept at level 2 since the weights last came
+        self._emptied = False  # has had no weights since it started so, or slept at level 2
 
     @property
     def pending(self) -> int:
@@ -88,8 +76,8 @@ class Engine:
         return len(self._requests)
 
     def pids(self) -> list[int]:
-        """Return the process ids of the engine's core and workers; an empty list when it does not run."""
-        return self._processes.pids() if self._processes is not None else []
+        """Return the process ids of the engine: its own, core and workers; an empty list when it does not run."""
+        return self._client.processes.pids() if self._client is not None else []
 
     # ---- start, end, sleep
 
@@ -98,33 +86,22 @@ class Engine:
 
         Raises ValueError where the user's settings are at fault, RuntimeError for every other failure.
         """
-        assert self._caller is None, "already started"
+        assert self._client is None, "already started"
         settings = self.settings
         if not any(e.name == "gspo_hpc" for e in importlib.metadata.entry_points(group="vllm.general_plugins")):
             raise ValueError("gspo_hpc is not installed where vLLM looks for plugins: pip install -e . (in its folder)")
-        # Bytes in fp32, the largest that may come; pages are taken only when they are used.
-        largest = 4 * max(math.prod(shape) for shape in self._shapes.values())
-        self._dead, self._asleep, self._emptied = None, [], False
-        self._staging = transfer.make_staging(
-            settings.platform, settings.tensor_parallel_size, largest, settings.bucket_bytes
-        )
-        self._caller = processes.Caller()
-        self._processes = processes.Processes()
+        self._asleep, self._emptied = [], not settings.loads_weights
         atexit.register(self.close)
         try:
-            with self._processes.starting(environment(settings), settings.log_path):
-                values = arguments(settings, self._staging.backend)
-                self._llm = self._wait(self._caller.call(self._make_llm, values), processes.START_SECONDS)
-            self._processes.find()
-            init_info = {"init_info": self._staging.init_info()}
-            self._call(lambda llm: llm.init_weight_transfer_engine(init_info))
-            self._tokenizer = self._llm.get_tokenizer()
+            self._client = Client(environment(settings), settings.log_path)
+            self._call("start", arguments(settings, transfer.BACKEND), seconds=START_SECONDS)
+            self._client.processes.find()
             if settings.starts_asleep:
                 self.sleep(2)
         except BaseException as error:
-            log = self._processes.excerpt() if self._processes is not None else ""
+            log = self._client.processes.excerpt() if self._client is not None else ""
             self.close()
-            if isinstance(error, (ValueError, TypeError)):
+            if isinstance(error, ValueError):
                 raise ValueError(f"vLLM refuses these settings: {gist(error)}") from error
             if isinstance(error, Exception):
                 where = f"in {settings.log_path}" if settings.log_path else "above"
@@ -134,25 +111,17 @@ class Engine:
 
     def close(self) -> None:
         """Kill every process of the engine. Unfinished groups are kept for :meth:`restart`. May be called twice."""
-        if self._processes is not None:
-            if self._dead is None:
-                self._processes.terminate(2.0)
-            self._processes.kill()
-        if self._caller is not None:
-            if self._llm is not None and self._dead is None:
-                # A thread that is stuck in a call to a dead engine is left behind instead.
-                closing = self._caller.call(compat.close_client, self._llm)
-                concurrent.futures.wait([closing], timeout=10)
-            self._caller.stop()
-        if self._staging is not None:
-            self._staging.close()
-        self._caller = self._processes = self._staging = self._llm = self._tokenizer = None
+        if self._client is not None:
+            self._client.close()
+        if self._exporter is not None:
+            self._exporter.close()
+        self._client = self._exporter = None
         self._requests.clear()
         self._unsent.clear()
         atexit.unregister(self.close)
 
     def restart(self) -> None:
-        """Replace the engine's processes with new ones, which have the weights of `model_path`.
+        """Replace the engine's processes with new ones, which have the weights of `model_path`, or none.
 
         Unfinished groups are kept: give the engine its current weights, then call :meth:`resubmit`.
         """
@@ -169,26 +138,32 @@ class Engine:
         assert level in (1, 2), level
         assert not self._requests and not self._unsent, "an engine that generates cannot sleep"
         self._emptied |= level == 2
-        if self.settings.platform == "cuda" and not self._asleep:
-            self._call(lambda llm: llm.sleep(level))
-            self._asleep = list(_TAGS)
+        if self.settings.platform == "cpu" or len(self._asleep) == len(_TAGS):
+            return
+        if self._asleep:  # a sync was left in the middle; what vLLM does then depends on its version
+            assert self._client is not None
+            self._client.kill("a weight sync left it half awake")
+            return
+        self._llm("sleep", level)
+        self._asleep = list(_TAGS)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Undo :meth:`sleep`; `tags` limits it to "weights" or "kv_cache". Does nothing on the CPU."""
         # vLLM before 0.29 maps memory that is awake a second time if it is asked for all of it, and fails.
         if wanted := [tag for tag in self._asleep if tags is None or tag in tags]:
-            self._call(lambda llm: llm.wake_up(wanted))
+            self._llm("wake_up", wanted)
             self._asleep = [tag for tag in self._asleep if tag not in wanted]
 
-    def suspend(self) -> None:
+    def suspend(self, level: int = 1) -> None:
         """Sleep in the middle of generation: what is being sampled is dropped, unfinished groups are kept.
 
-        :meth:`wake_up` and :meth:`resubmit` go on. Where the engine is dead, the next call raises EngineDied, not this.
+        :meth:`wake_up` and :meth:`resubmit` go on, at level 2 after :meth:`update_weights`. Where the engine is dead,
+        the next call raises EngineDied, not this.
         """
         self._drop_requests()
-        if self._dead is None:
+        if not self._is_dead():
             with contextlib.suppress(EngineDied):
-                self.sleep(1)
+                self.sleep(level)
 
     # ---- generation
 
@@ -222,26 +197,33 @@ class Engine:
         if not self._requests and not self._unsent:
             return []
         self._require_weights()
-        outputs = self._call(lambda llm: self._advance(llm.llm_engine))
         finished = []
-        for output in outputs:
-            if output.request_id not in self._requests:
+        for answer in self._call("step", self._submissions()):
+            if answer.request not in self._requests:
                 continue  # its group was aborted
-            slot, sample = self._requests.pop(output.request_id)
+            slot, sample = self._requests.pop(answer.request)
             pending = self._groups[slot]
-            completion = as_completion(self._tokenizer, output.outputs[0], pending.seeds[sample])
-            if self.settings.report_experts:
-                experts = reported_experts(output.outputs[0], len(pending.prompt.tokens))
-                completion = replace(completion, experts=experts[1])
-                if sample == 0:
-                    pending.prompt_experts = experts[0]
-            pending.done[sample] = completion
-            self.tokens_generated += len(completion.tokens)
+            pending.done[sample] = answer.completion
+            if answer.prompt_experts is not None:
+                pending.prompt_experts = answer.prompt_experts
+            self.tokens_generated += len(answer.completion.tokens)
             if len(pending.done) == len(pending.seeds):
                 del self._groups[slot]
                 completions = tuple(pending.done[i] for i in range(len(pending.seeds)))
                 finished.append(Group(slot, pending.prompt, completions, pending.prompt_experts))
         return finished
+
+    def _submissions(self) -> list[Submission]:
+        """Return what was submitted since the last step, and take note of its requests."""
+        made = []
+        for slot in self._unsent:
+            pending = self._groups[slot]
+            asked = [(f"{slot}-{sample}-{next(self._ids)}", seed) for sample, seed in enumerate(pending.seeds)]
+            self._requests.update({request: (slot, sample) for sample, (request, _) in enumerate(asked)})
+            tokens = pending.prompt.tokens.tolist()
+            made.append(Submission(tokens, pending.sampling, asked, self.settings.report_experts))
+        self._unsent.clear()
+        return made
 
     def abort(self) -> None:
         """Drop all unfinished groups. Where the engine is dead, the next call raises EngineDied, not this one."""
@@ -252,140 +234,129 @@ class Engine:
         ids = list(self._requests)
         self._unsent.clear()
         self._requests.clear()
-        if ids and self._dead is None:
+        if ids and not self._is_dead():
             with contextlib.suppress(EngineDied):
-                self._call(lambda llm: llm.llm_engine.abort_request(ids), seconds=10.0)
+                self._call("abort", ids, seconds=10.0)
 
     def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[Floats]:
         """Return the log-probs [len - 1] of all tokens but the first of each sequence, at temperature 1, float32.
 
         They are computed, not read from the prefix cache. Raises EngineDied and RuntimeError like :meth:`step`.
         """
+        return list(self._call("prompt_logprobs", *self._probing(sequences)))
+
+    def top_logprobs(self, sequences: Sequence[Sequence[int]], count: int) -> list[Floats]:
+        """Return the log-probs [len - 1, count] of the most likely tokens after each token but the last, falling.
+
+        They are computed like those of :meth:`prompt_logprobs`; vLLM gives at most 20, or fewer tokens where the user's
+        `max_logprobs` says so.
+        """
+        most = int(self.settings.engine_args.get("max_logprobs", -1))
+        return list(self._call("top_logprobs", *self._probing(sequences), count if most < 0 else min(count, most)))
+
+    def cached_tokens(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens of a prompt the engine read from its prefix cache, in which all of them are then.
+
+        Raises EngineDied and RuntimeError like :meth:`step`.
+        """
+        names, (sequence,) = self._probing([tokens])
+        return int(self._call("cached_tokens", names[0], sequence))
+
+    def _probing(self, sequences: Sequence[Sequence[int]]) -> tuple[list[str], list[list[int]]]:
+        """Return names for the requests of these prompts, and the prompts as lists."""
         assert not self._requests, "not while it generates"
         assert all(len(tokens) >= 2 for tokens in sequences)
         self._require_weights()
-        return list(self._call(lambda llm: self._probe(llm.llm_engine, sequences)))
+        return [f"probe-{next(self._ids)}" for _ in sequences], [list(tokens) for tokens in sequences]
 
     def _require_weights(self) -> None:
-        if self._emptied:
-            raise RuntimeError("the engine slept at level 2 and has no weights: send it all of them first")
-
-    def _advance(self, engine: Any) -> list[Any]:
-        while self._unsent:
-            slot = self._unsent[0]
-            pending = self._groups[slot]
-            for sample, seed in enumerate(pending.seeds):
-                params = requests.completion(pending.sampling, seed)
-                request = f"{slot}-{sample}-{next(self._ids)}"
-                engine.add_request(request, compat.token_prompt(pending.prompt.tokens.tolist()), params)
-                self._requests[request] = (slot, sample)
-            self._unsent.pop(0)
-        return list(engine.step())
-
-    def _probe(self, engine: Any, sequences: Sequence[Sequence[int]]) -> list[Floats]:
-        params = requests.probe()
-        waiting = {f"probe-{next(self._ids)}": index for index in range(len(sequences))}
-        for request, index in waiting.items():
-            engine.add_request(request, compat.token_prompt(sequences[index]), params)
-        found: dict[int, Floats] = {}
-        while len(found) < len(sequences):
-            for output in engine.step():
-                if output.request_id in waiting:
-                    index = waiting[output.request_id]
-                    entries = zip(sequences[index][1:], output.prompt_logprobs[1:], strict=True)
-                    found[index] = np.array([entry[token].logprob for token, entry in entries], dtype=np.float32)
-        return [found[index] for index in range(len(sequences))]
+        if self._emptied and not self._is_dead():
+            raise RuntimeError("the engine started without weights or slept at level 2: send it all of them first")
 
     # ---- weights
 
-    def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def update_weights(self, stream: Stream, exporter: transfer.Exporter | None = None) -> None:
         """Give the engine new weights: full tensors under their Hugging Face names, each exactly once.
 
-        `tensors` is always iterated to its end, also when the engine fails, because producing it may be a collective of
-        all ranks. Raises ValueError for a stream that is not this model's, EngineDied, or RuntimeError where vLLM
-        refuses the weights; after any of them the engine has no usable weights and is dead until :meth:`restart`.
+        The stream is always iterated to its end, also when the engine fails, because producing it may be a collective
+        of all ranks; they meet in `exporter`, where an engine has several GPUs. Raises ValueError for a stream that is
+        not this model's, EngineDied, or RuntimeError where vLLM refuses the weights; after any of them the engine has
+        no usable weights and is dead until :meth:`restart`.
         """
         assert not self._requests, "not while it generates"
-        source = iter(tensors)
+        if exporter is None:
+            settings = self.settings
+            self._exporter = exporter = self._exporter or transfer.Exporter(
+                settings.platform, settings.tensor_parallel_size, settings.bucket_bytes
+            )
         try:
-            self._send(source)
+            exporter.send(stream, _Update(self))
         except BaseException as error:
             if not isinstance(error, EngineDied):
-                self._kill("a weight update failed")
-            if isinstance(error, Exception):
-                for _ in source:
-                    pass
+                assert self._client is not None
+                self._client.kill("a weight update failed")
             raise
         self._emptied = False
 
-    def _send(self, source: Iterable[tuple[str, torch.Tensor]]) -> None:
-        staging = self._staging
-        self._call(lambda llm: llm.start_weight_update())
-        assert staging is not None
-        sending: Future[Any] | None = None
+    def reset_prefix_cache(self) -> None:
+        """Have the engine forget all keys and values, also those of requests that run: it computes them again.
 
-        def send() -> Future[Any]:
-            info = {"update_info": staging.take()}
-            self._answer(sending)
-            assert self._caller is not None
-            future = self._caller.call(self._llm.update_weights, info)
-            if staging.slots == 1:
-                self._answer(future)
-            return future
-
-        for name, tensor in transfer.checked(source, self._shapes, self._tied):
-            if not staging.fits(tensor):
-                sending = send()
-            staging.put(name, tensor)
-        self._answer(send())
-        self._call(lambda llm: llm.finish_weight_update())
-        staging.rest()
-        if not self._call(lambda llm: llm.reset_prefix_cache()):
-            raise RuntimeError("vLLM did not reset its prefix cache")
-
-    def _answer(self, sending: Future[Any] | None) -> None:
-        if sending is not None:
-            try:
-                self._wait(sending, self.settings.timeout)
-            except EngineDied:
-                raise
-            except Exception as error:
-                raise RuntimeError(f"vLLM refuses the weights: {gist(error)}") from error
+        Raises RuntimeError where vLLM keeps any of them.
+        """
+        # Without True, vLLM keeps the whole cache as long as one block of it is in use, and says so by its result only.
+        if not self._llm("reset_prefix_cache", True):
+            raise RuntimeError("vLLM did not reset its prefix cache: keys and values of old weights may be in it")
 
     # ---- calls
 
-    def _call(self, function: Callable[[Any], Any], seconds: float | None = None) -> Any:
-        """Return `function(llm)`, called in the engine's thread; wait at most `seconds`, by default `timeout`."""
-        if self._dead is not None:
-            raise EngineDied(self._dead)
-        assert self._caller is not None and self._llm is not None, "not started"
-        return self._wait(self._caller.call(function, self._llm), seconds or self.settings.timeout)
+    def _is_dead(self) -> bool:
+        return self._client is None or self._client.dead is not None
 
-    def _wait(self, future: Future[Any], seconds: float) -> Any:
-        assert self._processes is not None
-        deadline = time.monotonic() + seconds
-        while not concurrent.futures.wait([future], timeout=_POLL_SECONDS).done:
-            if (gone := self._processes.gone()) is not None:
-                raise self._kill(f"its process {gone} is gone")
-            if time.monotonic() > deadline:
-                raise self._kill(f"no answer for {seconds:g} s")
-        error = future.exception()
-        if error is None:
-            return future.result()
-        if compat.is_engine_dead(error) or self._processes.gone() is not None:
-            raise self._kill(one_line(root_cause(self._processes.excerpt()) or gist(error))) from error
-        raise error
+    def _llm(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a public method of the ``vllm.LLM``."""
+        return self._call("llm", method, *arguments)
 
-    def _kill(self, reason: str) -> EngineDied:
-        """Mark the engine as dead, kill what is left of it, and return the error to raise."""
-        if self._dead is None:
-            self._dead = reason
-            if self._processes is not None:
-                self._processes.kill()
-        return EngineDied(reason)
+    def _call(self, method: str, *arguments: Any, seconds: float | None = None) -> Any:
+        """Return the answer to a call of the host; wait at most `seconds`, by default `timeout`."""
+        assert self._client is not None, "not started"
+        return self._client.call(seconds or self.settings.timeout, method, *arguments)
 
-    @staticmethod
-    def _make_llm(arguments: dict[str, Any]) -> Any:
-        from vllm import LLM
 
-        return LLM(**arguments)
+class _Update:
+    """An engine in a weight update (see transfer.Receiver)."""
+
+    def __init__(self, engine: Engine) -> None:
+        assert engine._client is not None
+        self._engine, self._client = engine, engine._client
+        self._check = transfer.Check(engine._shapes, engine._tied)
+        self._loading = False  # a bucket, at the other end
+
+    def begin(self) -> None:
+        """See Receiver."""
+        self._engine._llm("start_weight_update")
+
+    def check(self, part: Part) -> None:
+        """See Receiver."""
+        self._check.add(part)
+
+    def post(self, bucket: dict[str, Any]) -> None:
+        """See Receiver."""
+        self._client.post(self._engine.settings.timeout, "llm", "update_weights", {"update_info": bucket})
+        self._loading = True
+
+    def settle(self) -> None:
+        """See Receiver."""
+        try:
+            if self._loading:
+                self._loading = False
+                self._client.answer(self._engine.settings.timeout)
+        except EngineDied:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"vLLM refuses the weights: {gist(error)}") from error
+
+    def finish(self) -> None:
+        """See Receiver."""
+        self._check.finish()
+        self._engine._llm("finish_weight_update")
+        self._engine.reset_prefix_cache()

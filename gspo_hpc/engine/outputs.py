@@ -13,8 +13,11 @@ import numpy as np
 from gspo_hpc.data.records import Completion, Experts
 
 
-def as_completion(tokenizer: Any, output: Any, seed: int) -> Completion:
-    """Return vLLM's CompletionOutput as a Completion, with the log-prob of every sampled token."""
+def as_completion(tokenizer: Any, output: Any, seed: int, cached: int) -> Completion:
+    """Return vLLM's CompletionOutput as a Completion, with the log-prob of every sampled token.
+
+    `cached`: how many tokens of its prompt came from the prefix cache.
+    """
     tokens = list(output.token_ids)
     logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
     return Completion(
@@ -23,6 +26,7 @@ def as_completion(tokenizer: Any, output: Any, seed: int) -> Completion:
         text=tokenizer.decode(tokens, skip_special_tokens=True),
         finish_reason=str(output.finish_reason),
         seed=seed,
+        cached=cached,
     )
 
 
@@ -54,7 +58,7 @@ _OF_ANOTHER = re.compile(r"root cause|stack trace|initialization failed", re.IGN
 def root_cause(log: str) -> str | None:
     """Return the error that ended the engine, found in the log of its processes; None where the log has none.
 
-    The error that vLLM raises in the owner's process says only that one of them failed.
+    Where the core has a process of its own, the error that vLLM raises says only that one of them failed.
     """
     raised = [text for text in _RAISED.findall(log) if _OF_ANOTHER.search(text) is None]
     return raised[-1] if raised else None

@@ -1,22 +1,17 @@
-"""The processes of a vLLM engine, as their owner handles them: start, find, watch, kill, and call into them.
+"""The processes of a vLLM engine, as their owner handles them: start, find, watch and kill them.
 
-Only :mod:`gspo_hpc.engine.engine` uses this module.
+Only :mod:`gspo_hpc.engine.client` uses this module.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.resource_tracker
 import os
-import queue
 import secrets
 import stat
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -24,8 +19,9 @@ from gspo_hpc.system.environment import ENGINE, ENGINE_OWNER
 from gspo_hpc.system.text import tail
 
 START_SECONDS = 1800.0  # time limit of a start: processes, imports, and weights from a slow file system
+_PACKAGE = Path(__file__).resolve().parents[1]
 _EXCERPT = 2**18  # bytes of the log: a traceback of every process of an engine, and more
-# Variables that the launcher set for the trainer's own process group. vLLM makes its own group.
+# Variables of the trainer's own process group, queues and recorder. vLLM makes its own group and overlaps nothing.
 _NOT_FOR_CHILDREN = (
     "RANK",
     "WORLD_SIZE",
@@ -33,6 +29,10 @@ _NOT_FOR_CHILDREN = (
     "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCH_NCCL_ENABLE_TIMING",
+    "TORCH_FR_BUFFER_SIZE",
+    "TORCH_GLOO_LAZY_INIT",
     "VLLM_CPU_KVCACHE_SPACE",  # would override what is given by argument
 )
 
@@ -42,39 +42,36 @@ class Processes:
 
     def __init__(self) -> None:
         self._token = secrets.token_hex(8)
+        self._first: subprocess.Popen[bytes] | None = None
         self._members: list[psutil.Process] = []
         self._output: tuple[Path, int] | None = None  # the file they write to, and where their part begins
 
-    @contextlib.contextmanager
-    def starting(self, values: Mapping[str, str], log_path: Path | None) -> Iterator[None]:
-        """Have the block start its child processes with these variables, our mark, and their output in `log_path`."""
-        multiprocessing.resource_tracker.ensure_running()  # before the mark is set: it is this process's own
-        before = dict(os.environ)
-        kept: list[int] = []
-        try:
-            for name in _NOT_FOR_CHILDREN:
-                os.environ.pop(name, None)
-            os.environ.update(values, **{ENGINE: self._token, ENGINE_OWNER: str(os.getpid())})
+    def start(self, command: Sequence[str], values: Mapping[str, str], log_path: Path | None, *keep: int) -> None:
+        """Start the first process with these variables, our mark, the descriptors to `keep`, and its output in a file.
+
+        It gets a process group of its own: a signal that preempts or interrupts this process's group must not reach it.
+        """
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
+        environment |= {**values, ENGINE: self._token, ENGINE_OWNER: str(os.getpid())}
+        if _PACKAGE.parent.name not in ("site-packages", "dist-packages"):  # a checkout: this one, and no other
+            paths = [str(_PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        with contextlib.ExitStack() as stack:
+            log = None
             if log_path is not None:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                kept = [os.dup(1), os.dup(2)]
                 log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                os.close(log)
-            self._output = _file_behind(2)
-            yield
-        finally:
-            if kept:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                for target, saved in zip((1, 2), kept, strict=True):
-                    os.dup2(saved, target)
-                    os.close(saved)
-            for name in os.environ.keys() - before.keys():
-                del os.environ[name]
-            os.environ.update(before)
+                stack.callback(os.close, log)
+            self._output = _file_behind(2 if log is None else log)
+            self._first = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=keep,
+                process_group=0,
+            )
+        self._members = [psutil.Process(self._first.pid)]
 
     def excerpt(self) -> str:
         """Return the end of their log (this process may write to it too); an empty text where it is no file."""
@@ -86,7 +83,7 @@ class Processes:
         return ""
 
     def find(self) -> None:
-        """Find the core and the workers, once the engine is up.
+        """Find the core and the workers beside the first process, once the engine is up.
 
         Other processes that these have started, to compile something or to ask the system, may end at any time.
         """
@@ -102,30 +99,42 @@ class Processes:
             # A fork looks like its parent until it executes something else.
             return any(map(_is_engine, command)) and commands.get(parents[pid]) != command
 
-        self._members = [process for process in marked if belongs(process.pid)]
+        assert self._first is not None, "not started"
+        first = self._first.pid
+        self._members[1:] = [process for process in marked if process.pid != first and belongs(process.pid)]
 
     def pids(self) -> list[int]:
-        """Return the process ids of the core and the workers that are alive."""
+        """Return the process ids that are alive: of the first process, of the core and the workers."""
         return [process.pid for process in self._members if _alive(process)]
 
     def gone(self) -> int | None:
-        """Return the id of a process that :meth:`find` found and that has ended since; None if all are alive."""
+        """Return the id of one of them, the first process too, that has ended; None if all are alive."""
         return next((process.pid for process in self._members if not _alive(process)), None)
 
-    def terminate(self, seconds: float) -> None:
-        """Send SIGTERM to all of them, and wait at most `seconds` for their end."""
-        for process in self._members:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
+    def wait(self, seconds: float) -> None:
+        """Wait at most `seconds` until all of them have ended by themselves."""
         psutil.wait_procs(self._members, timeout=seconds)
+
+    def wait_first(self, seconds: float) -> int | None:
+        """Wait at most `seconds` for the end of the first process, and return its id; None where it goes on."""
+        if self._first is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._first.wait(seconds)
+            return self._first.pid
+        return None
 
     def kill(self) -> None:
         """Send SIGKILL to all of them, and wait until they are gone."""
-        marked = self._marked()
-        for process in marked:
+        # Also those without a mark: a process that has only begun has none yet, one that is dying has lost it, and a
+        # GPU gets its memory back at the very end.
+        every = {*self._members, *self._marked()}
+        for process in every:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(marked, timeout=10)
+        psutil.wait_procs(every, timeout=10)
+        if self._first is not None:
+            self._first.poll()  # leave no zombie
 
     def _marked(self) -> list[psutil.Process]:
         found = []
@@ -135,38 +144,6 @@ class Processes:
                 if process.pid != os.getpid() and process.environ().get(ENGINE) == self._token:
                     found.append(process)
         return found
-
-
-class Caller:
-    """One thread that makes all calls into vLLM, so that a call that never returns can be left behind.
-
-    The thread has to live as long as the engine: the engine's processes die with the thread that started them.
-    """
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
-        self._calls = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
-        self._thread.start()
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call `function` in the thread, after all earlier calls, and return its future."""
-        future: Future[Any] = Future()
-        self._calls.put((future, function, args))
-        return future
-
-    def stop(self) -> None:
-        """End the thread after the calls that are queued, without waiting for it."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (entry := self._calls.get()) is not None:
-            future, function, args = entry
-            try:
-                future.set_result(function(*args))
-            except BaseException as error:  # raised where the future is waited for
-                future.set_exception(error)
-            del entry, future, function, args  # an idle thread must not keep the engine's objects
 
 
 def _is_engine(word: str) -> bool:

@@ -23,14 +23,17 @@ def completion(sampling: Sampling, seed: int) -> Any:
     )
 
 
-def probe() -> Any:
-    """Return the vllm.SamplingParams of a request for the log-probs of its prompt."""
+def probe(prompt_logprobs: int | None = 0) -> Any:
+    """Return the vllm.SamplingParams of a request for the log-probs of its prompt, and of the most likely tokens there.
+
+    vLLM computes such a prompt and does not read it from its prefix cache, as it does with `prompt_logprobs` None.
+    """
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(
         temperature=0.0,
         max_tokens=1,  # the least that vLLM takes
-        prompt_logprobs=0,
+        prompt_logprobs=prompt_logprobs,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
 from gspo_hpc.engine import compat
 from gspo_hpc.engine.processes import START_SECONDS
+from gspo_hpc.system.environment import brief_spinning, offline
 from gspo_hpc.system.text import GIB
 
 _GROUP_PROMPTS = {
@@ -22,22 +24,20 @@ _GROUP_PROMPTS = {
 }
 _COMMON = {
     "VLLM_ENGINE_READY_TIMEOUT_S": f"{START_SECONDS:.0f}",  # vLLM's own limit for its processes
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
+    **offline(),
     "VLLM_HOST_IP": "127.0.0.1",  # an engine does not reach beyond its node
-    "TOKENIZERS_PARALLELISM": "false",
     "SPT_NOENV": "1",  # else setproctitle overwrites the environment that /proc shows, and our mark in it
 }
 _CPU = {
+    # vLLM's core runs in the process that we start: one import of vLLM less, and a second process would only take turns
+    # with it at the same cores.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM takes one core for itself, and all engines take the same
-    # Threads that spin for long while they wait cost ten times the time where anything else wants a core; threads that
-    # do not spin at all must be woken for every operation. About a millisecond is as good as forever on idle cores.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "GOMP_SPINCOUNT": "100000",
+    **brief_spinning(),
     # Splits long contexts over threads in a way that depends on what else is in the batch: with it, the same seed
     # does not give the same log-probs to the last bit.
     "VLLM_CPU_ATTN_SPLIT_KV": "0",
@@ -67,12 +67,14 @@ class EngineSettings:
     threads: int | None = None  # CPU only, of each worker; default: CPUs that this process may use / workers
     seed: int = 0
     timeout: float = 300.0  # seconds without a token, or for a bucket of weights, before the engine counts as hung
-    bucket_bytes: int = TRANSFER_BUCKET_BYTES  # weights that travel at once
+    bucket_bytes: int = TRANSFER_BUCKET_BYTES["cpu"]  # weights that travel at once
     log_path: Path | None = None  # output of the engine's processes; default: this process's own
     # Log-probs of sampled tokens: under the distribution that they were sampled from, at its temperature and with what
     # top_p and top_k leave of it; or under the model's whole distribution at temperature 1.
     whole_distribution: bool = False
     starts_asleep: bool = False  # at level 2: without weights, and without a cache
+    loads_weights: bool = True  # else it starts with noise, and computes nothing before its owner has sent all weights
+    batch_invariant: bool = False  # completions do not depend on what else is in the batch; GPUs only
     report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
 
@@ -109,9 +111,17 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
             values["distributed_executor_backend"] = compat.IN_PROCESS_EXECUTOR
     else:
         values["enable_sleep_mode"] = True
+    if not settings.loads_weights:
+        values["load_format"] = "dummy"
     if settings.report_experts:
         values["enable_return_routed_experts"] = True
-    return values | settings.engine_args
+    given = dict(settings.engine_args)
+    if settings.dtype != "float32":
+        # The trainer adds logits up in fp32. Rounded to 16 bits, a log-prob is off by up to 0.06 where |logit| is 16.
+        overrides = given.get("hf_overrides", {})
+        if isinstance(overrides, dict):
+            given["hf_overrides"] = {"head_dtype": "float32"} | overrides
+    return values | given
 
 
 def environment(settings: EngineSettings) -> dict[str, str]:
@@ -123,6 +133,7 @@ def environment(settings: EngineSettings) -> dict[str, str]:
     if settings.platform == "cpu":
         threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
         values |= _CPU | {"OMP_NUM_THREADS": str(threads)}
+        values |= _preloaded()
         if settings.engine_args.get("enforce_eager", True):
             values["TORCHDYNAMO_DISABLE"] = "1"  # else vLLM compiles a function that counts ranks, with a C++ compiler
     else:  # this process's GPU and the ones after it
@@ -134,8 +145,31 @@ def environment(settings: EngineSettings) -> dict[str, str]:
                 f"rollout.tensor_parallel_size {settings.tensor_parallel_size} needs GPUs {first} to {mine[-1]}, but "
                 f"this process sees {len(visible)}: every task on a node must see all GPUs of the node"
             )
+        values["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # reads results while the core computes the next ones
+        if settings.batch_invariant:
+            values["VLLM_BATCH_INVARIANT"] = "1"
         values["CUDA_VISIBLE_DEVICES"] = ",".join(visible[device] if visible else str(device) for device in mine)
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and "gspo_hpc" not in plugins.split(","):
         values["VLLM_PLUGINS"] = f"{plugins},gspo_hpc"
     return values
+
+
+def _preloaded() -> dict[str, str]:
+    """Return the libraries that vLLM loads before all others into the processes of its CPU build.
+
+    It does so for the processes that it starts (0.32), and here its core runs in the one that we start. torch's OpenMP
+    must be the only one, or threads that are bound share one core; vLLM's wheels may bring an allocator.
+    """
+    before = os.environ.get("LD_PRELOAD", "")
+    site = Path(torch.__file__).parents[1]
+    found = []
+    for name, folder, patterns in (
+        ("libtcmalloc", site / "vllm" / "libs", ("libtcmalloc_minimal*.so*", "libtcmalloc.so*")),
+        ("libgomp", site, ("torch.libs/libgomp*.so*", "torch/lib/libgomp*.so*")),
+    ):
+        files = [str(file) for pattern in patterns for file in sorted(folder.glob(pattern))]
+        # A path with a blank or a colon would be taken for two.
+        if files and name not in before and not re.search(r"[\s:]", files[0]):
+            found.append(files[0])
+    return {"LD_PRELOAD": ":".join([*found, *filter(None, [before])])} if found else {}

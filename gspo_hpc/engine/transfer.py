@@ -1,28 +1,25 @@
-"""The trainer's end of a weight update: pack tensors into a bounded buffer that the engine's workers can read.
+"""The trainer's end of a weight update: what a stream of parts must hold, and how it reaches an engine's workers.
 
-There are two ways with the same steps: :class:`SharedMemory` goes through host memory into our own backend
-(:mod:`gspo_hpc.engine.plugin`), :class:`CudaIpc` through GPU memory into vLLM's ``ipc`` backend. Beside what the
-caller's stream holds, each holds its buffer only: slots of `bucket_bytes`, or of the largest tensor if that is larger.
+Every rank on an engine's GPUs puts the parts into memory of its own (:mod:`gspo_hpc.engine.slots`), which the worker on
+the same GPU maps: two halves, of which one is filled while the worker reads the other. The first of these ranks, the
+engine's owner, tells the engine of each half; the others only keep in step with it.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from gspo_hpc.engine import compat
+from gspo_hpc.engine.slots import Address, CudaSlots, HostSlots, Slots
+from gspo_hpc.models.weight_files import MAX_HEADER
+from gspo_hpc.ops.weight_parts import ALIGNMENT, Part, Stream
 
 BACKEND = "gspo_hpc"  # the name under which the plugin registers with vLLM
-_KEPT_BYTES = 512 << 20  # kept between updates: getting cleared pages from the kernel takes longer than the copy
-_ALIGNMENT = 64  # bytes
-_MAX_HEADER = 100 << 20  # bytes: the limit of the safetensors format itself
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -37,7 +34,7 @@ def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
         with file.open("rb") as stream:
             try:
                 (length,) = struct.unpack("<Q", stream.read(8))
-                if length > _MAX_HEADER:
+                if length > MAX_HEADER:
                     raise ValueError(f"its header has {length} bytes")
                 header = json.loads(stream.read(length))
                 shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
@@ -48,209 +45,182 @@ def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
-def checked(
-    tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, tied: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Pass the stream on, and check it against `shapes`.
+class Check:
+    """A check that a stream is this model's: every tensor once, in its shape.
 
-    Raises ValueError at the first unknown, repeated or misshapen tensor, and at the end if some are missing. With
-    `tied` the output layer is the embedding, so the stream and `shapes` may have ``lm_head.weight`` or not.
+    With `tied` the output layer is the embedding, so the stream and `shapes` may have ``lm_head.weight`` or not.
     """
-    optional = {"lm_head.weight"} if tied else set()
-    seen: set[str] = set()
-    for name, tensor in tensors:
-        if name not in shapes and name not in optional:
-            raise ValueError(f"the model has no weight {name!r}")
-        if name in shapes and tuple(tensor.shape) != shapes[name]:
-            raise ValueError(
-                f"weight {name!r} has shape {list(tensor.shape)}, but the model needs {list(shapes[name])}"
-            )
-        if name in seen:
-            raise ValueError(f"weight {name!r} was sent twice")
-        seen.add(name)
-        yield name, tensor
-    missing = sorted(shapes.keys() - seen - optional)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ValueError(f"weights were not sent: {', '.join(missing[:3])}{more}")
+
+    def __init__(self, shapes: Shapes, tied: bool) -> None:
+        self._shapes, self._optional = shapes, {"lm_head.weight"} if tied else set()
+        self._seen: set[str] = set()
+
+    def add(self, part: Part) -> None:
+        """Raise ValueError for an unknown, repeated or misshapen tensor."""
+        shape = part.shape[1:] if part.experts else part.shape
+        for name in part.names():
+            needed = self._shapes.get(name)
+            if needed is None and name not in self._optional:
+                raise ValueError(f"the model has no weight {name!r}")
+            if needed is not None and shape != needed:
+                raise ValueError(f"weight {name!r} has shape {list(shape)}, but the model needs {list(needed)}")
+            if name in self._seen:
+                raise ValueError(f"weight {name!r} was sent twice")
+            self._seen.add(name)
+
+    def finish(self) -> None:
+        """Raise ValueError if some tensors are missing."""
+        missing = sorted(self._shapes.keys() - self._seen - self._optional)
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ValueError(f"weights were not sent: {', '.join(missing[:3])}{more}")
 
 
-class Staging(Protocol):
-    """A buffer into which buckets of tensors are packed."""
+class Peers(Protocol):
+    """The ranks on the GPUs of one engine, its owner first."""
 
-    backend: str  # vLLM's name for the receiving side
-    slots: int  # 2: one bucket can be packed while the workers read the one before
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all, in order. Collective."""
 
-    def init_info(self) -> dict[str, Any]:
-        """Return what the workers are sent once, when the engine starts."""
+    def wait(self) -> None:
+        """Return when all have come here. Collective."""
 
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Return True if `tensor` still fits into the bucket; an empty bucket takes any tensor."""
 
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor into the bucket."""
+class Receiver(Protocol):
+    """The engine, as the owner of it sees it; an exception of any call ends the update for it."""
 
-    def take(self) -> dict[str, Any]:
-        """Return what the workers are sent for this bucket, and begin the next bucket in the next slot."""
+    def begin(self) -> None:
+        """Have the engine expect all weights."""
 
-    def rest(self) -> None:
-        """Free what is not needed between two updates."""
+    def check(self, part: Part) -> None:
+        """Take note of a part."""
+
+    def post(self, bucket: dict[str, Any]) -> None:
+        """Have the workers load a bucket, and return at once."""
+
+    def settle(self) -> None:
+        """Wait until the workers have loaded the last bucket that was posted."""
+
+    def finish(self) -> None:
+        """Wait until the engine computes with what it was sent."""
+
+
+class Exporter:
+    """This rank's part in weight updates, with memory that is kept from one to the next."""
+
+    def __init__(self, platform: str, workers: int, bucket_bytes: int, peers: Peers | None = None) -> None:
+        """`workers` is the engine's number of workers; `peers` are the ranks on their GPUs, if there are several."""
+        gpu = platform == "cuda" and (workers == 1 or peers is not None)
+        self._slots: Slots = CudaSlots() if gpu else HostSlots()
+        self._bucket_bytes, self._peers = bucket_bytes, peers
+
+    def send(self, stream: Stream, receiver: Receiver | None = None) -> None:
+        """Pass the whole stream on, also where `receiver` fails on the way; raise its error then.
+
+        `receiver` is None where another rank owns the engine, or it is dead. The ranks on an engine's GPUs make the
+        same calls in the same order, whatever happens to the engine: producing the stream is a collective of all ranks.
+        """
+        transfer = _Transfer(self._slots, self._bucket_bytes, self._peers, receiver)
+        transfer.run(stream)
+        if transfer.error is not None:
+            raise transfer.error
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory."""
+        self._slots.close()
 
 
-class SharedMemory:
-    """Two slots in an anonymous file (memfd), which ends with the last process that has it mapped.
+class _Transfer:
+    """One weight update: memory for a stream, in two halves; a half that is full is passed on."""
 
-    It is not bound by the size of /dev/shm, and only this user's processes can read it. `largest` is the size of the
-    largest tensor to come, in bytes. It serves models on any device: workers copy from host memory, as from a
-    checkpoint file.
-    """
+    def __init__(self, slots: Slots, half: int, peers: Peers | None, receiver: Receiver | None) -> None:
+        self.error: Exception | None = None  # the first that `receiver` raised
+        self._slots, self._peers, self._receiver = slots, peers, receiver
+        self._half = -(-half // ALIGNMENT) * ALIGNMENT
+        self._bytes: torch.Tensor | None = None
+        self._addresses: list[Address] = []  # of all peers, for the workers
+        self._begin = self._used = 0  # of the half that is being filled, in bytes
+        self._entries: list[dict[str, Any]] = []
 
-    backend = BACKEND
-    slots = 2
+    def run(self, stream: Stream) -> None:
+        """Take the stream to its end."""
+        self._tell("begin")
+        for parts in stream(self):
+            for part in parts:
+                self._tell("check", part)
+                self._entries.append(self._entry(part))
+        self._pass_on(last=True)
+        self._tell("settle")
+        self._tell("finish")
+        ended = [b"dead" if self._receiver is None or self.error is not None else b"done"]
+        if self._peers is not None:
+            ended = self._peers.gather(ended[0])
+        self._bytes = None
+        self._slots.rest(released=ended[0] == b"done")
 
-    def __init__(self, largest: int, bucket_bytes: int) -> None:
-        page = mmap.PAGESIZE
-        self._slot_bytes = -(-max(largest, bucket_bytes) // page) * page
-        self._budget = bucket_bytes
-        self._size = 2 * self._slot_bytes
-        self._descriptor = os.memfd_create("gspo_hpc-weights", os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, self._size)
-        self._map = mmap.mmap(self._descriptor, self._size)
-        self._slot = 0
-        self._begin()
+    def take(self, size: int) -> torch.Tensor:
+        """See Memory: `size` bytes of the half that is being filled, which is passed on before if they do not fit."""
+        asked, size = size, -(-size // ALIGNMENT) * ALIGNMENT
+        large = size > self._half
+        if self._used and (large or self._used + size > self._half):
+            self._pass_on()
+        if large:  # both halves, and more if need be: nothing may be read meanwhile
+            self._tell("settle")
+            self._wait()
+            self._begin = 0
+        if self._bytes is None or self._bytes.numel() < size:
+            self._bytes, self._addresses = self._slots.memory(max(size, 2 * self._half)), []
+        begin = self._begin + self._used
+        self._used += size
+        return self._bytes[begin : begin + asked]
 
-    def init_info(self) -> dict[str, Any]:
-        """Return path and size of the buffer, for :class:`gspo_hpc.engine.plugin.InitInfo`."""
-        return {"path": f"/proc/{os.getpid()}/fd/{self._descriptor}", "size": self._size}
+    def _pass_on(self, *, last: bool = False) -> None:
+        """Have workers load the filled half once they have loaded the other, which is filled next."""
+        if self._bytes is None:
+            return  # the stream was empty
+        address = self._slots.address()  # waits until everything is written
+        if not self._addresses:
+            every = [json.dumps(address).encode()]
+            self._addresses = [json.loads(one) for one in (self._peers.gather(every[0]) if self._peers else every)]
+        self._tell("settle")
+        self._wait()  # all have written, and may write into the other half
+        self._tell("post", {"memory": self._addresses, "parts": self._entries, "last": last})
+        if self._used > self._half:  # it took the other half, too
+            self._tell("settle")
+            self._wait()
+        self._begin = self._half - self._begin if self._used <= self._half else 0
+        self._used, self._entries = 0, []
 
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Return True if `tensor` still fits into the bucket."""
-        return self._used == 0 or self._used + tensor.nbytes <= self._budget
+    def _entry(self, part: Part) -> dict[str, Any]:
+        """Return what a worker needs to see a part in the memory; see plugin.UpdateInfo."""
+        assert self._bytes is not None
+        return {
+            "name": part.name,
+            "experts": list(part.experts),
+            "dtype": str(part.tensor.dtype).removeprefix("torch."),
+            "shape": list(part.shape),
+            "offset": part.tensor.data_ptr() - self._bytes.data_ptr(),
+            "size": list(part.tensor.shape),
+            "stride": list(part.tensor.stride()),
+        }
 
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor into the bucket."""
-        assert self._used + tensor.nbytes <= self._slot_bytes, "larger than announced"
-        offset = self._slot * self._slot_bytes + self._used
-        place = torch.frombuffer(memoryview(self._map), dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-        place.view(tensor.shape).copy_(tensor.detach())
-        self._info["names"].append(name)
-        self._info["dtypes"].append(str(tensor.dtype).removeprefix("torch."))
-        self._info["shapes"].append(list(tensor.shape))
-        self._info["offsets"].append(offset)
-        self._used += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    def _tell(self, call: str, *arguments: Any) -> None:
+        """Make a call of the receiver, unless there is none or one before has failed."""
+        if self._receiver is not None and self.error is None:
+            try:
+                getattr(self._receiver, call)(*arguments)
+            except Exception as error:
+                self.error = _without_frames(error)
 
-    def take(self) -> dict[str, Any]:
-        """Return the bucket as the fields of :class:`gspo_hpc.engine.plugin.UpdateInfo`."""
-        info = self._info
-        self._slot = 1 - self._slot
-        self._begin()
-        return info
-
-    def rest(self) -> None:
-        """Return the memory of a large buffer to the system; the mappings of both sides stay valid."""
-        if self._size > _KEPT_BYTES:
-            os.ftruncate(self._descriptor, 0)
-            os.ftruncate(self._descriptor, self._size)
-        self._begin()
-
-    def close(self) -> None:
-        """Unmap the buffer."""
-        self._map.close()
-        os.close(self._descriptor)
-
-    def _begin(self) -> None:
-        self._used = 0
-        self._info: dict[str, list[Any]] = {"names": [], "dtypes": [], "shapes": [], "offsets": []}
-
-
-class CudaIpc:
-    """One slot in GPU memory that the worker on the same GPU maps, for vLLM's ``ipc`` backend in its packed form.
-
-    It is written against the sources of vLLM 0.22 and 0.32 and has not been run on a GPU yet. Handles are tuples with
-    Python types in them, which vLLM carries to an engine's processes only if VLLM_ALLOW_INSECURE_SERIALIZATION is set.
-    vLLM's senders are not used: they gather handles over the trainer's default process group, in which ranks without
-    an engine do not take part. In vLLM 0.22, ``ipc`` imports Ray. Raises ImportError where that is missing.
-    """
-
-    backend = "ipc"
-    slots = 1
-
-    def __init__(self, bucket_bytes: int) -> None:
-        self._packed_at_init = compat.ipc_is_packed_at_init()
-        # Read by vLLM at every call, on both sides; only this process and its own children talk to one another.
-        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-        self._bytes = bucket_bytes
-        self._buffer: torch.Tensor | None = None
-        self._handle: dict[str, Any] = {}
-        self._begin()
-
-    def init_info(self) -> dict[str, Any]:
-        """Return that tensors come packed; vLLM 0.22 wants to know that with every bucket instead."""
-        return {"packed": True} if self._packed_at_init else {}
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Return True if `tensor` still fits into the bucket."""
-        return self._used == 0 or self._used + tensor.nbytes <= self._bytes
-
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor into the bucket, without gaps, as vLLM reads it."""
-        if self._buffer is None or tensor.nbytes > self._bytes:
-            self._bytes = max(self._bytes, tensor.nbytes)
-            self._export()
-        assert self._buffer is not None and self._used + tensor.nbytes <= self._bytes
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        self._buffer[self._used : self._used + flat.numel()].copy_(flat)
-        self._info["names"].append(name)
-        self._info["dtype_names"].append(str(tensor.dtype).removeprefix("torch."))
-        self._info["shapes"].append(list(tensor.shape))
-        self._info["tensor_sizes"].append(flat.numel())
-        self._used += flat.numel()
-
-    def take(self) -> dict[str, Any]:
-        """Return the bucket as the fields of vLLM's IPCWeightTransferUpdateInfo."""
-        torch.cuda.current_stream().synchronize()
-        info: dict[str, Any] = self._info | {"ipc_handles": self._handle}
-        if not self._packed_at_init:
-            info["packed"] = True
-        self._begin()
-        return info
-
-    def rest(self) -> None:
-        """Free the buffer. Each update exports a new one, because workers release an export when an update ends."""
-        if self._buffer is not None:
-            self._buffer = None
-            torch.cuda.ipc_collect()
-        self._begin()
-
-    close = rest
-
-    def _export(self) -> None:
-        from torch.multiprocessing.reductions import reduce_tensor
-
-        device = torch.cuda.current_device()
-        self._buffer = torch.empty(self._bytes, dtype=torch.uint8, device="cuda")
-        _, handle = reduce_tensor(self._buffer)
-        self._handle = {str(torch.cuda.get_device_properties(device).uuid): handle}
-
-    def _begin(self) -> None:
-        self._used = 0
-        self._info: dict[str, list[Any]] = {"names": [], "dtype_names": [], "shapes": [], "tensor_sizes": []}
+    def _wait(self) -> None:
+        if self._peers is not None:
+            self._peers.wait()
 
 
-def make_staging(platform: str, tensor_parallel_size: int, largest: int, bucket_bytes: int) -> Staging:
-    """Return a buffer in GPU memory where the engine's one worker shares the trainer's GPU and vLLM can map it.
-
-    Everywhere else it is in host memory. `largest` and `bucket_bytes` are in bytes.
-    """
-    if platform == "cuda" and tensor_parallel_size == 1:
-        try:
-            return CudaIpc(bucket_bytes)
-        except ImportError as error:  # vLLM's module imports Ray in some versions
-            print(
-                f"weights are sent through host memory, because vLLM's ipc backend cannot be imported ({error})",
-                flush=True,
-            )
-    return SharedMemory(largest, bucket_bytes)
+def _without_frames(error: Exception) -> Exception:
+    """Return the error without tracebacks: their frames would keep the memory of the update, which a restart needs."""
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error

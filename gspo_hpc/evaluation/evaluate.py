@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.table import UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation.scores import avg_at_k, pass_at_k, wilson_interval
 from gspo_hpc.rollout.generation import Request
@@ -18,7 +19,7 @@ from gspo_hpc.rollout.worker import RolloutWorker
 EVAL_ROLLOUT = -1  # seeds of evaluation samples are those of no training rollout
 
 
-def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tuple[dict[str, float], list[Group]]:
+def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tuple[dict[str, float], ShardedGroups]:
     """Return the scores by name, and the greedy groups. Collective.
 
     `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
@@ -26,9 +27,10 @@ def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tup
     chosen = dict(enumerate(prompts))
     length = config.rollout.max_response_length
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=length)
-    groups = worker.generate(Request(chosen, 1, greedy, EVAL_ROLLOUT)).groups
-    right = [is_right(group.completions[0], config) for group in groups]
-    lengths = [len(group.completions[0].tokens) for group in groups]
+    exchange = worker.ranks.exchange
+    groups = exchange.shard(worker.generate(Request(chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
+    right = are_right(groups.table, config)
+    lengths = groups.table.rows["response_len"].tolist()
     low, high = wilson_interval(sum(right), len(right))
     scores = {
         "eval/accuracy": sum(right) / len(right),
@@ -39,14 +41,20 @@ def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tup
     k = config.eval.samples
     if k > 1:
         sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
-        sampled_groups = worker.generate(Request(chosen, k, sampled, EVAL_ROLLOUT)).groups
-        table = [[is_right(completion, config) for completion in group.completions] for group in sampled_groups]
+        drawn = exchange.shard(worker.generate(Request(chosen, k, sampled, EVAL_ROLLOUT)).own.values())
+        marks = are_right(drawn.table, config)
+        table = [marks[i : i + k] for i in range(0, len(marks), k)]
         scores[f"eval/avg@{k}"] = avg_at_k(table)
         scores[f"eval/pass@{k}"] = pass_at_k(table, k)
     return scores, groups
 
 
-def is_right(completion: Completion, config: Config) -> bool:
-    """Return True if the reward function `eval.reward` (default: the first) gives more than half a mark."""
+def are_right(table: GroupTable, config: Config) -> list[bool]:
+    """Return True for each completion that the reward function `eval.reward` (default: the first) gives half a mark."""
     name = config.eval.reward or config.reward.functions[0].function
-    return completion.failure is None and completion.reward_parts.get(name, 0.0) > 0.5
+    if name not in table.names:
+        return [False] * len(table)
+    column = table.names.index(name)
+    right = ~table.flagged(UNGRADED) & table.graded[:, column] & (table.parts[:, column] > 0.5)
+    found: list[bool] = right.tolist()
+    return found

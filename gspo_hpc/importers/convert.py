@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report, swift, swift_hf, tables, trl, verl
 from gspo_hpc.importers.draft import Draft, Source
 from gspo_hpc.importers.report import Argument, comments
@@ -76,11 +77,17 @@ def convert(
     draft.rename()
     draft.copy()
     converter(draft, found.commands, gpus, rows)
+    parts.environment(draft)
     config, body = draft.finish()
     carried, left, strange = draft.lists()
     left += [Argument(given, given, why=why) for given, why in found.left.items()]
     for item in _launched(found, draft, gpus):
         (left if item.why else carried).append(item)
+    if strange:
+        count = f"{len(strange)} arguments are" if len(strange) > 1 else f"{strange[0].given} is"
+        draft.assumed.append(
+            f"{count} not known as {project}'s, and may change what is trained: see the end of the YAML"
+        )
     decided = {key for argument in carried for key in argument.keys} - {"algorithm.name"}
     if not any(key.partition(".")[0] in _TRAINING or key == "run.max_steps" for key in decided):
         raise ValueError(f"no argument of {project} that says how to train is in it, so there is nothing to convert")
@@ -108,7 +115,11 @@ def convert(
         tuple(draft.differs),
         (*dropped, *([unknown] if strange else ())),
         tuple(draft.assumed),
-        (*draft.open_arguments(), *(given for given in found.left if _VARIABLE.fullmatch(given))),
+        tuple(
+            dict.fromkeys(
+                (*draft.open_arguments(), *draft.around, *(given for given in found.left if _VARIABLE.fullmatch(given)))
+            )
+        ),
     )
 
 

@@ -55,6 +55,7 @@ class Draft:
         self.differs: list[str] = []  # where the meaning of a size is another
         self.assumed: list[str] = []  # what was not given, and is needed
         self.problems: list[str] = []
+        self.around: list[str] = []  # of the script and its launcher: what only running the script would tell
         self._decided: dict[str, list[str]] = {}  # argument -> our keys that it decides
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
         self._open: set[str] = set()  # arguments whose value only running the script would tell
@@ -95,6 +96,18 @@ class Draft:
     def given(self, name: str) -> bool:
         """Tell whether the argument is given with a value that is known."""
         return self.values.get(name) is not None and not is_unset(self.values[name])
+
+    def older(self, name: str) -> str | None:
+        """Return the earlier name by which an argument is given, None if it is given by its present one."""
+        return self._older.get(name)
+
+    def sure(self, name: str, default: str) -> str:
+        """Return the text of an argument; `default` if it is not given, or not known, which is reported."""
+        value = self.text(name) or default
+        if is_unset(value):
+            self._unset(name, value)
+            return default
+        return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
         """Return the text of an argument; a shell variable may still stand in it."""
@@ -333,10 +346,8 @@ class Draft:
                 if nearest := misspelt(name, self.source.table.known):
                     flag = self.source.flag
                     self.refuse(f"unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
-            elif isinstance(value, list | Mapping) and not value:
-                self._left[name] = report.OFF
-            elif not isinstance(value, list | Mapping) and value in _OFF:
-                self._left[name] = report.OFF
+            elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):
+                self._left[name] = why if why and " always " in why else report.OFF  # off there, and always on here
             else:
                 blank = name not in self._taken or name in self.source.table.blank
                 self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")

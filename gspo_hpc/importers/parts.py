@@ -52,6 +52,7 @@ def visible(draft: Draft, variables: Mapping[str, str]) -> int | None:
 
 def _unknown(draft: Draft, name: str, value: str) -> None:
     draft.assumed.append(f"{name}={value}: {draft.why_unset(value)}; its default is used instead")
+    draft.around.append(f"{name}={value}")
 
 
 def positive(draft: Draft, name: str, value: str | None) -> int | None:
@@ -140,6 +141,40 @@ def objective(draft: Draft, level: str, loss: str, high: float | None, low: floa
     draft.put("algorithm.normalize_advantage", scale in ("group", "true"), "scale_rewards")
 
 
+def offload(draft: Draft, names: Mapping[str, str]) -> None:
+    """Put what of the trainer moves to host memory, if that is given. `names`: our part -> the argument for it."""
+    if not any(draft.given(name) for name in names.values()):
+        return
+    given = tuple(dict.fromkeys(names.values()))
+    moved = [part for part, name in names.items() if draft.switch(name)]
+    draft.put("memory.offload_trainer", bool(moved), of=given)
+    if 0 < len(moved) < len(_PARTS):
+        draft.put("memory.offload_parts", moved, of=given)
+
+
+def earlier(draft: Draft, project: str, defaults: Mapping[str, str]) -> None:
+    """Tell defaults that earlier versions of a project had: of arguments that are not given."""
+    if told := [f"{name} {text}" for name, text in defaults.items() if name not in draft.values]:
+        draft.assumed.append(f"defaults are those of {project}; earlier versions had {'; '.join(told)}")
+
+
+def epochs(draft: Draft, name: str, count: float) -> None:
+    """Put the passes over the data, from which the steps follow when the run starts."""
+    draft.put("run.max_epochs", int(count) if count == int(count) else count, name)
+
+
+def turns(draft: Draft, name: str) -> None:
+    """Say loudly that the original is a rollout of several turns, and this is not."""
+    text = "the original goes on for several turns, with tools or an environment; here a rollout is one completion"
+    draft.assumed.append(f"{draft.label(name)}: {text}")
+
+
+def nothing_held_out(draft: Draft) -> None:
+    """Report that ms-swift evaluates nothing, whatever its arguments of the evaluation say."""
+    for name in ("eval_strategy", "eval_steps"):
+        draft.drop(name, "without val_dataset or split_dataset_ratio ms-swift evaluates nothing")
+
+
 def kept_out(draft: Draft) -> None:
     """Report the switches of ms-swift and TRL that have no counterpart."""
     for name in ("mask_truncated_completions", "overlong_filter"):
@@ -162,6 +197,7 @@ def rewards(draft: Draft, name: str, weights: str) -> None:
         draft.drop(name, f"reward functions differ: set reward.functions{weighed} to {own}{hint}")
 
 
+_PARTS = ("weights", "gradients", "optimizer")
 # Rates up to here are usual where all weights are trained; adapters take ten to a hundred times as much.
 _USUAL_RATE = 5e-6
 
@@ -253,6 +289,18 @@ def trackers(draft: Draft, name: str, default: Sequence[str]) -> None:
         draft.drop(name, f"{' '.join(others)}: runs are tracked by W&B and TensorBoard here")
 
 
+_WANDB = {"WANDB_PROJECT": "wandb_project", "WANDB_ENTITY": "wandb_entity", "WANDB_MODE": "wandb"}
+
+
+def environment(draft: Draft) -> None:
+    """Put what the script tells W&B through variables, where no argument says it."""
+    for name, last in _WANDB.items():
+        value, key = draft.variables.get(name, ""), f"tracking.{last}"
+        usable = value in ("online", "offline", "disabled") if last == "wandb" else bool(value)
+        if usable and not is_unset(value) and key not in draft.settings:
+            draft.put(key, value, comment=f"{name} in the script")
+
+
 def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: bool = False) -> None:
     """Put the warm-up that is a share of all steps, rounded down or `up`, if those are known."""
     if not ratio:
@@ -267,9 +315,6 @@ def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: 
             comment=f"{name} {ratio:g} of {steps} steps",
             of=(name,),
         )
-
-
-STEPS = "run.max_steps follows from it and the number of prompts: give --rows N"
 
 
 def output(draft: Draft, name: str) -> None:

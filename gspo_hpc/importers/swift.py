@@ -13,6 +13,7 @@ from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.shell import Command
 
+_EARLIER = {"top_p": "0.9 (up to 3)", "top_k": "50 (up to 3)", "split_dataset_ratio": "0.01 (up to 3.5)"}
 _ENGINE = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
     "vllm_enforce_eager": ("enforce_eager", bool),
@@ -37,6 +38,10 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     objective(draft)
     _length(draft, update, nodes * each, rows)
     _saving(draft)
+    if not held_out(draft):
+        parts.nothing_held_out(draft)
+    elif draft.given("eval_steps"):
+        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
 
 
 def check(draft: Draft) -> None:
@@ -134,10 +139,7 @@ def _layout(draft: Draft) -> None:
         draft.put("memory.recompute_num_layers", draft.whole("recompute_num_layers", 1), "recompute_num_layers")
     elif modules := draft.texts("recompute_modules"):
         draft.put("memory.recompute_modules", modules, of=("recompute_modules",))
-    if draft.given("offload_model") or draft.given("offload_optimizer"):
-        wanted = [draft.switch("offload_model"), draft.switch("offload_optimizer")]
-        text = "model and optimizer together"
-        draft.put("memory.offload_trainer", any(wanted), "offload_model", text, of=("offload_optimizer",))
+    offload(draft)
     dtypes = {"none": None, "fp32": "float32", "fp64": "float64"}
     if draft.given("moe_router_dtype"):
         draft.put(
@@ -152,6 +154,31 @@ def _layout(draft: Draft) -> None:
         recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
         draft.put("model.fp8_recipe", draft.choice("fp8_recipe", recipes, "delayed"), "fp8_recipe")
     dtype(draft)
+
+
+def offload(draft: Draft) -> None:
+    """Put what of the trainer moves to host memory while engines generate; gradients go with the model."""
+    names = {"weights": "offload_model", "gradients": "offload_model", "optimizer": "offload_optimizer"}
+    parts.offload(draft, names)
+
+
+def held_out(draft: Draft) -> bool:
+    """Put the share of the data that is trained on; return whether the run evaluates on any rows."""
+    share = draft.number("split_dataset_ratio", 0.0) or 0.0
+    if draft.text("eval_strategy") == "no":
+        draft.drop("split_dataset_ratio", "ms-swift does not read it with eval_strategy no")
+        return True
+    if draft.texts("val_dataset"):
+        draft.drop("split_dataset_ratio", "ms-swift does not read it beside a val_dataset")
+        return True
+    if not share < 1:
+        draft.wrong("split_dataset_ratio", "must be below 1: nothing is left to train on")
+    elif share:
+        text = f"split_dataset_ratio {share:g} of the rows are held out"
+        draft.put("data.train_ratio", round(1 - share, 12), comment=text, of=("split_dataset_ratio",))
+    else:
+        draft.credit("data.train_ratio", "split_dataset_ratio")
+    return share > 0
 
 
 def dtype(draft: Draft) -> None:
@@ -193,10 +220,12 @@ def generation(draft: Draft) -> None:
         "max_length",
         "vllm_max_model_len",
         response,
-        "from max_length, which bounds the prompt in Megatron-SWIFT",
+        f"from max_length, which bounds the prompt in {draft.source.project}",
     )
     draft.put("rollout.max_response_length", response, "max_completion_length")
-    draft.put("rollout.top_k", draft.whole("top_k", -1, least=-1) or -1, "top_k")
+    _sampling(draft)
+    if draft.texts("multi_turn_scheduler"):
+        parts.turns(draft, "multi_turn_scheduler")
     parts.engine(draft, _ENGINE)
     _sleep(draft)
     parts.data(draft, "dataset", "data.train")
@@ -209,6 +238,26 @@ def generation(draft: Draft) -> None:
         else:
             draft.put("data.system_prompt", system, "system")
     parts.rewards(draft, "reward_funcs", "reward_weights")
+
+
+def _sampling(draft: Draft) -> None:
+    """Put top_p and top_k, whose defaults were others in ms-swift 3: there tuner_type is called train_type."""
+    third = draft.older("tuner_type") == "train_type"
+    text = "default of ms-swift 3, which has train_type; 4 has {}"
+    cut, most = (0.9, 50) if third else (1.0, -1)
+    for name, value, present in (
+        ("top_p", draft.number("top_p", cut), "1"),
+        ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),
+    ):
+        told = third and not draft.given(name) and draft.values.get(name) is None
+        draft.put(f"rollout.{name}", value, None if told else name, text.format(present) if told else "")
+    if not draft.given("tuner_type"):  # it may be of either version
+        parts.earlier(draft, "ms-swift 4", _EARLIER)
+    elif third:
+        draft.assumed.append(
+            "train_type is an argument of ms-swift 3: top_p and top_k have its defaults where they are not given, all "
+            "others those of 4; up to 3.5 it also held out 1 % of the rows (split_dataset_ratio)"
+        )
 
 
 def _sleep(draft: Draft) -> None:
@@ -244,23 +293,23 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
                 "num_train_epochs",
                 "it overrides train_iters in Megatron-SWIFT; give --rows N to use it here",
             )
+    elif epochs:
+        parts.epochs(draft, "num_train_epochs", epochs)
     else:
-        parts.steps_unknown(
-            draft, f"num_train_epochs {epochs:g}" if epochs else "neither train_iters nor num_train_epochs"
-        )
-        draft.drop("num_train_epochs", parts.STEPS)
+        parts.steps_unknown(draft, "neither train_iters nor num_train_epochs")
     adapters = draft.text("tuner_type") not in (None, "full")
     draft.put("optimizer.lr", draft.number("lr", 1e-4 if adapters else 1e-5), "lr")
-    style = draft.text("lr_decay_style") or "cosine"
+    style = draft.sure("lr_decay_style", "cosine")
     if style in ("constant", "linear", "cosine"):
         draft.put("optimizer.lr_decay_style", style, "lr_decay_style")
     else:
         draft.drop("lr_decay_style", "only constant, linear and cosine exist here; constant is set")
     parts.warmup(draft, draft.number("lr_warmup_fraction"), "lr_warmup_fraction", steps)
     draft.drop("lr_decay_iters", "the rate falls until run.max_steps here")
-    if (kind := draft.text("optimizer") or "adam") != "adam":
+    if (kind := draft.sure("optimizer", "adam")) != "adam":
         draft.refuse(f"--optimizer {kind}: there is only adam here")
-    draft.drop("optimizer", "it is Adam here in any case")
+    if draft.given("optimizer"):
+        draft.drop("optimizer", "it is Adam here in any case")
 
 
 def _saving(draft: Draft) -> None:

@@ -40,7 +40,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     swift.generation(draft)
     swift.objective(draft)
     trl.length(draft, update, rows, "cosine", rate)
-    evaluated = "steps" if draft.given("val_dataset") else "no"
+    evaluated = "steps" if swift.held_out(draft) else "never"
     trl.saving(draft, ("swanlab_exp_name", "run_name", "output_dir"), evaluated)
     if not draft.given("report_to"):
         draft.put("tracking.wandb", "disabled", comment="tensorboard is the default of ms-swift")
@@ -77,7 +77,4 @@ def _layout(draft: Draft) -> None:
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
     if draft.switch("gradient_checkpointing", True):
         draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as there")
-    wanted = [draft.switch(name) for name in ("offload_model", "offload_optimizer")]
-    if draft.given("offload_model") or draft.given("offload_optimizer"):
-        names = ("offload_model", "offload_optimizer")
-        draft.put("memory.offload_trainer", any(wanted), comment="model and optimizer together", of=names)
+    swift.offload(draft)

@@ -16,7 +16,16 @@ from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.planning.plan import max_steps
 
-_ENGINE = {"vllm_gpu_memory_utilization": ("gpu_memory_utilization", float)}
+_ENGINE = {
+    "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
+    "vllm_enforce_eager": ("enforce_eager", bool),
+}
+_EARLIER = {
+    "beta": "0.04 (up to 0.18)",
+    "loss_type": "a mean over sequences (up to 0.15), bnpo (up to 0.21)",
+    "temperature": "0.9 (up to 0.17)",
+}
+_EARLIER_ENGINE = {"vllm_mode": "server (up to 0.29)"}
 _STYLES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
@@ -67,6 +76,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     parts.kept_out(draft)
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
+    parts.earlier(draft, "TRL 1.9", {**_EARLIER, **(_EARLIER_ENGINE if draft.switch("use_vllm") else {})})
 
 
 def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
@@ -150,7 +160,7 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
 
 
 def _generation(draft: Draft) -> None:
-    response = draft.whole("max_completion_length", 512) or 512
+    response = draft.whole("max_completion_length", 256) or 256
     window = "vllm_max_model_length" if draft.given("vllm_max_model_length") else "vllm_max_model_len"
     parts.prompt_length(draft, "max_prompt_length", window, response, "")
     draft.put("rollout.max_response_length", response, "max_completion_length")
@@ -180,14 +190,15 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float)
             "run.max_steps", whole, comment=f"num_train_epochs {epochs:g} of {rows} prompts", of=("num_train_epochs",)
         )
     else:
-        parts.steps_unknown(draft, f"num_train_epochs {epochs:g}")
-        draft.drop("num_train_epochs", parts.STEPS)
-        draft.drop("max_steps", "num_train_epochs decides where it is -1")
+        parts.epochs(draft, "num_train_epochs", epochs)
+        if draft.given("max_steps"):
+            draft.drop("max_steps", "num_train_epochs decides where it is -1")
     rate = draft.number("learning_rate", rate) or 0.0
     draft.put("optimizer.lr", rate, "learning_rate")
-    style = draft.text("lr_scheduler_type") or style
+    name = "lr_scheduler_type"
+    style = draft.sure(name, style)
     if style in _STYLES:
-        draft.put("optimizer.lr_decay_style", _STYLES[style], "lr_scheduler_type")
+        draft.put("optimizer.lr_decay_style", _STYLES[style], name)
     else:
         draft.drop("lr_scheduler_type", "only constant, linear and cosine exist here; constant is set")
     _least_rate(draft, rate)
@@ -198,9 +209,10 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float)
     else:
         name = "warmup_steps" if warm else "warmup_ratio"
         parts.warmup(draft, warm or draft.number("warmup_ratio"), name, whole, up=True)
-    if (kind := draft.text("optim") or "adamw_torch").split("_")[0] != "adamw":
+    if (kind := draft.sure("optim", "adamw_torch").removeprefix("paged_")).split("_")[0] != "adamw":
         draft.refuse(f"optim {kind}: there is only AdamW here")
-    draft.drop("optim", "it is AdamW here in any case")
+    if draft.given("optim"):
+        draft.drop("optim", "it is AdamW here in any case")
 
 
 def _least_rate(draft: Draft, rate: float) -> None:
@@ -215,7 +227,10 @@ def _least_rate(draft: Draft, rate: float) -> None:
 
 
 def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
-    """Put when is saved and evaluated, what tracks the run, and its name: of the first argument that gives one."""
+    """Put when is saved and evaluated, what tracks the run, and its name: of the first argument that gives one.
+
+    `evaluated`: the default of eval_strategy, or never. Where it is steps, that is as often as the run is saved.
+    """
     by_steps = draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps") == "steps"
     every = draft.number("save_steps", 500.0) or 500.0
     if by_steps and every >= 1:
@@ -224,12 +239,11 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     else:
         name = "save_strategy" if not by_steps else "save_steps"
         draft.drop(name, "set checkpoint.interval: optimizer steps between two checkpoints; the last is always saved")
-    evaluated = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
-    if evaluated == "steps" and draft.given("eval_steps"):
-        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
-        draft.credit("eval.interval", "eval_strategy")
-    elif evaluated != "no":
-        draft.drop("eval_strategy", "set eval.interval: optimizer steps")
+    if evaluated == "never":
+        parts.nothing_held_out(draft)
+    else:
+        strategy = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
+        _evaluation(draft, strategy, int(every) if evaluated == "steps" and by_steps and every >= 1 else None)
     parts.run_name(draft, names)
     parts.output(draft, "output_dir")
     if draft.given("report_to"):
@@ -237,3 +251,14 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     if project := draft.text("wandb_project") or draft.text("project"):
         name = "wandb_project" if draft.given("wandb_project") else "project"
         draft.put("tracking.wandb_project", project, name)
+
+
+def _evaluation(draft: Draft, strategy: str, every: int | None) -> None:
+    """Put when is evaluated; `every`: where eval_steps is not given, the steps between two evaluations."""
+    if strategy == "steps" and draft.given("eval_steps"):
+        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
+        draft.credit("eval.interval", "eval_strategy")
+    elif strategy == "steps" and every is not None:
+        draft.put("eval.interval", every, comment="as often as save_steps", of=("eval_strategy",))
+    elif strategy != "no":
+        draft.drop("eval_strategy", "set eval.interval: optimizer steps")

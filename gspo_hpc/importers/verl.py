@@ -51,6 +51,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     whole = _length(draft, updates, prompts, rows)
     _optimizer(draft, updates, whole, megatron)
     _saving(draft, updates)
+    parts.earlier(draft, "verl 0.9", {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)"})
 
 
 def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why: str) -> str:
@@ -58,7 +59,7 @@ def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why:
     value = draft.text(name)
     found = default if value is None else value
     if found not in allowed:
-        given = f"{name}={found}" if value is not None else f"{name} is not given (its default is {default})"
+        given = draft.label(name) if value is not None else f"{name} is not given (its default is {default})"
         draft.refuse(f"{given}: {draft.why_unset(found)}" if is_unset(found) else f"{given}{why}")
     return found
 
@@ -70,6 +71,7 @@ def _algorithm(draft: Draft) -> None:
     draft.credit("algorithm.name", "algorithm.adv_estimator")
     name = f"{ACTOR}.policy_loss.loss_mode"
     text = " is another objective: gspo and vanilla (grpo) have a counterpart here"
+    _other_objectives(draft)
     mode = _named(draft, name, "vanilla", ("vanilla", "gspo"), text)
     draft.put("algorithm.name", "gspo" if mode == "gspo" else "grpo", name)
     for side in ("low", "high"):
@@ -79,6 +81,12 @@ def _algorithm(draft: Draft) -> None:
         draft.put(f"algorithm.clip_{side}", draft.number(name, default), name)
         if empty:
             draft.credit(f"algorithm.clip_{side}", f"{ACTOR}.clip_ratio")
+    alone = f"{ACTOR}.clip_ratio"
+    if draft.number(alone, 0.2) != 0.2 and not {f"{alone}_low", f"{alone}_high"} & {*draft.values}:
+        text = (
+            "verl does not read it since 0.4, and clips at 0.2; a script for 0.3 means algorithm.clip_low and clip_high"
+        )
+        draft.assumed.append(f"{draft.label(alone)}: {text}")
     _aggregation(draft, mode)
     _divergence(draft)
     if draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0):
@@ -87,6 +95,17 @@ def _algorithm(draft: Draft) -> None:
         draft.drop(f"{ACTOR}.entropy_coeff", report.OFF)
     if draft.switch("distillation.enabled"):
         draft.refuse("distillation.enabled=True: the loss follows a teacher too, which has no counterpart here")
+
+
+# What decides the objective, whatever stands before it in a name.
+_OBJECTIVE = ("loss_mode", "loss_type", "adv_estimator", "policy_loss_type")
+
+
+def _other_objectives(draft: Draft) -> None:
+    """Refuse an argument that is not verl's and names an objective, as repositories with a verl of their own have."""
+    for name in draft.values:
+        if name.rpartition(".")[2] in _OBJECTIVE and name not in draft.source.table.known:
+            draft.refuse(f"{draft.label(name)}: verl has no argument of this name, and it seems to choose an objective")
 
 
 def _aggregation(draft: Draft, mode: str) -> None:
@@ -228,6 +247,8 @@ def _generation(draft: Draft) -> None:
         draft.refuse(
             f"{draft.label(f'{ROLLOUT}.nnodes')}: engines have nodes of their own there, and share the trainer's here"
         )
+    if draft.switch(f"{ROLLOUT}.multi_turn.enable"):
+        parts.turns(draft, f"{ROLLOUT}.multi_turn.enable")
     parts.data(draft, "data.train_files", "data.train")
     parts.data(draft, "data.val_files", "data.eval")
     cut = draft.choice("data.truncation", ("error", "left", "right", "middle"), "error")
@@ -254,8 +275,7 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
         text = f"{epochs} epochs of {rows} // {prompts} rollouts x {made}"
         draft.put("run.max_steps", whole, comment=text, of=("trainer.total_epochs",))
     else:
-        parts.steps_unknown(draft, f"trainer.total_epochs {epochs}")
-        draft.drop("trainer.total_epochs", "run.max_steps follows from it and the number of prompts: give --rows N")
+        parts.epochs(draft, "trainer.total_epochs", epochs)
     return whole
 
 
@@ -263,9 +283,10 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, megatron: bool) ->
     """Put the optimizer and its schedule. `whole`: steps of the run, if they are known."""
     rate = draft.number(f"{OPTIM}.lr", 1e-6) or 0.0
     draft.put("optimizer.lr", rate, f"{OPTIM}.lr")
-    if "adam" not in (kind := (draft.text(f"{OPTIM}.optimizer") or "adam")).lower():
+    if "adam" not in (kind := draft.sure(f"{OPTIM}.optimizer", "adam")).lower():
         draft.refuse(f"{OPTIM}.optimizer={kind}: there is only AdamW here")
-    draft.drop(f"{OPTIM}.optimizer", "it is AdamW here in any case")
+    if draft.given(f"{OPTIM}.optimizer"):
+        draft.drop(f"{OPTIM}.optimizer", "it is AdamW here in any case")
     clip = f"{OPTIM}.clip_grad" if megatron or not draft.given(f"{ACTOR}.grad_clip") else f"{ACTOR}.grad_clip"
     draft.put("optimizer.clip_grad", draft.number(clip, 1.0), clip)
     if betas := draft.texts(f"{OPTIM}.betas"):
@@ -280,7 +301,7 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, megatron: bool) ->
     style = f"{OPTIM}.lr_decay_style" if megatron else f"{OPTIM}.lr_scheduler_type"
     if not megatron and not draft.given(style) and draft.given(f"{OPTIM}.warmup_style"):
         style = f"{OPTIM}.warmup_style"
-    kind = draft.text(style) or "constant"
+    kind = draft.sure(style, "constant")
     if kind in ("constant", "linear", "cosine"):
         draft.put("optimizer.lr_decay_style", kind, style)
     else:
@@ -318,5 +339,10 @@ def _saving(draft: Draft, updates: int) -> None:
         draft.put("eval.samples", samples, f"{ROLLOUT}.val_kwargs.n")
         heat = f"{ROLLOUT}.val_kwargs.temperature"
         draft.put("eval.temperature", draft.number(heat, 1.0) or 1.0, heat)
+    for name in ("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep"):
+        if (kept := draft.whole(name, None, least=-1) or 0) > 0:
+            draft.put("checkpoint.keep", kept, name)
+        else:
+            draft.drop(name, "all are kept there; here checkpoint.keep is how many")
     parts.run_name(draft, ("trainer.experiment_name",))
     parts.trackers(draft, "trainer.logger", ("wandb",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -11,6 +12,7 @@ OPTIM = f"{ACTOR}.optim"
 _MEGATRON, _VEOMNI = f"{ACTOR}.megatron", f"{ACTOR}.veomni"
 _TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+_OFFLOADED = {"weights": "param", "gradients": "grad", "optimizer": "optimizer"}  # our name of a part -> verl's
 _PLAIN = ("model_engine",)  # without a dot, and no choice of a file of settings
 _SIZES = (
     "tensor_model_parallel_size",
@@ -31,7 +33,11 @@ def is_megatron(draft: Draft) -> bool:
     config = str(draft.variables.get("config_name", ""))
     named = any(name.startswith(f"{_MEGATRON}.") for name in draft.values) or "megatron" in config
     found = ""
-    groups = [name for name in draft.values if "." not in name.partition("@")[0] and name not in _PLAIN]
+    foreign = bool({"config_path", "config_dir"} & {*draft.variables})  # files of settings that are not verl's own
+    added = draft.variables.get("added", "").split()  # +group=file, or a key that is added
+    groups = [name for name, value in draft.values.items()
+              if "." not in name.partition("@")[0] and name not in _PLAIN and isinstance(value, str)
+              and ("@" in name or foreign or name in added or value.endswith(("_megatron", "_fsdp")))]  # fmt: skip
     for name in ("model_engine", *groups, f"{ACTOR}.strategy"):
         kind = draft.text(name)
         if kind is None:
@@ -83,6 +89,13 @@ def _fsdp(draft: Draft) -> int:
     draft.credit("memory.recompute_granularity", _CHECKPOINTING)
     if draft.switch(_CHECKPOINTING, True):
         draft.put("memory.recompute_granularity", "full", _CHECKPOINTING)
+    moved = {part: f"{ACTOR}.fsdp_config.{name}_offload" for part, name in _OFFLOADED.items()}
+    if any(draft.switch(name) for name in moved.values()):
+        moved["gradients"] = moved["weights"]  # FSDP's go with the weights
+        parts.offload(draft, moved)
+    else:
+        for name in moved.values():
+            draft.drop(name, "the trainer moves to host memory here by default: see memory.offload_trainer")
     return size
 
 
@@ -100,11 +113,7 @@ def _megatron(draft: Draft) -> int:
     draft.credit("parallel.sequence_parallel", f"{_MEGATRON}.sequence_parallel")
     distributed = draft.switch(f"{_MEGATRON}.use_distributed_optimizer", True)
     draft.put("optimizer.distributed", distributed, f"{_MEGATRON}.use_distributed_optimizer")
-    offloaded = [f"{_MEGATRON}.{name}_offload" for name in ("param", "grad", "optimizer")]
-    offload = [draft.switch(name) for name in offloaded]
-    if any(draft.given(name) for name in offloaded):
-        text = "weights, gradients and optimizer together"
-        draft.put("memory.offload_trainer", any(offload), offloaded[0], text, of=offloaded)
+    parts.offload(draft, {part: f"{_MEGATRON}.{name}_offload" for part, name in _OFFLOADED.items()})
     name = f"{OPTIM}.override_optimizer_config.optimizer_cpu_offload"
     if draft.switch(name):
         draft.put("memory.offload_optimizer", True, name)

@@ -28,15 +28,16 @@ from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 from gspo_hpc.system import environment, processes
-from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
+from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
 from gspo_hpc.system.files import open_private, read_json, write_atomically, write_json
-from gspo_hpc.system.signals import StopFlag, signals_default_in_children
+from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
 from gspo_hpc.system.text import last_traceback, tail
 
 WORKER = (sys.executable, "-m", "gspo_hpc.training.worker")
 
 _POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 0.5  # seconds after a first failure in which others may show that they failed before
+_ENDED_WELL = (None, DONE, REQUEUE, RESTART)  # or not ended
 _LOG_TAIL = 65536  # bytes of a log that are searched for the error
 
 
@@ -56,16 +57,18 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
         run_id = run.read_info()["run_id"]
         if resumed and (count := processes.kill_marked(run_id)):
             _say(f"ended {count} processes that an earlier, killed start of this run had left")
-        attempt = run.new_attempt(config)
-        lock.describe(attempt.number)
-        try:
-            write_json(run.plan, plan.to_json())
-            code, reason, detail = _run_ranks(config, run, attempt, run_id, flag, worker, grace)
-        except BaseException as error:
-            with contextlib.suppress(OSError):  # a full disk: what is raised says so already
-                attempt.finish("failed", FAILED, f"launcher: {type(error).__name__}: {error}")
-            raise
-        attempt.finish(reason, code, detail)
+        code = RESTART
+        while code == RESTART:
+            attempt = run.new_attempt(config)
+            lock.describe(attempt.number)
+            try:
+                write_json(run.plan, plan.to_json())
+                code, reason, detail = _run_ranks(config, run, attempt, run_id, flag, worker, grace)
+            except BaseException as error:
+                with contextlib.suppress(OSError):  # a full disk: what is raised says so already
+                    attempt.finish("failed", FAILED, f"launcher: {type(error).__name__}: {error}")
+                raise
+            attempt.finish(reason, code, detail)
     return code
 
 
@@ -197,6 +200,10 @@ def _run_ranks(
             _say(stop)
             return REQUEUE, "stopped", stop
         return _failure(blamed, code, attempt.log_path(blamed))
+    if RESTART in codes and not flag.requested:
+        detail = f"more than faults.restart_above_memory ({config.faults.restart_above_memory:g}) of the memory is used"
+        _say(f"{detail}: starting again")
+        return RESTART, MEMORY, detail
     if any(codes):
         return REQUEUE, "stopped", flag.requested or ""
     return DONE, "done", ""
@@ -212,7 +219,8 @@ def _run_together(
 ) -> tuple[list[int], dict[int, int]]:
     """Run the command once for each rank until none of its processes is left; return what :func:`_watch` returns."""
     size = config.cluster.gpus_per_node
-    variables = {**_environment(size, config.cluster.threads_per_rank), **shared}
+    hidden = environment.no_gpus() if config.cluster.platform == "cpu" else {}
+    variables = {**_environment(size, config.cluster.threads_per_rank), **hidden, **shared}
     ranks: list[_Rank] = []
     try:
         for number in range(size):
@@ -237,7 +245,7 @@ def _watch(ranks: Sequence[_Rank], flag: StopFlag, grace: float) -> tuple[list[i
     first: dict[int, int] = {}
     while True:
         codes = [rank.exit_code() for rank in ranks]
-        bad = {rank.number: code for rank, code in zip(ranks, codes, strict=True) if code not in (None, DONE, REQUEUE)}
+        bad = {rank.number: code for rank, code in zip(ranks, codes, strict=True) if code not in _ENDED_WELL}
         ended = [code for code in codes if code is not None]
         if flag.forced:
             for rank in ranks:

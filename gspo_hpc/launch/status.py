@@ -20,6 +20,7 @@ from typing import Any
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
+from gspo_hpc.planning import exactness
 from gspo_hpc.runs import reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
@@ -48,6 +49,7 @@ class Status:
     seconds_left_in_job: float | None
     seconds_left_in_run: float | None
     attempts: int
+    exactness: str | None  # bitwise, journal-exact or checkpoint-exact (docs/exactness.md)
     ended: dict[str, int]  # why attempts ended -> how many
 
     @property
@@ -86,9 +88,10 @@ def read(path: Path) -> Status:
         run.read_attempts()
     attempts, _ = reader.read_attempts(run)
     records = [record for record in reader.read_records(run) if record["step"] > 0]
-    max_steps: int | None = None
+    max_steps, grade = None, None
     with _noting(damage):
-        max_steps = run.load_config().run.max_steps
+        config = run.load_config()
+        max_steps, grade = config.run.max_steps, exactness.of(config).grade
     job: Job | None = None
     with _noting(damage):
         job = _job(run)
@@ -113,6 +116,7 @@ def read(path: Path) -> Status:
         seconds_left_in_job=None if end is None else max(0.0, end - time.time()),
         seconds_left_in_run=None if per_step is None else per_step * max(0, left),
         attempts=len(attempts),
+        exactness=grade,
         ended=dict(Counter(str(a["reason"]) for a in attempts if a["reason"] != "running")),
     )
 
@@ -161,7 +165,7 @@ def log_path(path: Path, rank: int | None, attempt: int | None) -> Path:
         return jobs[-1]
     log = run.attempt(chosen).log_path(rank or 0)
     if not log.exists():
-        ranks = sorted(int(p.stem.removeprefix("rank-")) for p in log.parent.glob("rank-*.log"))
+        ranks = list(run.attempt(chosen).logs())
         there = f"only rank {ranks[0]} has one" if len(ranks) == 1 else f"there are ranks {ranks[0]} to {ranks[-1]}"
         raise ValueError(f"attempt {chosen} has no log of rank {rank or 0}; {there if ranks else 'no rank has one'}")
     return log
@@ -190,8 +194,7 @@ def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
     for number in [attempt] if attempt is not None else reversed(details):
         found: dict[int, tuple[Path, str]] = {}
         failures = []
-        for log in run.attempt(number).path.glob("rank-*.log"):
-            rank = int(log.stem.removeprefix("rank-"))
+        for rank, log in run.attempt(number).logs().items():
             if (text := last_traceback(tail(log, _TAIL))) is not None:
                 found[rank] = log, text
                 failures.append(Failure(rank, text.rstrip().splitlines()[-1], at=log.stat().st_mtime))

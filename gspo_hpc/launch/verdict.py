@@ -12,9 +12,10 @@ from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.control import RankState
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
+from gspo_hpc.system.signals import MEMORY
 
 _TASK = re.compile(r"error: (\S+): tasks? ([\d,-]+): (.*)")
-HEALTHY = ("preempted", "time limit", "stopped")  # not failures: the run simply goes on later
+HEALTHY = ("preempted", "time limit", "stopped", MEMORY)  # not failures: the run simply goes on later
 _CODES = {"done": DONE, "refused": REFUSED, "failed": FAILED, "cancelled": DONE}  # any other reason: REQUEUE
 _SENTENCE = {
     "done": "is done",
@@ -22,6 +23,7 @@ _SENTENCE = {
     "time limit": "ran out of time",
     "stopped": "was stopped",
     "cancelled": "was cancelled",
+    MEMORY: "was ended before memory runs out",
     "refused": "was refused",
     "failed": "failed",
 }
@@ -29,7 +31,7 @@ _SENTENCE = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The way an attempt ended: done, preempted, time limit, stopped, cancelled, refused or failed."""
+    """The way an attempt ended: done, failed, refused, cancelled, or one of HEALTHY."""
 
     reason: str
     detail: str = ""

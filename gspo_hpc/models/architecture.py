@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import catalog, families
+from gspo_hpc.models import catalog
 from gspo_hpc.models.parts import Experts, Mixer, Rope
 
 SUPPORTED = (
@@ -78,14 +78,7 @@ def outline(folder: str | Path) -> Architecture:
     raw = _content(path)
     families = raw.get("architectures") or ["an unnamed architecture"]
     try:
-        return Architecture(
-            **_sizes(raw),
-            family=str(families[0]),
-            ffn_hidden_size=int(raw.get("intermediate_size") or 0),
-            rope=Rope(float(raw.get("rope_theta") or 10000.0)),
-            qkv_bias=False,
-            qk_norm=False,
-        )
+        return _decoder(raw, str(families[0]))
     except KeyError as error:
         raise ValueError(f"{path}: {error.args[0]} is missing") from None
 
@@ -101,7 +94,7 @@ def find(config: Config) -> Architecture | None:
     try:
         raw, _ = planned(config.model.path)
         return None if raw is None else counted(raw)
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 
@@ -130,6 +123,7 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
         raw = None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} is not a readable JSON object")
+    _check(raw, str(path))
     return raw, None
 
 
@@ -148,7 +142,7 @@ def untrained(model_path: str, provider: str) -> str | None:
         parse(raw)
     except ValueError as error:
         return str(error)
-    except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         return f"config.json cannot be understood: {error}"
     return None
 
@@ -164,7 +158,31 @@ def _content(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds {type(raw).__name__}, not the settings of a model")
+    _check(raw, str(path))
     return raw
+
+
+# Sizes in a config.json, and the least of each: what is 0 is then not there, as for null.
+_LEAST = {
+    **dict.fromkeys(("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"), 1),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"), 0),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 0),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step"), 0),
+}
+_MOST, _MOST_LAYERS = 10**9, 10**4  # nobody's model: a plan must not take minutes, or all memory, for a slip
+
+
+def _check(raw: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for sizes that no model has, of the text model of any family."""
+    text = raw.get("text_config")
+    for part in (raw, text if isinstance(text, Mapping) else {}):
+        for name, least in _LEAST.items():
+            size = part.get(name)
+            most = _MOST_LAYERS if name == "num_hidden_layers" else _MOST
+            whole = type(size) is int or (isinstance(size, float) and size.is_integer())
+            if size is None or (whole and least <= size <= most):
+                continue
+            raise ValueError(f"{where}: {name} is {str(size)[:40]!r}; it must be a whole number from {least} to {most}")
 
 
 def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
@@ -198,23 +216,28 @@ def counted(raw: dict[str, Any]) -> Architecture:
     """
     try:
         return parse(raw)
-    except (ValueError, TypeError, AttributeError):
-        pass
+    except (ValueError, TypeError, LookupError, AttributeError):
+        from gspo_hpc.models import families  # only here: models that are trained do without
+
     text = families.text_part(raw)
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     family = str((raw.get("architectures") or ["an unnamed architecture"])[0])
     try:
-        return Architecture(
-            **_sizes(text) | {"tie_word_embeddings": bool(tied)},
-            **families.extras(raw, known=family in SUPPORTED),
-            family=family,
-            ffn_hidden_size=int(text.get("intermediate_size") or 0),
-            rope=Rope(float(text.get("rope_theta") or 10000.0)),
-            qkv_bias=False,
-            qk_norm=False,
-        )
+        return _decoder(text, family, tie_word_embeddings=bool(tied), **families.extras(raw, known=family in SUPPORTED))
     except KeyError as error:
         raise ValueError(f"config.json: {error.args[0]} is missing") from None
+
+
+def _decoder(text: Mapping[str, Any], family: str, **known: Any) -> Architecture:
+    """Return a decoder with the sizes that any family gives, and with what else is `known` of this one."""
+    return Architecture(
+        **_sizes(text) | known,
+        family=family,
+        ffn_hidden_size=int(text.get("intermediate_size") or 0),
+        rope=Rope(float(text.get("rope_theta") or 10000.0)),
+        qkv_bias=False,
+        qk_norm=False,
+    )
 
 
 def _sizes(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, scale: float, shar
     """
     table = segments.contiguous().numpy()
     calls, order = _plan(table.tobytes(), share, q.device)
+    if q.is_cuda:  # of torch's kernels for fp32, only the one that keeps all scores takes heads in groups
+        k, v = (ungrouped(one, q.shape[1]) for one in (k, v))
     parts = []
     for call in calls:
         out = scaled_dot_product_attention(
@@ -81,6 +83,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, scale: float, shar
     out = torch.cat(parts).index_select(0, order) if parts else q[:0]
     padding = q.shape[0] - out.shape[0]
     return torch.cat((out, out.new_zeros(padding, *out.shape[1:]))) if padding else out
+
+
+def ungrouped(heads: Tensor, count: int) -> Tensor:
+    """Return keys or values [T, Hk, D] as [T, count, D], each head repeated for the query heads that share it."""
+    return heads if heads.shape[1] == count else heads.repeat_interleave(count // heads.shape[1], dim=1)
 
 
 def num_tokens(segments: Tensor) -> int:

@@ -60,6 +60,7 @@ class PackedBatch:
     experts: Tensor | None = None
     # [R] int64, of a context-parallel part: indices into the whole micro-batch's response tokens; None: all of them
     responses: Tensor | None = None
+    cached: Tensor | None = None  # [S] int64: prompt tokens that the engine took from its prefix cache; None: unknown
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Return the batch on `device`; `segments` stays on the CPU, where attention reads it."""
@@ -137,6 +138,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
         rollout_logprobs=_tensor([c.logprobs for c in completions], np.float32),
         old_logprobs=_all_or_none([c.old_logprobs for c in completions], lengths),
         reference_logprobs=_all_or_none([c.reference_logprobs for c in completions], lengths),
+        cached=torch.tensor([c.cached for c in completions], dtype=torch.int64),
         keys=tuple(keys),
         experts=_joined_experts(experts),
     )

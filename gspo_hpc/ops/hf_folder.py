@@ -13,12 +13,14 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
+from gspo_hpc.models.weight_files import INDEX, SINGLE
 from gspo_hpc.system.text import GIB
 
 MAX_FILE_BYTES = 2 * GIB  # limit of a safetensors file
@@ -35,14 +37,14 @@ class Folder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        index = self.path / "model.safetensors.index.json"
+        index = self.path / INDEX
         if index.exists():
             files: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        elif (self.path / "model.safetensors").exists():
-            with safe_open(self.path / "model.safetensors", framework="pt") as opened:
-                files = dict.fromkeys(opened.keys(), "model.safetensors")
+        elif (self.path / SINGLE).exists():
+            with _opened(self.path / SINGLE) as opened:
+                files = dict.fromkeys(opened.keys(), SINGLE)
         else:
-            raise ValueError(f"model.path {path} has no model.safetensors and no model.safetensors.index.json")
+            raise ValueError(f"model.path {path} has no {SINGLE} and no {INDEX}")
         self._files = files
 
     def names(self) -> set[str]:
@@ -53,8 +55,19 @@ class Folder:
         """Return one tensor as it is stored; ValueError where there is none of that name."""
         if name not in self._files:
             raise ValueError(f"model.path {self.path}: tensor {name} is missing")
-        with safe_open(self.path / self._files[name], framework="pt") as opened:
-            return opened.get_tensor(name)
+        with _opened(self.path / self._files[name]) as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+            return tensor
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; ValueError of one line for another one, and for one that is cut off."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            yield opened
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file, or it is cut off: {error}") from None
 
 
 def write(
@@ -108,7 +121,7 @@ def _write_tensors(
     files = _deal(shapes, dtype, limit)
     index: dict[str, str] = {}
     for number, entries in enumerate(files):
-        file = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        file = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else SINGLE
         index |= dict.fromkeys((name for name, _ in entries), file)
         with (folder / file).open("wb") as stream:
             stream.write(_header(entries, dtype))
@@ -120,7 +133,7 @@ def _write_tensors(
     if len(files) > 1:
         total = sum(_nbytes(shape, dtype) for _, shape in shapes)
         content = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1)
-        (folder / "model.safetensors.index.json").write_text(content + "\n", "utf-8")
+        (folder / INDEX).write_text(content + "\n", "utf-8")
 
 
 def _deal(shapes: Shapes, dtype: torch.dtype, limit: int) -> list[list[tuple[str, tuple[int, ...]]]]:

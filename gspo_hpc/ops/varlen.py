@@ -10,6 +10,7 @@ another one with the same signature.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.attention
 from torch import Tensor
 
 from gspo_hpc.ops.attention import lanes_of, num_tokens, own_tokens
@@ -60,6 +62,42 @@ def available(device: torch.device, dtype: torch.dtype) -> bool:
     except ImportError:
         return False
     return {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()
+
+
+_NEWER = {  # than FlashAttention 2, by the major compute capability that they are made for; the fastest first
+    9: (("FA3", "flash_attn_interface"), ("FA4", "flash_attn.cute")),
+    10: (("FA4", "flash_attn.cute"),),
+}
+
+
+def newest_kernel(major: int) -> str | None:
+    """Return torch's name of the newest FlashAttention that is installed and made for GPUs of this compute capability.
+
+    None stands for version 2, which torch has built in.
+    """
+    if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):  # an older torch
+        return None
+    return next((name for name, module in _NEWER.get(major, ()) if _is_installed(module)), None)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # of the package around it
+        return False
+
+
+@functools.cache
+def use_newest_kernel(device: torch.device) -> str | None:
+    """Have torch use the newest FlashAttention on this GPU, in this process, and return its name."""
+    name = newest_kernel(torch.cuda.get_device_capability(device)[0])
+    if name is not None:
+        try:
+            torch.nn.attention.activate_flash_attention_impl(name)
+        except (ImportError, RuntimeError) as error:  # one that does not match this torch
+            print(f"{name} is installed, and does not work here ({error}): attention uses FlashAttention 2", flush=True)
+            return None
+    return name
 
 
 def attend(

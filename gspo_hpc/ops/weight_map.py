@@ -183,14 +183,48 @@ def shard_shape(mapping: WeightMapping, arch: Architecture, size: int) -> tuple[
     return (sum(shape[0] for shape in mapping.shapes) // size, *tail)
 
 
-def row_pieces(mapping: WeightMapping, shard: torch.Tensor) -> list[tuple[str, tuple[int, ...], torch.Tensor]]:
-    """Return (name, full shape, piece of the shard) of each Hugging Face tensor that joins all ranks' pieces by rows.
+def needs_whole(mapping: WeightMapping, arch: Architecture, size: int) -> bool:
+    """Return True if the shards of `size` ranks must lie one right after the other to be viewed as one tensor.
 
-    Padding may follow the last piece. The list is empty where the parameter is split in another way.
+    That is where their rows are joined first: padding is cut off at the end, and ranks have parts of groups of heads.
     """
-    if mapping.cut not in ("gate_up", "vocab"):
-        return []
-    return list(zip(mapping.hf, mapping.shapes, shard.chunk(len(mapping.hf)), strict=True))
+    rows = (arch.num_attention_heads // arch.num_key_value_heads + 2) * arch.head_dim
+    return mapping.cut == "vocab" or (mapping.cut == "qkv" and shard_shape(mapping, arch, size)[0] % rows != 0)
+
+
+def of_experts(name: str, expert: int | None) -> str:
+    """Return the name of an expert's tensor with {} in place of the expert's number."""
+    before, found, after = name.rpartition(f".{expert}.")
+    assert found, name
+    return f"{before}.{{}}.{after}"
+
+
+def to_views(
+    mapping: WeightMapping, shards: torch.Tensor, arch: Architecture
+) -> list[tuple[str, tuple[int, ...], torch.Tensor]]:
+    """Return (name, shape, view) of each Hugging Face tensor, from all ranks' shards [..., size, *shard].
+
+    A view has more dimensions than the tensor, and its elements in the same order; it is none where :func:`needs_whole`
+    is true and the shards lie apart. The leading dimensions stay in front, those of shape are the tensor's own.
+    """
+    lead = shards.ndim - 1 - len(mapping.shapes[0])
+    if mapping.cut == "none":
+        views = [shards.select(lead, 0)]
+    elif mapping.cut == "columns":
+        views = [shards.transpose(lead, lead + 1)]
+    elif mapping.cut == "vocab":
+        views = [shards.flatten(lead, lead + 1).narrow(lead, 0, arch.vocab_size)]
+    elif mapping.cut == "gate_up":
+        views = list(shards.unflatten(lead + 1, (2, -1)).unbind(lead + 1))
+    else:
+        assert mapping.cut == "qkv", mapping
+        dim = arch.head_dim
+        queries = arch.num_attention_heads // arch.num_key_value_heads * dim
+        if shards.shape[lead + 1] % (queries + 2 * dim):  # each rank has a part of a group
+            shards = shards.flatten(lead, lead + 1).unsqueeze(lead)
+        groups = shards.unflatten(lead + 1, (-1, queries + 2 * dim))
+        views = list(groups.split([queries, dim, dim], dim=lead + 2))
+    return list(zip(mapping.hf, mapping.shapes, views, strict=True))
 
 
 def to_hf(mapping: WeightMapping, shards: torch.Tensor, arch: Architecture) -> list[tuple[str, torch.Tensor]]:
@@ -198,20 +232,4 @@ def to_hf(mapping: WeightMapping, shards: torch.Tensor, arch: Architecture) -> l
 
     This is the inverse of :func:`to_shard`. The tensors may be views of the shards.
     """
-    if mapping.cut == "none":
-        return [(mapping.hf[0], shards[0])]
-    if mapping.cut == "columns":
-        return [(mapping.hf[0], shards.transpose(0, 1).reshape(mapping.shapes[0]))]
-    if mapping.cut == "vocab":
-        return [(mapping.hf[0], shards.flatten(0, 1)[: arch.vocab_size])]
-    tail = shards.shape[2:]
-    if mapping.cut == "gate_up":
-        halves = shards.unflatten(1, (2, -1)).unbind(1)
-    else:
-        dim = arch.head_dim
-        queries = arch.num_attention_heads // arch.num_key_value_heads * dim
-        if shards.shape[1] % (queries + 2 * dim):  # each rank has a part of a group
-            shards = shards.flatten(0, 1)[None]
-        groups = shards.unflatten(1, (-1, queries + 2 * dim))
-        halves = groups.split([queries, dim, dim], dim=2)
-    return [(name, half.reshape(-1, *tail)) for name, half in zip(mapping.hf, halves, strict=True)]
+    return [(name, view.reshape(shape)) for name, shape, view in to_views(mapping, shards, arch)]

@@ -51,7 +51,7 @@ def _splits(config: Config, response_tokens: float | None, models: Models) -> It
 
 def _times(config: Config, response_tokens: float | None, models: Models) -> time.Times | None:
     """Return the times of a config that keeps the rules and fits; None of another."""
-    plan, arch = judge(config, models=models), models.find(config)
+    plan, arch = judge(config, models=models, enough=0), models.find(config)
     completions = plan.quantities.get("generation_batch_size")
     if plan.broken or arch is None or not completions or config.cluster.gpu is None:
         return None

@@ -5,47 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.rules.ids import RuleId
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.estimates.advice import Case
+    from gspo_hpc.planning.estimates.memory import Estimate
 
 Number = int | float
 
 
-@dataclass(frozen=True)
-class Broken:
+class Broken(NamedTuple):
     """A rule that does not hold, and a message with its numbers."""
 
     rule: RuleId
     message: str
 
 
-@dataclass(frozen=True)
-class NotRun:
-    """A feature that this version plans and does not run, and the reason with what to set instead."""
+class NotRun(NamedTuple):
+    """A feature that this version can plan, but not run, and the reason with what to set instead."""
 
     feature: str
     reason: str
-
-
-class Models:
-    """The models that plans are made for. Each is read once, however many plans are made."""
-
-    def __init__(self) -> None:
-        self.planned = cache(architecture.planned)  # by model.path
-        self.untrained = cache(architecture.untrained)  # by model.path and model.provider
-        self._found: dict[tuple[str | None, str], architecture.Architecture | None] = {}
-
-    def find(self, config: Config) -> architecture.Architecture | None:
-        """Return what `architecture.find` returns."""
-        key = (config.model.path, config.model.provider)
-        if key not in self._found:
-            self._found[key] = architecture.find(config)
-        return self._found[key]
 
 
 @dataclass(frozen=True)
@@ -58,18 +43,54 @@ class ModelFile:
 
     def size(self, *names: str) -> int | None:
         """Return the whole number under the first of these names that has one; None if none has."""
-        content = self.content or {}
-        return next((content[name] for name in names if isinstance(content.get(name), int)), None)
+        content = self.content
+        if content is not None:
+            for name in names:
+                if isinstance(value := content.get(name), int):
+                    return value
+        return None
 
-    @property
+    @cached_property
     def kv_heads(self) -> int | None:
         """Key-value heads: as many as attention heads where they are not given."""
         return self.size("num_key_value_heads") or self.size("num_attention_heads")
 
-    @property
+    @cached_property
     def experts(self) -> int | None:
         """Experts of a layer; None: the model has none, or that is not known."""
         return self.size("num_experts", "num_local_experts", "n_routed_experts")
+
+
+class Models:
+    """The models that plans are made for. Each is read once, however many plans are made."""
+
+    def __init__(self) -> None:
+        self.planned = cache(architecture.planned)  # by model.path
+        self.untrained = cache(architecture.untrained)  # by model.path and model.provider
+        self._found: dict[tuple[str | None, str], architecture.Architecture | None] = {}
+        self._files: dict[str | None, ModelFile] = {None: ModelFile(None)}
+
+    def find(self, config: Config) -> architecture.Architecture | None:
+        """Return what `architecture.find` returns."""
+        key = (config.model.path, config.model.provider)
+        if key not in self._found:
+            self._found[key] = architecture.find(config)
+        return self._found[key]
+
+    def file(self, path: str | None) -> ModelFile:
+        """Return the config.json of the model at a path, its own or a shipped one."""
+        if path not in self._files:
+            self._files[path] = self._file(str(path))
+        return self._files[path]
+
+    def _file(self, path: str) -> ModelFile:
+        try:
+            content, note = self.planned(path)
+        except ValueError as error:
+            return ModelFile(None, error=str(error))
+        if content is not None and isinstance(content.get("text_config"), dict):
+            content = content["text_config"]
+        return ModelFile(content, note)
 
 
 class PlanBuilder:
@@ -88,6 +109,7 @@ class PlanBuilder:
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self.memory: Estimate | None = None
+        self.case: Case | None = None  # what rules about memory look at, where it may not fit
 
     @property
     def architecture(self) -> architecture.Architecture | None:
@@ -97,15 +119,7 @@ class PlanBuilder:
     @cached_property
     def model_file(self) -> ModelFile:
         """The model's config.json, its own or a shipped one."""
-        if self.config.model.path is None:
-            return ModelFile(None)
-        try:
-            content, note = self.models.planned(self.config.model.path)
-        except ValueError as error:
-            return ModelFile(None, error=str(error))
-        if content is not None and isinstance(content.get("text_config"), dict):
-            content = content["text_config"]
-        return ModelFile(content, note)
+        return self.models.file(self.config.model.path)
 
     @property
     def longest_sequence(self) -> int:

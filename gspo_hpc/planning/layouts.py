@@ -1,10 +1,11 @@
 """The best layouts for a model on given GPUs, ranked, each with its headroom, its risk and its reasons.
 
 Every layout that is looked at keeps the rules of the plan and fits by the memory estimate. The time estimate ranks
-them, with two corrections (`_counted`): a layout that leaves less of the GPU than peaks may need counts as slower, the
-less it leaves, and among layouts that are about as fast, tensor parallelism within a node goes before pipelines, and
-these before experts on ranks of their own; fewer cuts go before more. Where a correction changes the order of times, a
-reason says so. suggest/cuts.py has the layouts, suggest/savings.py what is recomputed and offloaded.
+them, with two corrections (`counted`): a layout that leaves less of the GPU than peaks may need counts as slower, the
+less it leaves, and among layouts that are about as fast, tensor parallelism within a node goes before experts on ranks
+of their own, these before context parallelism, and that before pipelines; fewer cuts go before more. Where a correction
+changes the order of times, a reason says so. suggest/cuts.py has the layouts, suggest/savings.py what is recomputed and
+offloaded.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate, shown
-from gspo_hpc.planning.fixes.candidates import value_of
-from gspo_hpc.planning.plan import judge, make_plan
+from gspo_hpc.planning.plan import holds, judge
+from gspo_hpc.planning.settings import value_of
 from gspo_hpc.planning.suggest import batches, cuts, savings
 from gspo_hpc.system.text import in_gib
 
@@ -124,18 +125,18 @@ class Search:
         for one in best:
             if len(found) == limit:
                 break
-            if make_plan(one.config).valid:
+            if holds(one.config, models=self.models):
                 found.append(one)
         return found
 
     def fits(self) -> bool:
         """Return whether there is a layout; quicker than looking for the best."""
-        return any(make_plan(chosen).valid for wanted in self.allowed() for chosen, _ in self.fitting(wanted))
+        return any(holds(chosen, models=self.models) for wanted in self.allowed() for chosen, _ in self.fitting(wanted))
 
     def allowed(self) -> Iterator[Config]:
         """Yield every cut that keeps the rules that are not about memory."""
         for wanted in cuts.every(self.arch, self.config, self.keep, self.models):
-            if not judge(wanted, models=self.models).broken:
+            if not judge(wanted, models=self.models, enough=0).broken:
                 yield wanted
 
     def fitting(self, wanted: Config) -> Iterator[tuple[Config, Estimate]]:
@@ -215,9 +216,9 @@ def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:
     gain = 1.0 - fastest.times.rollout / one.times.rollout
     if gain <= 0:
         return ""
-    text = f"goes before a layout that is {gain:.1%} faster, because"
+    text = f"ranks before a layout that is {gain:.1%} faster, because"
     if _short(fastest.memory.headroom) > _short(one.memory.headroom):
-        return f"{text} that one leaves only {fastest.memory.headroom:.0%} of the GPU"
+        return f"{text} that one leaves only {fastest.memory.headroom:.0%} of the GPU's memory"
     return f"{text} it cuts the model less, or within a node; estimates cannot tell such times apart"
 
 
@@ -233,15 +234,15 @@ def _watch(search: Search, one: Candidate) -> Iterator[str]:
 def _saved(config: Config, chosen: Config) -> Iterator[str]:
     """Yield what a layout does to save memory, with what it does without."""
     if chosen.memory.recompute_granularity == "full":
-        yield "layers are recomputed, because activations leave too little otherwise"
+        yield "layers are recomputed, because activations leave too little memory otherwise"
     if chosen.memory.offload_optimizer:
-        yield "the optimizer's state waits in host memory, because it leaves too little otherwise"
+        yield "the optimizer's state waits in host memory, because it leaves too little on the GPU otherwise"
     if chosen.memory.offload_trainer != config.memory.offload_trainer:
-        yield "the trainer moves to host memory while engines generate, because both do not fit"
+        yield "the trainer moves to host memory while engines generate, because both do not fit on the GPU"
     if chosen.batch.micro_batch_tokens != config.batch.micro_batch_tokens:
-        yield f"micro-batches have {chosen.batch.micro_batch_tokens:,} tokens, because larger ones leave too little"
+        yield f"micro-batches have {chosen.batch.micro_batch_tokens:,} tokens, because larger ones need too much memory"
     if chosen.optimizer.grad_reduce_in_fp32 != config.optimizer.grad_reduce_in_fp32:
-        yield "gradients are kept and summed in 16 bits, because nothing else is enough"
+        yield "gradients are kept and summed in 16 bits, because nothing else saves enough memory"
     if chosen.rollout.sleep_level != config.rollout.sleep_level:
         yield "sleeping engines drop their weights, because slurm.mem does not hold them"
     if (share := value_of(chosen, savings.UTILIZATION)) != value_of(config, savings.UTILIZATION):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 
 from gspo_hpc.config.reading.places import Places
@@ -49,16 +48,32 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "rollout.engines_per_node": ("cluster.gpus_per_node", "rollout.tensor_parallel_size"),
     _ETP: (_TP,),
 }
-_FREE = re.compile(r"(rollout\.engine|algorithm)\.\w+")
+_FREE = re.compile(r"\b(?:rollout\.engine|algorithm)\.\w+")
+_START = re.compile(r"(?<![\w.])\w|\b(?=rollout\.engine\.\w|algorithm\.\w)")  # where a word may begin
+_GOES_ON = re.compile(r"\w|\.\w")
 
 
 def mentioned(message: str) -> tuple[str, ...]:
     """Return the dotted keys of the settings that a message speaks of, in its order."""
-    words, pattern = _words()
-    found: list[str] = []
-    for match in pattern.finditer(message):
-        found += [match[0]] if _FREE.fullmatch(match[0]) else words[match[0]]
+    found, end = list[str](), 0
+    for start in (match.start() for match in _START.finditer(message)):
+        if start < end:  # inside the word before
+            continue
+        if free := _FREE.match(message, start):
+            found.append(free[0])
+            end = free.end()
+        elif message[start - 1 : start] != "." and (word := _word_at(message, start)):
+            found += _words()[message[start]][word]
+            end = start + len(word)
     return tuple(dict.fromkeys(found))
+
+
+def _word_at(message: str, start: int) -> str | None:
+    """Return the longest word of a setting that stands in a message from `start`, and does not go on behind it."""
+    for word in _words().get(message[start], ()):
+        if message.startswith(word, start) and not _GOES_ON.match(message, start + len(word)):
+            return word
+    return None
 
 
 def given(broken: Broken, places: Places) -> dict[str, str]:
@@ -69,15 +84,13 @@ def given(broken: Broken, places: Places) -> dict[str, str]:
 
 
 @cache
-def _words() -> tuple[dict[str, tuple[str, ...]], re.Pattern[str]]:
-    """Return the settings behind each word, and a pattern of all words, longer ones first."""
+def _words() -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the settings behind each word by its first letter, longer words first."""
     words: dict[str, tuple[str, ...]] = {key: (key,) for key in keys()}
     last = {key: key.split(".")[1] for key in keys()}
     once = {name for name, count in Counter(last.values()).items() if count == 1 and "_" in name}
     words |= {name: (key,) for key, name in last.items() if name in once} | _WORDS
-    return words, re.compile("|".join([rf"\b{_FREE.pattern}", *_alternatives(words)]))
-
-
-def _alternatives(words: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
     for word in sorted(words, key=len, reverse=True):
-        yield rf"(?<![\w.]){re.escape(word)}(?!\w|\.\w)"
+        found.setdefault(word[0], {})[word] = words[word]
+    return found

@@ -7,19 +7,22 @@ rules/, one file for each subject.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.derived import PassSize, pass_sizes
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning import mentions, quantities, remarks
+from gspo_hpc.planning import exactness, quantities, remarks
 from gspo_hpc.planning.builder import Broken, Models, NotRun, Number, PlanBuilder
-from gspo_hpc.planning.estimates import advice, devices
-from gspo_hpc.planning.estimates import memory as memory_estimate
+from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.quantities import max_steps
+from gspo_hpc.planning.rules import memory as memory_rules
 from gspo_hpc.planning.rules import planned_only, registry
 
-__all__ = ["Broken", "Models", "NotRun", "Plan", "PlanError", "judge", "make_plan", "max_steps"]
+if TYPE_CHECKING:
+    from gspo_hpc.planning.estimates.memory import Estimate
+
+__all__ = ["Broken", "Models", "NotRun", "Plan", "PlanError", "holds", "judge", "make_plan", "max_steps"]
 
 
 class PlanError(ValueError):
@@ -35,6 +38,8 @@ class PlanError(ValueError):
 
 
 def _where(item: Broken, places: Places) -> str:
+    from gspo_hpc.planning import mentions  # only here: most plans are valid
+
     found = together(mentions.given(item, places).values())
     return f" (set by {found})" if found else ""
 
@@ -47,11 +52,12 @@ class Plan:
     layout: dict[str, int] = field(default_factory=dict)
     passes: dict[str, PassSize] = field(default_factory=dict)  # update, old_logprobs, reference
     broken: tuple[Broken, ...] = ()
-    not_run: tuple[NotRun, ...] = ()  # what this version plans and does not run
+    not_run: tuple[NotRun, ...] = ()  # what this version can plan, but not run
     missing: tuple[str, ...] = ()  # keys that a run needs besides
     warnings: tuple[str, ...] = ()  # allowed, but hardly meant
     notes: tuple[str, ...] = ()
-    memory: memory_estimate.Estimate | None = None  # where cluster.gpu and the model are known, and the layout is whole
+    exactness: Exactness | None = None  # what is equal after a kill
+    memory: Estimate | None = None  # where cluster.gpu and the model are known, and the layout is whole
 
     @property
     def valid(self) -> bool:
@@ -77,12 +83,13 @@ class Plan:
             "runnable": self.runnable,
             "quantities": self.quantities,
             "broken": [{"rule": str(item.rule), "message": item.message} for item in self.broken],
-            "not_run": [vars(item) for item in self.not_run],
+            "not_run": [item._asdict() for item in self.not_run],
             "missing": list(self.missing),
             "layout": self.layout,
-            "passes": {name: vars(size) for name, size in self.passes.items()},
+            "passes": {name: size._asdict() for name, size in self.passes.items()},
             "warnings": list(self.warnings),
             "notes": list(self.notes),
+            "exactness": None if self.exactness is None else self.exactness.to_json(),
             "memory": None if self.memory is None else self.memory.to_json(),
         }
 
@@ -93,6 +100,7 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
     `rows`: prompts in the training data, if known.
     """
     plan = judge(config, rows)
+    quantities.fill_in_steps(plan)
     remarks.add(plan)
     _judge_memory(plan)
     return Plan(
@@ -104,41 +112,61 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
         missing=tuple(config.missing()),
         warnings=tuple(plan.warnings),
         notes=tuple(plan.notes),
+        exactness=exactness.of(config),
         memory=plan.memory,
     )
 
 
 def judge(
-    config: Config, rows: int | None = None, models: Models | None = None, *, memory: bool = False
+    config: Config,
+    rows: int | None = None,
+    models: Models | None = None,
+    *,
+    memory: bool = False,
+    enough: int | None = None,
 ) -> PlanBuilder:
     """Return a plan with its quantities and broken rules, for callers that judge many configs in a row.
 
     With `models`, each model is read once. Rules about memory take longest: they are looked at only if `memory` asks
-    for it and every other rule holds, and so are warnings.
+    for it and every other rule holds, and warnings only if all do. Where more than `enough` rules are broken, the plan
+    has just as many as show that, whichever they are: that takes a third of the time.
     """
     plan = PlanBuilder(config, rows, models)
     quantities.fill_in(plan)
-    registry.apply(plan)
+    if enough is None:
+        registry.apply(plan)
+    else:
+        registry.apply_until(plan, enough)
+        if len(plan.broken) > enough:
+            return plan
     plan.not_run += planned_only.found(plan)
     if memory and not plan.broken:
-        remarks.add(plan)
         _judge_memory(plan)
+        if not plan.broken:
+            remarks.add(plan)
     return plan
+
+
+def holds(config: Config, rows: int | None = None, models: Models | None = None) -> bool:
+    """Return whether the plan of a config is valid, without the plan; quicker than making it."""
+    return not judge(config, rows, models, memory=True, enough=0).broken
 
 
 def _judge_memory(plan: PlanBuilder) -> None:
     """Estimate memory if the layout is whole, and look at the rules about it."""
     plan.memory = _estimate(plan)
+    plan.case = memory_rules.case(plan)
     registry.apply(plan, memory=True)
-    if case := advice.case(plan):
-        plan.warnings += advice.warnings(case)
+    plan.warnings += memory_rules.warnings(plan)
 
 
-def _estimate(plan: PlanBuilder) -> memory_estimate.Estimate | None:
+def _estimate(plan: PlanBuilder) -> Estimate | None:
     """Return the memory that phases take; None where the layout is not whole, the GPU or the model not known."""
     cluster, arch = plan.config.cluster, plan.architecture
     if cluster.gpu is None or not all(registry.rules()[item.rule].estimable for item in plan.broken):
         return None
+    from gspo_hpc.planning.estimates import devices, memory  # only here: plans for a CPU do without
+
     try:
         device = devices.find(cluster.gpu, cluster.network_gb_per_s)
     except ValueError:  # a rule says so
@@ -146,4 +174,4 @@ def _estimate(plan: PlanBuilder) -> memory_estimate.Estimate | None:
     if arch is None:
         plan.notes.append("Memory and time are not estimated: the sizes of the model are not known.")
         return None
-    return memory_estimate.estimate(arch, plan.config, device)
+    return memory.estimate(arch, plan.config, device)

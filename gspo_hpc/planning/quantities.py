@@ -16,12 +16,32 @@ from gspo_hpc.planning.builder import PlanBuilder
 
 
 def fill_in(plan: PlanBuilder) -> None:
-    """Fill in the layout and the quantities of a plan, as far as they can be known."""
+    """Fill in the layout and the quantities of a plan that rules look at, as far as they can be known."""
     _engines(plan)
     _grid(plan)
     _batch(plan)
     _prompts(plan)
-    _steps(plan)
+
+
+def fill_in_steps(plan: PlanBuilder) -> None:
+    """Fill in steps, rollouts, epochs and completions of the run."""
+    config, q, rows = plan.config, plan.quantities, plan.rows
+    gbs, group = config.batch.global_batch_size, config.batch.num_generations
+    prompts, spg = q.get("num_rollout_prompts"), q.get("steps_per_generation")
+    if rows is not None and group and prompts is not None:
+        q["num_rows"] = rows
+        if gbs:  # per device x dp_size x gradient accumulation: the global batch, however it is cut
+            q["steps_per_epoch"] = max_steps(rows, group, gbs, 1, 1, config.batch.num_iterations)
+    steps = config.run.max_steps or epoch_steps(config, rows)
+    if steps is None or spg is None or spg.denominator != 1:
+        return
+    updates = int(spg) * config.batch.num_iterations
+    rollouts = -(-steps // updates)
+    q |= {"max_steps": steps, "num_rollouts": rollouts}
+    if gen := q.get("generation_batch_size"):
+        q["num_completions"] = rollouts * gen
+    if rows and prompts is not None:
+        q["num_epochs"] = Fraction(rollouts * prompts, rows)
 
 
 def max_steps(
@@ -166,24 +186,3 @@ def _prompts(plan: PlanBuilder) -> None:
         q["num_iters_per_step"] = per_group / mbs
     if gbs:
         q["num_prompts_per_dp_group"] = Fraction(gbs, group * dp)
-
-
-def _steps(plan: PlanBuilder) -> None:
-    """Fill in steps, rollouts, epochs and completions of the run."""
-    config, q, rows = plan.config, plan.quantities, plan.rows
-    gbs, group = config.batch.global_batch_size, config.batch.num_generations
-    prompts, spg = q.get("num_rollout_prompts"), q.get("steps_per_generation")
-    if rows is not None and group and prompts is not None:
-        q["num_rows"] = rows
-        if gbs:  # per device x dp_size x gradient accumulation: the global batch, however it is cut
-            q["steps_per_epoch"] = max_steps(rows, group, gbs, 1, 1, config.batch.num_iterations)
-    steps = config.run.max_steps or epoch_steps(config, rows)
-    if steps is None or spg is None or spg.denominator != 1:
-        return
-    updates = int(spg) * config.batch.num_iterations
-    rollouts = -(-steps // updates)
-    q |= {"max_steps": steps, "num_rollouts": rollouts}
-    if gen := q.get("generation_batch_size"):
-        q["num_completions"] = rollouts * gen
-    if rows and prompts is not None:
-        q["num_epochs"] = Fraction(rollouts * prompts, rows)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Seat:
+class Seat(NamedTuple):
     """One rank. Everything is counted from 0; `gpu` within the node, `engine` over all nodes."""
 
     rank: int
@@ -29,8 +28,7 @@ class Seat:
     engine: int | None  # None: no engine generates on this GPU
 
 
-@dataclass(frozen=True)
-class Dimension:
+class Dimension(NamedTuple):
     """One kind of group: how many ranks each has, how far these are apart, over how many nodes it reaches at most."""
 
     name: str  # a field of Seat

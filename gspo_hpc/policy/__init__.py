@@ -1,1 +1,10 @@
 """Megatron-Core: process groups, the model, its optimizer and schedule."""
+
+import sys
+
+import torch
+
+if not torch.cuda.is_available():
+    # Where Transformer Engine is installed, Megatron takes its optimizer and its kernels for gradients on any platform,
+    # and they want pointers into a GPU. An import of it fails from here on, as if it were not there.
+    sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]

@@ -22,8 +22,10 @@ from megatron.core.transformer.enums import AttnBackend
 from gspo_hpc.config.schema import Config
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.batch import PackedBatch
+from gspo_hpc.ops.weight_parts import Memory, Part, packed
 from gspo_hpc.policy import compat
 from gspo_hpc.policy.model import DTYPES, mark_shards, recompute
+from gspo_hpc.system.progress import limited
 
 
 class PackedChunk(compat.HiddenStates):
@@ -89,11 +91,16 @@ class Bridged:
 
     def load(self, chunks: Sequence[Any], folder: str | Path) -> None:
         """Fill the chunks from a Hugging Face folder (see Provider)."""
-        self._settings.bridge.load_weights(list(chunks), str(folder))
+        with limited():  # by the others, which wait in a collective: the library tells nobody how far it has come
+            self._settings.bridge.load_weights(list(chunks), str(folder))
 
-    def stream(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return every Hugging Face tensor, full and in a fixed order (see Provider)."""
-        return self._settings.bridge.export_weights(list(chunks))
+    def stream(self, chunks: Sequence[Any], memory: Memory | None = None) -> Iterator[Sequence[Part]]:
+        """Yield every Hugging Face tensor, full and in a fixed order (see Provider)."""
+        tensors: Iterator[tuple[str, torch.Tensor]] = self._settings.bridge.export_weights(list(chunks))
+        if memory is not None:
+            yield from packed(tensors)(memory)
+        else:
+            yield from ([Part(name, tuple(tensor.shape), tensor)] for name, tensor in tensors)
 
 
 def _settings(config: Config) -> Any:

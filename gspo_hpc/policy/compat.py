@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 import torch.utils._device
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel import mappings, random
+from megatron.core.distributed import param_and_grad_buffer
+from megatron.core.tensor_parallel import layers, mappings, random
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.transformer.moe.router import TopKRouter
 
@@ -45,6 +46,16 @@ def set_rotary(model: Any, rotary: torch.nn.Module) -> None:
     what ``GPTModel._preprocess`` calls it with.
     """
     model.rotary_pos_emb = rotary
+
+
+def bind_reduce_scatter(function: Any) -> None:
+    """Have Megatron scatter sums with `function`, which takes the arguments of torch's ``reduce_scatter_tensor``.
+
+    Relies on the name ``dist_reduce_scatter_func``, under which three modules keep torch's function from their import
+    on (0.16 to 0.19). On an upgrade look for other modules that keep a collective of torch under a name of their own.
+    """
+    for module in (mappings, layers, param_and_grad_buffer):
+        module.dist_reduce_scatter_func = function
 
 
 class ReplayableRouter(TopKRouter):

@@ -141,7 +141,10 @@ class FusedPackedAttention(PackedAttention):
 
 
 def uses_transformer_engine(config: Config) -> bool:
-    """Return True if the model is built of Transformer Engine's layers; ValueError where it must be and cannot."""
+    """Return True if the model is built of Transformer Engine's layers; ValueError where it must be and cannot.
+
+    In float32 it is only if that is asked for: the attention that Transformer Engine has for it keeps all scores.
+    """
     wanted, cuda = config.model.layers, config.cluster.platform == "cuda"
     there = cuda and importlib.util.find_spec("transformer_engine") is not None
     if wanted == "transformer_engine" and not there:
@@ -149,7 +152,7 @@ def uses_transformer_engine(config: Config) -> bool:
         raise ValueError(f"model.layers: transformer_engine cannot be used, {lacks}; model.layers=torch needs nothing")
     if config.model.fp8 and (wanted == "torch" or not there):
         raise ValueError("model.fp8 needs the layers of Transformer Engine: install it, and leave model.layers at auto")
-    return wanted != "torch" and there
+    return there and wanted != "torch" and (wanted == "transformer_engine" or config.model.dtype != "float32")
 
 
 def layer_spec(arch: Architecture, has_experts: bool, fused: bool) -> ModuleSpec:

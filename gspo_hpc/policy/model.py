@@ -13,6 +13,8 @@ Shapes: T tokens of a micro-batch, H hidden size, D head size, V_local rows of t
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +31,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from gspo_hpc.config.derived import deterministic_kernels
 from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture, Rope
+from gspo_hpc.ops import varlen
 from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.ops.rope import inverse_frequencies
 from gspo_hpc.ops.weight_map import padded_vocab_size
@@ -60,6 +64,20 @@ class PositionedRotary(torch.nn.Module):
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
+@contextlib.contextmanager
+def rotated_by(chunks: Sequence[Any], rope: Rope, head_dim: int) -> Iterator[None]:
+    """Have the model compute with other rotary embeddings within the block."""
+    rotaries = [chunk.rotary_pos_emb for chunk in chunks]
+    before = [rotary.inverse for rotary in rotaries]
+    for rotary in rotaries:
+        rotary.inverse = inverse_frequencies(rope, head_dim).to(rotary.inverse.device)
+    try:
+        yield
+    finally:
+        for rotary, inverse in zip(rotaries, before, strict=True):
+            rotary.inverse = inverse
+
+
 class PackedGPTModel(compat.HiddenStates, GPTModel):
     """A GPTModel whose last stage returns hidden states [T, 1, H] after the final norm."""
 
@@ -85,9 +103,9 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
     """Return Megatron's configuration of the model and of its parallel layout."""
     parallel = config.parallel
     dtype = DTYPES[config.model.dtype]
-    cpu = config.cluster.platform == "cpu"
+    cpu, fused = config.cluster.platform == "cpu", uses_transformer_engine(config)
     return TransformerConfig(
-        **moe.settings(arch, config, uses_transformer_engine(config)),
+        **moe.settings(arch, config, fused),
         num_layers=arch.num_layers,
         hidden_size=arch.hidden_size,
         ffn_hidden_size=arch.ffn_hidden_size,
@@ -125,13 +143,14 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         sequence_parallel=parallel.sequence_parallel,
         **recompute(config.memory),
         **({"fp8": config.model.fp8, "fp8_recipe": config.model.fp8_recipe} if config.model.fp8 else {}),
+        deterministic_mode=deterministic_kernels(config),
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
         gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=not cpu,  # SwiGLU in one kernel, which keeps nothing but its input
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        apply_rope_fusion=False,
+        apply_rope_fusion=fused,  # Transformer Engine's kernel, which takes an angle for each token
         persist_layer_norm=False,
     )
 
@@ -176,6 +195,8 @@ def build(arch: Architecture, config: Config, device: torch.device) -> list[Pack
     settings = transformer_config(arch, config)
     size = settings.virtual_pipeline_model_parallel_size
     fused = uses_transformer_engine(config)
+    if device.type == "cuda" and not fused:
+        varlen.use_newest_kernel(device)
     return [_chunk(arch, settings, None if size is None else number, device, fused) for number in range(size or 1)]
 
 

@@ -46,6 +46,7 @@ def settings(arch: Architecture, config: Config, fused: bool) -> dict[str, Any]:
         "moe_flex_dispatcher_backend": "deepep",  # read with flex only
         "num_moe_experts": experts.count,
         "moe_grouped_gemm": fused,
+        "moe_permute_fusion": fused,  # Transformer Engine's kernels, which need no index on the host
         "moe_router_topk": experts.top_k,
         "moe_ffn_hidden_size": experts.ffn_hidden_size,
         "moe_layer_freq": [int(arch.has_experts(layer)) for layer in range(arch.num_layers)],

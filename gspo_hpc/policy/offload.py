@@ -1,9 +1,9 @@
 """Offloading of the trainer: what a rank trains with goes to host memory while engines generate on the same GPUs.
 
 Engines need the memory for their cache. Weights, the optimizer's state and its fp32 masters are copied into host
-memory that is kept from one time to the next (pinned on CUDA); gradients are dropped. Then the storages are emptied in
-place: every view of them stays valid, and finds its values again when they are back. Megatron-Core's own offloading
-allocates everything anew each time, and does not know weights that are their own masters.
+memory that is kept from one time to the next (page-locked on CUDA); gradients are dropped. Then the storages are
+emptied in place: every view of them stays valid, and finds its values again when they are back. Megatron-Core's own
+offloading allocates everything anew each time, and does not know weights that are their own masters.
 
 Trainer and engines take turns. An engine with tensor parallelism allocates on the GPUs of several ranks, and only one
 of these ranks talks to it, so no rank may rely on what it has freed itself: all ranks leave, wait for each other, and
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.process_groups import barrier
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class OffloadBuffer:
     """Host memory for a set of tensors, all of which are offloaded or none."""
 
     def __init__(self) -> None:
+        self._memory = HostMemory()
         self._host: dict[int, torch.Tensor] = {}  # by place in the order of storages
         self._offloaded: list[tuple[torch.UntypedStorage, int, bool]] = []  # with size in bytes; True if copied
         self.is_offloaded = False
@@ -69,8 +71,8 @@ class OffloadBuffer:
     def _copy(self, place: int, storage: torch.UntypedStorage) -> None:
         host = self._host.get(place)
         if host is None or host.numel() != storage.nbytes():
-            cuda = storage.device.type == "cuda"
-            host = self._host[place] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=cuda)
+            locked = storage.device.type == "cuda"
+            host = self._host[place] = self._memory.empty([storage.nbytes()], torch.uint8, locked=locked)
         host.copy_(_bytes(storage), non_blocking=True)
 
 

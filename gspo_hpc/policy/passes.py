@@ -82,6 +82,11 @@ class Pass:
         self._policy, self._name = policy, name
         self._monitor = PassMonitor() if monitor is None else monitor
         self.abandoned = False  # True once this rank skips the rest of the pass
+        self._vote: _Vote | None = None  # of the ranks that decide together, begun before the micro-batch before
+        parallel = policy.config.parallel
+        # Gradients and parameters that travel beside the passes wait for every layer of every rank: such a pass is left
+        # before it begins, or not at all.
+        self._overlaps = parallel.overlap_grad_reduce or parallel.overlap_param_gather
 
     def run(
         self, forward_step: Any, batches: Sequence[PackedBatch], *, forward_only: bool, record_experts: bool = False
@@ -91,6 +96,8 @@ class Pass:
         Raises Abandoned, on all ranks, if one of them left the pass.
         """
         policy = self._policy
+        if self._overlaps and any_rank(self._monitor.stop_requested(), policy.ranks.device):
+            raise Abandoned
         factor = flops.FORWARD if forward_only else flops.FORWARD_AND_BACKWARD
         self._monitor.count(self._name, batches, _forward_flops(policy, batches) * factor)
         policy.routing.begin(training=not forward_only, recording=record_experts)
@@ -132,20 +139,43 @@ class Pass:
         """Return True if this pass is left.
 
         Ranks that compute one sample, or with one another's experts, decide together; the others need not, since they
-        meet only after the last micro-batch.
+        meet only after the last micro-batch. What was voted on before one micro-batch counts from the next one on: to
+        wait for it at once would leave a GPU without work after every micro-batch.
         """
-        ranks = self._policy.ranks
-        if not self.abandoned:
+        if self.abandoned or self._overlaps:
+            return self.abandoned
+        group = self._deciding()
+        if group.size() == 1:
             self.abandoned = self._monitor.stop_requested()
-            if ranks.ep_size > 1:
-                group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
-            else:
-                group = parallel_state.get_tensor_and_context_parallel_group()
-            if group.size() > 1:
-                value = torch.tensor([int(self.abandoned)], dtype=torch.int32, device=ranks.device)
-                dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
-                self.abandoned = bool(value.item())
+        else:
+            before, self._vote = self._vote, _Vote(self._monitor.stop_requested(), group, self._policy.ranks.device)
+            self.abandoned = before is not None and before.result()
         return self.abandoned
+
+    def _deciding(self) -> dist.ProcessGroup:
+        if self._policy.ranks.ep_size > 1:
+            return parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+        return parallel_state.get_tensor_and_context_parallel_group()
+
+
+class _Vote:
+    """A question to a group of ranks, whose answer is true if any of them says so. All make one together."""
+
+    def __init__(self, answer: bool, group: dist.ProcessGroup, device: torch.device) -> None:
+        value = torch.tensor([int(answer)], dtype=torch.int32, device=device)
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
+        self._value, self._arrived = value, None
+        if device.type == "cuda":  # reading it later would wait for all that the GPU has been given by then
+            self._value = torch.empty(1, dtype=torch.int32, pin_memory=True)
+            self._value.copy_(value, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def result(self) -> bool:
+        """Return whether any rank said so, once it is known."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return bool(self._value.item())
 
 
 def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, Any]:

@@ -6,7 +6,7 @@ Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from gspo_hpc.config.derived import overlaps
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops.weight_parts import Memory, Part
 from gspo_hpc.policy import moe, provider
 from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.policy.offload import OffloadBuffer
@@ -40,8 +42,8 @@ class Policy:
         settings = self.chunks[0].config
         reduction = DistributedDataParallelConfig(
             grad_reduce_in_fp32=config.optimizer.grad_reduce_in_fp32,
-            overlap_grad_reduce=config.parallel.overlap_grad_reduce,
-            overlap_param_gather=config.parallel.overlap_param_gather,
+            overlap_grad_reduce=overlaps(config).grad_reduce,
+            overlap_param_gather=overlaps(config).param_gather,
             use_distributed_optimizer=config.optimizer.distributed,
         )
         self.wrapped = [
@@ -55,6 +57,7 @@ class Policy:
         self.weight_offload, self.gradient_offload, self.state_offload = (OffloadBuffer() for _ in range(3))
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.exporter: Any = None  # memory that engines read weights from, of who syncs them with this policy
 
     @property
     def token_share(self) -> tuple[int, int]:
@@ -143,14 +146,20 @@ class Policy:
         Collective.
         """
         self.weight_offload.restore()
-        if self.config.parallel.overlap_param_gather:
+        if overlaps(self.config).param_gather:
             for wrapped in self.wrapped:
                 wrapped.start_param_sync(force_sync=True)
 
-    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         """Yield all weights, as :class:`gspo_hpc.policy.provider.Provider` gives them. Collective."""
         self.settle()
-        yield from self.provider.stream(self.chunks)
+        yield from self.provider.stream(self.chunks, memory)
+
+    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every Hugging Face tensor with its name; use it before asking for the next. Collective."""
+        for parts in self.parts():
+            for part in parts:
+                yield from part.tensors()
 
     def load(self, folder: str | Path) -> None:
         """Load weights from a Hugging Face folder; raise ValueError if they are not those of this model."""
@@ -176,14 +185,14 @@ class Policy:
                 fp16=dtype == torch.float16,
                 initial_loss_scale=options.initial_loss_scale,
                 loss_scale_window=options.loss_scale_window,
-                overlap_param_gather=self.config.parallel.overlap_param_gather,
+                overlap_param_gather=overlaps(self.config).param_gather,
             ),
             self.wrapped,
             use_gloo_process_groups=False,
         )
         self.chunks[0].config.grad_scale_func = self.optimizer.scale_loss  # one config of all chunks
-        if self.ranks.device.type == "cpu":  # Megatron falls back to torch's Adam there, which has a fused kernel
-            for chained in self.optimizer.chained_optimizers:
+        for chained in self.optimizer.chained_optimizers:
+            if isinstance(chained.optimizer, torch.optim.Adam | torch.optim.AdamW):  # where Megatron finds no fused one
                 for group in chained.optimizer.param_groups:
                     group["fused"] = True
         total = self.config.run.max_steps or 1
@@ -200,6 +209,6 @@ class Policy:
             wd_incr_steps=total,
             wd_incr_style="constant",
             use_checkpoint_opt_param_scheduler=False,
-            override_opt_param_scheduler=True,  # what may change between attempts is decided by config_file
+            override_opt_param_scheduler=True,  # config.changes decides what may change between attempts
         )
         self.scheduler.step(0)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import datetime
 import gc
+import json
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,12 +20,22 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
+from gspo_hpc.config.derived import deterministic_kernels
 from gspo_hpc.config.schema import Config
-from gspo_hpc.policy import compat
-from gspo_hpc.system import malloc
-from gspo_hpc.system.progress import mark
+from gspo_hpc.exchange.exchange import Exchange, Slices
+from gspo_hpc.exchange.transport import Transport, gathered
+from gspo_hpc.policy import compat, ordered_sums
+from gspo_hpc.system import heap
+from gspo_hpc.system.progress import mark, waiting
 
-_STORE_SECONDS = 60.0  # that the other ranks wait for rank 0 to publish the store's port
+_DETERMINISTIC = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it torch refuses deterministic matrix products
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",  # Transformer Engine's attention
+    # What is not added in the order of ranks (see ordered_sums) is at least added alike on the same nodes.
+    "NCCL_ALGO": "Ring",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_COLLNET_ENABLE": "0",
+}
 
 
 class Meeting(Protocol):
@@ -59,6 +71,7 @@ class Ranks:
     cp_rank: int
     cp_size: int
     ep_size: int
+    exchange: Exchange = field(default_factory=Exchange)  # with the ranks that hold or compute the same samples
 
     @property
     def is_last_stage(self) -> bool:
@@ -78,20 +91,26 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None
 
         cpu_platform.install()
         cpu_platform.share_groups = not config.parallel.overlap_grad_reduce
-        malloc.keep_freed_memory()
+        heap.keep_freed_memory()
         device = torch.device("cpu")
     else:
         for name, value in cuda_environment(config).items():
             os.environ.setdefault(name, value)  # before CUDA reads it
+        # Groups in host memory connect a rank to those that it talks to, not to all.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+        if deterministic_kernels(config):
+            ordered_sums.install()
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
+    timeout = datetime.timedelta(minutes=timeout_minutes)
     if not dist.is_initialized():
-        dist.init_process_group(
-            backend="gloo" if cpu else "nccl",
-            **_rendezvous(control),
-            timeout=datetime.timedelta(minutes=timeout_minutes),
-            device_id=None if cpu else device,
-        )
+        with waiting():  # for ranks that start later, or import from a slower disk
+            dist.init_process_group(
+                backend="gloo" if cpu else "nccl",
+                **_rendezvous(control, timeout),
+                timeout=timeout,
+                device_id=None if cpu else device,
+            )
     mark("joined")
     # No dropout, and every weight is loaded: the model draws no random numbers, so Megatron need not keep their states.
     initialize_rng_tracker(inference_rng_tracker=True)
@@ -106,7 +125,7 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None
         distributed_timeout_minutes=int(timeout_minutes),
         create_gloo_process_groups=False,
     )
-    return Ranks(
+    ranks = Ranks(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         local_rank=local_rank,
@@ -121,22 +140,42 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None
         cp_size=parallel_state.get_context_parallel_world_size(),
         ep_size=parallel_state.get_expert_model_parallel_world_size(),
     )
+    return replace(ranks, exchange=_exchange(ranks, timeout))
+
+
+def _exchange(ranks: Ranks, timeout: datetime.timedelta) -> Exchange:
+    """Return the exchange of samples between all ranks, which takes place in host memory. Collective."""
+    if ranks.world_size == 1:
+        return Exchange()
+    cpu = ranks.device.type == "cpu"
+    transport = Transport(dist.group.WORLD if cpu else dist.new_group(backend="gloo", timeout=timeout))
+    leads = ranks.tp_rank == ranks.pp_rank == ranks.cp_rank == 0
+    mine = json.dumps([ranks.rank, ranks.dp_rank, leads]).encode()
+    places = sorted(json.loads(one) for one in gathered(transport, mine))
+    leaders = {slice_: rank for rank, slice_, first in places if first}
+    members = [rank for rank, slice_, _ in places if slice_ == ranks.dp_rank and rank != leaders[slice_]]
+    own = Slices(tuple(leaders[n] for n in range(ranks.dp_size)), ranks.dp_rank, (leaders[ranks.dp_rank], *members))
+    return Exchange(transport, own)
 
 
 def cuda_environment(config: Config) -> dict[str, str]:
-    """Return the environment of CUDA and NCCL for this layout; variables that the user has set are kept."""
+    """Return the environment of CUDA for this layout; variables that the user has set are kept.
+
+    NCCL keeps its defaults: engines have groups of their own, so nothing here has to agree with vLLM's, and without
+    its cuMem allocations NCCL uses neither NVLink SHARP nor the NVLinks between the nodes of a GB200.
+    """
     parallel = config.parallel
     splits_layers = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
-    return {
-        # With one queue, a layer's collectives start before the matrix products that they overlap with.
-        **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if splits_layers else {}),
-        # NCCL must not hold memory of engines that sleep; vLLM sets the same for its own processes.
-        "NCCL_CUMEM_ENABLE": "0",
-    }
+    # With one queue, a layer's collectives start before the matrix products that they overlap with.
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if splits_layers else {}
+    return found | (_DETERMINISTIC if deterministic_kernels(config) else {})
 
 
-def _rendezvous(control: Meeting | None) -> dict[str, Any]:
-    """Return where ranks meet: a store on a port that the kernel gives to rank 0 and that nobody can take meanwhile."""
+def _rendezvous(control: Meeting | None, timeout: datetime.timedelta) -> dict[str, Any]:
+    """Return where ranks meet: a store on a port that the kernel gives to rank 0 and that nobody can take meanwhile.
+
+    How long a rank may take to come is up to those who watch them all; `timeout` is for a job that nobody watches.
+    """
     if control is None:
         return {}
     world_size, listener = int(os.environ["WORLD_SIZE"]), None
@@ -145,10 +184,10 @@ def _rendezvous(control: Meeting | None) -> dict[str, Any]:
             host, port, listener = control.host, free.getsockname()[1], free.detach()
         control.publish_store(port)
     else:
-        host, port = control.wait_for_store(_STORE_SECONDS)
+        host, port = control.wait_for_store(timeout.total_seconds())
     # The store owns the listener from here on.
     store = dist.TCPStore(
-        host, port, world_size, listener is not None, wait_for_workers=False, master_listen_fd=listener
+        host, port, world_size, listener is not None, timeout, wait_for_workers=False, master_listen_fd=listener
     )
     return {"store": store, "rank": control.rank, "world_size": world_size}
 
@@ -202,23 +241,45 @@ def store() -> dist.Store:
     return compat.default_store()
 
 
-def gather_bytes(payload: bytes, device: torch.device) -> list[bytes]:
-    """Return every rank's payload, in rank order, on every rank. Collective."""
-    world = dist.get_world_size()
-    if world == 1:
-        return [payload]
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([len(payload)], dtype=torch.int64, device=device))
-    lengths = [int(size.item()) for size in sizes]
-    longest = max(lengths)
-    if longest == 0:
-        return [b""] * world
-    mine = torch.zeros(longest, dtype=torch.uint8)
-    if payload:
+class EnginePeers:
+    """The ranks on the GPUs of one engine, whose owner is the first of them. They talk from CPU to CPU."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        self._size = len(ranks)
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all, in order. Collective."""
+        lengths = torch.zeros(self._size, dtype=torch.int64)
+        lengths[self._group.rank()] = len(payload)
+        dist.all_reduce(lengths, group=self._group)
+        mine = torch.zeros(int(lengths.max()), dtype=torch.uint8)
         mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    received = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(world)]
-    dist.all_gather(received, mine.to(device))
-    return [received[rank][: lengths[rank]].cpu().numpy().tobytes() if lengths[rank] else b"" for rank in range(world)]
+        every = [torch.empty_like(mine) for _ in range(self._size)]
+        dist.all_gather(every, mine, group=self._group)
+        return [one[:length].numpy().tobytes() for one, length in zip(every, lengths.tolist(), strict=True)]
+
+    def wait(self) -> None:
+        """Return when all have come here. Collective."""
+        dist.all_reduce(torch.zeros(1), group=self._group)
+
+
+def engine_peers(config: Config, ranks: Ranks) -> EnginePeers | None:
+    """Return the peers of this rank if an engine has several GPUs, and uses this rank's. Collective among them."""
+    size = config.rollout.tensor_parallel_size
+    place = engine_place(config, ranks.local_rank)
+    if size == 1 or place is None:
+        return None
+    first = ranks.rank - place
+    return EnginePeers(list(range(first, first + size)))
+
+
+def engine_place(config: Config, local_rank: int) -> int | None:
+    """Return the place of a rank among those on its engine's GPUs, 0 for the owner; None where there is no engine."""
+    size, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
+    per_node = config.rollout.engines_per_node or gpus // size
+    engine, place = divmod(local_rank, gpus // per_node)
+    return place if engine < per_node and place < size else None
 
 
 def broadcast_bytes(payload: bytes, device: torch.device, source: int = 0) -> bytes:
@@ -241,6 +302,16 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     value = torch.tensor([int(flag)], dtype=torch.int32, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return bool(value.item())
+
+
+def largest(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return the largest of each of these values over all ranks. Collective."""
+    if dist.get_world_size() == 1:
+        return list(values)
+    found = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    result: list[float] = found.tolist()
+    return result
 
 
 def barrier(device: torch.device) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops.weight_parts import Memory, Part
 from gspo_hpc.policy import bridged, model, weight_stream
 
 
@@ -26,8 +27,11 @@ class Provider(Protocol):
     def load(self, chunks: Sequence[Any], folder: str | Path) -> None:
         """Fill the chunks from a Hugging Face folder; raise ValueError if it is not one of this model."""
 
-    def stream(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every Hugging Face tensor, full, in a fixed order, on every rank; use it before asking for the next."""
+    def stream(self, chunks: Sequence[Any], memory: Memory | None = None) -> Iterator[Sequence[Part]]:
+        """Yield every Hugging Face tensor, full, in a fixed order, on every rank, in `memory` if that is given.
+
+        Without it, use parts before asking for the next.
+        """
 
 
 class Own:
@@ -45,9 +49,9 @@ class Own:
         """See Provider."""
         weight_stream.load(chunks, self._arch, folder)
 
-    def stream(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    def stream(self, chunks: Sequence[Any], memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         """See Provider."""
-        return weight_stream.stream(chunks, self._arch)
+        return weight_stream.stream(chunks, self._arch, memory)
 
 
 def make(arch: Architecture, config: Config) -> Provider:

@@ -2,7 +2,7 @@
 
 ``gspo_hpc.ops.weight_map`` says what belongs where. Loading reads only the tensors a rank needs. Streaming
 gathers parameters in buckets of bounded size, each with one collective over the stages and one over the ranks of a
-stage that share them, so the extra memory is that of a bucket. Every rank must take part in :func:`stream`.
+stage that share them, into memory of whoever takes them. Every rank must take part in :func:`stream`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,18 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.hf_folder import Folder
-from gspo_hpc.ops.weight_map import WeightMapping, row_pieces, shard_shape, stage_table, to_hf, to_shard
+from gspo_hpc.ops.weight_map import (
+    WeightMapping,
+    needs_whole,
+    of_experts,
+    shard_shape,
+    stage_table,
+    to_shard,
+    to_views,
+)
+from gspo_hpc.ops.weight_parts import Memory, Part, Scratch
 from gspo_hpc.policy.model import PackedGPTModel
+from gspo_hpc.system.progress import mark
 
 BUCKET_BYTES = GATHER_BUCKET_BYTES  # that are gathered at once, by device
 
@@ -59,6 +69,7 @@ def load(chunks: Sequence[PackedGPTModel], arch: Architecture, folder: str | Pat
     every_parameter = [dict(chunk.named_parameters()) for chunk in chunks]
     here = [(entry, number) for number, chunk in enumerate(chunks) for entry in _table(chunk, arch)]
     for entry, number in here:
+        mark("loading")  # a tensor of a slow file system may take long
         if not _is_mine(entry, arch):
             continue
         tensors = [source.read(name) for name in entry.hf]
@@ -84,74 +95,56 @@ def _is_mine(entry: WeightMapping, arch: Architecture) -> bool:
 
 @torch.no_grad()
 def stream(
-    chunks: Sequence[PackedGPTModel], arch: Architecture, bucket_bytes: int | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
+    chunks: Sequence[PackedGPTModel], arch: Architecture, memory: Memory | None = None, bucket_bytes: int | None = None
+) -> Iterator[list[Part]]:
     """Yield every Hugging Face tensor, full, in a fixed order, on every rank. All ranks must iterate to the end.
 
-    A tensor may be a view of a parameter, or of memory that the ones after it are gathered into: use or copy it before
-    the next is asked for. Beside what is yielded, this holds two buckets: a rank's own part of what it gathers, and the
-    parts of all; `bucket_bytes` (default: BUCKET_BYTES of the device) is what the second may have, but for a parameter
-    that is larger by itself. Gloo takes as much again in each of the threads that gather.
+    What a part says is true until `memory` gives its place to others; without `memory` until the next parts are asked
+    for, and there what no rank shares is a view of the parameters. Beside `memory` this holds nothing: shards are
+    gathered in place, at most `bucket_bytes` at once (default: BUCKET_BYTES of the device), but for a parameter that is
+    larger by itself. Gloo takes as much again in each of the threads that gather.
     """
     first = next(iter(chunks[0].parameters()))
-    bucket_bytes = bucket_bytes or BUCKET_BYTES[first.device.type]
-    buffers = _Buffers(first.dtype, first.device, bucket_bytes // first.itemsize)
-    stages = _stages(chunks, arch)
-    my_stage = parallel_state.get_pipeline_model_parallel_rank()
+    limit = bucket_bytes or BUCKET_BYTES[first.device.type]
     over_stages = parallel_state.get_pipeline_model_parallel_group()
+    scratch = Scratch(first.device)
     seen: set[str] = set()  # a tied head of the last stage repeats the embedding
-    for stage, number, table in stages:
-        source = dist.get_process_group_ranks(over_stages)[stage]
-        parameters = dict(chunks[number].named_parameters())
+    for stage, number, table in _stages(chunks, arch):
+        parameters = dict(chunks[number].named_parameters()) if stage == over_stages.rank() else {}
         wanted = [entry for entry in table if entry.hf[0] not in seen]
-        for bucket in _buckets(wanted, arch, first.itemsize, bucket_bytes):
-            shapes, size = bucket.shapes, bucket.group.size()
-            if size == 1 and over_stages.size() == 1:
+        for bucket in _buckets(wanted, arch, first.itemsize, limit):
+            if memory is None and bucket.group.size() == over_stages.size() == 1:
                 for entry in bucket.entries:
-                    yield from to_hf(entry, parameters[entry.name].detach()[None], arch)
+                    views = to_views(entry, parameters[entry.name].detach()[None], arch)
+                    yield [Part(*part) for part in views]
                 continue
-            lengths = [math.prod(shape) for shape in shapes]
-            own = [entry for entry in bucket.entries if stage == my_stage and _is_mine(entry, arch)]
-            if len(own) == 1:  # as it is
-                mine = parameters[own[0].name].detach().view(-1)
-            else:
-                mine = buffers.mine(sum(lengths), size)
-                for entry, part in zip(own, mine.split(lengths), strict=False):
-                    part.view_as(parameters[entry.name]).copy_(parameters[entry.name])
+            size = bucket.group.size()
+            place = (memory or scratch).take(size * bucket.length * first.itemsize)
+            whole = place.view(first.dtype).view(size, bucket.length)
+            mine = whole[bucket.group.rank()]
+            if stage == over_stages.rank():
+                own = [entry for entry in bucket.entries if _is_mine(entry, arch)]
+                torch.cat([parameters[entry.name].detach().reshape(-1) for entry in own], out=mine)
             if over_stages.size() > 1:
-                dist.broadcast(mine, source, group=over_stages)
-            whole = mine[None]
-            rows = row_pieces(bucket.entries[0], mine.view(shapes[0])) if size > 1 and len(bucket.entries) == 1 else ()
-            for name, shape, piece in rows:  # gathered by itself, it is whole where it comes to lie
-                gathered = buffers.whole(size * piece.numel())
-                _gather(gathered, piece.view(-1), bucket.group)
-                yield name, gathered.view(-1, *shape[1:])[: shape[0]]
-            if rows:
-                continue
+                dist.broadcast(mine, dist.get_process_group_ranks(over_stages)[stage], group=over_stages)
             if size > 1:
-                whole = buffers.whole(size * sum(lengths))
                 _gather(whole, mine, bucket.group)
-                whole = whole.view(size, -1)
-            for position, part in enumerate(whole.split(lengths, dim=1)):
-                shards = part.unflatten(1, shapes[position])
-                for owner, entry in enumerate(bucket.entries[position :: len(shapes)]):
-                    yield from to_hf(entry, shards[owner * bucket.tp : (owner + 1) * bucket.tp], arch)
+            yield list(_parts(bucket, whole, arch))
         seen |= {name for entry in table for name in entry.hf}
 
 
 def _gather(whole: torch.Tensor, mine: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Gather the parts of all ranks of the group into `whole`, one after the other.
+    """Gather the parts of all ranks of the group into `whole` [ranks, elements], of which `mine` is this rank's.
 
     Between CPUs every rank sends its own to every other, straight into its place: gloo's own all-gather copies once
     more, and takes almost twice as long.
     """
     if whole.is_cuda:
-        dist.all_gather_into_tensor(whole, mine, group=group)
+        dist.all_gather_into_tensor(whole.view(-1), mine, group=group)  # in place, as FSDP does it
         return
-    parts, others = whole.view(group.size(), -1), [rank for rank in range(group.size()) if rank != group.rank()]
-    under_way = [dist.irecv(parts[rank], group=group, group_src=rank) for rank in others]
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
+    under_way = [dist.irecv(whole[rank], group=group, group_src=rank) for rank in others]
     under_way += [dist.isend(mine, group=group, group_dst=rank) for rank in others]
-    parts[group.rank()].copy_(mine)
     for work in under_way:
         assert work is not None
         work.wait()
@@ -159,16 +152,20 @@ def _gather(whole: torch.Tensor, mine: torch.Tensor, group: dist.ProcessGroup) -
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Parameters that are gathered together.
+    """Parameters that are gathered together: equally many, of the same shapes, from each rank that has its own.
 
-    They are the entries of rank 0 of `group`, with their shapes, then those of the next rank that has others, and so
-    on.
+    `entries` are those of the first such rank, then those of the next, and so on.
     """
 
     entries: list[WeightMapping]
-    shapes: list[tuple[int, ...]]  # of the shards of each rank, whose number is also that of its entries
+    shapes: list[tuple[int, ...]]  # of the shards of one rank
     group: dist.ProcessGroup
-    tp: int  # ranks that have parts of one and the same parameter
+    owners: int  # ranks with parameters of their own; the others of `group` have parts of the same ones
+
+    @property
+    def length(self) -> int:
+        """The elements of one rank."""
+        return sum(math.prod(shape) for shape in self.shapes)
 
 
 def _buckets(table: Sequence[WeightMapping], arch: Architecture, itemsize: int, limit: int) -> Iterator[_Bucket]:
@@ -183,34 +180,46 @@ def _buckets(table: Sequence[WeightMapping], arch: Architecture, itemsize: int, 
         tp, entries = group.size() // owners, list(run)
         each = len(entries) // owners  # entries of one rank: those of the next follow
         shapes = [shard_shape(entry, arch, tp) for entry in entries[:each]]
-        begin = used = 0
-        for end, shape in enumerate([*shapes, None]):
-            needed = 0 if shape is None else math.prod(shape) * itemsize * group.size()
-            if begin < end and (shape is None or used + needed > limit):
-                chosen = [one for owner in range(owners) for one in entries[owner * each + begin : owner * each + end]]
-                yield _Bucket(chosen, shapes[begin:end], group, tp)
-                begin, used = end, 0
-            used += needed
+        alone = [needs_whole(entry, arch, tp) for entry in entries[:each]]
+        for begin, end in _runs(entries[:each], [math.prod(s) * itemsize * group.size() for s in shapes], alone, limit):
+            chosen = [one for owner in range(owners) for one in entries[owner * each + begin : owner * each + end]]
+            yield _Bucket(chosen, shapes[begin:end], group, owners)
 
 
-class _Buffers:
-    """Memory that buckets are gathered into, kept from one to the next."""
+def _runs(
+    entries: Sequence[WeightMapping], sizes: Sequence[int], alone: Sequence[bool], limit: int
+) -> Iterator[tuple[int, int]]:
+    """Yield (begin, end) of runs of entries that have together at most `limit` bytes, if they are several.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, usual: int) -> None:
-        self._usual = usual  # elements: taken at once, for one place after the other would leave the first ones empty
-        self._mine = self._whole = torch.empty(0, dtype=dtype, device=device)
+    Experts are not cut in two, and what has to be alone is.
+    """
+    begin = used = at = 0
+    units = [place if entry.expert is None else entry.expert for place, entry in enumerate(entries)]
+    for _, unit in itertools.groupby(range(len(entries)), units.__getitem__):
+        places = list(unit)
+        needed = sum(sizes[place] for place in places)
+        if begin < at and (used + needed > limit or alone[at] or alone[at - 1]):
+            yield begin, at
+            begin, used = at, 0
+        at, used = places[-1] + 1, used + needed
+    yield begin, at
 
-    def mine(self, count: int, share: int) -> torch.Tensor:
-        """Return memory for this rank's part, one of `share`."""
-        if self._mine.numel() < count:
-            self._mine = self._mine.new_empty(max(count, self._usual // share))
-        return self._mine[:count]
 
-    def whole(self, count: int) -> torch.Tensor:
-        """Return memory for the parts of all ranks."""
-        if self._whole.numel() < count:
-            self._whole = self._whole.new_empty(max(count, self._usual))
-        return self._whole[:count]
+def _parts(bucket: _Bucket, whole: torch.Tensor, arch: Architecture) -> Iterator[Part]:
+    """Yield the parts of a bucket that was gathered into `whole` [ranks, elements]; experts' tensors together."""
+    lengths = [math.prod(shape) for shape in bucket.shapes]
+    if bucket.entries[0].expert is None:
+        for entry, shape, shards in zip(bucket.entries, bucket.shapes, whole.split(lengths, dim=1), strict=True):
+            yield from (Part(*part) for part in to_views(entry, shards.unflatten(1, shape), arch))
+        return
+    kinds = sum(entry.expert == bucket.entries[0].expert for entry in bucket.entries)
+    experts = tuple(entry.expert for entry in bucket.entries[::kinds] if entry.expert is not None)
+    # [owners, ranks that share an expert, experts of an owner, elements of an expert]
+    every = whole.view(bucket.owners, -1, len(bucket.shapes) // kinds, sum(lengths[:kinds]))
+    several = every.split(lengths[:kinds], dim=3)
+    for entry, shape, shards in zip(bucket.entries, bucket.shapes, several, strict=False):
+        for name, full, view in to_views(entry, shards.unflatten(3, shape).transpose(1, 2), arch):
+            yield Part(of_experts(name, entry.expert), (len(experts), *full), view, experts)
 
 
 def _stages(chunks: Sequence[PackedGPTModel], arch: Architecture) -> list[tuple[int, int, list[WeightMapping]]]:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.report.charts import Chart, Drawn, Line, ReadOut, line_chart, stacked_bars
 from gspo_hpc.report.scales import Values, moving_average
 from gspo_hpc.runs.reader import RunData, value
 
-GAP_LIMITS = {"float32": 1e-3}  # of rollout.probe_max_gap where it is not set
-GAP_LIMIT_16_BIT = 0.5
 PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync", "save", "eval")
 PHASE_NAMES = {"reward_wait": "waiting for rewards", "old_logprobs": "old log-probs", "eval": "evaluation"}
 NARROW, WIDE, FULL = 400, 824, 1248  # pixels of one, two and three columns; the text of all is then equally large
@@ -137,14 +136,13 @@ def _rewards(run: RunData, steps: Sequence[int], marks: Sequence[int], lines: li
 
 def _gap(run: RunData, chart: Callable[..., Chart], curve: Callable[[str], list[float | None]]) -> Chart:
     """Return the differences between the log-probs of engine and trainer, and those of the probe with their limit."""
-    limit = None
-    if run.config is not None:
-        given = run.config.rollout.probe_max_gap
-        limit = given if given is not None else GAP_LIMITS.get(run.config.model.dtype, GAP_LIMIT_16_BIT)
+    limits = None if run.config is None else gap_limits(run.config)
+    weighted = limits is not None and limits.weighted
+    limit = None if limits is None else limits.mean if weighted else limits.max
     lines = [
         Line("max", curve("gap_max"), "accent"),
         Line("mean", curve("gap_mean"), "third"),
-        Line("probe", curve("probe_gap_max"), "second"),
+        Line("probe", curve("probe_gap_weighted" if weighted else "probe_gap_max"), "second"),
     ]
     lines = [line for line in lines if any(one is not None for one in line.values)]
     note = "absolute difference of log-probs per token"

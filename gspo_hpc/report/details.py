@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning import exactness
 from gspo_hpc.report.summary import tone, when
 from gspo_hpc.runs.reader import AttemptView, RunData
 from gspo_hpc.system.text import duration
@@ -97,9 +99,20 @@ def plan(run: RunData) -> Plan:
     if isinstance(passes, Mapping):
         rows = tuple(Row(str(name), _pass(one)) for name, one in passes.items() if isinstance(one, Mapping))
         groups.append(Group("Passes over the model", rows))
+    if run.config is not None:
+        groups.append(_exactness(run.config))
     lists = [run.plan.get(key) for key in ("warnings", "notes")]
     remarks = [text for one in lists if isinstance(one, list) for text in one if isinstance(text, str)]
     return Plan(tuple(groups), tuple(remarks))
+
+
+def _exactness(config: Config) -> Group:
+    found = exactness.of(config)
+    rows = [("grade", found.grade), ("means", found.meaning)]
+    rows += [("because", reason) for reason in found.reasons]
+    rows += [("raised by", " ".join(found.settings))] if found.settings else []
+    rows += [("cost", found.cost)] if found.cost else []
+    return Group("Exactness", tuple(Row(name, text) for name, text in rows))
 
 
 def _pass(one: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gspo_hpc.planning import exactness
 from gspo_hpc.report.scales import number
 from gspo_hpc.runs.reader import RunData, unix_time, value
 from gspo_hpc.system.text import duration
@@ -17,6 +18,7 @@ STATES = {
     "stopped": "stopped, can be resumed",
     "preempted": "preempted, resumes by itself",
     "time limit": "out of time, resumes by itself",
+    "memory": "ended before memory runs out, resumes by itself",
     "cancelled": "cancelled, can be resumed",
     "failed": "failed",
     "killed": "killed, can be resumed",
@@ -70,7 +72,8 @@ def _words(run: RunData) -> Iterator[str]:
         config = run.config
         ranks = f"{config.world_size} rank{'s' if config.world_size != 1 else ''} ({config.cluster.platform})"
         model = Path(config.model.path).name if config.model.path else None
-        yield from filter(None, (config.algorithm.name.upper(), model, config.model.dtype, ranks))
+        grade = exactness.of(config).grade
+        yield from filter(None, (config.algorithm.name.upper(), model, config.model.dtype, ranks, grade))
     begun = unix_time(run.info.get("created")) or next((one.started for one in run.attempts if one.started), None)
     if begun is not None:
         yield f"started {when(begun)}"

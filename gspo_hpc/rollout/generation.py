@@ -13,12 +13,11 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.rewards.pool import RewardPool, RewardResult
+from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime
 from gspo_hpc.runs.journal import Journal
 from gspo_hpc.system.progress import mark
-
-POLL_SECONDS = 0.05
 
 ProgressCallback = Callable[[int, int], None]  # completions newly finished, tokens sampled so far
 
@@ -53,38 +52,41 @@ def sample_seed(run_seed: int, rollout: int, slot: int, prompt: int, sample: int
 
 
 class CallCounters:
-    """The counters of one call of generation that ranks share in the torch.distributed store."""
+    """The counters and notices that ranks share in one call of generation of `groups` groups."""
 
-    def __init__(self, store: dist.Store, call: int) -> None:
-        self._store, self._name = store, f"generate/{call}"
+    def __init__(self, store: dist.Store, notices: Notices, call: int, groups: int) -> None:
+        self._store, self._notices, self._name, self._groups = store, notices, f"generate/{call}", groups
 
     def take(self) -> int:
         """Return the place of the next prompt, for this rank alone."""
         return self._store.add(f"{self._name}/next", 1) - 1
 
     def add_finished(self) -> None:
-        """Count one more finished group."""
-        self._store.add(f"{self._name}/done", 1)
+        """Count one more finished group; with the last one, all ranks are told."""
+        if self._store.add(f"{self._name}/done", 1) == self._groups:
+            self._notices.post(f"{self._name}/done")
 
-    def finished(self) -> int:
-        """Return the number of finished groups of all ranks."""
-        return self._store.add(f"{self._name}/done", 0)
+    def all_finished(self) -> bool:
+        """Return True once this rank knows that all groups of all ranks are finished."""
+        return self._notices.has(f"{self._name}/done")
 
     def leave(self) -> None:
         """Note that this rank has nothing more to do in the call."""
-        self._store.add(f"{self._name}/left", 1)
+        if self._notices.count_off(f"{self._name}/left"):
+            self._notices.post(f"{self._name}/left")
 
-    def left(self) -> int:
-        """Return the number of ranks that called :meth:`leave`."""
-        return self._store.add(f"{self._name}/left", 0)
+    def all_left(self) -> bool:
+        """Return True once this rank knows that all ranks called :meth:`leave`."""
+        return self._notices.has(f"{self._name}/left")
 
     def stop(self) -> None:
         """Have all ranks stop the call."""
-        self._store.set(f"{self._name}/stop", "1")
+        if not self.stopped():
+            self._notices.post(f"{self._name}/stop")
 
     def stopped(self) -> bool:
-        """Return True once a rank called :meth:`stop`."""
-        return bool(self._store.check([f"{self._name}/stop"]))
+        """Return True once this rank knows that a rank called :meth:`stop`."""
+        return self._notices.has(f"{self._name}/stop")
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Generation:
             if not self._collect_rewards():
                 continue
             if not self.engine.pending and not self._grading:
-                if self._exhausted and self.counters.finished() >= len(self._slots):
+                if self._exhausted and self.counters.all_finished():
                     break
                 if self._exhausted:  # others still generate
                     self.recovery.join_syncs()

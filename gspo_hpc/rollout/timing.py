@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,16 +25,29 @@ class EngineTime:
         self.tail += seconds if 0 < running <= _TAIL * self.fullest else 0.0
 
 
-def engine_metrics(engines: Sequence[EngineTime]) -> dict[str, float]:
-    """Return the logged metrics of a rollout's engines; empty if none had anything to do."""
-    used = [engine for engine in engines if engine.busy > 0.0]
-    if not used:
+def engine_extremes(engine: EngineTime | None) -> list[float]:
+    """Return numbers of this rank's engine whose largest over all ranks :func:`engine_metrics` reads; None: no engine.
+
+    They are a few, so that their cost does not grow with the number of engines.
+    """
+    none = -math.inf
+    if engine is None:
+        return [none] * 5
+    if engine.busy == 0.0:
+        return [0.0, 0.0, none, none, none]
+    speed = engine.tokens / engine.busy
+    return [engine.busy, -engine.busy, engine.tail, speed, -speed]
+
+
+def engine_metrics(extremes: Sequence[float]) -> dict[str, float]:
+    """Return the logged metrics of a rollout's engines from all ranks' extremes; empty if none had anything to do."""
+    most, least, tail, fastest, slowest = extremes
+    if not most > 0.0:
         return {}
-    speeds = [engine.tokens / engine.busy for engine in used]
     return {
-        "seconds/engine_least": min(engine.busy for engine in engines),
-        "seconds/engine_most": max(engine.busy for engine in engines),
-        "seconds/generate_tail": max(engine.tail for engine in used),
-        "engine_tokens_per_s_least": min(speeds),
-        "engine_tokens_per_s_most": max(speeds),
+        "seconds/engine_least": abs(least),
+        "seconds/engine_most": most,
+        "seconds/generate_tail": tail,
+        "engine_tokens_per_s_least": abs(slowest),
+        "engine_tokens_per_s_most": fastest,
     }

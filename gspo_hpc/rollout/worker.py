@@ -1,36 +1,29 @@
 """Generation and grading: prompts go to engines as these become free, finished groups into the journal.
 
 The ranks that own an engine take prompts from a counter in the torch.distributed store, so a slow engine simply takes
-fewer. Completions are graded while generation goes on. Ranks without an engine wait. Nobody sits in a collective
-meanwhile, so an engine that died can be given its weights again by all ranks together (see
-:mod:`gspo_hpc.rollout.recovery`). A rank that is done stays reachable in this way until all are done: only then can no
-sync be requested any more, and all have seen the same flags.
+fewer. Completions are graded while generation goes on, and groups stay on the rank whose engine generated them. Ranks
+without an engine wait. Nobody sits in a collective meanwhile, so an engine that died can be given its weights again by
+all ranks together (see :mod:`gspo_hpc.rollout.recovery`). A rank that is done stays reachable in this way until all are
+done: only then can no sync be requested any more, and all have read the same notices.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Group
 from gspo_hpc.engine.engine import Engine
-from gspo_hpc.policy.process_groups import Ranks, gather_bytes
+from gspo_hpc.policy.process_groups import Ranks, largest
 from gspo_hpc.rewards.pool import RewardPool
-from gspo_hpc.rollout.generation import (
-    POLL_SECONDS,
-    CallCounters,
-    Generation,
-    ProgressCallback,
-    Request,
-    ignore_progress,
-)
+from gspo_hpc.rollout.generation import CallCounters, Generation, ProgressCallback, Request, ignore_progress
+from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
-from gspo_hpc.rollout.timing import EngineTime
+from gspo_hpc.rollout.timing import EngineTime, engine_extremes, engine_metrics
 from gspo_hpc.runs.journal import Journal
 from gspo_hpc.system.progress import mark
 
@@ -41,10 +34,10 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Generated:
-    """The result of one call of generation, on every rank."""
+    """The result of one call of generation."""
 
-    groups: list[Group]  # by slot
-    engines: list[EngineTime]  # of all ranks that have one; empty if there was nothing to generate
+    own: dict[int, Group]  # by slot: what this rank's engine generated
+    engines: dict[str, float]  # metrics of all engines; empty if there was nothing to generate
     seconds_waiting_for_rewards: float  # of this rank
 
 
@@ -55,6 +48,7 @@ class RolloutWorker:
     config: Config
     ranks: Ranks
     store: dist.Store
+    notices: Notices
     engine: Engine | None
     pool: RewardPool | None
     num_engines: int
@@ -71,7 +65,7 @@ class RolloutWorker:
         was requested, EngineLost if an engine cannot be restarted any more.
         """
         self._calls += 1
-        counters = CallCounters(self.store, self._calls)
+        counters = CallCounters(self.store, self.notices, self._calls, len(request.prompts))
         mine: dict[int, Group] = {}
         engine_time, waited = EngineTime(), 0.0
         if request.prompts:
@@ -80,24 +74,16 @@ class RolloutWorker:
                 mine = generation.run()
                 engine_time, waited = generation.time, generation.seconds_waiting_for_rewards
             else:
-                self._wait(counters, len(request.prompts))
+                self._wait(counters)
             self._leave(counters)
-        stopped = counters.stopped()
-        first = json.dumps(asdict(engine_time) if self.engine is not None else None)  # a line, then the groups
-        lines = "\n".join([first, *(group.to_json() for group in mine.values())]).encode()
-        received = [part.decode().splitlines() for part in gather_bytes(lines, self.ranks.device)]
-        if stopped:
+        if counters.stopped():
             raise Interrupted
-        times = [json.loads(part[0]) for part in received]
-        groups = [Group.from_json(line) for part in received for line in part[1:]]
-        return Generated(
-            groups=sorted(groups, key=lambda group: group.slot),
-            engines=[EngineTime(**engine) for engine in times if engine is not None],
-            seconds_waiting_for_rewards=waited,
-        )
+        extremes = engine_extremes(engine_time if self.engine is not None else None)
+        return Generated(mine, engine_metrics(largest(extremes, self.ranks.device)), waited)
 
     def close(self) -> None:
         """Close the reward pool and the engine."""
+        self.notices.close()
         if self.pool is not None:
             self.pool.close()
         if self.engine is not None:
@@ -120,9 +106,9 @@ class RolloutWorker:
             progress=progress,
         )
 
-    def _wait(self, counters: CallCounters, total: int) -> None:
-        """Wait until the others have finished `total` groups, or a stop was requested."""
-        while counters.finished() < total:
+    def _wait(self, counters: CallCounters) -> None:
+        """Wait until the others have finished all groups, or a stop was requested."""
+        while not counters.all_finished():
             mark("generate")
             if self.stop_requested():
                 counters.stop()
@@ -134,7 +120,7 @@ class RolloutWorker:
     def _leave(self, counters: CallCounters) -> None:
         """Stay reachable for the weight syncs of others until every rank has come here."""
         counters.leave()
-        while counters.left() < self.ranks.world_size:
+        while not counters.all_left():
             mark("generate")
             self.recovery.join_syncs()
             time.sleep(POLL_SECONDS)

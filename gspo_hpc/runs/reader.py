@@ -19,7 +19,7 @@ from typing import Any
 
 from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config, as_dict
-from gspo_hpc.runs.directory import RunDir, wrong_record
+from gspo_hpc.runs.directory import ATTEMPT_FILE, RunDir, wrong_record
 from gspo_hpc.system.files import read_json
 from gspo_hpc.system.redact import redact
 
@@ -183,7 +183,7 @@ def read_attempts(run: RunDir) -> tuple[list[dict[str, Any]], set[int]]:
         holder = run.holder() or {}
     numbers = {int(path.name): path for path in run.attempts.glob("*") if re.fullmatch("[0-9]+", path.name)}
     for number, folder in sorted(numbers.items()):
-        path = folder / "attempt.json"
+        path = folder / ATTEMPT_FILE
         one = _mapping(path)
         if path.exists() and wrong_record(one, number):
             torn.add(number)
@@ -207,7 +207,7 @@ def _damaged_files(run: RunDir) -> Iterator[Damage]:
 def _damaged_attempts(raw: Sequence[Mapping[str, Any]], torn: set[int]) -> Iterator[Damage]:
     newest = max((one["attempt"] for one in raw), default=0)
     for number in sorted(torn):
-        yield Damage(f"attempts/{number:04d}/attempt.json", "is not the record of an attempt", hides=number == newest)
+        yield Damage(f"attempts/{number:04d}/{ATTEMPT_FILE}", "is not the record of an attempt", hides=number == newest)
 
 
 def _damaged_lines(

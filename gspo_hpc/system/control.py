@@ -41,8 +41,9 @@ class RankState:
     step: str  # Slurm's JOB.STEP, or empty
     heard_at: float
     moved_at: float  # when its count last grew
-    phase: str = "started"
+    phase: str = progress.STARTED
     marks: int = 0
+    excuse: str | None = None  # why its count may stand still: see system/progress.py
     signal: str | None = None  # the stop signal it got
     outcome: str | None = None  # "done", "stopped", "refused", "failed"
     ended_at: float = 0.0  # when it reported its outcome or was lost
@@ -133,6 +134,7 @@ class Server:
         state.heard_at = now
         if message.get("marks", state.marks) != state.marks or message.get("phase", state.phase) != state.phase:
             state.moved_at, state.marks, state.phase = now, message["marks"], message["phase"]
+        state.excuse = message.get("excuse", state.excuse)
         state.signal = message.get("signal", state.signal)
         state.save_seconds = float(message.get("save_seconds", state.save_seconds))
         if "store" in message:
@@ -243,8 +245,8 @@ class Client:
             name = self._signal_name()
             if time.monotonic() >= beat_at or name != reported:
                 beat_at, reported = time.monotonic() + self._interval, name
-                marks, phase = progress.marks()
-                message = {"marks": marks, "phase": phase, "save_seconds": self.save_seconds}
+                marks, phase, excuse = progress.marks()
+                message = {"marks": marks, "phase": phase, "excuse": excuse, "save_seconds": self.save_seconds}
                 self._send(message if name is None else message | {"signal": name})
             if not select.select([self._connection], [], [], 0.2)[0]:
                 continue

@@ -1,10 +1,12 @@
-"""Names of the environment variables of this package, each with its meaning.
+"""Names of the environment variables of this package, each with its meaning, and values that several rooms set.
 
-The launcher and the supervisor set them for the processes they start, except for DEBUG, which a user sets. The shell
-scripts in tools/ and slurm/ have variables of their own, which their ``--help`` lists.
+The launcher, the supervisor and its batch script set them for the processes they start, except for DEBUG, which a user
+sets. The shell scripts in tools/ and slurm/ have variables of their own, which their ``--help`` lists.
 """
 
 from __future__ import annotations
+
+import os
 
 DEBUG = "GSPO_HPC_DEBUG"  # set by a user: a refused command also prints its traceback
 ATTEMPT = "GSPO_HPC_ATTEMPT"  # number of the attempt that a rank belongs to
@@ -16,3 +18,32 @@ CONTROL_TOKEN = "GSPO_HPC_CONTROL_TOKEN"  # secret that opens a connection to it
 GRADERS = "GSPO_HPC_GRADERS"  # folder with the copies of the reward functions' files that were submitted
 ENGINE = "GSPO_HPC_ENGINE"  # random token in the processes of one engine, to find them all
 ENGINE_OWNER = "GSPO_HPC_ENGINE_OWNER"  # process id of the rank that owns an engine
+JOB_BEGAN = "GSPO_HPC_JOB_BEGAN"  # when the batch script of a Slurm job began, in seconds since the epoch
+KILLED = "GSPO_HPC_KILLED"  # exit status of the supervisor before this one, if a signal ended it
+
+
+def offline() -> dict[str, str]:
+    """Return the variables of Hugging Face's libraries, in ranks and engines: models and data are folders."""
+    return {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def no_gpus() -> dict[str, str]:
+    """Return the variables of a rank on the CPU, which must not use a GPU that its machine may have."""
+    return {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def brief_spinning() -> dict[str, str]:
+    """Return the variables with which an OpenMP thread that waits spins for about a millisecond only.
+
+    Ranks, engines and reward functions share the cores. Threads that spin for long cost ten times the time where
+    anything else wants a core; threads that do not spin at all must be woken for every operation. A millisecond is as
+    good as forever on idle cores.
+    """
+    return {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "100000"}
+
+
+def node_name() -> str:
+    """Return this node's name: Slurm's, or the host's where Slurm has started nothing."""
+    import socket
+
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -22,6 +22,7 @@ from typing import Any
 
 from gspo_hpc.system.exit_codes import INTERRUPTED
 
+MEMORY = "memory"  # not a signal: the reason to stop of a run that starts again before its memory runs out
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,21 @@ from gspo_hpc.data import prompts
 from gspo_hpc.data.prompts import Row
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
+from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
-from gspo_hpc.policy.process_groups import Ranks, barrier, store
+from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, store
 from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rollout.notices import Notices, Place
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
+from gspo_hpc.training.probe import probe_sequences
 
 # Exporting and evaluating need one rank, whatever the layout of the run was.
 ONE_RANK = (
@@ -67,11 +72,14 @@ def whole_checkpoint(run: RunDir, step: int | None, remark: Callable[[str], None
 
 
 def set_threads(config: Config) -> None:
-    """Set torch's number of threads, and on the CPU deterministic algorithms."""
+    """Set torch's number of threads, and deterministic algorithms: always on the CPU, and on GPUs if configured."""
     if config.cluster.threads_per_rank:
         torch.set_num_threads(config.cluster.threads_per_rank)
-    if config.cluster.platform == "cpu":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    cpu = config.cluster.platform == "cpu"
+    if cpu or derived.deterministic_kernels(config):
+        # On GPUs an operation without such an algorithm ends the run; with warnings only, torch's FlashAttention would
+        # go on adding gradients in the order in which they arrive.
+        torch.use_deterministic_algorithms(True, warn_only=cpu)
         settings: Any = torch.utils.deterministic
         settings.fill_uninitialized_memory = False  # helps to find bugs, and costs a twentieth of an update
 
@@ -92,6 +100,29 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     return build(train), build(unseen)[: config.eval.max_prompts]
 
 
+@dataclass(frozen=True)
+class LoadedPrompts:
+    """The prompts that a rank needs: rank 0 reads the data and hands out those of every rollout."""
+
+    count: int  # for training
+    train: list[Prompt]  # on rank 0; empty elsewhere
+    unseen: list[Prompt]
+    probe: list[list[int]]  # tokens of its sequences
+
+
+def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
+    """Return the prompts as rank 0 reads them. Collective."""
+    train: list[Prompt] = []
+    unseen: list[Prompt] = []
+    found = b""
+    if exchange.transport.rank == 0:
+        train, unseen = read_prompts(config)
+        found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
+    with waiting():  # for rank 0
+        count, unseen_count, probe = json.loads(exchange.transport.share(found, lambda parts: parts[0]))
+    return LoadedPrompts(count, train, exchange.hand_out(unseen, unseen_count), probe)
+
+
 def start_rollout_worker(
     config: Config,
     ranks: Ranks,
@@ -109,31 +140,34 @@ def start_rollout_worker(
     """
     make_room()
     per_node = config.rollout.engines_per_node or config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
-    spacing = config.cluster.gpus_per_node // per_node
-    has_engine = ranks.local_rank % spacing == 0 and ranks.local_rank // spacing < per_node
     engine = pool = None
-    if has_engine:
+    if engine_place(config, ranks.local_rank) == 0:
         note("starting the vLLM engine")
         engine = Engine(engine_settings(config, per_node, experts))
-        with signals_default_in_children():
+        with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
             pool = RewardPool(config.reward)
     if dist.get_world_size() > 1:
-        barrier(ranks.device)
+        with waiting():  # for engines that take longer
+            barrier(ranks.device)
+    cluster = config.cluster
+    notices = Notices(store(), Place(ranks.local_rank, cluster.gpus_per_node, cluster.nodes))
     return RolloutWorker(
         config=config,
         ranks=ranks,
         store=store(),
+        notices=notices,
         engine=engine,
         pool=pool,
         num_engines=per_node * config.cluster.nodes,
         recovery=EngineRecovery(
             engine,
-            store(),
+            notices,
             ranks.rank,
             config.faults.max_engine_restarts,
             sync_weights,
             shares_memory=derived.offload_trainer(config),
+            sleep_level=config.rollout.sleep_level,
         ),
         stop_requested=stop_requested,
     )
@@ -153,8 +187,10 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
         threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
         seed=config.run.seed % 2**32,  # vLLM takes no more; every completion has a seed of its own
         timeout=config.faults.engine_timeout,
-        starts_asleep=derived.offload_trainer(config),  # the first sync brings all weights, and needs room for them
+        starts_asleep=derived.offload_trainer(config),  # the first sync needs room for the trainer's weights
+        loads_weights="load_format" in rollout.engine,  # that sync brings all of them: reading them twice takes minutes
         whole_distribution=derived.samples_part_of_distribution(rollout),  # as the trainer measures them
         report_experts=experts and derived.router_replay(config) == "rollout",
+        batch_invariant=derived.deterministic_kernels(config),
         engine_args=dict(rollout.engine),
     )

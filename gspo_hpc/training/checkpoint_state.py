@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gspo_hpc.data.records import Group
+from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs.cursor import Cursor
-from gspo_hpc.system.files import write_atomically
+from gspo_hpc.system.files import Entry, write_atomically
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
 
@@ -22,21 +24,45 @@ class CheckpointState:
     """The state that a resumed attempt needs besides weights, optimizer and schedule."""
 
     cursor: Cursor
-    groups: Sequence[Group]  # of the rollout that is not used up
+    groups: Sequence[Group]  # of the rollout that is not used up: those that this rank holds
     record: dict[str, Any] | None  # of the checkpoint's step, which is not logged yet when it is saved
 
     def write(self, staging: Path) -> None:
-        """Write the three files into a checkpoint that is not committed yet."""
+        """Write what all ranks have alike into a checkpoint that is not committed yet."""
         write_atomically(staging / CURSOR, json.dumps(self.cursor.to_dict(), indent=1))
-        write_atomically(staging / ROLLOUT, "".join(group.to_json() + "\n" for group in self.groups))
         write_atomically(staging / RECORD, json.dumps(self.record))
 
+    def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
+        """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
+
+        Rank 0 writes one in any case.
+        """
+        if rank and not self.groups:
+            return {}
+        path = staging / ROLLOUT
+        path = path.with_stem(f"{path.stem}-{rank:05d}") if rank else path
+        content = "".join(group.to_json() + "\n" for group in self.groups).encode()
+        write_atomically(path, content)
+        return {path.name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+
     @classmethod
-    def read(cls, checkpoint: Path) -> CheckpointState:
-        """Return the state of a committed checkpoint. Raises ValueError, with the file's name, for other content."""
+    def read(cls, checkpoint: Path, exchange: Exchange | None = None) -> CheckpointState:
+        """Return the state of a committed checkpoint, with this rank's share of the groups, whoever wrote them.
+
+        Raises ValueError, with the file's name, for other content. Collective.
+        """
         cursor = _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
-        groups = _parsed(checkpoint / ROLLOUT, lambda text: [Group.from_json(line) for line in text.splitlines()])
-        return cls(cursor, groups, _parsed(checkpoint / RECORD, json.loads))
+        record = _parsed(checkpoint / RECORD, json.loads)
+        groups, _ = (exchange or Exchange()).share_out(
+            lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
+            lambda name: _parsed(checkpoint / name, _groups),
+        )
+        return cls(cursor, list(groups.values()), record)
+
+
+def _groups(text: str) -> dict[int, Group]:
+    groups = map(Group.from_json, text.splitlines())
+    return {group.slot: group for group in groups}
 
 
 def _parsed(path: Path, parse: Callable[[str], T]) -> T:

@@ -6,16 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from gspo_hpc.checkpoint.saver import Saver
-from gspo_hpc.policy.process_groups import any_rank
+from gspo_hpc.policy.process_groups import Ranks, any_rank
 from gspo_hpc.system.control import Client
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
-_PATIENCE = 30.0  # seconds that a failing rank waits for a save under way
+_PATIENCE = 5.0  # seconds that a failing rank waits for a save under way: those who watch it end it soon
 _SAVE_MARGIN = 1.5  # seconds that a save may need, per second of the one before it
 
 
@@ -29,24 +27,28 @@ class Checkpoints:
         control: Client | None,  # to the process that watches this rank
         observers: StepObserver,
         clock: StepClock,
-        device: torch.device,
+        ranks: Ranks,
     ) -> None:
         self._saver, self._new_staging, self._control = saver, new_staging, control
-        self._observers, self._clock, self._device = observers, clock, device
+        self._observers, self._clock, self._ranks = observers, clock, ranks
 
     def save(self, state: CheckpointState) -> None:
         """Begin a checkpoint of what the run's steps have led to; training goes on while it is written."""
         with self._clock.phase("save"):
             self.wait()
             staging = self._new_staging(state.cursor.step)
-            self._saver.save(staging, lambda known: self._observers.checkpoint(staging, known, state))
+            self._saver.save(
+                staging,
+                lambda known: self._observers.checkpoint(staging, known, state),
+                lambda: state.write_groups(staging, self._ranks.rank),
+            )
 
     def can_save(self) -> bool:
         """Return True if a checkpoint begun now would be whole before this job is killed, as far as rank 0 knows."""
         control = self._control
         left = None if control is None or control.deadline is None else control.deadline - time.time()
         too_late = left is not None and control is not None and left < control.save_seconds * _SAVE_MARGIN
-        if any_rank(too_late, self._device):
+        if any_rank(too_late, self._ranks.device):
             self._observers.note("no time is left for a checkpoint; the next start resumes from the previous one")
             return False
         return True

@@ -27,8 +27,9 @@ def nccl_records() -> list[dict[str, Any]]:
     """Return what NCCL's flight recorder knows of the collectives of this process; nothing without NCCL.
 
     Relies on ``torch._C._distributed_c10d._dump_nccl_trace_json(includeCollectives, onlyActive)``, which only builds
-    with NCCL have, and on "record_id" and "duration_ms" of its entries (since torch 2.5; not run on a GPU yet). The
-    similar ``_dump_fr_trace_json`` is another recorder, which NCCL does not write to.
+    with NCCL have, and on "record_id", "time_created_ns" (of the system's clock) and "duration_ms" of its entries
+    (since torch 2.5; not run on a GPU yet). The similar ``_dump_fr_trace_json`` is another recorder, which NCCL does
+    not write to.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
     if dump is None:

@@ -6,14 +6,13 @@ rank 0 does (files, console, tracking) is done by its observers.
 
 from __future__ import annotations
 
-import contextlib
-
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.policy.process_groups import any_rank
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.training import update
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.session import Session
+from gspo_hpc.training.step_record import weights_version
 
 
 class TooManySkippedSteps(RuntimeError):
@@ -34,6 +33,7 @@ def train(session: Session, progress: Progress) -> str:
                     rollout = session.sampler.sample(progress.cursor)  # sync weights, generate, reward, advantage
                     groups = session.logprobs.add(rollout.groups)  # only the passes that are needed
                     progress.begin_rollout(rollout, groups, clock.elapsed())
+                assert progress.groups is not None
                 batch = update.minibatch(progress.groups, recipe.config, progress.cursor.update)
                 with clock.phase("update"):
                     result = update.step(session.policy, batch, recipe.objective, recipe.config, monitor=clock.monitor)
@@ -41,6 +41,8 @@ def train(session: Session, progress: Progress) -> str:
                 session.weights.mark_updated()
             before = progress.advance(batch, result, recipe.updates_per_rollout)
             progress.record = session.recorder.record(before, progress, batch, result)
+            if result is not None:
+                session.watch.judge(result.sums, weights_version(before))  # before a bad update is saved
             if recipe.saves_after(step):
                 _save(session, progress)
             finish_step(session, progress)  # evaluate if due, log
@@ -53,11 +55,6 @@ def train(session: Session, progress: Progress) -> str:
             _save(session, progress)
         session.checkpoints.wait()
         return "stopped"
-    except Exception:
-        # What is nearly saved need not be repeated; the error that is reported is this one.
-        with contextlib.suppress(Exception):
-            session.checkpoints.wait_briefly()
-        raise
     session.checkpoints.wait()
     return "done"
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position
-from gspo_hpc.data.records import Group
+from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation import evaluate
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.process_groups import Ranks, broadcast_bytes
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated, RolloutWorker
 from gspo_hpc.runs import journal
@@ -51,16 +49,20 @@ class Sampler:
         prompts, after = self._data.take(start, self._recipe.num_rollout_prompts)
         fingerprint = self._weights.sync().fingerprint
         folder = self._rollouts / f"{cursor.rollout:06d}"
-        finished = read_journalled(folder, fingerprint, self._worker.ranks)
+        exchange = self._worker.ranks.exchange
+        finished, done = exchange.share_out(
+            lambda: [path.name for path in journal.journals(folder)],
+            lambda name: journal.read_journal(folder / name, fingerprint),
+        )
         samples = config.batch.num_generations
         assert samples is not None
-        todo = {slot: prompt for slot, prompt in prompts.items() if slot not in finished}
+        todo = {slot: prompt for slot, prompt in prompts.items() if slot not in done}
         request = Request(todo, samples, _training_sampling(config), cursor.rollout)
         fresh = self._generate(request, folder, fingerprint)
         self._weights.sleep()
-        groups = sorted([*finished.values(), *fresh.groups], key=lambda group: group.slot)
-        groups = update.with_advantages(groups, self._recipe.objective.normalize_advantage)
-        self._observers.samples(cursor.step, "train", groups)
+        own = sorted([*finished.values(), *fresh.own.values()], key=lambda group: group.slot)
+        groups = exchange.shard(update.with_advantages(own, self._recipe.objective.normalize_advantage))
+        self._observers.samples(cursor.step, "train", exchange.show(groups, config.tracking.samples))
         return Rollout(groups, after, fresh.engines)
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
@@ -80,17 +82,6 @@ class Sampler:
         return generated
 
 
-def read_journalled(folder: Path, fingerprint: str, ranks: Ranks) -> dict[int, Group]:
-    """Return the groups that an earlier attempt finished, by slot, as rank 0 reads them. Collective.
-
-    Other ranks may see the files later.
-    """
-    groups = journal.read_journals(folder, fingerprint) if ranks.rank == 0 else {}
-    lines = "\n".join(group.to_json() for group in groups.values())
-    received = broadcast_bytes(lines.encode(), ranks.device).decode().splitlines()
-    return {group.slot: group for group in map(Group.from_json, received)}
-
-
 def _training_sampling(config: Config) -> Sampling:
     rollout = config.rollout
     return Sampling(
@@ -107,13 +98,14 @@ class LogprobPasses:
     def __init__(self, recipe: Recipe, policy: Policy, reference: Reference | None, clock: StepClock) -> None:
         self._recipe, self._policy, self._reference, self._clock = recipe, policy, reference, clock
 
-    def add(self, groups: list[Group]) -> list[Group]:
+    def add(self, groups: ShardedGroups) -> ShardedGroups:
         """Return the groups with the old log-probs and those of the reference. Collective."""
         config, monitor = self._recipe.config, self._clock.monitor
         if self._recipe.passes.old_logprobs:
             # The first update of a rollout is made by the policy that sampled it: its ratio is 1 without a pass.
-            first = update.minibatch(groups, config, 0) if config.batch.num_iterations == 1 else []
-            rest = groups[len(first) :]
+            slots = groups.table.slots
+            first = update.minibatch(groups, config, 0).table.slots if config.batch.num_iterations == 1 else []
+            rest = groups.at(slots[len(first) :])
             with self._clock.phase("old_logprobs"):
                 groups = update.with_old_logprobs(self._policy, groups, rest, config, monitor=monitor)
         if self._reference is not None:
@@ -147,9 +139,8 @@ class Evaluator:
         self._weights.sync()
         with self._clock.phase("eval"):
             scores, groups = evaluate.run(self._worker, self._prompts, self._config)
-        self._report(step, phase, scores["eval/accuracy"], groups)
+        shown = self._worker.ranks.exchange.show(groups, self._config.tracking.samples)
+        self._observers.samples(step, phase, shown)
+        accuracy = scores["eval/accuracy"]
+        self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {len(self._prompts)} unseen prompts")
         return scores
-
-    def _report(self, step: int, phase: str, accuracy: float, groups: Sequence[Group]) -> None:
-        self._observers.samples(step, phase, groups)
-        self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {len(groups)} unseen prompts")

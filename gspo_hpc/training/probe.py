@@ -1,26 +1,29 @@
 """The probe: a few sequences whose log-probs engine and trainer must agree on after every weight sync.
 
-If they differ by more than the configured gap, the run stops: training on rollouts of other weights than one believes
-is worse than stopping.
+If they differ by more than the configured gap, the run stops, and says why if it can tell: training on rollouts of
+other weights than one believes is worse than stopping. What is left in a prefix cache is asked for as well, because the
+probe itself is computed and not read from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.config.schema import Config
-from gspo_hpc.data.packing import Sample
-from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.config.derived import gap_limits
+from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
-from gspo_hpc.ops.batch import build
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.schedule import response_logprobs
+from gspo_hpc.training.agreement.causes import TOP, rounding_step
+from gspo_hpc.training.agreement.explain import explain
+from gspo_hpc.training.agreement.gap import Gap, excess, measure
+from gspo_hpc.training.agreement.passes import Sequences, score
 
 
 class ProbeMismatch(RuntimeError):
@@ -34,72 +37,57 @@ def probe_sequences(prompts: Sequence[Prompt], budget: int) -> list[list[int]]:
     return [prompt.tokens[-each:].tolist() for prompt in chosen if len(prompt.tokens) >= 2]
 
 
-def trainer_logprobs(
-    policy: Policy, sequences: Sequence[Sequence[int]], monitor: PassMonitor | None = None
-) -> list[np.ndarray]:
-    """Return the log-probs of every token but the first of each sequence, [len - 1] each. Collective."""
-    groups = {}
-    samples = []
-    for slot, tokens in enumerate(sequences):
-        rest = np.asarray(tokens[1:], dtype=np.int32)
-        completion = Completion(rest, np.zeros(len(rest), np.float32), "", "stop", 0)
-        prompt = Prompt(slot, np.asarray(tokens[:1], dtype=np.int32), "", {})
-        groups[slot] = Group(slot, prompt, (completion,))
-        samples.append(Sample(slot, 0, 1, len(rest)))
-    batch = build(groups, samples, share_prompts=False).to(policy.ranks.device)
-    passed = response_logprobs(policy, [batch], temperature=1.0, name="probe", monitor=monitor)
-    logprobs = passed.logprobs[0].cpu().numpy()
-    ends = np.cumsum([sample.response_len for sample in samples])
-    return np.split(logprobs, ends[:-1])
-
-
 def check(
     policy: Policy,
     engine: Engine | None,
-    sequences: Sequence[Sequence[int]],
+    sequences: Sequences,
     death: EngineDied | None,
     monitor: PassMonitor | None = None,
-) -> tuple[float, float, EngineDied | None]:
-    """Return the largest and the mean |difference| of the probe's log-probs, and how this rank's engine died, if so.
+    first: Gap | None = None,
+) -> tuple[Gap, EngineDied | None]:
+    """Return the gap of the probe's log-probs, the largest of all engines, and how this rank's engine died, if so.
 
-    The differences are over all engines. Offloads the trainer between its own pass and those of the engines, if that
-    is configured. Raises ProbeMismatch, on every rank, if they are too large. Collective.
+    Offloads the trainer between its own pass and those of the engines, if that is configured. `first` is the gap of the
+    first sync; without it, the heads of engines in 16 bits are examined too. Raises ProbeMismatch, on every rank, if
+    the gap is too large, or if a prefix cache is not empty. Collective.
     """
-    ours = trainer_logprobs(policy, sequences, monitor)
+    ours = score(policy, sequences, monitor).logprobs
     offload.leave_to_engines(policy)
     theirs: list[np.ndarray] = []
+    cached, head_step = 0, 0.0
     if engine is not None:
         try:
             engine.wake_up()  # the rest, for which there is room now
-            theirs = engine.prompt_logprobs([list(tokens) for tokens in sequences])
+            cached = engine.cached_tokens(canary(sequences, engine.settings.max_model_len))
+            theirs = engine.prompt_logprobs(sequences)
+            if first is None and gap_limits(policy.config).weighted:
+                head_step = rounding_step(np.concatenate(engine.top_logprobs(sequences, TOP))) or 0.0
         except EngineDied as error:
-            death = error
-    gap_max = gap_mean = 0.0
-    if theirs:
-        gaps = np.concatenate([np.abs(a - b) for a, b in zip(ours, theirs, strict=True)])
-        gap_max, gap_mean = float(gaps.max()), float(gaps.mean())
-        if not np.isfinite(gaps).all():
-            gap_max = gap_mean = float("inf")
+            death, theirs = error, []
+    gap = replace(measure(ours, theirs), head_step=head_step) if theirs else Gap()
     if policy.ranks.world_size > 1:
-        pair = torch.tensor([gap_max, gap_mean], dtype=torch.float64, device=policy.ranks.device)
-        dist.all_reduce(pair, dist.ReduceOp.MAX)
-        gap_max, gap_mean = pair.tolist()
-    limit_max, limit_mean = probe_limits(policy.config)
-    if gap_max > limit_max or gap_mean > limit_mean:
+        found = torch.tensor([*gap.values(), cached], dtype=torch.float64, device=policy.ranks.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        *values, cached = found.tolist()
+        gap = Gap(*values)
+    if cached:
         raise ProbeMismatch(
-            f"after the weight sync, engine and trainer disagree on the probe: max |log-prob difference| {gap_max:.2e} "
-            f"(allowed {limit_max:g}), mean {gap_mean:.2e} (allowed {limit_mean:g}). The engine does not have the "
-            "trainer's weights, or it computes in another precision (rollout.dtype, rollout.probe_max_gap)"
+            f"stale prefix cache: after the weight sync an engine still took {cached:.0f} tokens of the probe from its "
+            "cache, which holds keys and values of older weights. vLLM did not reset it; set rollout.engine."
+            "enable_prefix_caching=false, or change vLLM's version"
         )
-    return gap_max, gap_mean, death
+    if (wrong := excess(gap, gap_limits(policy.config), first)) is not None:
+        cause = explain(policy, engine if death is None else None, sequences, theirs, monitor)
+        raise ProbeMismatch(
+            f"after the weight sync, engine and trainer disagree on the probe: {wrong}. Likely cause: {cause}. If the "
+            "gap is known to be rounding, raise rollout.probe_max_gap and rollout.probe_mean_gap"
+        )
+    return gap, death
 
 
-def probe_limits(config: Config) -> tuple[float, float]:
-    """Return the allowed (max, mean) gap: as configured, else by precision."""
-    full = (config.rollout.dtype or config.model.dtype) == "float32" and config.model.dtype == "float32"
-    limit_max = config.rollout.probe_max_gap
-    limit_mean = config.rollout.probe_mean_gap
-    return (
-        limit_max if limit_max is not None else (1e-3 if full else 0.5),
-        limit_mean if limit_mean is not None else (1e-4 if full else 0.05),
-    )
+def canary(sequences: Sequences, longest: int) -> list[int]:
+    """Return all tokens of the probe in one sequence, which fills blocks of the prefix cache.
+
+    Each sync asks for it once. It must never be found there, for the sync before was followed by a reset.
+    """
+    return [int(token) for tokens in sequences for token in tokens][: longest - 1]

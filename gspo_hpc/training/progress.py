@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_hpc.data.prompts import Position
-from gspo_hpc.data.records import Group
+from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.policy.schedule import StepResult
-from gspo_hpc.rollout.timing import EngineTime
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.checkpoint_state import CheckpointState
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A sampled and graded rollout, the same on every rank."""
+    """A sampled and graded rollout."""
 
-    groups: list[Group]  # with advantages
+    groups: ShardedGroups  # with advantages
     after: Position  # of the next rollout's prompts
-    engines: list[EngineTime]  # what each engine did for it
+    engines: Mapping[str, float]  # metrics of all engines' work for it
 
 
 @dataclass
@@ -28,22 +27,22 @@ class Progress:
     """The position of the run: at first what the newest whole checkpoint holds, or nothing."""
 
     cursor: Cursor = field(default_factory=Cursor)
-    groups: Sequence[Group] = ()  # of a rollout that is not used up
+    groups: ShardedGroups | None = None  # of a rollout that is not used up
     record: dict[str, Any] | None = None  # of the step that is done but not logged
     evaluated: bool = False  # the evaluation before the first step is logged
-    engines: Sequence[EngineTime] = ()  # of the newest rollout of this attempt
+    engines: Mapping[str, float] = field(default_factory=dict)  # metrics of the newest rollout of this attempt
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
         self.saved_step = self.cursor.step  # of the newest checkpoint
         self._after = Position(self.cursor.epoch, self.cursor.offset)
 
-    def begin_rollout(self, rollout: Rollout, groups: Sequence[Group], seconds: float) -> None:
+    def begin_rollout(self, rollout: Rollout, groups: ShardedGroups, seconds: float) -> None:
         """Train on `groups`, those of the rollout with log-probs, from here on; they took `seconds`."""
         self.groups, self.engines, self._after = groups, rollout.engines, rollout.after
         self.rollout_seconds = seconds
 
-    def advance(self, batch: Sequence[Group], result: StepResult | None, updates_per_rollout: int) -> Cursor:
+    def advance(self, batch: ShardedGroups, result: StepResult | None, updates_per_rollout: int) -> Cursor:
         """Move to after one optimizer step on `batch`, and return the cursor before it."""
         before = self.cursor
         self.cursor = before.stepped(
@@ -51,10 +50,11 @@ class Progress:
             epoch=self._after.epoch,
             offset=self._after.offset,
             skipped=result is not None and result.skipped and not result.overflowed,
-            tokens=sum(len(completion.tokens) for group in batch for completion in group.completions),
+            tokens=int(batch.table.rows["response_len"].sum()),
         )
         return before
 
     def checkpoint_state(self) -> CheckpointState:
         """Return what a checkpoint of this moment holds besides the policy's state."""
-        return CheckpointState(self.cursor, self.groups if self.cursor.update else [], self.record)
+        unused = self.groups if self.cursor.update else None
+        return CheckpointState(self.cursor, list(unused.own.values()) if unused is not None else [], self.record)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gspo_hpc.algorithms.objective import Objective
 from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.exchange.exchange import Exchange
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,12 @@ class PromptData:
     """The prompts of training, in the order of their stream, and the unseen ones of evaluations."""
 
     stream: PromptStream
-    train: Sequence[Prompt]
+    train: Sequence[Prompt]  # on rank 0; empty elsewhere
     unseen: Sequence[Prompt]
+    exchange: Exchange = field(default_factory=Exchange)
 
     def take(self, start: Position, count: int) -> tuple[dict[int, Prompt], Position]:
-        """Return the prompts of a rollout by slot, and where the next rollout's begin."""
+        """Return the prompts of a rollout by slot, and where the next rollout's begin. Collective."""
         indices, after = self.stream.take(start, count)
-        return {slot: self.train[index] for slot, index in enumerate(indices)}, after
+        mine = [self.train[index] for index in indices] if self.train else []
+        return dict(enumerate(self.exchange.hand_out(mine, len(indices)))), after

@@ -7,18 +7,16 @@ the completions that were computed (those with an advantage); seconds are wall t
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import numpy as np
 
 from gspo_hpc.config.derived import PassName
-from gspo_hpc.data.records import Group
+from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.rollout.recovery import EngineRecovery
-from gspo_hpc.rollout.timing import engine_metrics
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.progress import Progress
@@ -29,40 +27,47 @@ from gspo_hpc.training.telemetry.step_clock import StepClock
 MEAN_OF = {"gap": "gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
 
 
+def weights_version(before: Cursor) -> int:
+    """Return the number of steps that had made the weights of the rollout that `before` is in."""
+    return before.step - before.update
+
+
 def step_record(
     before: Cursor,
     after: Cursor,
-    groups: Sequence[Group],
+    table: GroupTable,
     result: StepResult | None,
     seconds: Mapping[str, float],
     total_seconds: float,
 ) -> dict[str, Any]:
     """Return one flat record of the step that led from `before` to `after`."""
-    completions = [c for group in groups for c in group.completions]
-    kept = [c for c in completions if not c.excluded]
-    rewards = np.array([c.reward for c in kept], dtype=np.float64)
-    lengths = np.array([len(c.tokens) for c in completions], dtype=np.float64)
+    kept = table.chosen(~table.flagged(EXCLUDED))
+    rewards = kept.rows["reward"].astype(np.float64)
+    lengths = table.rows["response_len"].astype(np.float64)
     record: dict[str, Any] = {
         "step": after.step,
         "rollout": before.rollout,
         "update": before.update,
+        "weights_version": weights_version(before),
         "epoch": before.epoch,
         "reward": float(rewards.mean()) if len(rewards) else None,
         "reward_std": float(rewards.std()) if len(rewards) else None,
-        "failures": sum(c.failure is not None for c in completions),
-        "excluded": len(completions) - len(kept),
-        "zero_variance_groups": sum(all(c.advantage == 0.0 for c in group.completions) for group in groups),
+        "failures": int(table.flagged(UNGRADED).sum()),
+        "excluded": len(table) - len(kept),
+        "zero_variance_groups": len(set(table.slots) - set(table.chosen(table.rows["advantage"] != 0.0).slots)),
         "response_length": float(lengths.mean()),
         "response_length_max": int(lengths.max()),
-        "truncated_fraction": sum(c.finish_reason == "length" for c in completions) / len(completions),
+        "truncated_fraction": int(table.flagged(TRUNCATED).sum()) / len(table),
         "completion_tokens": int(lengths.sum()),
         "tokens": after.completion_tokens,
-        "sampled_crc32": zlib.crc32(b"".join(c.tokens.tobytes() for c in completions)),  # equal runs sample equally
+        "sampled_crc32": table.tokens_crc32(),  # equal runs sample equally
         "seconds": total_seconds,
         "time": time.time(),
     }
-    for name in sorted({name for c in kept for name in c.reward_parts}):
-        record[f"reward/{name}"] = float(np.mean([c.reward_parts.get(name, 0.0) for c in kept]))
+    for column, name in enumerate(kept.names):
+        graded = kept.graded[:, column]
+        if graded.any():
+            record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.parts[:, column], 0.0)))
     for phase in ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync"):
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
@@ -94,11 +99,11 @@ class StepRecorder:
         self._deaths_noted = 0
 
     def record(
-        self, before: Cursor, progress: Progress, batch: Sequence[Group], result: StepResult | None
+        self, before: Cursor, progress: Progress, batch: ShardedGroups, result: StepResult | None
     ) -> dict[str, Any]:
         """Return the record of the step that led from `before` to where `progress` stands. Collective."""
         clock = self._clock
-        record = step_record(before, progress.cursor, batch, result, clock.seconds, clock.elapsed())
+        record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed())
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)
         if result is not None and result.expert_tokens:
@@ -124,8 +129,14 @@ class StepRecorder:
         state |= _pass_record(self._clock.monitor)
         synced = self._weights.newest
         if synced is not None and before.update == 0:  # the sync before this rollout; later updates had none
-            state |= {"probe_gap_max": synced.gap_max, "probe_gap_mean": synced.gap_mean}
-            state |= engine_metrics(progress.engines)
+            state |= {
+                "probe_gap_max": synced.gap.max,
+                "probe_gap_mean": synced.gap.mean,
+                "probe_gap_weighted": synced.gap.weighted_mean,
+            }
+            if synced.gap.head_step:
+                state["probe_head_step"] = synced.gap.head_step
+            state |= progress.engines
         return state
 
 

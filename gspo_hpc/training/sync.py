@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes
+from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes, engine_peers, engine_place
 from gspo_hpc.rollout.worker import RolloutWorker
+from gspo_hpc.system.progress import waiting
 from gspo_hpc.training import probe
+from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 
 @dataclass(frozen=True)
 class Synced:
-    """The result of a sync. Gaps are in nats, over all engines that took part and are alive."""
+    """The result of a sync."""
 
     fingerprint: str  # of the weights, bit for bit
-    gap_max: float
-    gap_mean: float
-
-
-def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor, str]]:
-    """Yield each tensor with the running fingerprint of all tensors up to it."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors:
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:".encode())
-        digest.update(int(torch.hash_tensor(tensor).item()).to_bytes(8, "little", signed=False))
-        yield name, tensor, digest.hexdigest()[:16]
+    gap: Gap  # on the probe, over all engines that took part and are alive
 
 
 def synchronize(
-    policy: Policy, engine: Engine | None, sequences: Sequence[Sequence[int]], monitor: PassMonitor | None = None
+    policy: Policy,
+    engine: Engine | None,
+    sequences: Sequence[Sequence[int]],
+    monitor: PassMonitor | None = None,
+    first: Gap | None = None,
 ) -> tuple[Synced, EngineDied | None]:
     """Wake `engine`, fill it with the current weights and check it on the probe; with None, only take part. Collective.
 
     If offloading of the trainer is configured, only its weights stay meanwhile, and nothing afterwards: the engines
     have the memory. The error of an engine that died on the way is returned, not raised, so that all other ranks go on;
-    the caller restarts the engine and syncs again. Raises ProbeMismatch, on every rank.
+    the caller restarts the engine and syncs again. `first` is the gap of the first sync, which later ones are compared
+    with. Raises ProbeMismatch, on every rank.
     """
     offload.leave_to_engines(policy, keep_weights=True)
     death: EngineDied | None = None
@@ -55,30 +54,51 @@ def synchronize(
         except EngineDied as error:
             death = error
     fingerprint, death = _push(policy, engine if death is None else None, death)
-    gap_max, gap_mean, death = probe.check(policy, engine if death is None else None, sequences, death, monitor)
-    return Synced(fingerprint, gap_max, gap_mean), death
+    gap, death = probe.check(policy, engine if death is None else None, sequences, death, monitor, first)
+    return Synced(fingerprint, gap), death
 
 
 def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tuple[str, EngineDied | None]:
     """Stream the current weights into `engine` (only take part if it is None), and return their fingerprint."""
-    last = ""
+    device = policy.ranks.device
+    fingerprint = Fingerprint() if policy.ranks.rank == 0 else None
 
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        nonlocal last
-        for name, tensor, so_far in fingerprint(policy.stream()):
-            last = so_far
-            yield name, tensor
+    def stream(memory: Memory | None = None) -> Iterator[Sequence[Part]]:
+        for parts in policy.parts(memory):
+            if fingerprint is not None:
+                for part in parts:
+                    fingerprint.add(part)
+            yield parts
 
-    if engine is None:
-        for _ in tensors():
-            pass
-    else:
-        with _single_threaded(policy.ranks.device):
+    if engine is not None:
+        with _single_threaded(device):
             try:
-                engine.update_weights(tensors())  # takes the stream to its end even where it fails
+                engine.update_weights(stream, _exporter(policy))
             except EngineDied as error:
                 death = error
-    return broadcast_bytes(last.encode(), policy.ranks.device).decode(), death
+    elif _has_peers(policy):
+        _exporter(policy).send(stream)
+    else:
+        for _ in stream():
+            pass
+    text = "" if fingerprint is None else fingerprint.text()
+    return broadcast_bytes(text.encode(), device).decode(), death
+
+
+def _has_peers(policy: Policy) -> bool:
+    """Return True if an engine uses the GPUs of several ranks, and this rank's is one of them."""
+    config = policy.config
+    return config.rollout.tensor_parallel_size > 1 and engine_place(config, policy.ranks.local_rank) is not None
+
+
+def _exporter(policy: Policy) -> transfer.Exporter:
+    """Return this rank's memory for the workers of an engine, made once. Collective among the ranks of an engine."""
+    if policy.exporter is None:
+        size, platform = policy.config.rollout.tensor_parallel_size, policy.config.cluster.platform
+        peers = engine_peers(policy.config, policy.ranks) if _has_peers(policy) else None
+        policy.exporter = transfer.Exporter(platform, size, TRANSFER_BUCKET_BYTES[platform], peers)
+    found: transfer.Exporter = policy.exporter
+    return found
 
 
 @contextlib.contextmanager
@@ -108,6 +128,7 @@ class EngineWeights:
         clock: StepClock,
     ) -> None:
         self.newest: Synced | None = None  # the result of the newest sync
+        self._first_gap: Gap | None = None
         self._policy, self._worker, self._sequences, self._clock = policy, worker, sequences, clock
         self._version = 0  # of the policy's weights, in this attempt
         self._engine_version: int | None = None  # of those that the engines have; None: no weights
@@ -133,12 +154,18 @@ class EngineWeights:
         self._awake = True
         with self._clock.phase("sync"):
             while True:
-                synced, death = synchronize(self._policy, engine, self._sequences, self._clock.monitor)
+                synced, death = synchronize(self._policy, engine, self._sequences, self._clock.monitor, self._first_gap)
                 if not any_rank(death is not None, ranks.device):
                     break
                 if death is not None:
                     self._worker.recovery.restart(death)
+                elif engine is not None and offload_trainer(self._policy.config):
+                    with contextlib.suppress(EngineDied):  # found dead by the next sync
+                        engine.sleep(self._policy.config.rollout.sleep_level)  # the trainer's weights come back first
+                with waiting():  # for engines that start again
+                    offload.wait_for_all(self._policy)
         self.newest, self._engine_version = synced, self._version
+        self._first_gap = self._first_gap or synced.gap
         return synced
 
     def sleep(self, level: int | None = None) -> None:

@@ -8,25 +8,30 @@ happen inside functions: the processes of reward functions import this module ag
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_hpc.system import environment, leftovers, processes, redirect
-from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
+from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
+from gspo_hpc.system.heap import uncollected
+from gspo_hpc.system.signals import MEMORY
 
 if TYPE_CHECKING:
     from gspo_hpc.system.control import Client
     from gspo_hpc.system.signals import StopFlag
 
+_CLOSE = 8.0  # seconds that a rank whose error is reported may take to close what it has
 _RANK_FROM_SLURM = {
     "RANK": "SLURM_PROCID",
     "WORLD_SIZE": "SLURM_NTASKS",
@@ -66,16 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _train(arguments.run_dir, flag)
         if arguments.command in ("export", "eval"):
             return _alone(arguments, overrides)
-        from gspo_hpc.training.jobs.dry_run import dry_run
-
+        with uncollected():
+            from gspo_hpc.training.jobs.dry_run import dry_run
         _take_place_from_slurm()
         dry_run(arguments.folder)
         return DONE
     except Exception as error:
-        traceback.print_exc()
-        outcome, detail = _outcome(error)
-        print(f"error: {detail}", file=sys.stderr, flush=True)
-        return REFUSED if outcome == "refused" else FAILED
+        return _tell(error)
 
 
 def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -89,13 +91,13 @@ def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     try:
         if arguments.command == "export":
-            from gspo_hpc.training.jobs.export import export as export_job
-
+            with uncollected():
+                from gspo_hpc.training.jobs.export import export as export_job
             export_job(arguments.run_dir, arguments.step, arguments.out, remark)
             print(f"wrote {arguments.out}", file=output, flush=True)
         else:
-            from gspo_hpc.training.jobs.evaluate import evaluate as evaluation_job
-
+            with uncollected():
+                from gspo_hpc.training.jobs.evaluate import evaluate as evaluation_job
             print(evaluation_job(arguments.target, arguments.step, overrides, arguments.json, remark), file=output)
         code = DONE
     except Exception as error:
@@ -140,20 +142,21 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     guard = None if control is None else _guard(os.environ[environment.RUN_ID], attempt.number)
     mark = os.environ[environment.MARK]
     leftovers.claim(mark)
+    report = Report(control)
     try:
         if loader.load(attempt.config).tracking.debug:
             debugging.switch_on(os.environ)
-        from gspo_hpc.training.jobs import train as job  # only now: what libraries say on import belongs into the log
+        with uncollected():  # only now: what libraries say on import belongs into the log
+            from gspo_hpc.training.jobs import train as job
 
         with leftovers.temporary_folder(mark):
-            outcome = job.train(run, attempt, flag, terminal, control)
+            outcome = job.train(run, attempt, flag, terminal, control, report)
     except Exception as error:
-        if control is not None:
-            control.finish(*_outcome(error))
-        raise
+        return report(error)
     stacks.unlink(missing_ok=True)
     if control is None:
-        return DONE if outcome == "done" else REQUEUE
+        short = (flag.name or "").startswith(MEMORY)
+        return DONE if outcome == "done" else RESTART if short else REQUEUE
     # The watching process learns it in this way: at an exit code other than 0 srun ends the ranks that still save.
     control.finish(outcome)
     if guard is not None:
@@ -189,11 +192,58 @@ def _guard(run_id: str, attempt: int) -> subprocess.Popen[bytes] | None:
     return None
 
 
-def _outcome(error: Exception) -> tuple[str, str]:
+class Report:
+    """A report of this rank's error to its log and to the process that watches it; the first one counts.
+
+    It comes before anything is closed, and nothing can keep the rank from ending. What a failed rank would close may
+    block for ever: NCCL waits for kernels that the other ranks never join, an engine for a process that hangs. Those
+    who watch the rank end the others, and they do so as soon as they know.
+    """
+
+    def __init__(self, control: Client | None) -> None:
+        self._control = control
+        self._first: BaseException | None = None
+        self._code, self._size = FAILED, 0
+
+    def __call__(self, error: BaseException) -> int:
+        """Report the error, and return the exit code of this rank, with which it ends in any case before long."""
+        if self._first is None:
+            self._first, self._code = error, _tell(error)
+            if self._control is not None:
+                self._control.finish(*_outcome(error))
+            threading.Thread(target=_end, args=(self._code,), name="end", daemon=True).start()
+            self._size = _log_size()
+        elif _log_size() != self._size:  # what was closed had something to say, maybe with a traceback of its own
+            _tell(self._first)  # and a launcher takes the last one for the error
+        return self._code
+
+
+def _tell(error: BaseException) -> int:
+    """Write the error with its traceback, last the line for a person; return the exit code."""
+    kind, detail = _outcome(error)
+    with contextlib.suppress(
+        OSError
+    ):  # the log may lie on the disk that is full: those who watch learn it all the same
+        traceback.print_exception(error)
+        print(f"error: {detail}", file=sys.stderr, flush=True)
+    return REFUSED if kind == "refused" else FAILED
+
+
+def _log_size() -> int:
+    return os.fstat(2).st_size
+
+
+def _outcome(error: BaseException) -> tuple[str, str]:
     """Return the outcome of a rank that ends with this error, and the error in a line."""
     if isinstance(error, ValueError):  # a user's mistake that only the real model or data could show
         return "refused", str(error)
     return "failed", f"{type(error).__name__}: {error}"
+
+
+def _end(code: int) -> None:
+    time.sleep(_CLOSE)
+    print(f"this rank did not close all that it has within {_CLOSE:.0f} s, and ends now", file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def _connect(flag: StopFlag) -> Client | None:
@@ -207,7 +257,7 @@ def _connect(flag: StopFlag) -> Client | None:
         os.environ.pop(environment.CONTROL_TOKEN),  # for this process only
         int(os.environ["RANK"]),
         int(os.environ["WORLD_SIZE"]),
-        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        node=environment.node_name(),
         on_stop=flag.request,
         signal_name=lambda: flag.name,
     )
@@ -216,11 +266,8 @@ def _connect(flag: StopFlag) -> Client | None:
 def _environment() -> None:
     """Set the variables that libraries read when they are imported."""
     defaults = {
-        "HF_HUB_OFFLINE": "1",  # models and data are folders; a run never asks a hub
-        "TOKENIZERS_PARALLELISM": "false",
-        # Ranks, engine and reward functions share the cores: a thread that waits may spin for a millisecond only.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "100000",
+        **environment.offline(),
+        **environment.brief_spinning(),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", ""),
     }
     meeting = os.environ.get(environment.CONTROL) or os.environ.get("MASTER_ADDR") or ""
@@ -233,6 +280,7 @@ def _environment() -> None:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a full disk does not change how the rank ended
+            stream.flush()
     os._exit(code)  # library threads (gloo, vLLM's client) must not keep a finished rank alive

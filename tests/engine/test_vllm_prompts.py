@@ -32,7 +32,7 @@ def prompt(length: int) -> Prompt:
 
 def copied(engine: Engine) -> int:
     """Tokens, since the engine was started."""
-    metrics = engine._call(lambda llm: llm.get_metrics())
+    metrics = engine._llm("get_metrics")
     return int(sum(m.value for m in metrics if m.name == "vllm:external_prefix_cache_hits"))
 
 

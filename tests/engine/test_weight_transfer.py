@@ -1,102 +1,326 @@
-"""The buffer that weights travel in, and the check of what travels; no engine."""
+"""The memory that weights travel in, the check of what travels, and who waits for whom; no engine."""
 
 from __future__ import annotations
 
-import mmap
+import gc
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from gspo_hpc.engine.transfer import SharedMemory, checked, checkpoint_shapes
+from gspo_hpc.engine import compat, slots
+from gspo_hpc.engine.slots import CudaSlots, HostSlots
+from gspo_hpc.engine.transfer import Check, Exporter, checkpoint_shapes
+from gspo_hpc.ops.weight_parts import ALIGNMENT, Memory, Part, packed
 
-Stream = list[tuple[str, torch.Tensor]]
-
-
-def read_back(path: str, size: int, info: dict[str, list]) -> dict[str, torch.Tensor]:
-    """What another process would see, through a mapping of its own."""
-    descriptor = os.open(path, os.O_RDWR)
-    view = mmap.mmap(descriptor, size)
-    os.close(descriptor)
-    found = {}
-    for name, dtype, shape, offset in zip(*(info[k] for k in ("names", "dtypes", "shapes", "offsets")), strict=True):
-        assert offset % 64 == 0
-        count = torch.Size(shape).numel()
-        flat = torch.frombuffer(view, dtype=getattr(torch, dtype), count=count, offset=offset)
-        found[name] = flat.view(shape).clone()
-    return found
+Tensors = dict[str, torch.Tensor]
+KIND = ".mlp.experts.{}.gate_proj.weight"
 
 
-def test_a_bucket_stays_readable_while_the_next_one_is_packed() -> None:
-    staging = SharedMemory(largest=1000, bucket_bytes=512)
+class Workers:
+    """An engine that loads a bucket as late as it may: when its owner must know that it is loaded."""
+
+    def __init__(self, count: int, fails: str = "") -> None:
+        self.found: list[Tensors] = [{} for _ in range(count)]
+        self.calls: list[str] = []
+        self._fails, self._bucket = fails, {}
+        self._mapped: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name == self._fails:
+            raise RuntimeError(f"planted in {name}")
+
+    def begin(self) -> None:
+        self._called("begin")
+
+    def check(self, part: Part) -> None:
+        pass
+
+    def post(self, bucket: dict[str, Any]) -> None:
+        assert not self._bucket, "a bucket is posted before the last one is loaded"
+        self._called("post")
+        self._bucket = bucket
+
+    def settle(self) -> None:
+        bucket, self._bucket = self._bucket, {}
+        for number, found in enumerate(self.found if bucket else ()):
+            address = bucket["memory"][number if len(bucket["memory"]) > 1 else 0]
+            if self._mapped.get(number, (None,))[0] != address:
+                self._mapped[number] = address, slots.mapped(address)
+            for part in bucket["parts"]:
+                tensor = slots.view(self._mapped[number][1], part).clone()
+                named = Part(part["name"], tensor.shape, tensor, tuple(part["experts"]))
+                for name, one in named.tensors():
+                    assert found.setdefault(name, one) is one
+        self._called("settle")
+
+    def finish(self) -> None:
+        self._called("finish")
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[list[int]]:
+    """Sizes of tensors, in elements, that are taken together."""
+    return draw(st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=4), min_size=1, max_size=8))
+
+
+def stream_of(sizes: list[list[int]]) -> tuple[Tensors, Callable[[Memory], Iterator[Sequence[Part]]]]:
+    """Return tensors, and a stream that puts those of each list into one place, every second one as strided rows."""
+    tensors = {f"t{i}.{j}": torch.randn(2, n) for i, row in enumerate(sizes) for j, n in enumerate(row)}
+
+    def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+        for i, row in enumerate(sizes):
+            total = sum(2 * n for n in row)
+            place = memory.take(4 * total)
+            assert place.numel() == 4 * total and place.data_ptr() % ALIGNMENT == 0
+            parts = []
+            for j, piece in enumerate(place.view(torch.float32).split([2 * n for n in row])):
+                tensor = tensors[f"t{i}.{j}"]
+                view = piece.view(-1, 2).t() if j % 2 else piece.view(2, -1)
+                parts.append(Part(f"t{i}.{j}", tuple(tensor.shape), view.copy_(tensor)))
+            yield parts
+
+    return tensors, stream
+
+
+@given(streams(), st.integers(1, 40).map(lambda n: ALIGNMENT * n), st.integers(1, 2))
+@settings(max_examples=60, deadline=None)
+def test_workers_see_every_tensor_whatever_fits_into_a_bucket(sizes: list[list[int]], half: int, count: int) -> None:
+    """Also those that are larger than both halves, and with a second update in the same memory."""
+    exporter = Exporter("cpu", count, half)
     try:
-        where = staging.init_info()
-        first = {"a": torch.randn(7, 9), "b": torch.arange(5, dtype=torch.bfloat16), "c": torch.tensor(2.5)}
-        for name, tensor in first.items():
-            assert staging.fits(tensor)
-            staging.put(name, tensor)
-        assert not staging.fits(torch.zeros(100))
-        one = staging.take()
-        second = {"d": torch.randn(25, 10).t()}  # more than a bucket, and not contiguous
-        assert staging.fits(second["d"])
-        staging.put("d", second["d"])
-        two = staging.take()
-        for expected, info in ((first, one), (second, two)):
-            found = read_back(where["path"], where["size"], info)
-            assert found.keys() == expected.keys()
-            for name, tensor in expected.items():
-                assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+        for _ in range(2):
+            tensors, stream = stream_of(sizes)
+            workers = Workers(count)
+            exporter.send(stream, workers)
+            for found in workers.found:
+                assert found.keys() == tensors.keys()
+                assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     finally:
-        staging.close()
+        exporter.close()
 
 
-@pytest.mark.parametrize(("largest", "kept"), [(1 << 20, True), (1 << 29, False)])
-def test_the_buffer_has_no_name_takes_little_room_at_rest_and_closes(largest: int, kept: bool) -> None:
+class Threads:
+    """The ranks of one engine, as threads."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=10)
+        self._payloads: list[bytes] = [b""] * size
+
+    def of(self, place: int) -> Any:
+        threads = self
+
+        class Peers:
+            def gather(self, payload: bytes) -> list[bytes]:
+                threads._payloads[place] = payload
+                threads._barrier.wait()
+                found = list(threads._payloads)
+                threads._barrier.wait()
+                return found
+
+            def wait(self) -> None:
+                threads._barrier.wait()
+
+        return Peers()
+
+
+@pytest.mark.parametrize("fails", ["", "begin", "post", "settle", "finish", "nobody"])
+def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) -> None:
+    """No rank overwrites what a worker still reads; all come to the end where the engine fails, or is dead before."""
+    threads, workers = Threads(3), Workers(3, fails)
+    sizes = [[5, 7], [300], [1], [40, 40], [2000], [3, 3], [60]]
+    streams = [stream_of(sizes) for _ in range(3)]
+    errors: list[Exception] = []
+    ended: list[int] = []
+
+    def rank(place: int) -> None:
+        exporter = Exporter("cpu", 3, 1024, threads.of(place))
+        try:
+            exporter.send(streams[place][1], workers if place == 0 and fails != "nobody" else None)
+        except RuntimeError as error:
+            errors.append(error)
+        ended.append(place)
+        exporter.close()
+
+    running = [threading.Thread(target=rank, args=(place,)) for place in range(3)]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join(20)
+    assert sorted(ended) == [0, 1, 2]
+    assert [str(error) for error in errors] == ([f"planted in {fails}"] if fails not in ("", "nobody") else [])
+    if not fails:
+        for (tensors, _), found in zip(streams, workers.found, strict=True):
+            assert found.keys() == tensors.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_file_has_no_name_takes_little_room_at_rest_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_KEPT_BYTES", 1 << 20)
     before = set(os.listdir("/dev/shm"))
-    staging = SharedMemory(largest=largest, bucket_bytes=1 << 16)
-    path = staging.init_info()["path"]
-    assert os.stat(path).st_blocks == 0
-    staging.put("a", torch.ones(1 << 18))
-    assert os.stat(path).st_blocks > 0
-    staging.take()
-    staging.rest()
-    assert (os.stat(path).st_blocks > 0) == kept
-    assert set(os.listdir("/dev/shm")) == before
-    staging.put("b", torch.ones(3))  # good for another round
-    info = staging.take()
-    assert torch.equal(read_back(path, staging.init_info()["size"], info)["b"], torch.ones(3))
-    staging.close()
-    assert not os.path.exists(path)
+    for size, kept in ((1 << 20, True), (1 << 21, False)):
+        made = HostSlots()
+        made.memory(size).fill_(7)
+        address = made.address()
+        mapped = slots.mapped(address)
+        assert int(mapped[5]) == 7
+        made.rest(released=True)
+        assert (os.stat(address["path"]).st_blocks > 0) == kept
+        made.memory(size).fill_(9)  # good for another round
+        assert int(mapped[5]) == 9
+        assert set(os.listdir("/dev/shm")) == before
+        made.close()
+        assert not os.path.exists(address["path"])
 
 
-SHAPES = {"model.a": (2, 3), "model.b": (4,), "model.c": (1,)}
-GOOD: Stream = [(name, torch.zeros(shape)) for name, shape in SHAPES.items()]
+def test_a_file_in_the_place_of_another_is_told_apart() -> None:
+    """A worker keeps its mapping as long as the address stays the same."""
+    one = HostSlots()
+    one.memory(10)
+    first = one.address()
+    one.close()
+    other = HostSlots()
+    other.memory(10)
+    assert other.address()["path"] == first["path"] and other.address() != first
+    other.close()
+
+
+def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export is let go once: by the worker at the end of an update, or for a worker that died before."""
+    released: list[tuple[bytes, int]] = []
+    exports: list[int] = []
+
+    def reduce(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
+        exports.append(tensor.numel())
+        shared = (0, b"handle", tensor.numel(), 512, False, b"counter", len(exports), b"event", True)
+        return None, (
+            type(tensor),
+            tensor.size(),
+            tensor.stride(),
+            0,
+            torch.storage.TypedStorage,
+            tensor.dtype,
+            *shared,
+        )
+
+    empty = torch.empty
+    monkeypatch.setattr(slots.torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
+    monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", reduce)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"synchronize": lambda self: None})())
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    let_go = classmethod(lambda cls, counter, offset, device: released.append((counter, offset)))
+    monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter", let_go, raising=False)
+    made = CudaSlots()
+    for ended, expected in ((True, []), (False, [(b"counter", 2)]), (True, [(b"counter", 2)])):
+        assert made.memory(4096).numel() == 4096 and made.memory(100).numel() == 4096
+        address = made.address()
+        assert made.address() == address and address["size"] == 4096 and address["offset"] == 512
+        made.rest(released=ended)
+        made.rest(released=False)  # nothing is exported any more
+        assert released == expected
+    assert exports == [4096] * 3
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("given", "meanwhile"),
     [
-        (lambda s: [*s, ("model.x", torch.zeros(1))], "no weight 'model.x'"),
-        (lambda s: s[:1], "not sent: model.b, model.c"),
-        (lambda s: [*s, s[0]], "'model.a' was sent twice"),
-        (lambda s: [("model.a", torch.zeros(3, 2)), *s[1:]], r"shape \[3, 2\], but the model needs \[2, 3\]"),
-        (lambda s: [*s, ("lm_head.weight", torch.zeros(2, 3))], "no weight 'lm_head.weight'"),
+        ("", None),
+        ("max_split_size_mb:64", None),
+        ("expandable_segments:True", "expandable_segments:False"),
+        (
+            "roundup_power2_divisions:[256:1,512:2],expandable_segments: True,garbage_collection_threshold:0.8",
+            "roundup_power2_divisions:[256:1,512:2],garbage_collection_threshold:0.8,expandable_segments:False",
+        ),
     ],
 )
-def test_a_stream_that_is_not_the_models_is_refused(change: Callable[[Stream], Stream], message: str) -> None:
-    assert len(list(checked(GOOD, SHAPES, tied=False))) == 3
+def test_exported_memory_is_ordinary_and_the_trainers_settings_stay(
+    given: str, meanwhile: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch sets all of them in each call, so those that are not about segments must be said again."""
+    said: list[str] = []
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", said.append)
+    with compat.ordinary_segments():
+        assert said == ([meanwhile] if meanwhile else [])
+    assert said == ([meanwhile, given] if meanwhile else [])
+
+
+SHAPES = {"model.a": (2, 3), "model.b": (4,), "model.c": (1,)} | {f"x{KIND}".format(n): (2, 2) for n in range(3)}
+GOOD = [Part(name, shape, torch.zeros(shape)) for name, shape in SHAPES.items() if "experts" not in name]
+STACK = Part(f"x{KIND}", (3, 2, 2), torch.zeros(3, 2, 2), (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([*GOOD, STACK, Part("model.x", (1,), torch.zeros(1))], "no weight 'model.x'"),
+        ([GOOD[0], STACK], "not sent: model.b, model.c"),
+        ([*GOOD, STACK, GOOD[0]], "'model.a' was sent twice"),
+        (
+            [Part("model.a", (3, 2), torch.zeros(3, 2)), *GOOD[1:], STACK],
+            r"shape \[3, 2\], but the model needs \[2, 3\]",
+        ),
+        ([*GOOD, STACK, Part("lm_head.weight", (2, 3), torch.zeros(2, 3))], "no weight 'lm_head.weight'"),
+        ([*GOOD, Part(STACK.name, (2, 2, 2), torch.zeros(2, 2, 2), (0, 2))], r"not sent: x.mlp.experts.1.gate_proj"),
+        (
+            [*GOOD, Part(STACK.name, (4, 2, 2), torch.zeros(4, 2, 2), (0, 1, 2, 1))],
+            r"experts.1.gate_proj.weight' was sent",
+        ),
+        (
+            [*GOOD, Part(STACK.name, (3, 2, 1), torch.zeros(3, 2, 1), (0, 1, 2))],
+            r"experts.0.gate_proj.weight' has shape",
+        ),
+    ],
+)
+def test_a_stream_that_is_not_the_models_is_refused(parts: list[Part], message: str) -> None:
+    def check(parts: list[Part]) -> None:
+        made = Check(SHAPES, tied=False)
+        for part in parts:
+            made.add(part)
+        made.finish()
+
+    check([*GOOD, STACK])
     with pytest.raises(ValueError, match=message):
-        list(checked(change(GOOD), SHAPES, tied=False))
+        check(parts)
 
 
-def test_a_tied_head_may_be_sent_or_not() -> None:
-    head = [("lm_head.weight", torch.zeros(2, 3))]
-    assert len(list(checked(GOOD + head, SHAPES, tied=True))) == 4
-    assert len(list(checked(GOOD, SHAPES | {"lm_head.weight": (2, 3)}, tied=True))) == 3
-    with pytest.raises(ValueError, match="not sent: lm_head.weight"):
-        list(checked(GOOD, SHAPES | {"lm_head.weight": (2, 3)}, tied=False))
+@pytest.mark.parametrize(
+    ("shapes", "sent", "tied", "fine"),
+    [
+        ({}, True, True, True),
+        ({"lm_head.weight": (2, 3)}, False, True, True),
+        ({"lm_head.weight": (2, 3)}, False, False, False),
+    ],
+)
+def test_a_tied_head_may_be_sent_or_not(shapes: dict[str, Any], sent: bool, tied: bool, fine: bool) -> None:
+    made = Check(shapes, tied)
+    if sent:
+        made.add(Part("lm_head.weight", (2, 3), torch.zeros(2, 3)))
+    if fine:
+        made.finish()
+    else:
+        with pytest.raises(ValueError, match="not sent: lm_head.weight"):
+            made.finish()
+
+
+def test_tensors_of_any_stride_are_packed() -> None:
+    tensors = {"a": torch.randn(7, 9).t(), "b": torch.arange(5, dtype=torch.bfloat16), "c": torch.tensor(2.5)}
+    exporter, workers = Exporter("cpu", 1, 1 << 10), Workers(1)
+    exporter.send(packed(tensors.items()), workers)
+    for name, tensor in tensors.items():
+        found = workers.found[0][name]
+        assert found.dtype == tensor.dtype and torch.equal(found, tensor)
+    exporter.close()
 
 
 def test_shapes_come_from_the_files_alone(model_path: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -106,3 +330,35 @@ def test_shapes_come_from_the_files_alone(model_path: Path, weights: dict[str, t
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
         checkpoint_shapes(tmp_path)
+
+
+def test_an_error_keeps_no_memory_of_the_update() -> None:
+    """It lives on while the engine is restarted, which needs the memory; its traceback would hold all frames."""
+    storages: list[StorageWeakRef] = []
+
+    class Fresh(HostSlots):
+        def memory(self, size: int) -> torch.Tensor:
+            made = torch.empty(size, dtype=torch.uint8)
+            storages.append(StorageWeakRef(made.untyped_storage()))
+            return made
+
+    exporter = Exporter("cpu", 1, ALIGNMENT)
+    exporter._slots = Fresh()
+    receiver: Any = SimpleNamespace(**dict.fromkeys(("begin", "check", "post", "finish"), lambda *bucket: None))
+
+    def refuse() -> None:
+        try:
+            raise ValueError("of the worker")
+        except ValueError as error:
+            raise RuntimeError("planted") from error
+
+    receiver.settle = refuse
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="planted") as held:
+            exporter.send(packed({str(n): torch.ones(64) for n in range(4)}.items()), receiver)
+        assert storages and all(one.expired() for one in storages), held
+    finally:
+        gc.enable()
+        exporter.close()

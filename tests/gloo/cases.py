@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
 import json
 import os
 import resource
 import shutil
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,35 +26,52 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from gspo_hpc.algorithms import objective as algorithms
-from gspo_hpc.checkpoint import hugging_face, sharded
+from gspo_hpc.checkpoint import hugging_face, sharded, shared_optimizer
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.derived import PassName
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.engine.engine import Engine, EngineSettings
+from gspo_hpc.exchange.transport import gathered
 from gspo_hpc.models import architecture
 from gspo_hpc.ops import hf_folder
+from gspo_hpc.ops.weight_parts import Part, Scratch
 from gspo_hpc.policy import passes, schedule
 from gspo_hpc.policy import weight_stream as weights
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.process_groups import Ranks, barrier, drop_layout, start, stop
+from gspo_hpc.policy.process_groups import (
+    Ranks,
+    barrier,
+    broadcast_bytes,
+    drop_layout,
+    start,
+    stop,
+    store,
+)
 from gspo_hpc.policy.schedule import StepResult
+from gspo_hpc.runs import commit
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system import progress
 from gspo_hpc.training import probe as probing
 from gspo_hpc.training import sync, update
+from gspo_hpc.training.jobs import train
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime
+from gspo_hpc.training.telemetry.console import Console
 from gspo_hpc.training.telemetry.meter import Meter
 from gspo_hpc.training.telemetry.step_clock import StepClock
+from tests.gloo import mismatches, sums
 
 Arrays = dict[str, np.ndarray]
 
 
 def config(model: str, world: int, model_dtype: str = "float32", **sections: Any) -> Config:
-    """A CPU configuration of `world` ranks for the model folder."""
+    """A configuration of `world` ranks for the model folder: on CPUs, unless tools/acceptance runs this on GPUs."""
     base: dict[str, Any] = {
-        "cluster": {"platform": "cpu", "gpus_per_node": world},
+        "cluster": {"platform": os.environ.get("GSPO_HPC_TEST_PLATFORM", "cpu"), "gpus_per_node": world},
         "model": {"path": model, "dtype": model_dtype},
         "batch": {"global_batch_size": 12, "num_generations": 4, "micro_batch_tokens": 96},
         "run": {"max_steps": 100},
@@ -87,6 +108,19 @@ def groups(seed: int = 0, count: int = 3, samples: int = 4, vocabulary: int = 90
     return update.with_advantages(made, True)
 
 
+def spread(made: Policy, rollout: Sequence[Group] | None = None) -> ShardedGroups:
+    """The groups, each on one rank, as after a rollout: what a rank computes comes from other ranks."""
+    mine, world = made.ranks.rank, made.ranks.world_size
+    return made.ranks.exchange.shard(group for group in rollout or groups() if (group.slot + 1) % world == mine)
+
+
+def everywhere(values: dict[tuple[int, int], Any]) -> dict[tuple[int, int], Any]:
+    """The values of all ranks, on all ranks."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, values)
+    return {key: value for part in every for key, value in sorted(part.items())}
+
+
 def policy(settings: Config) -> tuple[Policy, Ranks]:
     """The model with its weights and an optimizer."""
     ranks = start(settings)
@@ -101,12 +135,12 @@ def logprobs(model: str, world: int, **sections: Any) -> Arrays:
     """Log-probs and logits of all completions, in slot and index order."""
     settings = config(model, world, **sections)
     made, _ = policy(settings)
-    passed = update.logprob_pass(made, groups(), "old_logprobs", settings)
-    own = {f"{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
-    return own | _logits(made, groups(), settings)
+    passed = update.logprob_pass(made, spread(made), "old_logprobs", settings)
+    own = {f"{slot}-{index}": array for (slot, index), array in everywhere(passed.logprobs).items()}
+    return own | _logits(made, spread(made), settings)
 
 
-def _logits(made: Policy, rollout: list[Group], settings: Config) -> Arrays:
+def _logits(made: Policy, rollout: ShardedGroups, settings: Config) -> Arrays:
     """Logits [tokens, V] of all completions, on all ranks. The package never has them: the head is replaced by one that
     keeps them, and whose log-probs are numbers of rows. The pass brings these to their places."""
     kept: list[torch.Tensor] = []
@@ -128,7 +162,7 @@ def _logits(made: Policy, rollout: list[Group], settings: Config) -> Arrays:
             dist.all_gather(parts, mine, group=tp_group)
         first = made.ranks.rank * far + sum(len(one) for one in kept)
         kept.append(torch.cat(parts, -1)[:, :vocab_size].float())
-        return torch.arange(first, first + len(targets), dtype=torch.float32), None
+        return torch.arange(first, first + len(targets), dtype=torch.float32, device=hidden.device), None
 
     original, passes.token_logprobs = passes.token_logprobs, keep  # type: ignore[assignment]
     try:
@@ -136,8 +170,8 @@ def _logits(made: Policy, rollout: list[Group], settings: Config) -> Arrays:
     finally:
         passes.token_logprobs = original
     every: list[Any] = [None] * made.ranks.world_size
-    dist.all_gather_object(every, torch.cat(kept).numpy() if kept else None)
-    rows = {key: array.astype(np.int64) for key, array in passed.logprobs.items()}
+    dist.all_gather_object(every, torch.cat(kept).cpu().numpy() if kept else None)
+    rows = {key: array.astype(np.int64) for key, array in everywhere(passed.logprobs).items()}
     return {f"logits/{key[0]}-{key[1]}": np.stack([every[n // far][n % far] for n in rows[key]]) for key in rows}
 
 
@@ -166,13 +200,12 @@ def routed(model: str, world: int, **sections: Any) -> Arrays:
     settings = config(model, world, **sections)
     made, _ = policy(settings)
     rollout = groups()
-    given = update.logprob_pass(made, given_experts(rollout, model), "old_logprobs", settings)
-    own = update.logprob_pass(made, rollout, "old_logprobs", settings, record=True)
-    again = update.logprob_pass(made, given_experts(rollout, model), "old_logprobs", settings, replay=False)
-    arrays = {f"given/{slot}-{index}": array for (slot, index), array in given.logprobs.items()}
-    arrays |= {f"own/{slot}-{index}": array for (slot, index), array in own.logprobs.items()}
-    arrays |= {f"refused/{slot}-{index}": array for (slot, index), array in again.logprobs.items()}
-    return arrays | {f"experts/{slot}-{index}": array for (slot, index), array in own.experts.items()}
+    given = update.logprob_pass(made, spread(made, given_experts(rollout, model)), "old_logprobs", settings)
+    own = update.logprob_pass(made, spread(made, rollout), "old_logprobs", settings, record=True)
+    refused = spread(made, given_experts(rollout, model))
+    again = update.logprob_pass(made, refused, "old_logprobs", settings, replay=False)
+    found = {"given": given.logprobs, "own": own.logprobs, "refused": again.logprobs, "experts": own.experts}
+    return {f"{name}/{key[0]}-{key[1]}": v for name, part in found.items() for key, v in everywhere(part).items()}
 
 
 def steps(
@@ -192,17 +225,24 @@ def steps(
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
     objective = algorithms.resolve(settings.algorithm)
-    rollout = given_experts(groups(), model) if given else groups()
+    rollout = spread(made, given_experts(groups(), model) if given else groups())
     rollout = update.with_old_logprobs(made, rollout, rollout, settings)
     logits = _logits(made, rollout, settings)
     passed = update.logprob_pass(made, rollout, "old_logprobs", settings)
-    logits |= {f"logprobs/{slot}-{index}": array for (slot, index), array in passed.logprobs.items()}
+    logits |= {f"logprobs/{slot}-{index}": array for (slot, index), array in everywhere(passed.logprobs).items()}
     results: list[StepResult] = []
     scales: list[float] = []
     if stop_rank >= 0:
         name: PassName = "old_logprobs"
-        _abandon(ranks, stop_rank, lambda monitor: update.logprob_pass(made, rollout, name, settings, monitor=monitor))
-        _abandon(ranks, stop_rank, lambda monitor: update.step(made, rollout, objective, settings, monitor=monitor))
+        _abandon(
+            ranks,
+            stop_rank,
+            settings,
+            lambda monitor: update.logprob_pass(made, rollout, name, settings, monitor=monitor),
+        )
+        _abandon(
+            ranks, stop_rank, settings, lambda monitor: update.step(made, rollout, objective, settings, monitor=monitor)
+        )
     gradients: Arrays = {}
     if nan_rank < 0:
         gradients = _gradients(made, lambda: update.step(made, rollout, objective, settings))
@@ -213,7 +253,7 @@ def steps(
         assert result is not None
         results.append(result)
         scales.append(float(made.optimizer.get_loss_scale()))
-    arrays = {name: tensor.float().numpy().copy() for name, tensor in made.stream()}
+    arrays = {name: tensor.float().cpu().numpy().copy() for name, tensor in made.stream()}
     arrays |= gradients | logits
     arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results])
     arrays["entropy"] = np.array([r.sums["entropy"][0] / r.sums["entropy"][1] for r in results])
@@ -234,7 +274,7 @@ def scheduled(model: str, world: int, **sections: Any) -> Arrays:
     empty = [g.with_completions(tuple(replace(c, advantage=0.0) for c in g.completions)) for g in rollout]
     rates: list[float] = []
     skipped: list[bool | None] = []
-    for batch in (rollout, rollout, empty, rollout):
+    for batch in (spread(made, part) for part in (rollout, rollout, empty, rollout)):
         rates.append(float(made.optimizer.param_groups[0]["lr"]))
         if len(rates) == 2:
             _poison(made)
@@ -261,7 +301,7 @@ def _gradients(made: Policy, step: Callable[[], object]) -> Arrays:
         step()
     finally:
         schedule._apply = original
-    found = {f"gradient/{name}": t.float().numpy().copy() for name, t in made.stream()}
+    found = {f"gradient/{name}": t.float().cpu().numpy().copy() for name, t in made.stream()}
     for parameter, values in zip(made.parameters(), kept, strict=True):
         parameter.data.copy_(values)
     return found
@@ -277,20 +317,21 @@ def _gather_gradients(policy: Policy) -> None:
                 dist.all_gather_into_tensor(bucket.grad_data, parts[group.rank()].clone(), group=group)
 
 
-def _abandon(ranks: Ranks, rank: int, work: Callable[[PassMonitor], object]) -> None:
-    """This rank leaves the work, with all others, once `rank` has computed one of several micro-batches."""
-    asked = 0
+def _abandon(ranks: Ranks, rank: int, settings: Config, work: Callable[[PassMonitor], object]) -> None:
+    """This rank leaves the work, with all others, once `rank` has computed one of several micro-batches; before the
+    first of them where communication overlaps with the passes."""
+    asked, computed = 0, 0 if settings.parallel.overlap_grad_reduce else 1
 
     def stop() -> bool:
         nonlocal asked
         asked += 1
-        return ranks.rank == rank and asked > 1
+        return ranks.rank == rank and asked > computed
 
     try:
         work(PassMonitor(stop))
         raise AssertionError("it went on to the end")
     except Abandoned:
-        assert asked > 1, "there was only one micro-batch"
+        assert asked > computed, "there was only one micro-batch"
 
 
 def _poison(made: Policy) -> None:
@@ -301,10 +342,13 @@ def _poison(made: Policy) -> None:
 
 def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     """Weights after 2 + 2 steps, straight through and with a save and a load into a fresh policy in between."""
+    shared_optimizer.SAVE_TRANSIT_BYTES = (
+        10_000  # so little that the state of a shared optimizer travels in many batches
+    )
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
     objective = algorithms.resolve(settings.algorithm)
-    rollout = groups()
+    rollout = spread(made)
 
     def advance(which: Policy) -> None:
         for _ in range(2):
@@ -349,7 +393,7 @@ def loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
 def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Arrays:
     """What the probe says of weights that two steps have changed and that were then sent into an engine of rank 0, of
     `engine_ranks` tensor-parallel workers."""
-    settings = config(model, world, **sections)
+    settings = config(model, world, rollout={"tensor_parallel_size": engine_ranks}, **sections)
     made, ranks = policy(settings)
     _two_steps(made, settings)
     _probes.append(model)
@@ -363,7 +407,7 @@ def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Ar
         raise AssertionError("the engine has these weights before it was given them")
     synced, death = sync.synchronize(made, engine, probe)
     assert death is None
-    return {"gap": np.array([synced.gap_max, synced.gap_mean])}
+    return {"gap": np.array([synced.gap.max, synced.gap.mean])}
 
 
 def slept(model: str, world: int, level: int) -> Arrays:
@@ -379,8 +423,8 @@ def slept(model: str, world: int, level: int) -> Arrays:
     clock = StepClock(meter, PassMonitor(), profile_steps=(), traces=Path(), rank=ranks.rank)
     engine_weights = sync.EngineWeights(made, worker, probe, clock)
     pushes = []
-    stream = made.stream
-    made.stream = lambda *args: pushes.append(1) or stream(*args)  # every rank takes part in a push
+    parts = made.parts
+    made.parts = lambda *args: pushes.append(1) or parts(*args)  # every rank takes part in a push
     fingerprints, counts = [], []
 
     def synced() -> list[np.ndarray]:
@@ -420,7 +464,7 @@ def _engine(model: str, size: int) -> Engine:
 def _two_steps(made: Policy, settings: Config) -> None:
     objective = algorithms.resolve(settings.algorithm)
     for _ in range(2):
-        assert update.step(made, groups(), objective, settings) is not None
+        assert update.step(made, spread(made), objective, settings) is not None
 
 
 def _before_and_after(made: Policy, settings: Config) -> Arrays:
@@ -445,7 +489,7 @@ def lent(model: str, world: int, **sections: Any) -> Arrays:
     parts = settings.memory.offload_parts
     made, ranks = policy(settings)
     objective = algorithms.resolve(settings.algorithm)
-    rollout = update.with_old_logprobs(made, groups(), groups(), settings)
+    rollout = update.with_old_logprobs(made, spread(made), spread(made), settings)
     freed = []
     for _ in range(2):
         freed.append(made.offload())
@@ -506,7 +550,7 @@ def long(model: str, world: int, **sections: Any) -> Arrays:
         one, other = group.completions
         tokens = np.random.default_rng(length).integers(0, 90, length).astype(np.int32)
         one = replace(one, tokens=tokens, logprobs=np.full(length, -4.0, np.float32), advantage=1.0)
-        rollout = [group.with_completions((one, replace(other, advantage=-1.0)))]
+        rollout = spread(made, [group.with_completions((one, replace(other, advantage=-1.0)))])
         for name, work in (
             ("logprobs", lambda rollout=rollout: update.logprob_pass(made, rollout, "old_logprobs", settings)),
             ("update", lambda rollout=rollout: update.step(made, rollout, objective, settings)),
@@ -527,7 +571,9 @@ def kept(model: str, world: int, **sections: Any) -> Arrays:
     one, other = group.completions
     tokens = np.random.default_rng(3).integers(0, 90, 1000).astype(np.int32)
     one = replace(one, tokens=tokens, logprobs=np.full(1000, -4.0, np.float32), advantage=1.0)
-    rollout = [group.with_completions((one, replace(other, advantage=0.0)))]  # the other one is not computed
+    rollout = spread(
+        made, [group.with_completions((one, replace(other, advantage=0.0)))]
+    )  # the other one is not computed
     weights = {p.untyped_storage().data_ptr() for p in made.parameters()}
     found: dict[int, torch.UntypedStorage] = {}
 
@@ -598,13 +644,17 @@ def full(model: str, world: int, folder: str) -> Arrays:
 
 
 def held(model: str, world: int, **sections: Any) -> Arrays:
-    """Bytes of weights, gradients and optimizer after a step, [ranks, 3], and the stage of each rank."""
+    """The stage of each rank, its bytes of weights, gradients and optimizer after a step, and those that it copies for
+    a save in the background: [ranks, 5]."""
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
-    assert update.step(made, groups(), algorithms.resolve(settings.algorithm), settings) is not None
+    assert update.step(made, spread(made), algorithms.resolve(settings.algorithm), settings) is not None
     kept = made.held()
     stage = parallel_state.get_pipeline_model_parallel_rank()
-    mine = torch.tensor([stage, *(kept[kind] for kind in ("weights", "gradients", "optimizer"))])
+    copies, staging = sharded.Copies(), broadcast_bytes(tempfile.mkdtemp().encode(), ranks.device).decode()
+    sharded.prepare(made, Path(staging), dist.new_group(backend="gloo"), copies)
+    copied = sum(tensor.nbytes for tensor in copies._tensors.values())
+    mine = torch.tensor([stage, *(kept[kind] for kind in ("weights", "gradients", "optimizer")), copied])
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine)
     return {"held": torch.stack(every).numpy()}
@@ -625,9 +675,17 @@ def exported(model: str, world: int, **sections: Any) -> Arrays:
     made, _ = policy(config(model, world, **sections))
     found = {name: tensor.numpy().copy() for name, tensor in made.stream()}
     for limit in (1, 20_000):  # bytes: every parameter by itself, and some together
-        again = {name: tensor.numpy().copy() for name, tensor in weights.stream(made.chunks, made.arch, limit)}
+        memory = Scratch(torch.device("cpu"))
+        parts = (part for parts in weights.stream(made.chunks, made.arch, memory, limit) for part in parts)
+        again = {name: tensor.numpy().copy() for part in parts for name, tensor in _in_place(part, memory)}
         assert again.keys() == found.keys() and all(np.array_equal(again[name], found[name]) for name in found), limit
     return found
+
+
+def _in_place(part: Part, memory: Scratch) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a part, whose elements a worker must be able to see in the memory."""
+    assert part.tensor.untyped_storage().data_ptr() == memory.take(0).untyped_storage().data_ptr(), part.name
+    return part.tensors()
 
 
 def metered(model: str, world: int) -> Arrays:
@@ -636,7 +694,7 @@ def metered(model: str, world: int) -> Arrays:
     made, ranks = policy(settings)
     meter = Meter(CollectiveTime("cpu"), Accelerator(ranks.device), ranks.device)
     meter.begin(watch_memory=True)
-    rollout, objective = groups(), algorithms.resolve(settings.algorithm)
+    rollout, objective = spread(made), algorithms.resolve(settings.algorithm)
     monitor = PassMonitor()
     barrier(ranks.device)
     with meter.phase("update"):
@@ -652,6 +710,70 @@ def metered(model: str, world: int) -> Arrays:
         "metrics": np.array(sorted(measured.metrics())),
         "flops": np.array([monitor.counts["update"].flops, measured.flops_per_second * share.seconds]),
     }
+
+
+def awaited(model: str, world: int) -> Arrays:
+    """Rank 0 looks for a checkpoint until rank 1 is known to wait for it, and says so."""
+    ranks = start(config(model, world))
+    seen = []
+
+    def watch() -> None:
+        while progress.marks()[2] != progress.WAITS:
+            time.sleep(0.01)
+        store().set("rank 1 waits", "")
+
+    def slow(root: Path, *, put_aside: bool, verify: Any) -> tuple[None, list[str]]:
+        store().wait(["rank 1 waits"], datetime.timedelta(seconds=60))
+        seen.append(progress.marks()[2])
+        return None, []
+
+    barrier(ranks.device)
+    if ranks.rank == 1:
+        threading.Thread(target=watch, daemon=True).start()
+    with mock.patch.object(commit, "newest_whole", slow):
+        found = train.newest_checkpoint(RunDir("/nowhere"), ranks, Console(sys.stderr, 1))
+    return {"found": np.array(str(found)), "rank 0": np.array([str(seen[0] if seen else ""), str(progress.marks()[2])])}
+
+
+def verified(model: str, world: int, folder: str) -> Arrays:
+    """The checkpoint that a run resumes from, where the newest is damaged in a file that rank 1 reads; what rank 0 says
+    of it; and how often each rank hashes a file of the two."""
+    ranks = start(config(model, world))
+    run = RunDir(folder)
+    if ranks.rank == 0:
+        for step in (1, 2):
+            staging = commit.begin(run.checkpoints, step)
+            for number in range(5):
+                (staging / f"shard-{number}").write_bytes(bytes(100 - number))
+            commit.commit(staging, step)
+        (run.checkpoints / "000002" / "shard-1").write_bytes(bytes(98) + b"1")
+    barrier(ranks.device)
+    console = mock.Mock()
+    with mock.patch.object(commit, "_hash_in_steps", side_effect=commit._hash_in_steps) as hashed:
+        found = train.newest_checkpoint(run, ranks, console)
+    mine = json.dumps([ranks.rank, len(hashed.call_args_list)]).encode()
+    counts = [count for _, count in sorted(json.loads(one) for one in gathered(ranks.exchange.transport, mine))]
+    warned = [str(call.args[0]) for call in console.warn.call_args_list]
+    return {"found": np.array(str(found and found.name)), "warned": np.array(warned), "hashed": np.array(counts)}
+
+
+def mismatched(model: str, world: int) -> Arrays:
+    """Errors of the gate for faults that are planted in an engine, in bfloat16, and for a head that rounds."""
+    made, _ = policy(config(model, world, "bfloat16"))
+    found = mismatches.run(made, model, "bfloat16")
+    drop_layout()
+    made, _ = policy(config(model, world))
+    return found | mismatches.rounded(made, model)
+
+
+def ordered(model: str, world: int) -> Arrays:
+    """Sums in the order of the ranks beside gloo's own, and three steps that are made with them."""
+    ranks = start(config(model, world))
+    found = {"sums": np.array(sums.compare(ranks.rank, world))}
+    drop_layout()
+    with sums.in_order():
+        split = {"optimizer": {"distributed": True}, "parallel": {"tensor_model_parallel_size": 1}}
+        return found | steps(model, world, **split)
 
 
 def main() -> None:
@@ -674,6 +796,10 @@ def main() -> None:
             kept,
             same,
             metered,
+            awaited,
+            verified,
+            mismatched,
+            ordered,
             lent,
             streamed,
             long,

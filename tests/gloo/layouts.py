@@ -19,7 +19,7 @@ SP = {"sequence_parallel": True}
 VPP2 = {"virtual_pipeline_model_parallel_size": 2}
 TP4 = {"tensor_model_parallel_size": 4}  # more than models have key-value heads
 DISTRIBUTED = {"optimizer": {"distributed": True}}
-LAYOUTS = {  # on two ranks
+LAYOUTS: dict[str, dict[str, Any]] = {  # on two ranks
     "dp2": {},
     "tp2": {"parallel": TP2},
     "tp2-sp": {"parallel": TP2 | SP},
@@ -35,7 +35,7 @@ LAYOUTS = {  # on two ranks
     },
     "tp2-sp-recomputed": {"parallel": TP2 | SP, "memory": {"recompute_granularity": "full"}},
 }
-PRODUCTS = {  # on four
+PRODUCTS: dict[str, dict[str, Any]] = {  # on four
     "tp2-dp2": {"parallel": TP2},
     "tp2-dp2-distributed": {"parallel": TP2, **DISTRIBUTED},
     "tp2-sp-pp2": {"parallel": TP2 | SP | PP2},
@@ -186,7 +186,8 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
         work[f"model-{name}"] = ("lent", {"model": tied, "memory": model_only, **sections})
         work[f"optimizer-{name}"] = ("lent", {"model": tied, "memory": {"offload_parts": ["optimizer"]}, **sections})
         work[f"kept-{name}"] = ("steps", {"model": tied, "count": 2, **sections})
-    two["metered"] = ("metered", {"model": tied})
+    two |= {name: (name, {"model": tied}) for name in ("metered", "awaited")}
+    two["verified"] = ("verified", {"model": tied, "folder": str(folder / "verified")})
     two |= {f"slept-{level}": ("slept", {"model": str(models["qwen3-untied"]), "level": level}) for level in (1, 2)}
     one["stopped-one"] = ("steps", {"model": tied, "stop_rank": 0})
     two |= {f"stopped-{name}": ("steps", {"model": tied, "stop_rank": 1, **LAYOUTS[name]}) for name in LAYOUTS}
@@ -246,6 +247,12 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     one[f"moved-{EXPERTS[-1]}"] = ("steps", {"model": model, **fast})
     repeat = {"moe": {"router_replay": "old_logprobs"}}
     one[f"repeated-{EXPERTS[-1]}"] = ("steps", {"model": model, **fast, **repeat})
+    one["mismatched"] = ("mismatched", {"model": model})
+    four["ordered"] = ("ordered", {"model": tied})
+    exact = {"run": {"deterministic": True}}
+    one["steps-one-deterministic"] = ("steps", {"model": tied, **exact})
+    for name in ("dp2-distributed", "tp2-sp"):
+        two[f"steps-{name}-deterministic"] = ("steps", {"model": tied, **exact, **LAYOUTS[name]})
     for world, work in ((2, two), (4, four)):
         for name, (model, sections) in PROBED[world].items():
             work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})

@@ -84,9 +84,13 @@ def _compared(arrays: Arrays) -> Iterator[str]:
 
 
 def assert_takes_what_is_planned(held: np.ndarray, arch: Architecture, settings: Config) -> None:
-    """held [ranks, 4]: pipeline stage, bytes of weights, gradients and optimizer. Exactly, but where a distributed
-    optimizer fills its buffers up to equal parts for all ranks."""
-    for stage, *taken in held.tolist():
+    """held [ranks, 5]: pipeline stage, bytes of weights, gradients and optimizer, and of the copy for a save. Exactly,
+    but where a distributed optimizer fills its buffers up to equal parts for all ranks; of the copy, the plan counts
+    norms once for each rank that has them."""
+    stages = held[:, 0].tolist()
+    copied = sum(parameters.copied_by_node(arch, settings, stage) for stage in stages) / len(stages)
+    assert 0.96 * copied <= held[:, 4].sum() <= 1.001 * copied
+    for stage, *taken, _ in held.tolist():
         planned = parameters.state(arch, settings, stage)
         slack = 0.02 if settings.optimizer.distributed else 0.0
         np.testing.assert_allclose(taken, [planned.weights, planned.gradients, planned.optimizer], rtol=slack)

@@ -200,6 +200,20 @@ def test_weights_that_sleep_dropped_are_pushed_again(level: int, results: dict[s
     assert found["same"].tolist() == [True] * 4
 
 
+def test_a_rank_that_waits_for_rank_0_to_hash_a_checkpoint_says_so(results: dict[str, Arrays]) -> None:
+    """Else the watcher, which sees it stand still, would take it for hung; rank 0 itself works."""
+    found = results["awaited"]
+    assert (str(found["found"]), found["rank 0"].tolist()) == ("None", ["None", "None"])
+
+
+def test_ranks_share_the_files_of_a_checkpoint_that_they_verify(results: dict[str, Arrays]) -> None:
+    """Five files of each of two checkpoints: three and two of each, and what any rank finds counts for all."""
+    found = results["verified"]
+    assert str(found["found"]) == "000001" and found["hashed"].tolist() == [6, 4]
+    (warning,) = found["warned"].tolist()
+    assert warning.startswith("checkpoint 2 is damaged and not used: shard-1 was changed")
+
+
 def test_a_rank_that_waits_for_another_is_seen_to_wait(results: dict[str, Arrays]) -> None:
     """Rank 1 sleeps for a second within the phase; half of that is the mean of both ranks' waiting."""
     assert results["metered"]["phases"].tolist() == ["update"]
@@ -268,10 +282,10 @@ def test_a_micro_batch_keeps_what_the_estimate_says(
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])
 def test_streaming_takes_the_memory_of_buckets_and_not_of_the_model(layout: str, results: dict[str, Arrays]) -> None:
-    """A rank's part of a bucket, the parts of all, gloo's own copies of both in its two threads, and a few tensors."""
+    """A bucket, gloo's own copies of it in its two threads, and a few tensors."""
     (grown,), (total,) = results[f"streamed-{layout}"]["grown"], results[f"streamed-{layout}"]["total"]
     assert total > 150e6
-    assert grown < 5 * weight_stream.BUCKET_BYTES["cpu"] + 0.1 * total, grown
+    assert grown < 4 * weight_stream.BUCKET_BYTES["cpu"] + 0.1 * total, grown
 
 
 @pytest.mark.parametrize("case", ["long", "long-recomputed"])

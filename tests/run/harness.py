@@ -20,8 +20,10 @@ from safetensors.numpy import load_file
 from gspo_hpc.system import leftovers
 from gspo_hpc.system import processes as orphans
 
-# What may differ between equal runs: time, and what is made again after a death, a sync's probe included.
-TIMING = ("seconds", "tokens_per_s", "tflops", "communication", "time", "attempt", "engine_restarts", "passes")
+# What may differ between equal runs: time, what is made again after a death, a sync's probe included, and which
+# completion of a group comes first and finds nothing in the prefix cache.
+RESTARTED = ("attempt", "engine_restarts", "passes")
+TIMING = ("seconds", "tokens_per_s", "tflops", "communication", "time", *RESTARTED, "cached")
 
 Found = dict[str, dict[str, Any]]  # symptoms by name
 

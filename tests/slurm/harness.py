@@ -214,6 +214,15 @@ class SlurmRun:
                 continue
         return found
 
+    def processes(self, word: str) -> list[int]:
+        """Process ids of this run's processes with this word on their command line, as a name or as a path's end."""
+        return [pid for pid, text in processes_of(self.run_dir) if any(w.endswith(word) for w in text.split())]
+
+    def supervisor(self) -> int:
+        """Process id of the supervisor that runs now."""
+        (found,) = self.processes("gspo_hpc.launch.slurm.supervisor")
+        return found
+
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """A signal to one rank."""
         os.kill(self.workers()[rank], number)
@@ -230,8 +239,8 @@ def final_state(run: SlurmRun) -> dict[str, str]:
 
 
 def engine_cores(run: SlurmRun) -> list[int]:
-    """Process ids of the engines' cores."""
-    return [pid for pid, text in processes_of(run.run_dir) if "EngineCore" in text]
+    """Process ids of the engines."""
+    return [pid for pid, text in processes_of(run.run_dir) if "gspo_hpc.engine.host" in text]
 
 
 def processes_of(run_dir: Path) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -94,22 +95,28 @@ def test_preempted_without_grace_and_a_lost_node(cluster: Cluster, submit: Submi
 
 @pytest.mark.timeout(300)
 def test_a_crash_loop_ends(submit: Submit) -> None:
-    """The same fault again and again, without progress: given up, with the reason, and the nodes are free."""
-    run = submit("faults.max_restarts=1")
-    for number in (1, 2):
-        run.wait_for("a start", lambda number=number: len(run.attempts()) == number and 0 in run.workers())
-        run.kill(0)
+    """An error, and then process groups that never end; a killed supervisor; a killed rank: without progress all count
+    alike, and the run is given up, with the reason, and the nodes are free."""
+    blocking = Path(runs.__file__).parent / "blocking"
+    run = submit("faults.max_restarts=2", shell={"PYTHONPATH": str(blocking)})
+    run.wait_for("a start after the error", lambda: len(run.attempts()) == 2 and 0 in run.workers())
+    os.kill(run.supervisor(), signal.SIGKILL)
+    run.wait_for("a start after the supervisor", lambda: len(run.attempts()) == 3 and 0 in run.workers())
+    run.kill(0)
     began = time.monotonic()
     run.wait_until_ended("FAILED", timeout=60)
     assert time.monotonic() - began < 15.0
-    assert "gives up: 2 failures without progress" in run.log()
-    assert [record["reason"] for record in run.attempts()] == ["failed", "failed"]
+    assert "gives up: 3 failures without progress" in run.log()
+    first, second, third = run.attempts()
+    assert {record["reason"] for record in (first, second, third)} == {"failed"}
+    assert first["detail"].startswith("rank 1 on n") and first["detail"].endswith(": RuntimeError: the planted one")
+    assert second["detail"].startswith("signal 9 ended the supervisor on n"), second
     told = run.command("status", str(run.run_dir)).stdout
     assert "failed" in told and "rank 0 on" in told, told
     assert harness.processes_of(run.run_dir) == []
     code, found = runs.diagnose(run.run_dir)
     assert code == 1 and found["killed_rank"]["severity"] == found["crash_loop"]["severity"] == "problem", found
-    assert "gives up: 2 failures without progress" in found["crash_loop"]["evidence"][-1]
+    assert "gives up: 3 failures without progress" in found["crash_loop"]["evidence"][-1]
 
 
 @pytest.mark.timeout(300)

@@ -45,6 +45,8 @@ def test_the_disk_is_full(cluster: Cluster, tiny_config: Path, undisturbed: Slur
         lines = [line for line in run.log().splitlines() if "the disk is full" in line]
         assert lines and "free some space" in lines[-1], run.log()
         assert "Traceback" not in run.log()
+        (ended,) = run.attempts()
+        assert ended["reason"] == "failed" and "the disk is full" in ended["detail"], ended
         steps = [path for path in (run.run_dir / "checkpoints").iterdir() if path.name.isdigit()]
         assert steps and all(commit.verify(path) == [] for path in steps)
         code, found = runs.diagnose(run.run_dir)

@@ -1,4 +1,4 @@
-"""Measure what keeping freed memory (system/malloc.py) saves in a training step on the CPU.
+"""Measure what keeping freed memory (system/heap.py) saves in a training step on the CPU.
 
     .venv/bin/python tools/bench/heap.py > table.md          # progress goes to stderr
 
@@ -45,11 +45,11 @@ def measure(args: argparse.Namespace) -> None:
 
     from gspo_hpc.algorithms import objective as algorithms
     from gspo_hpc.config.loader import from_dict
-    from gspo_hpc.system import malloc
+    from gspo_hpc.system import heap
     from gspo_hpc.training import update
 
     if args.way == "glibc":
-        malloc.keep_freed_memory = lambda: True
+        heap.keep_freed_memory = lambda: True
     tokens = max(2048, args.prompt + args.length)
     config = from_dict(
         {

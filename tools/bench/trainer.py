@@ -12,6 +12,7 @@ import numpy as np
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.models import architecture
 from gspo_hpc.policy import weight_stream
 from gspo_hpc.policy.policy import Policy
@@ -29,7 +30,7 @@ def make_policy(model: Path, config: Config) -> Policy:
     return policy
 
 
-def noise(policy: Policy, groups: int, completions: int, prompt_length: int, length: int, seed: int) -> list[Group]:
+def noise(policy: Policy, groups: int, completions: int, prompt_length: int, length: int, seed: int) -> ShardedGroups:
     """Groups of random tokens with random advantages; all prompts have one length, and so have all completions."""
     rng = np.random.default_rng(seed)
 
@@ -44,4 +45,4 @@ def noise(policy: Policy, groups: int, completions: int, prompt_length: int, len
         prompt = Prompt(slot, tokens(prompt_length), "", {})
         return Group(slot, prompt, tuple(completion(i) for i in range(completions)))
 
-    return [group(slot) for slot in range(groups)]
+    return policy.ranks.exchange.shard(group(slot) for slot in range(groups))

@@ -31,7 +31,15 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("GSPO_HPC_PEERS_VENV", REPO / ".venv-peers"))
 MIB = 2**20
-SIZES = {"hidden": 1024, "layers": 5, "heads": 16, "kv_heads": 8, "head_dim": 64, "intermediate": 3072, "vocab": 4096}
+SIZES: dict[str, Any] = {
+    "hidden": 1024,
+    "layers": 5,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_dim": 64,
+    "intermediate": 3072,
+    "vocab": 4096,
+}
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gspo_hpc.cli.parser import describe, takes_overrides
+from gspo_hpc.cli.parser import describe, takes_config
 from gspo_hpc.system.exit_codes import DONE, FAILED
 
 
@@ -19,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         gspo-hpc doctor my.yaml cluster.nodes=4
         gspo-hpc doctor my.yaml --nodes 4 --groups"""
     describe(parser, text, examples)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML file, or the name of a preset")
-    takes_overrides(parser)
+    takes_config(parser, optional=True)
     parser.add_argument("--nodes", type=int, metavar="N", help="check N nodes too, in a short Slurm job")
     groups = "with --nodes: also start the ranks of the run there, which join their process groups and end"
     parser.add_argument("--groups", action="store_true", help=groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gspo_hpc.cli.parser import describe, takes_config
+from gspo_hpc.cli.parser import describe, takes_config, takes_response_tokens
 from gspo_hpc.system.exit_codes import DONE, REFUSED
 
 
@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
         "Needs no GPU and starts nothing. If sizes do not fit, it names broken rules and fixes, and exits with 2. It "
-        "does so, too, for what this version plans and does not run."
+        "also exits with 2 if this version can plan the config, but not run it, and says why."
     )
     examples = """
         gspo-hpc plan tiny_cpu
@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", action="store_true", help="show every rank: one row each, or a JSON list")
     parser.add_argument("--sbatch", action="store_true", help="also print the batch script that submit would use")
     parser.add_argument("--price", type=float, metavar="P", help="price of a GPU-hour, for the cost of the run")
-    expected = "average length of a response, for the estimate of time (default: half of the longest)"
-    parser.add_argument("--response-tokens", type=float, metavar="N", help=expected)
+    takes_response_tokens(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gspo_hpc.cli.parser import describe, takes_config
+from gspo_hpc.cli.parser import describe, takes_config, takes_response_tokens
 from gspo_hpc.system.exit_codes import DONE, REFUSED
 
 
@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
         "Tries the parallel sizes, recomputation and offloading that keep every rule and fit the GPUs of cluster.gpu, "
-        "and ranks them by estimated time; a layout that leaves little of the GPU counts as slower. Batch sizes, "
+        "and ranks them by estimated time; a layout that leaves little GPU memory free counts as slower. Batch sizes, "
         "lengths, model and machines stay as they are, and so does every setting named with --keep; a token budget is "
         "lowered only where a layout does not fit otherwise. If nothing fits, it says what would have to change."
     )
@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     takes_config(parser)
     parser.add_argument("--keep", action="append", default=[], metavar="KEY", help="leave this setting as it is")
     parser.add_argument("--limit", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
-    expected = "average length of a response, for the estimate of time (default: half of the longest)"
-    parser.add_argument("--response-tokens", type=float, metavar="N", help=expected)
+    takes_response_tokens(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -34,9 +34,10 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
         yield from (item("  evidence ", evidence) for evidence in symptom.evidence)
         yield item("  cause    ", symptom.cause)
         if symptom.settings:
-            next_run = "" if symptom.resumable else "   (only for a new run: not all of these can change within a run)"
+            what = "this setting cannot" if len(symptom.settings) == 1 else "not all of these settings can"
+            next_run = "" if symptom.resumable else f"   (only for a new run: {what} change within a run)"
             yield item("  set      ", " or ".join(symptom.settings) + next_run)
-        yield from (item("  look at  ", place) for place in symptom.look)
+        yield from (item("  next     ", place) for place in symptom.look)
     if 0 < len(run.records) < ENOUGH:
         yield ""
         steps = f"{len(run.records)} step{'s' * (len(run.records) > 1)}"

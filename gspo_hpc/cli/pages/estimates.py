@@ -26,8 +26,8 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     gpus, training = config.cluster.gpus_per_node, config.training_gpus_per_node
     apart = config.rollout.mode == "server"
     every = training == gpus  # nodes either train or generate
-    card = f"{config.cluster.gpu}, {in_gib(found.card)} GiB"
-    yield item("  ", f"of one {card}, in GiB; worst off is pipeline stage {found.stage}:")
+    card = f"{config.cluster.gpu}, which has {in_gib(found.card)}"
+    yield item("  ", f"GiB of one {card}; pipeline stage {found.stage} needs the most:")
     phases: list[tuple[str, RenderableType]] = []
     generation: list[tuple[str, RenderableType]] = []
     totals = {phase.name: f"{in_gib(phase.total):>5}" for phase in found.phases}
@@ -73,7 +73,7 @@ def time(
     rows.append(("a rollout", f"{found.rollout:8.1f} s", how))
     yield grid(rows, "lrl", first=_NAMES)
     low, high = found.range
-    spread = "of published runs, four of five lie as near to their estimates (docs/estimates.md)"
+    spread = "four of five published runs are as near to their estimates (docs/estimates.md)"
     bounds = ("range", f"{low:,.0f} to {high:,.0f} s a rollout: {spread}")
     rate = f"{values['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
     whose = "the GPUs'" if found.trainers == found.gpus else f"its GPUs' ({found.trainers:,})"
@@ -89,10 +89,12 @@ def time(
 
 def suggestions(found: Sequence[Layout]) -> Iterator[RenderableType]:
     """Yield layouts, best first, as settings that can be pasted into a shell, with reasons."""
-    yield item("", "ranked by the time of a step; less than 20 % of the GPU left counts against it (docs/plan.md)")
+    less = "a layout that leaves less than 20 % of the GPU's memory counts as slower"
+    yield item("", f"ranked by the time of a step; {less} (docs/plan.md)")
     for place, layout in enumerate(found, 1):
         rate = f"{layout.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-        left = f"{layout.headroom:.0%} of the GPU left: {layout.risk}"
+        # Rounded down, as the risk is judged: 19.6 % is no 20 %.
+        left = f"{int(100 * layout.headroom)}% of the GPU's memory left: {layout.risk}"
         yield item(f"{place}. ", f"{layout.seconds:.1f} s a step, {rate}, {left}")
         yield from (item("     - ", reason) for reason in layout.reasons)
         settings = textwrap.wrap(str(layout), width() - 7, break_long_words=False, break_on_hyphens=False)

@@ -12,7 +12,7 @@ from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
-from gspo_hpc.planning import mentions
+from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -79,10 +79,15 @@ def page(
     yield item("  ", f"{config.algorithm.name}: {config.algorithm.paper}")
     fields = type(config.algorithm).model_fields
     yield grid((key, written(v), fields[key].description or "") for key, v in config.algorithm if key != "name")
+    if plan.exactness is not None:
+        yield from title("Exactness")
+        yield from _exactness(plan.exactness)
     if ranks or plan.quantities.get("world_size", 0) != 1:
         yield from title("Ranks")
         yield from _ranks(plan, ranks)
     if plan.broken:
+        from gspo_hpc.planning import mentions
+
         yield from title("Broken rules")
         for broken in plan.broken:
             yield text("  ", (broken.rule, "red"))
@@ -92,7 +97,7 @@ def page(
         yield from title("Fixes (add one to the command, or write it into the file)")
         yield _fixes(fixes)
     if plan.not_run:
-        yield from title("Planned, but not run by this version")
+        yield from title("Can be planned, but not run by this version")
         yield from (item(text("  ", ("x", "red"), "  "), one.reason) for one in plan.not_run)
     if plan.warnings:
         yield from title("Warnings")
@@ -105,9 +110,18 @@ def page(
         yield from (item("  -  ", note) for note in notes)
 
 
+def _exactness(found: Exactness) -> Iterator[RenderableType]:
+    yield item("  ", f"{found.grade}: {found.meaning}")
+    yield from (item("  -  ", reason) for reason in found.reasons)
+    if found.settings:
+        yield item("  ", f"raised by {' '.join(found.settings)}")
+    if found.cost:
+        yield item("  ", found.cost)
+
+
 def _verdict(plan: Plan) -> str:
     if plan.broken:
-        return f"{len(plan.broken)} broken"
+        return f"{len(plan.broken)} broken rule{'s' * (len(plan.broken) > 1)}"
     return "valid, but not run by this version" if plan.not_run else "valid"
 
 

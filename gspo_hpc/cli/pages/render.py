@@ -87,14 +87,18 @@ def item(head: str | Text, prose: str) -> Text:
     return Text.assemble(first, ("\n" + " " * first.cell_len).join(wrapped))
 
 
-def grid(rows: Iterable[Sequence[RenderableType]], align: str = "", *, wrapped: int = 1, first: int = 0) -> Table:
+def grid(
+    rows: Iterable[Sequence[RenderableType]], align: str = "", *, wrapped: int = 1, first: int = 0
+) -> Table | Text:
     """Return rows as aligned columns without lines between them, two spaces from the edge and from each other.
 
     `align` has a letter for each column, l or r (default: l). The last `wrapped` columns give way where the page is
     narrow; all others stay whole. `first` is the least width of the first column.
     """
-    table = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
     cleaned = [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    if (whole := _whole(cleaned, align, first)) is not None:
+        return whole
+    table = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
     columns = list(zip(*cleaned, strict=True))
     for number, (cells, side) in enumerate(zip(columns, align.ljust(len(columns), "l"), strict=True)):
         gives_way = number >= len(columns) - wrapped
@@ -110,3 +114,27 @@ def grid(rows: Iterable[Sequence[RenderableType]], align: str = "", *, wrapped: 
     needed = sum(2 + (column.min_width or 0) for column in table.columns)
     table.width = needed if needed > width() else None  # it overflows: rich would drop what finds no room
     return table
+
+
+def _whole(rows: Sequence[Sequence[RenderableType]], align: str, first: int) -> Text | None:
+    """Return rows of plain text that fit the page as they are; None for others, which rich has to lay out.
+
+    It looks like rich's table, which takes several times as long: most tables of a page are of this kind.
+    """
+    plain = [[cell for cell in row if isinstance(cell, str) and cell.isascii() and "\n" not in cell] for row in rows]
+    if list(map(len, plain)) != list(map(len, rows)):
+        return None
+    widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
+    widths[:1] = [max(one, first) for one in widths[:1]]
+    if sum(2 + one for one in widths) > width():
+        return None
+    sides = align.ljust(len(widths), "l")
+    return Text(
+        "\n".join(
+            "".join(
+                f"  {cell.rstrip():>{room}}" if side == "r" else f"  {cell:<{room}}"
+                for cell, room, side in zip(row, widths, sides, strict=True)
+            )
+            for row in plain
+        )
+    )

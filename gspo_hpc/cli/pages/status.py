@@ -23,7 +23,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> No
     from gspo_hpc.cli.pages.render import item, lines, text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("run", "state", "step", "reward", "tokens/s", "time left", "job", "earlier attempts"):
+    for name in ("run", "state", "step", "reward", "tokens/s", "time left", "job", "exactness", "earlier attempts"):
         number = name in ("step", "reward", "tokens/s", "time left")
         whole, least = number or name == "state", {"run": 12, "earlier attempts": 8}.get(name)
         table.add_column(name, justify="right" if number else "left", no_wrap=whole, min_width=least, overflow="fold")
@@ -36,6 +36,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> No
             "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
             "" if not _seconds_left(state) else duration(_seconds_left(state)),
             "\n".join(_job(state)),
+            state.exactness or "",
             _ended(state),
         )
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
@@ -56,6 +57,8 @@ def _plain(state: Status) -> Iterator[str]:
         yield f"  job {job}"
     if left := _seconds_left(state):
         yield f"  {duration(left)} left in the run{' once it is resumed' if state.state in ENDED else ''}"
+    if state.exactness:
+        yield f"  {state.exactness}"
     ended = _ended(state)
     yield f"  {state.attempts} attempt{'' if state.attempts == 1 else 's'}" + (f": {ended}" if ended else "")
 

@@ -58,15 +58,18 @@ class Ambiguous:
         return "which begins with 0", f"{number}{f' ({octal} if it is octal)' if octal != number else ''}"
 
 
-def number_meant(text: str) -> str:
-    """Return what to write for a text that is meant as a number, such as 16k or 90%: "; write ...", or nothing."""
+def number_meant(text: str, *, whole: bool = False) -> str:
+    """Return what to write for a text that is meant as a number, such as 16k or 90%: "; write ...", or nothing.
+
+    Where only whole numbers are taken, a share of something is none.
+    """
     given = text.strip()
     if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKmMgG])[iI]?[bB]?", given):
         power = " kmg".index(match[2].lower())
         sizes = [float(match[1]) * unit**power for unit in (1000, 1024)]
         return f"; write {sizes[0]:.0f} or {sizes[1]:.0f}"
     if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?%", given):
-        return f"; write {float(match[1]) / 100:g}"
+        return "; it is a number, not a share" if whole else f"; write {float(match[1]) / 100:g}"
     if re.fullmatch(r"\d{1,3}(?:,\d{3})+", given):
         return f"; write {given.replace(',', '')}"
     if _INT.fullmatch(given) or _FLOAT.fullmatch(given):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _CLIP = "algorithm.clip_low and algorithm.clip_high"
 _EPOCHS = "run.max_epochs"
 
@@ -29,10 +31,13 @@ PEER_NAMES = {
     "micro_train_batch_size": "batch.micro_batch_size",
     "log_prob_micro_batch_size_per_gpu": "batch.logprob_micro_batch_size",
     "ppo_max_token_len_per_gpu": "batch.micro_batch_tokens",
+    "mini_batch_size": "batch.global_batch_size, which counts completions, not prompts",
     "ppo_mini_batch_size": "batch.global_batch_size, which counts completions, not prompts",
     "train_batch_size": "batch.generation_batch_size, which counts completions, not prompts",
     "rollout_batch_size": "batch.generation_batch_size, which counts completions, not prompts",
     "gradient_accumulation_steps": "batch.global_batch_size, from which it follows",
+    "n": "batch.num_generations",
+    "group_size": "batch.num_generations",
     "num_return_sequences": "batch.num_generations",
     "n_samples_per_prompt": "batch.num_generations",
     "ppo_epochs": "batch.num_iterations",
@@ -67,3 +72,15 @@ PEER_NAMES = {
     "eval_steps": "eval.interval",
     "test_freq": "eval.interval",
 }
+
+
+def here(name: str) -> str | None:
+    """Return what to write instead of a name of another project, whose last part alone may be known."""
+    return PEER_NAMES.get(name.rpartition(".")[2].lower())
+
+
+def inside(content: object, path: str, most: int = 3) -> list[str]:
+    """Return what to write instead of at most `most` settings below `path`, a section that only other projects have."""
+    if not isinstance(content, Mapping):
+        return [f"{path} is {found}"] if (found := here(path)) is not None else []
+    return [text for name, value in content.items() for text in inside(value, f"{path}.{name}", most)][:most]

@@ -5,6 +5,7 @@ What ended the last attempt is a problem; what the run recovered from is a warni
 
 from __future__ import annotations
 
+from gspo_hpc.config.derived import bringup_seconds
 from gspo_hpc.diagnose.evidence import Evidence
 from gspo_hpc.diagnose.excerpts import failure_matching, quoted, severity_of
 from gspo_hpc.diagnose.patterns import (
@@ -14,6 +15,7 @@ from gspo_hpc.diagnose.patterns import (
     HANGS,
     HOST_MEMORY,
     KILLED,
+    KILLED_SUPERVISOR,
     LOST_NODE,
     NODE_SILENT,
     NOT_UP,
@@ -71,7 +73,7 @@ def hanging_rank(run: Evidence) -> Finding | None:
     stacks = attempt.error.where if attempt.error and attempt.error.where.endswith(".stacks") else None
     if late:
         cause = "a node is slow to start, or the rank ended before it could report"
-        settings = [f"faults.bringup_timeout={3 * faults.bringup_timeout:g}"]
+        settings = [f"faults.bringup_timeout={3 * bringup_seconds(run.config):g}"]
     elif silent:
         cause, settings = "the rank's process was stopped, or its node is lost or out of memory", []
     else:
@@ -131,7 +133,7 @@ def out_of_host_memory(run: Evidence) -> Finding | None:
         return None
     attempt, excerpt = hit
     sure = HOST_MEMORY.search(excerpt.text) is not None
-    cuda, cache = run.config.cluster.platform == "cuda", run.config.rollout.kv_cache_gb
+    cuda, rollout = run.config.cluster.platform == "cuda", run.config.rollout
     return Finding(
         (f"attempt {attempt.number}: {quoted(excerpt)}",),
         "the node or the job reached its memory limit (weights and checkpoints in host memory, reward functions)"
@@ -139,9 +141,11 @@ def out_of_host_memory(run: Evidence) -> Finding | None:
         else "a SIGKILL ended the rank: somebody sent it, or the kernel or Slurm did because memory ran out; the logs "
         "do not tell which",
         (
-            *([f"rollout.kv_cache_gb={cache / 2:g}"] if "memory for kv" in excerpt.text else []),  # an engine on a CPU
+            *(
+                [f"rollout.kv_cache_gb={rollout.kv_cache_gb / 2:g}"] if "memory for kv" in excerpt.text else []
+            ),  # an engine on a CPU
             *(["slurm.mem='0'"] if run.config.slurm.mem != "0" else []),
-            *(["rollout.sleep_level=2"] if cuda else []),  # engines on CPUs do not sleep
+            *(["rollout.sleep_level=2"] if cuda and rollout.sleep_level == 1 else []),  # engines on CPUs do not sleep
             *(["checkpoint.async_save=false"] if run.config.checkpoint.async_save else []),
             f"reward.workers={max(1, run.config.reward.workers // 2)}",
             *(["memory.offload_optimizer=false"] if run.config.memory.offload_optimizer else []),
@@ -149,6 +153,32 @@ def out_of_host_memory(run: Evidence) -> Finding | None:
         (excerpt.where, "dmesg or sacct -j JOB -o State,MaxRSS shows whether it was the OOM killer"),
         severity_of(run, attempt),
         "out_of_host_memory" if sure else "killed_rank",
+    )
+
+
+@symptom(
+    "killed_supervisor",
+    severity="warning",
+    shows="the process that watches the ranks of a job was killed, and on which node",
+    change="`slurm.mem`, `reward.workers`",
+    explains_failure=True,
+)
+def killed_supervisor(run: Evidence) -> Finding | None:
+    """Find a supervisor that was killed; another one took over."""
+    hit = failure_matching(run, KILLED_SUPERVISOR)
+    if hit is None:
+        return None
+    attempt, excerpt = hit
+    return Finding(
+        (f"attempt {attempt.number}: {quoted(excerpt)}",),
+        "somebody sent the signal, or the kernel or Slurm did because the memory of the job's first node ran out; the "
+        "supervisor itself needs little of it",
+        (
+            *(["slurm.mem='0'"] if run.config.slurm.mem != "0" else []),
+            f"reward.workers={max(1, run.config.reward.workers // 2)}",
+        ),
+        ("dmesg or sacct -j JOB -o State,MaxRSS shows whether it was the OOM killer",),
+        severity_of(run, attempt),
     )
 
 

@@ -19,7 +19,6 @@ from gspo_hpc.diagnose.patterns import (
     MIG_DEVICES,
     NCCL,
     NCCL_FAULT,
-    PROBE,
     TENSOR_PARALLEL,
     VERSIONS,
 )
@@ -177,31 +176,6 @@ def tensor_parallel_mismatch(run: Evidence) -> Finding | None:
             *([f"parallel.tensor_model_parallel_size={train // 2}"] if train > 1 else []),
         ),
         ("gspo-hpc plan CONFIG: shows which sizes divide", excerpt.where),
-        severity_of(run, attempt),
-    )
-
-
-@symptom(
-    "weight_sync_mismatch",
-    severity="problem",
-    shows="the probe after a weight sync failed",
-    change="`rollout.dtype`, `model.dtype`",
-    explains_failure=True,
-)
-def weight_sync_mismatch(run: Evidence) -> Finding | None:
-    """Find an attempt that ended because the probe after a weight sync failed."""
-    hit = failure_matching(run, PROBE)
-    if hit is None:
-        return None
-    attempt, excerpt = hit
-    return Finding(
-        (f"attempt {attempt.number}: {quoted(excerpt)}",),
-        "the engine does not compute what the trainer computes: it uses another precision, or weights did not arrive",
-        ("rollout.dtype=float32", "model.dtype=float32"),
-        (
-            excerpt.where,
-            "rollout.probe_max_gap and rollout.probe_mean_gap: raise them only if you know that the gap is rounding",
-        ),
         severity_of(run, attempt),
     )
 

@@ -188,7 +188,7 @@ def restarts(run: Evidence) -> Finding | None:
         if loop > 1
         else "some starts failed; the other symptoms name the cause"
         if bad
-        else "preemptions, time limits and stops ended the earlier starts; nothing is lost",
+        else "preemptions, time limits, stops and planned restarts ended the earlier starts; nothing is lost",
         (f"slurm.time_minutes={2 * run.config.slurm.time_minutes}",) if kinds["time limit"] else (),
         ("gspo-hpc logs RUN --errors", "attempts/NNNN/") if bad else (),
         severity,

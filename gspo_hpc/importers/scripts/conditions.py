@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda a, b: a >= b,
 }
 
+_SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without quotes: no word in brackets where empty
+
 
 def plain(node: Node, scope: Scope) -> str | None:
     """Return the text of a word in a condition, None if it is not known; a variable that is not set is empty."""
@@ -36,12 +38,13 @@ def plain(node: Node, scope: Scope) -> str | None:
 def holds(node: Node, scope: Scope, double: bool) -> bool | None:
     """Tell whether a test holds, None if that is not known. `double`: it stands in [[ ]]."""
     parts = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "(", ")")]
+    if node.type == "test_command" and node.children[0].type == "[":
+        words = [leaf for part in parts for leaf in _leaves(part)]
+        return _joined([word for word in words if word.type not in _SPLIT or plain(word, scope) != ""], scope)
     if node.type == "binary_expression" and len(parts) == 3:
         sign = source_of(parts[1])
-        if sign in ("&&", "||", "-a", "-o"):
-            sides = [holds(parts[0], scope, double), holds(parts[2], scope, double)]
-            ends = sign in ("||", "-o")  # the outcome of one side that decides
-            return ends if ends in sides else None if None in sides else not ends
+        if sign in ("&&", "||"):
+            return _decided([holds(part, scope, double) for part in (parts[0], parts[2])], one=sign == "||")
         negated = parts[0].type == "unary_expression"  # ! binds tighter in the grammar than in bash
         left, right = plain(parts[0].children[-1] if negated else parts[0], scope), plain(parts[2], scope)
         if left is None or right is None:
@@ -53,17 +56,58 @@ def holds(node: Node, scope: Scope, double: bool) -> bool | None:
         if sign == "!":
             inner = holds(parts[1], scope, double)
             return None if inner is None else not inner
-        text = plain(parts[1], scope)
-        if sign == "-v" and text is not None:
-            found = scope.get(text)
-            return None if isinstance(found, Unknown) else found is not None
-        if sign in ("-f", "-e", "-r", "-s") and text is not None:
-            return there(text, scope.script)
-        return None if text is None or sign not in ("-z", "-n") else (sign == "-z") == (not text)
+        return _unary(sign, parts[1], scope)
     if node.type in ("test_command", "parenthesized_expression"):
         return holds(parts[0], scope, double) if len(parts) == 1 else None
     text = plain(node, scope)
     return None if text is None else bool(text)
+
+
+def _decided(outcomes: list[bool | None], *, one: bool) -> bool | None:
+    """Return what several outcomes amount to where `one`, true or false, decides by itself; None if that is open."""
+    return one if one in outcomes else None if None in outcomes else not one
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    """Yield the words of a condition in brackets, which the grammar groups otherwise than bash does."""
+    if node.type in ("binary_expression", "unary_expression", "ERROR"):
+        for child in node.children:
+            yield from _leaves(child)
+    else:
+        yield node
+
+
+def _joined(words: list[Node], scope: Scope) -> bool | None:
+    """Tell whether the words in brackets hold: -a binds tighter than -o. None for words that bash makes nothing of."""
+    for sign in ("-o", "-a"):
+        at = [place for place, word in enumerate(words) if source_of(word) == sign]
+        if at:
+            begins, ends = [0, *(place + 1 for place in at)], [*at, len(words)]
+            parts = [words[begin:end] for begin, end in zip(begins, ends, strict=True)]
+            return _decided([_joined(part, scope) for part in parts], one=sign == "-o")
+    if words and source_of(words[0]) == "!":
+        inner = _joined(words[1:], scope)
+        return None if inner is None else not inner
+    if len(words) < 2:
+        text = plain(words[0], scope) if words else ""
+        return None if text is None else bool(text)
+    if len(words) == 2:
+        return _unary(source_of(words[0]), words[1], scope)
+    if len(words) != 3:
+        return None
+    left, right = plain(words[0], scope), plain(words[2], scope)
+    return None if left is None or right is None else compare(left, source_of(words[1]), right)
+
+
+def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
+    """Tell whether a test of one word holds, None if that is not known."""
+    text = plain(word, scope)
+    if sign == "-v" and text is not None:
+        found = scope.get(text)
+        return None if isinstance(found, Unknown) else found is not None
+    if sign in ("-f", "-e", "-r", "-s") and text is not None:
+        return there(text, scope.script)
+    return None if text is None or sign not in ("-z", "-n") else (sign == "-z") == (not text)
 
 
 def compare(left: str, sign: str, right: str, pattern: bool = False) -> bool | None:

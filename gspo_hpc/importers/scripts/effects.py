@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.conditions import compare
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
-from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.scripts.places import text_at
 from gspo_hpc.importers.scripts.scope import Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.words import expand, fields, subscript_of, text_of
 
@@ -46,7 +46,9 @@ def call(reader: Reader, words: list[str], line: int) -> bool | None:
             return True
         case "shift":
             if rest and not rest[0].isdigit():
-                raise ValueError(f"shift {rest[0]}: not known before the script runs, so $1 and what follows are not")
+                raise ValueError(
+                    f"shift {rest[0]}: not known before the script runs, so neither are $1 and the arguments after it"
+                )
             scope.arguments = scope.arguments[int(rest[0]) if rest else 1 :]
             return True
         case "set" if "--" in rest:
@@ -110,9 +112,9 @@ def _source(reader: Reader, rest: list[str]) -> None:
     name, *given = rest
     if name.rpartition("/")[2].lstrip(".") in _HARMLESS:
         return
-    path = find_file(name, reader.file)
     why = f"may be set by {name}, a file that the script sources and convert does not read"
-    if path is None or len(reader.frames) >= _DEEPEST:
+    text = _text(reader, name)
+    if text is None or len(reader.frames) >= _DEEPEST:
         reader.lose_all(why)
         return
     scope = reader.scope
@@ -120,13 +122,20 @@ def _source(reader: Reader, rest: list[str]) -> None:
     scope.arguments = tuple(given) or arguments
     reader.frames.append(None)
     try:
-        reader.walk(parse(path.read_text(encoding="utf-8")).root_node.named_children)
+        reader.walk(parse(text).root_node.named_children)
         reader.read.append(name)
-    except (ValueError, OSError):
+    except ValueError:
         reader.lose_all(why)
     _leave(reader, None, f"depends on where {name} returns, which is not known before the script runs")
     reader.frames.pop()
     scope.arguments, reader.returned = arguments, returned
+
+
+def _text(reader: Reader, name: str) -> str | None:
+    try:
+        return text_at(name, reader.file, reader.written)
+    except (ValueError, OSError):
+        return None
 
 
 def _eval(reader: Reader, text: str) -> None:
@@ -146,8 +155,8 @@ def _shell(reader: Reader, rest: list[str]) -> None:
     text, name, given = "", "", list[str]()
     if options and rest[0].startswith("-") and "c" in rest[0] and len(rest) > 1:
         text, given = rest[1], rest[3:]
-    elif not options and (path := find_file(rest[0], reader.file)) is not None:
-        text, name, given = path.read_text(encoding="utf-8", errors="replace"), rest[0], rest[1:]
+    elif not options and (found := _text(reader, rest[0])) is not None:
+        text, name, given = found, rest[0], rest[1:]
     if not text or len(reader.frames) >= _DEEPEST:
         return
     try:

@@ -15,13 +15,14 @@ _TOKEN = re.compile(
     r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*""",
     re.DOTALL,
 )
+_WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b)")  # a line whose here-document becomes a file
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
 
 def parse(text: str) -> Tree:
-    """Return the syntax tree of a script, here-documents taken out.
+    """Return the syntax tree of a script; a here-document is taken out, or one word if it is written to a file.
 
-    Raises ValueError, with the line, for text that bash would not read, and for a script of absurd size.
+    Raises ValueError, with the line, for text that bash cannot parse, and for a script of absurd size.
     """
     import tree_sitter_bash  # only here: every other command of gspo-hpc starts without the parser
     from tree_sitter import Language, Parser
@@ -60,9 +61,10 @@ def _prepared(text: str) -> str:
     text = re.sub(r"\\\s*\Z", "\n", text)  # and one at the end of the text continues nothing
     text = re.sub(r"(\$\{\w+:?[-=+])\[", r"\1\\[", text)  # ${X:-[...]}: the grammar takes [ for a pattern
     text = _DEFAULT.sub(r"\1$[\2]}", text)  # ${X:-$((...))}: within ${ } the grammar has no arithmetic
+    text = re.sub(r";;?&(\s*esac\b)", r";;\1", text)  # the last of a case has nothing to go on with
     done: list[str] = []
     around: list[str] = []  # quotes and brackets that are open
-    ends: list[str] = []  # of the here-documents that begin on the next line
+    ends: list[tuple[str, bool, int, bool]] = []  # of here-documents that begin on the next line: word, <<-, place
     at = joined = 0
     while match := _TOKEN.search(text, at):
         token, inner = match[0], around[-1] if around else ""
@@ -93,14 +95,20 @@ def _prepared(text: str) -> str:
             end = text.find("\n", at)
             token, at = "", len(text) if end < 0 else end
         elif match["end"] and inner not in ('"', "(("):
-            ends.append(match["end"].strip("'\"\\"))
+            ends.append((match["end"], token.startswith("<<-"), len(done), not around))
             token = " " * len(token)
         elif token == "\n":
             token += "\n" * joined
             joined = 0
-            for end_word in ends:
-                last = re.compile(rf"^\t*{re.escape(end_word)}$", re.MULTILINE).search(text, at)
+            for end_word, tabs, place, alone in ends:
+                plain = end_word.strip("'\"\\")
+                last = re.compile(rf"^\t*{re.escape(plain)}$", re.MULTILINE).search(text, at)
                 end = last.end() if last else len(text)
+                line = text[text.rfind("\n", 0, at - 1) + 1 : at]
+                if alone and last and _WRITES.search(line):
+                    body = text[at : last.start()]
+                    body = re.sub(r"(?m)^\t+", "", body) if tabs else body
+                    done[place] = f" heredoc_{int(plain == end_word)}_{body.encode('utf-8', 'surrogatepass').hex()} "
                 token += "\n" * text.count("\n", at, end)
                 at = end
             ends = []
@@ -128,7 +136,7 @@ def _mistake(root: Node, text: str) -> str:
     if quote is not None:
         line, around = text.count("\n", 0, quote) + 1, " ".join(text[max(0, quote - 30) : quote + 31].split())
         return f"line {line}: a quote ({text[quote]}) is opened and never closed: ...{around}"
-    node = next(node for node in nodes(root) if node.is_missing or node.type == "ERROR")
+    node = next((node for node in nodes(root) if node.is_missing or node.type == "ERROR"), root)  # `$[]` has neither
     if "\n" in source_of(node):  # all of the script, say: the keyword or bracket in it that nothing closes
         node = next(
             (child for child in reversed(node.children) if not child.is_named and child.type not in ";\n"), node
@@ -140,7 +148,7 @@ def _mistake(root: Node, text: str) -> str:
     if sign and sign[0][:1] in (b"<", b">"):
         left = sign[0][:1].decode()
         return f"line {line}: {left} leads to no file: put quotes around text with < > | & ;: ...{around}"
-    return f"line {line}: bash would not read this: ...{around}"
+    return f"line {line}: bash cannot parse this: ...{around}"
 
 
 def _open_quote(text: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -11,6 +12,22 @@ from gspo_hpc.importers.scripts.scope import is_unset
 # What a path may begin with that stands for a folder around the script.
 _HERE = re.compile(r"^(\$\(pwd\)|\$\{?PWD\}?|\$\{?SLURM_SUBMIT_DIR\}?|\$\(git\.\.\.\))/")
 _LARGEST = 1 << 20  # bytes
+
+
+def plain_path(name: str) -> str:
+    """Return a path as the files that a script writes are known by."""
+    return os.path.normpath(_HERE.sub("", name))
+
+
+def text_at(name: str, script: Path | None, written: Mapping[str, str]) -> str | None:
+    """Return the text of a file that a script has written, or that is at hand; None if it is neither.
+
+    Raises OSError or UnicodeError for a file that cannot be read as text.
+    """
+    if (text := written.get(plain_path(name))) is not None:
+        return text
+    path = find_file(name, script)
+    return None if path is None else path.read_text(encoding="utf-8")
 
 
 def find_file(name: str, script: Path | None) -> Path | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts import effects
-from gspo_hpc.importers.scripts.conditions import holds, plain
+from gspo_hpc.importers.scripts import effects, heredocs
+from gspo_hpc.importers.scripts.cases import follow_case
+from gspo_hpc.importers.scripts.conditions import holds
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value
@@ -37,6 +37,8 @@ class Command:
     variables: Mapping[str, str]  # an unknown value is the variable's own name, $NAME
     unknown: Mapping[str, str] = field(default_factory=dict)  # variable (*: any other) -> why it is not known
     might: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # variable -> words that it may hold
+    files: Mapping[str, str] = field(default_factory=dict)  # path -> text, of files that the script has written
+    exported: frozenset[str] = frozenset()  # variables that the command sees in its environment
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = 
     """Return the commands of a shell script, its own variables substituted.
 
     `folder` and `name` are those of its file: files that it sources are looked for beside it and in the folders above.
-    With `exits` false an exit ends nothing. Raises ValueError, with the line, for text that bash would not read, and
+    With `exits` false an exit ends nothing. Raises ValueError, with the line, for text that bash cannot parse, and
     for a script of absurd size.
     """
     reader = Reader(folder, name, exits)
@@ -83,6 +85,8 @@ class Reader:
         self.found: list[Command] = []
         self.possible: list[Command] = []
         self.read: list[str] = []
+        self.written: dict[str, str] = {}  # path -> text, of here-documents
+        self.document: heredocs.Document | None = None  # what the present pipeline was given to read
         self.certain = True  # the statements that are followed do run
         self.recording = True  # commands are noted
         self.functions: dict[str, Node | None] = {}  # None: which one it is depends on a condition
@@ -156,7 +160,7 @@ class Reader:
             case "if_statement":
                 self._if(node)
             case "case_statement":
-                self._case(node)
+                follow_case(self, node)
             case "for_statement" | "c_style_for_statement" | "while_statement":
                 follow_loop(self, node)
             case "function_definition":
@@ -191,7 +195,9 @@ class Reader:
         arrays = [key for key, value in scope.values.items() if isinstance(value, tuple | dict)]
         unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
         might = {key: value.might for key, value in lost.items() if value.might}
-        (self.found if self.certain else self.possible).append(Command(tuple(words), shown, unknown, might))
+        (self.found if self.certain else self.possible).append(
+            Command(tuple(words), shown, unknown, might, dict(self.written), frozenset(scope.exported))
+        )
 
     def lose_all(self, why: str) -> None:
         """Take every variable to be unknown, set or not."""
@@ -203,6 +209,7 @@ class Reader:
     def _command(self, statement: Node, nodes: Sequence[Node]) -> bool | None:
         words: list[str] = []
         settings: list[Node] = []
+        redirects: list[tuple[str, str]] = []
         at = statement.start_byte
         self.scope.empty = bool(nodes) and source_of(nodes[0]) == "test"  # as in [ ]
         for node in nodes:
@@ -212,6 +219,9 @@ class Reader:
             if node.type == "file_redirect":  # the grammar counts the words after the file to it
                 sign, *names = [child for child in node.children if child.type != "file_descriptor"]
                 parts = names if sign.type in (">&-", "<&-") else names[1:]
+                if names:
+                    redirects.append((sign.type, text_of(names[0], self.scope)))
+                    _placeholder(redirects, line_of(node))
             elif node.type in ("herestring_redirect", "heredoc_redirect", "comment"):
                 continue
             for part in parts:
@@ -231,10 +241,24 @@ class Reader:
                 before = dict(self.scope.values) if before is None else before
                 self.scope.set(name, value)
                 self.scope.exported.add(name)
+        words = self._write(statement, words, redirects)
         status = effects.call(self, words, line_of(statement)) if words else True
         if before is not None and words:
             self.scope.values, self.scope.exported = before, exported
         return status
+
+    def _write(self, statement: Node, words: list[str], redirects: Sequence[tuple[str, str]]) -> list[str]:
+        """Keep the file that a command writes its here-document to; return its words without that."""
+        words, document = heredocs.taken_out(words)
+        piped = statement.parent is not None and statement.parent.type == "pipeline"
+        if document is not None or not piped or statement.prev_named_sibling is None:
+            self.document = document
+        if self.document is not None and (place := heredocs.target(words, redirects)):
+            path, adds = place
+            before, text = self.written.pop(path, ""), heredocs.text_with_values(self.document, self.scope)
+            if self.certain and text is not None:
+                self.written[path] = before * adds + text
+        return words
 
     # -- statements whose outcome may not be known
 
@@ -315,21 +339,10 @@ class Reader:
 
         self._arms(arms(), node)
 
-    def _case(self, node: Node) -> None:
-        subject = plain(node.named_children[0], self.scope)
 
-        def arms() -> Iterator[tuple[bool | None, Sequence[Node]]]:
-            for item in (child for child in node.named_children if child.type == "case_item"):
-                if item.children[-1].type in (";&", ";;&"):
-                    raise ValueError(f"line {line_of(item)}: a case that goes on with the next one is not followed")
-                closed = next(number for number, child in enumerate(item.children) if child.type == ")")
-                patterns = [child for child in item.children[:closed] if child.is_named]
-                known = [plain(pattern, self.scope) for pattern in patterns]
-                matched: bool | None = "*" in known
-                if not matched and (subject is None or None in known):
-                    matched = None
-                elif subject is not None:
-                    matched = any(fnmatchcase(subject, pattern or "") for pattern in known)
-                yield matched, item.children[closed + 1 :]
-
-        self._arms(arms(), node)
+def _placeholder(redirects: Sequence[tuple[str, str]], line: int) -> None:
+    """Raise ValueError where a placeholder, <NAME>, makes a shell read NAME and write to the next option."""
+    (*_, (first, name), (sign, file)) = [("", ""), *redirects]
+    if first == "<" and sign == ">" and file.startswith("-"):
+        text = f"<{name}> is a placeholder, and to a shell it takes {file} away: put its value there"
+        raise ValueError(f"line {line}: {text}")

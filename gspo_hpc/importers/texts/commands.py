@@ -10,8 +10,7 @@ from typing import Any
 
 from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import tables
-from gspo_hpc.importers.inputs import options, read_text
-from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source
@@ -31,6 +30,8 @@ _VERLS_ENTRY = re.compile(
     r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
 )
 _UNSET_WORD = "not set in the script; what it adds is not known"
+NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
+UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
 # Arguments by which a command shows that it trains with TRL's GRPO, where its Python file is not at hand.
 _GRPO = {"num_generations", "max_completion_length", "max_prompt_length", "num_iterations", "steps_per_generation"}
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
@@ -64,6 +65,8 @@ def from_command(
         if "=" not in word and _VERLS_ENTRY.search(module):
             return _make("verl", command, number, number + 1, commands, place)
         entry = words[number - 1] == "-m" if number else False
+        if not entry and word.endswith(".py") and not word.startswith("-") and _trains_with_trl(words[number + 1 :]):
+            return _from_python_file(command, number, commands, place, source, others)
         if (
             "=" not in word
             and (entry or word.endswith(".py"))
@@ -76,6 +79,12 @@ def from_command(
         if word.endswith(".py") and not word.startswith("-"):
             return _from_python_file(command, number, commands, place, source, others)
     return None
+
+
+def _trains_with_trl(words: tuple[str, ...]) -> bool:
+    """Tell whether the arguments of a Python file show that it trains with TRL's GRPO."""
+    known = tables.load("trl").known & {*options(words)[0]}
+    return len(known) > 3 and bool(known & _GRPO) and not any(map(_OVERRIDE.match, words))
 
 
 def _other_entry(word: str, words: tuple[str, ...]) -> str:
@@ -96,38 +105,48 @@ def _from_python_file(
     """Return the run of a Python file that a command starts: of TRL, if the file or its arguments show that."""
     word = command.words[number]
     given = options(command.words[number + 1 :])[0]
-    path = find_file(word, place)
-    if path is not None:
-        try:
-            run = python_source.read(read_text(path))
-        except ValueError:
-            run = None
-        if run is not None and (project := foreign.of_imports(run.imports)):
+    text: str | None = ""
+    try:
+        text = documents.text_of(place, word, command.files)
+        run = None if text is None else python_source.read(text)
+    except ValueError:
+        run = None
+    if run is not None:
+        if project := foreign.of_imports(run.imports):
             raise foreign.refusal(project)
-        if run is not None and run.values:  # its own arguments are not TRL's
+        if run.values:  # its own arguments are not TRL's
             left = {f"--{name}": f"an argument of {word} itself" for name in given}
             note = f"the GRPOConfig in line {run.line} of {word} is read; the rest of the file is not"
             found = _make("trl", command, number, len(command.words), commands, place)
             return found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
-        if run is not None and run.parses:
+        if run.parses:
             return _make("trl", command, number, number + 1, commands, place)
     name = os.path.basename(word)
     known = tables.load("trl").known & {*given}
-    if source == "trl" or re.search(r"grpo|gspo", name) or (len(known) > 3 and known & _GRPO):
+    shown = _trains_with_trl(command.words[number + 1 :])
+    if source != "trl" and not known and not given.get("config"):
+        if re.search(r"grpo|gspo", name):
+            others.append(f"{word} {UNTOLD}")
+        return None
+    if source == "trl" or re.search(r"grpo|gspo", name) or shown:
         if _OTHER_TRAINERS.search(name):
             others.append(f"{word} is another trainer by its name; --from trl takes it for one with a GRPOConfig")
             if source != "trl":
                 return None
-        return _make("trl", command, number, number + 1, commands, place)
+        found = _make("trl", command, number, number + 1, commands, place)
+        note = (
+            f"{word} is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
+        )
+        return found._replace(notes=(*found.notes, *([note] if text is None else [])))
     return None
 
 
-def bare(command: Command, commands: list[Command], source: str | None, place: Path, alone: bool) -> Found | None:
-    """Return the run of a list of arguments without a command. `alone`: nothing else in the text starts a run."""
+def bare(command: Command, commands: list[Command], source: str | None, place: Path) -> Found | None:
+    """Return the run of a list of arguments without a command; `source`: the project that the arguments are of."""
     words = command.words
     if not (_OVERRIDE.match(words[0]) or (words[0].startswith("--") and len(words) > 1)):
         return None
-    if source is None or not alone:
+    if source is None:
         overrides = any(_OVERRIDE.match(word) for word in words)
         source = "verl" if overrides else documents.nearest_project(options(words)[0])
     if source == "swift" and "per_device_train_batch_size" in options(words)[0]:
@@ -138,7 +157,8 @@ def bare(command: Command, commands: list[Command], source: str | None, place: P
 def _make(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
     """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
     words = command.words
-    variables = dict(command.variables)
+    variables = {name: value for name, value in command.variables.items()
+                 if not name.startswith("WANDB_") or name in command.exported}  # fmt: skip
     launcher, _ = options(words[:launched])
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)
@@ -146,10 +166,10 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     left: dict[str, str] = {}
     if source == "verl":
         variables["entry"] = words[first - 1] if first else ""
-        values = _overrides(words[first:], variables, left, place)
+        values = _overrides(words[first:], variables, left, place, command.files)
     else:
         values, before = options(words[first:])
-        _positional(source, values, before, left, place)
+        _positional(source, values, before, left, place, command.files)
     for word in [word for word in left if left[word] == _UNSET_WORD]:
         variable = match[1] if (match := _VARIABLE.fullmatch(word)) else ""
         left[word] = f"${variable} {why}" if (why := command.unknown.get(variable)) else _UNSET_WORD
@@ -159,28 +179,49 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         values |= dict.fromkeys(lost, word)
     if source == "trl":
         if given := values.pop("config", None):
-            values = documents.named(place, str(given)) | values
+            values = documents.named(place, str(given), command.files) | values
             left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
         for name in ("config_file", "accelerate_config"):
             file = variables.pop(name, "") or str(values.pop(name, ""))
             if file.endswith((".yaml", ".yml")):
-                launch = documents.named(place, file)
+                launch = _accelerate(place, file, command, variables, notes, left)
                 variables = {key: str(launch[key]) for key in ACCELERATE if key in launch} | variables
         variables |= {name: str(values[name]) for name in ACCELERATE if name in values}
     return Found(source, values, variables, commands, tuple(notes), left, command.unknown, launcher)
+
+
+def _accelerate(
+    place: Path, file: str, command: Command, variables: Mapping[str, str], notes: list[str], left: dict[str, str]
+) -> dict[str, Any]:
+    """Return accelerate's YAML; where it is not at hand, only the number of processes may be missing."""
+    try:
+        return documents.named(place, file, command.files)
+    except ValueError as error:
+        told = "num_processes" in variables
+        left[f"--config_file {file}"] = "it is not at hand" if told else str(error)
+        if not told:
+            notes.append(f"{file} is not at hand, and may say how many processes there are: give --gpus N")
+        return {}
 
 
 def _names(words: tuple[str, ...]) -> list[str]:
     return [word.lstrip("+~").partition("=")[0] for word in words if "=" in word]
 
 
-def _positional(source: str, values: dict[str, Any], before: list[str], left: dict[str, str], place: Path) -> None:
+def _positional(
+    source: str,
+    values: dict[str, Any],
+    before: list[str],
+    left: dict[str, str],
+    place: Path,
+    written: Mapping[str, str],
+) -> None:
     """Read the words of a command line that belong to no option, and the YAML that it names."""
     if source.startswith("swift") and isinstance(values.get("config"), str):
         before = [*before, values.pop("config")]
     for word in before:
         if source.startswith("swift") and word.endswith((".yaml", ".yml")):
-            for name, value in documents.from_yaml(documents.named(place, word), "swift").values.items():
+            for name, value in documents.from_yaml(documents.named(place, word, written), "swift").values.items():
                 values.setdefault(name, value)
         elif is_unset(word):
             left[word] = _UNSET_WORD
@@ -193,7 +234,9 @@ def _positional(source: str, values: dict[str, Any], before: list[str], left: di
             values[name] = kept[0] if len(kept) == 1 else kept
 
 
-def _overrides(words: tuple[str, ...], variables: dict[str, str], left: dict[str, str], place: Path) -> dict[str, Any]:
+def _overrides(
+    words: tuple[str, ...], variables: dict[str, str], left: dict[str, str], place: Path, written: Mapping[str, str]
+) -> dict[str, Any]:
     """Return Hydra's overrides with values as YAML; `left` gets words that set nothing, and why."""
     values: dict[str, Any] = {}
     rest = iter(words)
@@ -217,13 +260,15 @@ def _overrides(words: tuple[str, ...], variables: dict[str, str], left: dict[str
                 read = yaml_text.read(value)
             except ValueError:
                 read = value
+            if name.startswith("+"):
+                variables["added"] = f"{variables.get('added', '')} {name.lstrip('+')}"
             values[name.lstrip("+")] = value if is_unset(value) or isinstance(read, Mapping) else read
         elif is_unset(word):
             left[word] = _UNSET_WORD
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
     given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
-    return _config_file(given, variables, left, place) | values
+    return _config_file(given, variables, left, place, written) | values
 
 
 def _is_own(folder: str) -> bool:
@@ -231,7 +276,9 @@ def _is_own(folder: str) -> bool:
     return folder == "config" or folder.endswith(("trainer/config", "dapo/config"))
 
 
-def _config_file(given: dict[str, str], variables: dict[str, str], left: dict[str, str], place: Path) -> dict[str, Any]:
+def _config_file(
+    given: dict[str, str], variables: dict[str, str], left: dict[str, str], place: Path, written: Mapping[str, str]
+) -> dict[str, Any]:
     """Return what the file that Hydra's flags name sets; nothing for verl's own, whose defaults are known."""
     name = given.get("--config-name", _VERLS_OWN[0]).removesuffix(".yaml")
     folder = given.get("--config-path", given.get("--config-dir", "config"))
@@ -240,11 +287,11 @@ def _config_file(given: dict[str, str], variables: dict[str, str], left: dict[st
         left |= {flags: "verl's own: its defaults are known"} if flags else {}
         return {}
     path = f"{folder}/{name}.yaml"
-    if is_unset(name) or find_file(path, place) is None:
+    if is_unset(name) or documents.text_of(place, path, written) is None:
         raise ValueError(
             f"{flags}: that file sets arguments of the run, and is not at hand: put {path} beside the script"
         )
-    raw = documents.named(place, path)
+    raw = documents.named(place, path, written)
     bases = [base for base in raw.get("defaults", ()) if isinstance(base, str) and base != "_self_"]
     if others := [base for base in bases if base not in _VERLS_OWN]:
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml
-from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.scripts.places import find_file, plain_path
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
@@ -68,8 +68,8 @@ def nearest_project(given: Mapping[str, Any]) -> str:
         counts["swift"] += len(given)
     best = max(counts, key=lambda project: counts[project])
     if counts[best] < 2 or counts["swift"] == counts["trl"]:
-        sections = [name for name in given if name in Config.model_fields]
-        what = "it is a config of ours already" if len(sections) > 1 else "these arguments do not show whose they are"
+        ours = len(given) > 1 and all(name in Config.model_fields for name in given)
+        what = "it is a config of ours already" if ours else "these arguments do not show whose they are"
         raise ValueError(f"{what}; name the project with --from swift, verl or trl")
     return best
 
@@ -95,13 +95,21 @@ def refuse_toml(text: str) -> NoReturn:
     raise foreign.refusal(foreign.of_keys(raw) or "a project with configs in TOML (prime-rl, say)")
 
 
-def named(place: Path, name: str) -> dict[str, Any]:
-    """Return the mapping in a YAML file that a command names."""
-    path = find_file(name, place)
-    if path is None:
-        text = "is not set in the script" if is_unset(name) else "is not there"
-        raise ValueError(f"{name}, which the command reads, {text}: put it beside the script")
-    raw = read_yaml(read_text(path))
+def named(place: Path, name: str, written: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the mapping in a YAML file that a command names; `written`: texts of files that the script writes."""
+    text = text_of(place, name, written)
+    if text is None:
+        why = "is not set in the script" if is_unset(name) else "is not there"
+        raise ValueError(f"{name}, which the command reads, {why}: put it beside the script")
+    raw = read_yaml(text)
     if raw is None:
         raise ValueError(f"{name}: not a mapping of names to values")
     return {str(key): value for key, value in raw.items()}
+
+
+def text_of(place: Path, name: str, written: Mapping[str, str] | None = None) -> str | None:
+    """Return the text of a file that a command names, None if it is not at hand. Raises ValueError if it is no text."""
+    if (text := (written or {}).get(plain_path(name))) is not None:
+        return text
+    path = find_file(name, place)
+    return None if path is None else read_text(path)

@@ -17,6 +17,7 @@ class _Signs:
     word: str = ""  # pattern of a word in a command that starts it, and of a module that its Python files import
     options: tuple[frozenset[str], ...] = ()  # names of options, of which one set is given in full
     keys: tuple[frozenset[str], ...] = ()  # keys of its YAML or TOML, at the top or dotted, of which one set is there
+    never: frozenset[str] = frozenset()  # keys that its YAML does not have
 
 
 def _sets(*texts: str) -> tuple[frozenset[str], ...]:
@@ -62,6 +63,7 @@ _PROJECTS: dict[str, _Signs] = {
         options=_sets("num_samples_per_prompt_rollout", "num_unique_prompts_rollout", "dataset_mixer_list"),
         keys=_sets("num_samples_per_prompt_rollout", "num_unique_prompts_rollout", "dataset_mixer",
                    "dataset_mixer_list", "with_tracking checkpointing_steps"),
+        never=frozenset({"num_generations", "max_completion_length"}),
     ),
     "EasyR1": _Signs(
         r"^verl\.trainer\.main$",
@@ -106,7 +108,7 @@ def of_keys(raw: Mapping[Any, Any]) -> str | None:
         if isinstance(value, Mapping):
             names |= {f"{key}.{inner}" for inner in value}
     for project, signs in _PROJECTS.items():
-        if any(needed <= names for needed in signs.keys):
+        if any(needed <= names for needed in signs.keys) and not signs.never & names:
             return project
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,13 +25,13 @@ class PythonRun(NamedTuple):
 
 
 def read(text: str) -> PythonRun:
-    """Return what a Python file says. Raises ValueError if Python would not read it, or it makes several configs."""
+    """Return what a Python file says. Raises ValueError if Python cannot parse it, or it makes several configs."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f"line {line}: " if line else ""
-        raise ValueError(f"{where}Python would not read this: {getattr(error, 'msg', error)}") from None
+        raise ValueError(f"{where}Python cannot parse this: {getattr(error, 'msg', error)}") from None
     known = dict(_constants(tree))
     imports = tuple(dict.fromkeys(_imports(tree)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -59,6 +60,32 @@ def read(text: str) -> PythonRun:
         name: value for name, value in values.items() if value is not ... and value != [...]
     }  # left out in a page
     return PythonRun(values, parses, imports, _called(config), config.lineno)
+
+
+# How a command begins that starts a Python file: variables, then a launcher.
+_STARTS = re.compile(r"\s*(?:[$>]\s+)?((?:[A-Z_]+=\S+\s+)*(?:accelerate\s+launch|torchrun|uv\s+run|python3?)\b.*)")
+
+
+def command_shown(text: str, name: str) -> str:
+    """Return the commands in the docstring of a file that takes its GRPOConfig from the command line, "" if none.
+
+    `name`: of the file; commands that start another one are left out.
+    """
+    run = read(text)
+    if run.values or not run.parses:
+        return ""
+    commands: list[str] = []
+    going = False
+    for line in (ast.get_docstring(ast.parse(text)) or "").splitlines():
+        start = _STARTS.match(line)
+        if going:
+            commands[-1] += f"\n{line}"
+        elif start:
+            commands.append(start[1])
+        going = (going or start is not None) and line.rstrip().endswith("\\")
+    return "\n".join(
+        command for command in commands if not name or re.search(rf"(^|[\s/]){re.escape(name)}\b", command)
+    )
 
 
 def _called(call: ast.Call) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
 from gspo_hpc.importers.scripts.shell import Command, Script, follow
-from gspo_hpc.importers.texts import documents, foreign
-from gspo_hpc.importers.texts.commands import Found, bare, from_command
+from gspo_hpc.importers.texts import documents, foreign, python_source
+from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
 
 _SCRIPT = re.compile(
     r"^#!.*sh\b|megatron\s+rlhf|swift\s+rlhf|\bverl[.]|main_ppo|accelerate\s+launch|trl\s+grpo|torchrun|"
@@ -35,7 +35,7 @@ def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Fo
         raise ValueError("it is empty")
     plain = _without_comments(text)
     if name.endswith(".py") or _PYTHON.match(plain) and not name.endswith((".sh", ".yaml", ".yml")):
-        return documents.from_python(text)
+        return _from_python(text, folder, name)
     if name.endswith(".toml") or (not name and _TOML.search(plain)):
         documents.refuse_toml(text)
     shell = name.endswith((".sh", ".bash", ".slurm", ".sbatch"))
@@ -44,6 +44,16 @@ def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Fo
     if raw is not None:
         return documents.from_yaml(raw, source)
     return _from_script(text, source, folder, name)
+
+
+def _from_python(text: str, folder: Path, name: str) -> Found:
+    """Return the run of a Python file; of one that reads its command line, that of the command in its docstring."""
+    shown = python_source.command_shown(text, name)
+    if not shown:
+        return documents.from_python(text)
+    found = _from_script(shown, "trl", folder, "")
+    note = "the command in the docstring is read: the file takes its GRPOConfig from the command line"
+    return found._replace(notes=(note, *(line for line in found.notes if not line.endswith(NOT_AT_HAND))))
 
 
 def _from_script(text: str, source: str | None, folder: Path, name: str) -> Found:
@@ -91,7 +101,8 @@ def _runs(
         runs = [run._replace(notes=(*run.notes, _POSSIBLE)) for run in all_of(script.possible)]
     if not runs and others:  # arguments that stand apart are those of what is started
         return [], []
-    found = (bare(command, commands, source, place, not runs) for command in commands)
+    theirs = runs[0].source if len(runs) == 1 else source
+    found = (bare(command, commands, theirs, place) for command in commands)
     lists = [run for run in found if run is not None]
     return (runs, lists) if runs else (lists[:1], lists[1:])
 
@@ -99,7 +110,7 @@ def _runs(
 def _nothing(text: str, others: list[str]) -> ValueError:
     """Return the error for a text without a run that is read."""
     if others:
-        return ValueError(others[0])
+        return ValueError(sorted(others, key=lambda line: line.endswith(UNTOLD))[0])
     if project := foreign.of_text(_without_comments(text)):
         return foreign.refusal(project)
     return ValueError(f"no run of ms-swift, verl or TRL is recognised ({_ENTRIES}); name one with --from")
@@ -110,7 +121,8 @@ def _cut_off(found: Found, commands: list[Command]) -> Iterator[str]:
     known = tables.load(found.source).known
     for first, *words in (command.words for command in commands):
         given = [name for name in options(words)[0] if name in known]
-        if len(given) > 1 and words[0].startswith("--") and not first.startswith("-"):
+        started = any(word.endswith(".py") or word in ("-m", "rlhf") for word in words)
+        if len(given) > 1 and not started and words[0].startswith("--") and not first.startswith("-"):
             yield f"{first[:40]} {words[0]} ... is a command of its own to a shell: put quotes around text with ; & |"
 
 

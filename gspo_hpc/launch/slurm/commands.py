@@ -110,8 +110,14 @@ def signal_step(step: str, name: str) -> None:
     run(["scancel", f"--signal={name}", step])
 
 
+def steps(job_id: str, patience: float = 60.0) -> list[str]:
+    """Return the steps of a job (JOB.STEP) that srun started and that still run."""
+    names = run(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i"], patience).split()
+    return [name for name in names if name.rpartition(".")[2].isdigit()]
+
+
 def cancel(job_id: str) -> None:
-    """End a job for good."""
+    """End a job, or a step (JOB.STEP), for good."""
     run(["scancel", job_id])
 
 

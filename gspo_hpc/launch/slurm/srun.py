@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gspo_hpc.config.schema import Config, Container
 from gspo_hpc.runs import snapshot
+from gspo_hpc.system.environment import no_gpus
 
 CODE, CANCEL = (
     "code",
@@ -22,6 +23,7 @@ def environment(config: Config, job_dir: Path) -> dict[str, str]:
     """Return the variables that ranks get in addition to the job's. Secrets are never arguments of a command."""
     threads = config.cluster.threads_per_rank or config.slurm.cpus_per_task
     return {
+        **(no_gpus() if config.cluster.platform == "cpu" else {}),
         **config.slurm.environment,
         **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
         **snapshot.environment(job_dir / CODE),

@@ -19,7 +19,6 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.config.section import SBATCH_VALUE
 from gspo_hpc.launch.checks import check_inputs, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
@@ -27,16 +26,14 @@ from gspo_hpc.launch.slurm.compat import Executor, SubmitError
 from gspo_hpc.runs import snapshot
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.runs.jobs import job_ids
+from gspo_hpc.system import environment
 from gspo_hpc.system.environment import CONTROL, CONTROL_TOKEN
+from gspo_hpc.system.exit_codes import INTERRUPTED
 from gspo_hpc.system.files import make_private_dir, write_atomically, write_json
 
+_SUPERVISOR = "gspo_hpc.launch.slurm.supervisor"
 # Paths that go into #SBATCH lines and into the script: without characters that sbatch or a shell would interpret.
 PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")
-_OWN_OPTIONS = {  # options of sbatch that other keys of the config set, or that this package needs
-    *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue", "open-mode", "array"),
-    *("partition", "account", "qos", "time", "constraint", "reservation", "exclude", "nodelist", "exclusive", "mem"),
-    *("cpus-per-task", "gres", "gpus-per-node", "mail-user", "mail-type", "comment", "wrap", "export-file"),
-}
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,7 @@ class Supervise:
 
         These would requeue the job at any moment, whatever it does then, and not at all after three time limits.
         """
-        os.execv(
-            sys.executable, [sys.executable, "-u", "-m", "gspo_hpc.launch.slurm.supervisor", self.run_dir, self.job_dir]
-        )
+        os.execv(sys.executable, [sys.executable, "-u", "-m", _SUPERVISOR, self.run_dir, self.job_dir])
 
 
 def dry_run(config: Config) -> str:
@@ -104,24 +99,15 @@ def _require(config: Config) -> None:
             f"run.dir: {path!r} has {' '.join(map(repr, wrong))}, which is not safe in a batch script: "
             "choose another path"
         )
-    own = sorted({name.lstrip("-") for name in config.slurm.sbatch} & _OWN_OPTIONS)
-    if own:
-        raise ValueError(f"slurm.sbatch: {', '.join(own)} are set by other keys of the sections slurm, cluster and run")
-    for name, value in config.slurm.sbatch.items():
-        if not re.fullmatch(r"[a-z][a-z-]*", name) or not SBATCH_VALUE.fullmatch(str(value)):
-            raise ValueError(f"slurm.sbatch: {name!r}: {value!r} cannot be an option of sbatch")
-    for name in config.slurm.environment:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"slurm.environment: {name!r} cannot be the name of a variable")
-        if re.search(r"key|token|secret|password", name, re.IGNORECASE):
-            raise ValueError(
-                f"slurm.environment: {name} looks like a secret, and the config is kept with the run: set the "
-                "variable in the shell that submits"
-            )
 
 
-def make_executor(config: Config, run_dir: Path, job_dir: Path, comment: str | None = None) -> Executor:
-    """Return submitit's executor with the settings of section slurm; its files go into `job_dir`."""
+def make_executor(
+    config: Config, run_dir: Path, job_dir: Path, comment: str | None = None, *, supervised: bool = True
+) -> Executor:
+    """Return submitit's executor with the settings of section slurm; its files go into `job_dir`.
+
+    `supervised`: the job is a supervisor, which another one follows where a signal ends it.
+    """
     slurm, cluster = config.slurm, config.cluster
     executor = Executor(folder=job_dir, python=shlex.quote(slurm.python or sys.executable))
     more: dict[str, Any] = {name.replace("-", "_"): value for name, value in slurm.sbatch.items()}
@@ -157,6 +143,7 @@ def make_executor(config: Config, run_dir: Path, job_dir: Path, comment: str | N
         **{key: value for key, value in values.items() if value is not None},
         signal_delay_s=slurm.signal_seconds,
         setup=_setup(config, job_dir),
+        teardown=_teardown(config, run_dir, job_dir) if supervised else None,
         stderr_to_stdout=True,
         use_srun=False,
         additional_parameters=more,
@@ -172,6 +159,29 @@ def _setup(config: Config, job_dir: Path) -> list[str]:
         *slurm.setup,
         *(f"module load {shlex.quote(name)}" for name in slurm.modules),
         *(f"export {name}={shlex.quote(value)}" for name, value in snapshot.environment(job_dir / srun.CODE).items()),
+        f'export {environment.JOB_BEGAN}="$(date +%s)"',
+        "set +e",  # whatever the site's lines have set: the last lines look at how the supervisor ended
+    ]
+
+
+def _teardown(config: Config, run_dir: Path, job_dir: Path) -> list[str]:
+    """Return the last shell lines of the script: if a signal ended the supervisor, another one takes over.
+
+    It counts that as a failure and gives up as it does after failures of ranks. The script itself gives up only on
+    supervisors that do not live long enough to count. The status of a second Ctrl-C is no such end.
+    """
+    words = [config.slurm.python or sys.executable, "-u", "-m", _SUPERVISOR, str(run_dir), str(job_dir)]
+    attempts, tries = shlex.quote(str(RunDir(run_dir).attempts)), config.faults.max_restarts + 1
+    return [
+        f"status=$? tries={tries}",
+        f'while [ "$status" -gt 128 ] && [ "$status" -ne {INTERRUPTED} ] && [ "$tries" -gt 0 ]; do',
+        '    echo "gspo-hpc: signal $((status - 128)) ended the supervisor: starting another"',
+        f"    before=$(ls {attempts})",
+        f'    {environment.KILLED}="$status" {shlex.join(words)}',
+        "    status=$?",
+        f'    if [ "$before" = "$(ls {attempts})" ]; then tries=$((tries - 1)); else tries={tries}; fi',
+        "done",
+        'exit "$status"',
     ]
 
 

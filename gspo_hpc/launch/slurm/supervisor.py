@@ -8,6 +8,7 @@ on how it ended, the job ends, starts the ranks again in this allocation, or is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -16,25 +17,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.slurm import commands, srun
+from gspo_hpc.launch import watch
+from gspo_hpc.launch.slurm import commands, ending, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
+from gspo_hpc.launch.slurm.ending import say
+from gspo_hpc.launch.slurm.takeover import take_over
 from gspo_hpc.launch.verdict import Verdict, failures_without_progress, judge, progress, task_failed
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs.directory import Attempt, Lock, RunDir, refuse_changes
 from gspo_hpc.system import environment, leftovers
 from gspo_hpc.system.control import Server
-from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE
+from gspo_hpc.system.exit_codes import DONE, FAILED, KILLED, REFUSED, REQUEUE
 from gspo_hpc.system.files import DISK_FULL, open_private, write_atomically, write_json
-from gspo_hpc.system.signals import StopFlag, signals_default_in_children
+from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
 
 _POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 1.0  # seconds after the end of srun in which last messages of ranks may still arrive
-_LINGER = 10.0  # seconds that a step may take to end once a rank has failed
 _STACKS = 5.0  # seconds that hanging ranks get to write their stacks
 _LAST_MOMENT = 8.0  # seconds before the deadline at which the job is requeued, saved or not
 _BALLAST = 2**18  # bytes kept on the disk, and freed for the last records of a run that filled it
@@ -47,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     flag = StopFlag().start()
     try:
         return supervise(Path(run_dir), Path(job_dir), os.environ["SLURM_JOB_ID"], flag)
-    except (ValueError, OSError, SlurmError) as error:
-        _say(f"error: {error}")
+    except (ValueError, OSError, SlurmError, MemoryError) as error:
+        say(f"error: {error or type(error).__name__}")
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return KILLED  # the kernel may as well have chosen this process: the batch script starts another
         return REFUSED if isinstance(error, ValueError) else FAILED
 
 
@@ -64,9 +69,9 @@ def supervise(run_dir: Path, job_dir: Path, job_id: str, flag: StopFlag) -> int:
         last = _attempts(config, run, lock, job_dir, job_id, flag)
     # Only after the lock is free: the next start of this job may come before this process has ended.
     if last.requeue:
-        return _requeue(config, job_id, last.excluded, flag)
+        return ending.requeue(config, job_id, last.excluded, flag)
     if last.cancel:
-        _cancel(job_id, flag)
+        ending.cancel(job_id, flag)
     return last.exit_code
 
 
@@ -84,37 +89,74 @@ def _attempts(config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: st
     refuse_changes(run, config)
     ballast = job_dir / "ballast"
     write_atomically(ballast, bytes(_BALLAST))
+    verdict = None
+    if environment.KILLED in os.environ:
+        verdict = take_over(run, job_id, flag)
+        if _is_ended(job_id):
+            ending.wait_for_end(flag)
+            return _Last(REQUEUE)
     while True:
+        last = None if verdict is None else _decide(verdict, config, run, flag)
+        if last is not None:
+            return last
         attempt = run.new_attempt(config)
         lock.describe(attempt.number)
         write_json(run.plan, make_plan(config).to_json())
         verdict = _Attempt(config, run, attempt, job_dir, job_id, flag).run()
         leftovers.sweep(run.read_info()["run_id"], range(1, attempt.number + 1))
-        full = DISK_FULL in verdict.detail
-        if full:
-            ballast.unlink(missing_ok=True)  # room for the last records
-        attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
-        _say(verdict.line(attempt.number))
-        if full or verdict.reason in ("done", "refused"):
-            return _Last(verdict.exit_code)
-        if verdict.reason == "cancelled":
-            return _Last(DONE, cancel=True)
-        if verdict.healthy or flag.name:
-            return _Last(REQUEUE, requeue=True)
-        failures = failures_without_progress(run)
-        if failures > config.faults.max_restarts:
-            _say(
-                f"gives up: {failures} failures without progress since step {progress(run)[0]} "
-                f"(faults.max_restarts {config.faults.max_restarts}); the last: {verdict.detail}"
-            )
-            return _Last(FAILED)
-        dead: list[str] = []
-        with contextlib.suppress(SlurmError):
-            dead = commands.dead_nodes(commands.hostnames(os.environ["SLURM_JOB_NODELIST"]))
-        if dead:
-            _say(f"no answer from {', '.join(dead)}: the job goes back to the queue, without them")
-            return _Last(REQUEUE, requeue=True, excluded=dead)
-        _say(f"starting again in this allocation (failure {failures} of {config.faults.max_restarts} at this point)")
+        verdict = record(verdict, run, attempt, ballast)
+        say(verdict.line(attempt.number))
+
+
+def record(verdict: Verdict, run: RunDir, attempt: Attempt, ballast: Path) -> Verdict:
+    """Record how an attempt ended, if need be in the room that `ballast` keeps; return what was recorded."""
+    if DISK_FULL not in verdict.detail:
+        try:
+            attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
+            return verdict
+        except OSError as error:
+            if DISK_FULL not in str(error) or not ballast.exists():
+                raise
+            if verdict.reason == "failed":
+                verdict = replace(verdict, detail=f"{verdict.detail}; {error}")
+    ballast.unlink(missing_ok=True)
+    attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
+    return verdict
+
+
+def _is_ended(job_id: str) -> bool:
+    """Return True if Slurm is ending the job already, and may have sent the signal that ended a supervisor."""
+    with contextlib.suppress(SlurmError):
+        return not ending.runs(job_id)
+    return False
+
+
+def _decide(verdict: Verdict, config: Config, run: RunDir, flag: StopFlag) -> _Last | None:
+    """Return the decision after an attempt that ended so; None if another is to start in this allocation."""
+    if DISK_FULL in verdict.detail or verdict.reason in ("done", "refused"):
+        return _Last(verdict.exit_code)
+    if verdict.reason == "cancelled":
+        return _Last(DONE, cancel=True)
+    if verdict.reason == MEMORY and not flag.name:
+        say("starting again in this allocation, with memory that is free again")
+        return None
+    if verdict.healthy or flag.name:
+        return _Last(REQUEUE, requeue=True)
+    failures = failures_without_progress(run)
+    if failures > config.faults.max_restarts:
+        say(
+            f"gives up: {failures} failures without progress since step {progress(run)[0]} "
+            f"(faults.max_restarts {config.faults.max_restarts}); the last: {verdict.detail}"
+        )
+        return _Last(FAILED)
+    dead: list[str] = []
+    with contextlib.suppress(SlurmError):
+        dead = commands.dead_nodes(commands.hostnames(os.environ["SLURM_JOB_NODELIST"]))
+    if dead:
+        say(f"no answer from {', '.join(dead)}: the job goes back to the queue, without them")
+        return _Last(REQUEUE, requeue=True, excluded=dead)
+    say(f"starting again in this allocation (failure {failures} of {config.faults.max_restarts} at this point)")
+    return None
 
 
 class _Attempt:
@@ -127,10 +169,10 @@ class _Attempt:
         self.job_id, self.flag = job_id, flag
         self.server = Server(_address(config.cluster.nodes), config.world_size)
         self.stop: str | None = None  # why the ranks were asked to stop: "preempted", "time limit", ...
+        self.detail = ""  # of a stop that ranks asked for themselves
         self.requeued = self.unholding = False
         self.log = attempt.path / "srun.log"
-        self.end_time: float | None = None
-        self._read_end_time()
+        self.end_time = ending.end_time(config, job_id)
 
     def run(self) -> Verdict:
         """Start the ranks, watch them to the end, and judge how they ended."""
@@ -145,7 +187,8 @@ class _Attempt:
                     command, env=os.environ | own, stdin=subprocess.DEVNULL, stderr=error, start_new_session=True
                 )
             problem = self._watch(step)
-            return judge(self.server.ranks, self.config, problem, self.stop, step.returncode, self.log)
+            verdict = judge(self.server.ranks, self.config, problem, self.stop, step.returncode, self.log)
+            return replace(verdict, detail=verdict.detail or self.detail)
         finally:
             self.server.close()
 
@@ -162,9 +205,9 @@ class _Attempt:
                 began += now - last
             last = now
             self._stop_if_due()
-            problem = self._problem(now, began)
+            problem = watch.problem(self.server.ranks, self.config, now, began, self._node)
             if problem is not None:
-                _say(f"{problem}: ending this attempt")
+                say(f"{problem}: ending this attempt")
                 self._end(step)
         for _ in range(int(_SETTLE / _POLL)):
             self.server.poll(_POLL)
@@ -174,12 +217,12 @@ class _Attempt:
         """Pass the first reason to stop on to all ranks; requeue at the last moment, saved or not."""
         if self.flag.requested is not None and not self.unholding:
             self.unholding = True  # Slurm ends this process soon, and requeues the job itself
-            unhold_later(self.job_id, [])
+            ending.unhold_later(self.job_id, [])
         if self.stop is None:
             self._look_for_a_stop()
         elif self.stop != "cancelled" and not self.requeued and self._left() < _LAST_MOMENT:
             self.requeued = True  # Slurm requeues a job that it preempts, but not one that ran out of time
-            _requeue_now(self.job_id, patience=_LAST_MOMENT)
+            ending.requeue_now(self.job_id, patience=_LAST_MOMENT)
 
     def _look_for_a_stop(self) -> None:
         states = self.server.ranks.values()
@@ -195,22 +238,21 @@ class _Attempt:
         if signalled is None and not asked and self.flag.requested is None:
             if self._left() > lead:
                 return
-            self._read_end_time()  # it may have been changed since
+            self.end_time = ending.end_time(self.config, self.job_id)  # it may have been changed since
             if self._left() > lead:
                 return
         self.stop, self.end_time = self._why(asked, self._left() <= lead)
-        source = f"rank {signalled.rank} got {signalled.signal}" if signalled else self.flag.name or ""
-        _say(f"{self.stop}{f' ({source})' if source else ''}: the ranks stop at the next safe point and save")
+        signals = [state.signal for state in states if state.signal is not None]
+        if self.stop == "stopped" and self.flag.requested is None and all(one.startswith(MEMORY) for one in signals):
+            self.stop, _, self.detail = signals[0].partition(": ")
+        got = f"rank {signalled.rank} got {signalled.signal}" if signalled else self.flag.name or ""
+        source = self.detail or got
+        say(f"{self.stop}{f' ({source})' if source else ''}: the ranks stop at the next safe point and save")
         self.server.stop(self.stop, self.end_time)
 
     def _left(self) -> float:
         """Return the seconds until Slurm ends the job; infinity if that is not known."""
         return math.inf if self.end_time is None else self.end_time - time.time()
-
-    def _read_end_time(self) -> None:
-        with contextlib.suppress(SlurmError):  # without an answer, no limit is known
-            job = commands.job(self.job_id)
-            self.end_time = job.end_time if job is not None else None
 
     def _why(self, asked: bool, out_of_time: bool) -> tuple[str, float | None]:
         """Return why the ranks must stop, and when Slurm will end the job."""
@@ -230,27 +272,6 @@ class _Attempt:
                 return ("time limit" if out_of_time else "stopped"), job.end_time
         return ("time limit" if out_of_time else "stopped"), self.end_time
 
-    def _problem(self, now: float, began: float) -> str | None:
-        """Return why this attempt must be ended from here, or None."""
-        faults, states = self.config.faults, self.server.ranks
-        if now - began > faults.bringup_timeout and len(states) < self.config.world_size:
-            missing = sorted(set(range(self.config.world_size)) - set(states))
-            where = ", ".join(f"rank {rank} on {self._node(rank)}" for rank in missing[:4])
-            more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-            return f"not up within {faults.bringup_timeout:.0f} s: {where}{more} (faults.bringup_timeout)"
-        for state in states.values():
-            name = f"rank {state.rank} on {state.node}"
-            if state.outcome is None and not state.lost:
-                if now - state.heard_at > faults.heartbeat_timeout:
-                    return (
-                        f"{name} has not been heard of for {faults.heartbeat_timeout:.0f} s (faults.heartbeat_timeout)"
-                    )
-                if now - state.moved_at > faults.hang_timeout:
-                    return f"{name} hangs in '{state.phase}' for {faults.hang_timeout:.0f} s (faults.hang_timeout)"
-            elif (state.lost or state.outcome in ("failed", "refused")) and now - state.ended_at > _LINGER:
-                return f"{name} has gone and its step has not"
-        return None
-
     def _node(self, rank: int) -> str:
         nodes = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
         return nodes[rank // self.config.cluster.gpus_per_node]
@@ -266,7 +287,7 @@ class _Attempt:
             for name in names:
                 commands.cancel(name)
         for number in (signal.SIGTERM, signal.SIGKILL):  # srun ends its tasks at the first
-            if self._wait(step, _LINGER):
+            if self._wait(step, watch.LINGER):
                 return
             with contextlib.suppress(ProcessLookupError):
                 step.send_signal(number)
@@ -307,53 +328,6 @@ def _address(nodes: int) -> str:
     if nodes == 1 or name is None:
         return "127.0.0.1"
     return str(socket.getaddrinfo(commands.node_address(name), None, socket.AF_INET)[0][4][0])
-
-
-def _requeue(config: Config, job_id: str, excluded: Sequence[str], flag: StopFlag) -> int:
-    """Put the job back into the queue; return the exit code, which Slurm ignores then."""
-    if not config.slurm.requeue:
-        _say("slurm.requeue is false: submit the run again to go on")
-        return REQUEUE
-    unhold_later(job_id, excluded)
-    _requeue_now(job_id, patience=600.0)
-    _wait_for_end(flag)
-    return REQUEUE
-
-
-def _wait_for_end(flag: StopFlag) -> None:
-    """Wait until Slurm ends this process: if it ended earlier by itself, the job would be over."""
-    deadline = time.monotonic() + 60.0
-    while flag.requested is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-def _requeue_now(job_id: str, patience: float) -> None:
-    """Requeue the job, unless Slurm did so already or it was cancelled: Slurm would requeue a cancelled job, too."""
-    try:
-        job = commands.job(job_id, patience)
-        if job is None or job.state != "RUNNING" or job.restarts != int(os.environ.get("SLURM_RESTART_COUNT", "0")):
-            return
-        commands.requeue(job_id, patience)
-    except SlurmError as error:
-        _say(f"could not requeue: {error}")
-
-
-def _cancel(job_id: str, flag: StopFlag) -> None:
-    with contextlib.suppress(SlurmError):  # it may be cancelled already
-        commands.cancel(job_id)
-    _wait_for_end(flag)
-
-
-def unhold_later(job_id: str, excluded: Sequence[str]) -> None:
-    """Start a process that outlives this job, if Slurm lets it, and shortens the wait of the requeued job."""
-    quiet = subprocess.DEVNULL
-    command = [sys.executable, "-m", "gspo_hpc.launch.slurm.unhold", job_id, *excluded]
-    with signals_default_in_children():
-        subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, check=False)
-
-
-def _say(text: str) -> None:
-    print(f"gspo-hpc: {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ them. Attention keeps no scores. The idea is that of Korthikanti et al., arXiv:2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture
@@ -20,8 +20,7 @@ _ROPE = 4  # sines and cosines, for queries and for keys, are kept by every laye
 _HALVES = 5  # of an MLP, in its inner sizes: two halves, what the activation makes of one, the product, the other again
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """Elements that one layer keeps of one token, by what computes them. What selective recomputation names can go."""
 
     norms: float  # inputs of norms: they stay
@@ -86,8 +85,7 @@ def gathered_product(arch: Architecture, tp: int) -> float:
     return float(whole) if tp > arch.num_key_value_heads else 0.0
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """Elements of one token that are kept."""
 
     held: float  # by every micro-batch that is under way, until its backward pass
@@ -98,27 +96,31 @@ def kept(arch: Architecture, config: Config, layers: list[int]) -> Kept:
     """Return what these layers of a stage keep."""
     memory = config.memory
     kinds = [(arch.has_experts(number), arch.mixers[number] if arch.mixers else None) for number in layers]
-    alike = {kind: layer(arch, config, number) for kind, number in zip(kinds, layers, strict=True)}
-    of = [alike[kind] for kind in kinds]  # layers of a kind are alike
+    examples = dict(zip(kinds, layers, strict=True))  # layers of a kind are alike
+    alike = {kind: layer(arch, config, number) for kind, number in examples.items()}
+    totals = {kind: part.total for kind, part in alike.items()}
+    whole = [totals[kind] for kind in kinds]
     if memory.recompute_granularity == "full":
-        return _full(arch, config, of, memory)
-    everything = sum(part.total for part in of)
+        return _full(arch, config, whole, memory)
+    everything = sum(whole)
     if memory.recompute_granularity == "selective":
-        gone = [_selected(part, memory.recompute_modules) for part in of]
+        selected = {kind: _selected(part, memory.recompute_modules) for kind, part in alike.items()}
+        gone = [selected[kind] for kind in kinds]
         return Kept(everything - sum(gone), max(gone, default=0.0))
     return Kept(everything, 0.0)
 
 
-def _full(arch: Architecture, config: Config, layers: list[Layer], memory: Memory) -> Kept:
+def _full(arch: Architecture, config: Config, layers: list[float], memory: Memory) -> Kept:
+    """Return what is kept of layers, of which each has this many elements, where whole layers are recomputed."""
     tp = config.parallel.tensor_model_parallel_size
     entry = arch.hidden_size / (tp if config.parallel.sequence_parallel else 1)
     count = memory.recompute_num_layers
     if memory.recompute_method == "uniform":  # groups of layers: the input of each, and all of the one at work
         groups = [layers[first : first + count] for first in range(0, len(layers), count)]
-        return Kept(len(groups) * entry, max(sum(part.total for part in group) for group in groups))
+        return Kept(len(groups) * entry, max(map(sum, groups)))
     again, rest = layers[:count], layers[count:]
-    held = len(again) * entry + sum(part.total for part in rest)
-    return Kept(held, max((part.total for part in again), default=0.0))
+    held = len(again) * entry + sum(rest)
+    return Kept(held, max(again, default=0.0))
 
 
 def _selected(part: Layer, modules: tuple[str, ...]) -> float:

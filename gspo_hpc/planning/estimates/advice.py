@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gspo_hpc.config.derived import offload_trainer, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
@@ -30,12 +30,11 @@ from gspo_hpc.planning.estimates.memory import (
 )
 from gspo_hpc.system.text import in_gib
 
-_MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
+MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
 _LARGER = "GPUs with more memory"
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """An estimate with the config, model and GPU that it was made for."""
 
     found: Estimate
@@ -140,7 +139,7 @@ def _engines(generation: Phase, config: Config, arch: Architecture, device: Devi
     for aside in (False, True) if colocated and not offload_trainer(config) else (False,):
         names = {"cuda_and_nccl"} if aside else set(generation.parts) - OF_ENGINES
         beside = sum(generation.parts[name] for name in names) if colocated else 0  # what the trainer holds
-        most = math.floor(100 * min(_MOST, 1 - beside / memory)) / 100
+        most = math.floor(100 * min(MOST, 1 - beside / memory)) / 100
         for changed, texts in _sizes(config, arch):
             needed = engine_bytes(arch, changed, device, longest)
             least = math.ceil(100 * needed / memory) / 100

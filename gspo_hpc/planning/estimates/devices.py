@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 
 from gspo_hpc.system.text import GIB, near_miss
 
@@ -52,6 +53,7 @@ DEVICES: dict[str, Device] = {
 _FORM = re.compile(r"-(sxm\d?|hbm\d?e?)(?=-|$)")  # forms that differ in nothing that an estimate counts with
 
 
+@cache
 def find(name: str, network_gb_per_s: float | None = None) -> Device:
     """Return the device of that name, with another network if that is given.
 
@@ -60,13 +62,13 @@ def find(name: str, network_gb_per_s: float | None = None) -> Device:
     ValueError names the nearest device.
     """
     wanted = _FORM.sub("", re.sub(r"[ _]", "-", name.lower())).removeprefix("nvidia-")
-    found = [device for known, device in DEVICES.items() if known.lower().startswith(wanted)]
+    kin = [device for device in DEVICES.values() if _family(device.name) == _family(wanted)]  # H20 is not H200
+    found = [device for device in kin if device.name.lower().startswith(wanted)]
     if wanted in ("h100", "a100"):  # the usual ones
         found = [DEVICES[f"{wanted.upper()}-80GB"]]
-    elif exact := [device for device in found if device.name.lower().split("-")[0] == wanted.split("-")[0]]:
-        found = exact  # H20 is not H200
-    if len(found) != 1 or not wanted:
-        hint = near_miss(name.upper(), DEVICES, cutoff=0.3)
+    if len(found) != 1:
+        families = {_family(known): known for known in DEVICES}
+        hint = near_miss(_family(wanted), families, shown=families.__getitem__, cutoff=0.8)
         raise ValueError(f"cluster.gpu {name} is not known{hint}; known: {', '.join(DEVICES)}")
     if network_gb_per_s is None:
         return found[0]

@@ -35,15 +35,21 @@ def longest_of(given: Work) -> float:
 def _scale(given: Work) -> float:
     """Return the median of the distribution before it is cut, by bisection."""
     low, high = 0.0, given.longest * 1e3
+    longest, spreads = float(given.longest), [_spread(point) for point in _POINTS]
     for _ in range(40):
         middle = (low + high) / 2
-        mean = sum(_cut(given, middle, point) for point in _POINTS) / _QUANTILES
+        mean = sum(min(longest, middle * spread) for spread in spreads) / _QUANTILES
         low, high = (middle, high) if mean < given.response_tokens else (low, middle)
     return high
 
 
 def _cut(given: Work, scale: float, point: float) -> float:
-    return min(float(given.longest), scale * math.exp(rates.SPREAD * NormalDist().inv_cdf(point)))
+    return min(float(given.longest), scale * _spread(point))
+
+
+def _spread(point: float) -> float:
+    """Return a quantile of the distribution, as a multiple of its median."""
+    return math.exp(rates.SPREAD * NormalDist().inv_cdf(point))
 
 
 def count(config: Config) -> int:

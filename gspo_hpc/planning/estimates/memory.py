@@ -10,9 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES, NCCL_BYTES, TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.constants import (
+    GATHER_BUCKET_BYTES,
+    LOGITS_BLOCK_BYTES,
+    NCCL_BYTES,
+    SAVE_TRANSIT_BYTES,
+    TRANSFER_BUCKET_BYTES,
+)
 from gspo_hpc.config.derived import engine_gpus_per_node, offloaded_parts, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
@@ -30,14 +36,12 @@ OF_ENGINES = frozenset({"engine_weights", "engine_working", "engine_asleep", "kv
 _BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time, three of them where a gradient is made
 # Bytes of a token and expert while a router works: logits and weights in fp32, the map, and the places of its sort.
 _ROUTING = 4 + 4 + 1 + 16
-_BUCKETS = 2 * (GATHER_BUCKET_BYTES["cuda"] + TRANSFER_BUCKET_BYTES)  # two in the trainer, two in the engine
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """The bytes that a GPU holds at the worst moment of a phase, by what they are for."""
 
-    name: str  # "update", "logprobs", "generation", "sync", "save"
+    name: str  # "engine_start", "update", "optimizer_step", "logprobs", "sync", "generation", "save"
     parts: dict[str, int]
 
     @property
@@ -68,7 +72,8 @@ class Estimate:
     @property
     def peak(self) -> Phase:
         """The phase that takes most of the card, but for generation, in which vLLM fills it by itself."""
-        return max((phase for phase in self.phases if phase.name != "generation"), key=lambda phase: phase.total)
+        own = (phase for phase in self.phases if phase.name not in ("engine_start", "generation"))
+        return max(own, key=lambda phase: phase.total)
 
     @property
     def busiest(self) -> Phase:
@@ -99,8 +104,10 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     """The layout must be one that the plan accepts; lengths are the longest that the config allows."""
     pp = config.parallel.pipeline_model_parallel_size
     stages = range(pp) if pp <= 2 else (0, 1, pp - 1)  # those in between are like the second, and keep less
-    stage = max(stages, key=lambda one: sum(_update(arch, config, one).values()))
-    state = parameters.state(arch, config, stage)
+    states = {one: parameters.state(arch, config, one) for one in stages}
+    updates = {one: _update(arch, config, one, state) for one, state in states.items()}
+    stage = max(stages, key=lambda one: sum(updates[one].values()))
+    state = states[stage]
     engine = _engine(arch, config, device)
     colocated = config.rollout.mode == "colocate"
     asleep = {"engine_asleep": ENGINE} if colocated else {}
@@ -108,9 +115,10 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     trainer = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
     resting = {name: size for name, size in trainer.items() if name not in offloaded_parts(config)}
     resting |= {"optimizer": 0} if "optimizer" in resting and config.memory.offload_optimizer else {}
-    sync = {"weights": state.weights, "buckets": _BUCKETS, **own}
+    sync = {"weights": state.weights, "buckets": _buckets(arch, config), **own}
     sync |= {name: size for name, size in resting.items() if name != "weights"}
     if colocated:
+        sync["buckets"] += _loading(arch, config)
         sync |= {"engine_weights": engine["engine_weights"], **asleep}
     if colocated:
         generation = engine | own | resting
@@ -119,18 +127,21 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
             "cuda_and_nccl": ENGINE
         }
     stepping = Phase("optimizer_step", trainer | own | asleep)
+    transit = {"transit": SAVE_TRANSIT_BYTES} if config.optimizer.distributed and _shares_optimizer(config) else {}
     phases = (
-        Phase("update", _update(arch, config, stage) | own | asleep),
+        *((Phase("engine_start", generation),) if colocated else ()),
+        Phase("update", updates[stage] | own | asleep),
         *((stepping,) if config.memory.offload_optimizer else ()),
-        Phase("logprobs", _logprobs(arch, config, stage) | own | asleep),
+        Phase("logprobs", _logprobs(arch, config, stage, state) | own | asleep),
         Phase("sync", sync),
         Phase("generation", generation),
-        Phase("save", trainer | own | asleep),
+        Phase("save", trainer | own | asleep | transit),
     )
     cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
     level = config.rollout.sleep_level
-    host, otherwise = _host(arch, config, stage, level), sum(_host(arch, config, stage, 3 - level).values())
-    return Estimate(device.memory, stage, phases, host, cache, level, otherwise)
+    copy = max(parameters.copied_by_node(arch, config, one) for one in stages)
+    host, otherwise = (_host(config, state, engine["engine_weights"], copy, one) for one in (level, 3 - level))
+    return Estimate(device.memory, stage, phases, host, cache, level, sum(otherwise.values()))
 
 
 def fits(found: Estimate, config: Config) -> bool:
@@ -142,6 +153,12 @@ def fits(found: Estimate, config: Config) -> bool:
     if max(found.peak.total, found.phase("generation").total) > found.card or found.cache_tokens < longest:
         return False
     return not lacks_host_memory(found, config)
+
+
+def has_room(found: Estimate, config: Config) -> bool:
+    """Return whether every phase fits, and leaves as much of the card and of a node as it should."""
+    room = node_memory(config)
+    return fits(found, config) and found.headroom >= HEADROOM and (room is None or sum(found.host.values()) <= room)
 
 
 def lacks_host_memory(found: Estimate, config: Config) -> bool:
@@ -190,8 +207,8 @@ def in_flight(config: Config, stage: int) -> float:
     return min(most, completions / (batch.micro_batch_size or 1))
 
 
-def _update(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
-    state, item = parameters.state(arch, config, stage), _itemsize(config)
+def _update(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
+    item = _itemsize(config)
     tokens = micro_batch_tokens(config) / config.parallel.context_parallel_size
     kept = activations.kept(arch, config, parameters.layers_of(arch, config, stage))
     last = stage == config.parallel.pipeline_model_parallel_size - 1
@@ -206,9 +223,9 @@ def _update(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
     }
 
 
-def _logprobs(arch: Architecture, config: Config, stage: int) -> dict[str, int]:
+def _logprobs(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
     """A forward pass keeps nothing but what one layer works on."""
-    state, sizes = parameters.state(arch, config, stage), pass_sizes(config)
+    sizes = pass_sizes(config)
     names = [name for name in ("old_logprobs", "reference") if sizes[name].needed] or ["old_logprobs"]
     tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
     last = stage == config.parallel.pipeline_model_parallel_size - 1
@@ -256,18 +273,43 @@ def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[
     return {"engine_weights": weights, "engine_working": working, "engine_asleep": ENGINE, "kv_cache": cache}
 
 
-def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> dict[str, int]:
+def _buckets(arch: Architecture, config: Config) -> int:
+    """Return the bytes that weights are gathered into: two buckets, or a parameter that is larger."""
+    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], _largest_parameter(arch) * _itemsize(config))
+
+
+def _loading(arch: Architecture, config: Config) -> int:
+    """Return the bytes that a worker of vLLM takes to load a layer: its share beside the one that it computes with.
+
+    Besides, a tensor that ranks cut by columns is copied into one piece, and other layers wait for the next bucket.
+    """
+    tp, item = (
+        config.rollout.tensor_parallel_size,
+        4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2,
+    )
+    largest = _largest_parameter(arch)
+    loading = largest + largest // tp
+    if arch.experts is not None:
+        experts = 3 * arch.experts.count * arch.experts.ffn_hidden_size * arch.hidden_size
+        loading = max(loading, experts // tp + GATHER_BUCKET_BYTES["cuda"] // item)
+    return loading * item
+
+
+def _largest_parameter(arch: Architecture) -> int:
+    heads = arch.num_attention_heads + 2 * arch.num_key_value_heads
+    return arch.hidden_size * max(arch.vocab_size, 2 * arch.ffn_hidden_size, heads * arch.head_dim)
+
+
+def _host(config: Config, state: parameters.Bytes, engine: int, copy: int, sleep_level: int) -> dict[str, int]:
     """Return the host memory of a node in bytes, by use.
+
+    `engine` is what an engine's weights take of each of its GPUs, `copy` what a node copies to save it.
 
     It leaves out what processes take for their code (some 4 GiB a rank with its engine). Engines that sleep at level
     1 keep their weights there, at level 2 only small tables.
     """
-    state, gpus = parameters.state(arch, config, stage), config.cluster.gpus_per_node
+    gpus = config.cluster.gpus_per_node
     trainers = config.training_gpus_per_node
-    wide = (config.rollout.dtype or config.model.dtype) == "float32"
-    own_masters = config.model.dtype == "float32"
-    tp = config.rollout.tensor_parallel_size
-    engine = parameters.of_engine(arch, tp) * (4 if wide else 2)
     workers = engine_gpus_per_node(config)
     found = {"processes": 4 * GIB * gpus}
     if config.rollout.mode == "colocate":
@@ -279,10 +321,19 @@ def _host(arch: Architecture, config: Config, stage: int, sleep_level: int) -> d
     if config.memory.offload_optimizer and "optimizer" not in moved:
         found["optimizer"] = state.optimizer * trainers
     if config.checkpoint.async_save:
-        found["checkpoint_copy"] = (state.weights * (not own_masters) + state.optimizer + state.weights) * trainers
+        found["checkpoint_copy"] = copy
+    elif config.optimizer.distributed:  # whose parts meet in host memory
+        found["checkpoint_copy"] = state.optimizer * trainers
     if config.algorithm.kl_beta > 0:
         found["reference_and_policy"] = 2 * state.weights * trainers
     return found
+
+
+def _shares_optimizer(config: Config) -> bool:
+    """Return whether more than one rank holds a part of the same optimizer state."""
+    parallel = config.parallel
+    split = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+    return config.world_size // split > 1
 
 
 def _context(config: Config) -> int:
@@ -303,7 +354,7 @@ def _itemsize(config: Config) -> int:
 
 def node_memory(config: Config) -> int | None:
     """Return the bytes of a node that slurm.mem gives a job; None if it is not given, or is all of the node (0)."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)", (config.slurm.mem or "").strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", (config.slurm.mem or "").strip(), re.IGNORECASE)
     if match is None:
         return None
     return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()] or None

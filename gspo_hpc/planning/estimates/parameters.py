@@ -9,6 +9,7 @@ and communication take in addition is not in these numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
@@ -26,8 +27,7 @@ class Count:
         return Count(self.dense + other.dense, self.experts + other.experts)
 
 
-@dataclass(frozen=True)
-class Bytes:
+class Bytes(NamedTuple):
     """Bytes of one rank."""
 
     weights: int
@@ -69,24 +69,59 @@ def of_rank(arch: Architecture, config: Config, stage: int) -> Count:
 
 def state(arch: Architecture, config: Config, stage: int) -> Bytes:
     """Return what one rank of a pipeline stage keeps of the model between two steps, with nothing offloaded."""
-    parallel, count = config.parallel, of_rank(arch, config, stage)
-    tp, pp, ep = (
-        parallel.tensor_model_parallel_size,
-        parallel.pipeline_model_parallel_size,
-        parallel.expert_model_parallel_size,
-    )
+    count = of_rank(arch, config, stage)
     number = count.dense + count.experts
     wide = config.model.dtype == "float32"
     gradient = 4 if wide or config.optimizer.grad_reduce_in_fp32 else 2
-    each = 8 if wide else 12
     if config.optimizer.distributed:
-        world = config.world_size or 1
-        sharing = world // (tp * pp)  # data-parallel and context-parallel ranks
-        experts = world // ((parallel.expert_tensor_parallel_size or tp) * ep * pp)
-        optimizer = each * (-(-count.dense // sharing) - (-count.experts // experts))
+        dense, experts = _split(config)
+        stage_ranks = _stage_ranks(config)
+        optimizer = _adam(config) * (
+            -(-count.dense // (stage_ranks // dense)) - (-count.experts // (stage_ranks // experts))
+        )
     else:
-        optimizer = each * number
+        optimizer = _adam(config) * number
     return Bytes(number * (4 if wide else 2), number * gradient, optimizer)
+
+
+def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
+    """Return the bytes of the copy that a node makes to save it in the background, if all its ranks are of this stage.
+
+    Of ranks that have the same weights one copies them. A distributed optimizer's state is copied by all, each its
+    part.
+    """
+    count, item = of_rank(arch, config, stage), 4 if config.model.dtype == "float32" else 2
+    if arch.tie_word_embeddings and 0 < stage == config.parallel.pipeline_model_parallel_size - 1:
+        head = -(-arch.vocab_size // config.parallel.tensor_model_parallel_size) * arch.hidden_size
+        count += Count(-head, 0)  # the first stage copies it
+    ranks, block = config.training_gpus_per_node, _stage_ranks(config)
+
+    def copying(different: int) -> int:
+        """Return how many ranks of a node copy, where the first `different` of a stage have different weights."""
+        return min(different, ranks) if block >= ranks else different * (ranks // block)
+
+    dense, experts = map(copying, _split(config))
+    if config.optimizer.distributed:
+        optimizer = state(arch, config, stage).optimizer * ranks
+        return item * (count.dense * dense + count.experts * experts) + optimizer
+    return (item + _adam(config)) * (count.dense * dense + count.experts * experts)
+
+
+def _adam(config: Config) -> int:
+    """Return the bytes that Adam keeps of a parameter: two moments, and a master where it has 16 bits."""
+    return 8 if config.model.dtype == "float32" else 12
+
+
+def _split(config: Config) -> tuple[int, int]:
+    """Return over how many ranks of a pipeline stage its dense parameters are split, and those of its experts."""
+    parallel = config.parallel
+    tp = parallel.tensor_model_parallel_size
+    return tp, (parallel.expert_tensor_parallel_size or tp) * parallel.expert_model_parallel_size
+
+
+def _stage_ranks(config: Config) -> int:
+    """Return the ranks of a pipeline stage."""
+    return (config.world_size or 1) // config.parallel.pipeline_model_parallel_size
 
 
 def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp: int) -> Count:

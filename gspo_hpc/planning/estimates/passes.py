@@ -6,8 +6,9 @@ products of its own, and expert-tensor-parallel ranks gather the tokens of all o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import offloaded_parts
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import divisions
@@ -19,8 +20,7 @@ from gspo_hpc.planning.estimates.work import Sizes, Work
 _ITEM = 2.0  # bytes of an activation or a weight
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """Sizes of the groups in which ranks share the model."""
 
     tp: int
@@ -162,14 +162,36 @@ def reference(model: Sizes, config: Config, device: Device) -> float:
 def sync(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds in which all weights reach every engine, and offloaded state goes to the host and back."""
     at = grid(config)
-    over_nodes = at.model_ranks > at.node or config.cluster.generation_nodes > 0
-    link = device.network_bytes_per_s if over_nodes else device.node_bytes_per_s
-    needed = 2.0 * model.parameters / (link * rates.SYNC_LINK)
+    weights = _ITEM * model.parameters
+    gathering = _gathering(model, at, device)
+    if config.cluster.generation_nodes:
+        gathering = max(gathering, weights / (device.network_bytes_per_s * rates.SYNC_LINK))
+    # A worker reads everything, writes its share beside the weights that it computes with, and copies it over them.
+    moved_by_worker = weights * (1.0 + 4.0 / config.rollout.tensor_parallel_size)
+    loading = moved_by_worker / (device.memory_bytes_per_s * rates.BANDWIDTH)
+    loading += weights / TRANSFER_BUCKET_BYTES["cuda"] * rates.BUCKET_SECONDS + model.layers * rates.RELOAD_SECONDS
+    needed = max(gathering, loading)  # one bucket is gathered while the one before is loaded
     if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // at.model_ranks)
         optimizer = 12.0 / (replicas if config.optimizer.distributed else 1)
         each = 2.0 * ("weights" in moved) + optimizer * ("optimizer" in moved)
         needed += 2.0 * model.parameters / at.model_ranks * each / device.host_bytes_per_s
+    return needed
+
+
+def _gathering(model: Sizes, at: Grid, device: Device) -> float:
+    """Return the seconds in which every rank receives all weights: over stages its part, then all from its stage.
+
+    The ranks of a stage that are on one node share what its adapters bring.
+    """
+    needed = 0.0
+    experts = model.expert_parameters
+    for parameters, group in ((model.parameters - experts, at.tp), (experts, at.ep * at.etp)):
+        count, over = _ITEM * parameters, device.network_bytes_per_s * at.node
+        link = min(device.node_bytes_per_s, over) if group > at.node else device.node_bytes_per_s
+        needed += count * (group - 1) / group / (link * rates.SYNC_LINK)
+        stages = device.network_bytes_per_s if group * at.pp > at.node else device.node_bytes_per_s
+        needed += count / group * (at.pp > 1) / (stages * rates.SYNC_LINK)
     return needed
 
 

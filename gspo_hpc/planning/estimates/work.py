@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import flops
@@ -10,8 +10,7 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning.estimates import parameters
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The sizes of a model that the estimate uses."""
 
     layers: int
@@ -38,8 +37,7 @@ class Sizes:
         return self.expert_parameters / max(1, self.layers_with_experts * self.experts * 3 * self.hidden)
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """One rollout: tokens are averages, but for `longest`."""
 
     completions: int

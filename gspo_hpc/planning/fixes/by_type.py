@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from gspo_hpc.config.schema import Config, as_dict, keys, limits, plain_type
 from gspo_hpc.planning.builder import Broken
-from gspo_hpc.planning.fixes.candidates import divisors
 from gspo_hpc.planning.mentions import mentioned
+from gspo_hpc.planning.settings import divisors
 
 _NUMBERS = 8  # of a message that are looked at
 _NEAR = 4  # divisors on each side of the present value

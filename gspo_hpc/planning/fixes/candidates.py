@@ -15,38 +15,19 @@ from typing import Any
 from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
-from gspo_hpc.config.schema import Config, highest, keys, replace
+from gspo_hpc.config.schema import Config, highest, keys
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.model import RECOMPUTED
+from gspo_hpc.planning.settings import ENGINE, divisors
 from gspo_hpc.system.text import nearest
 
-ENGINE = "rollout.engine."
 LENGTHS = ("rollout.max_response_length", "rollout.max_prompt_length")
 _OF_LENGTHS = (Topic.OTHER, Topic.SEQUENCES, Topic.MEMORY)  # topics in which the longest sequence may have a part
 _BUDGETS = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
-_LARGEST_FACTOR = 10_000  # primes above are not looked for
-
-
-def value_of(config: Config, key: str) -> Any:
-    """Return the value of a dotted key; None for an argument of the engine that is not given."""
-    if key.startswith(ENGINE):
-        return config.rollout.engine.get(key.removeprefix(ENGINE))
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
-
-
-def with_value(config: Config, key: str, value: Any) -> Config:
-    """Return the config with one setting changed."""
-    if key.startswith(ENGINE):
-        engine = config.rollout.engine | {key.removeprefix(ENGINE): value}
-        engine = {name: given for name, given in engine.items() if given is not None}  # null: vLLM's default
-        return replace(config, rollout=replace(config.rollout, engine=engine))
-    section, name = key.split(".")
-    return replace(config, **{section: replace(getattr(config, section), **{name: value})})
 
 
 def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows: int | None) -> dict[str, set[Any]]:
@@ -71,7 +52,7 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
 
 def finer_utilization() -> set[float]:
     """Return shares of a card in steps of a hundredth, for cards of which every twentieth is too much or too little."""
-    return {round(share / 100, 2) for share in range(30, 98)}
+    return {round(share / 100, 2) for share in range(10, 98)}
 
 
 def models(config: Config) -> set[str]:
@@ -89,23 +70,6 @@ def _trained() -> tuple[str, ...]:
 def _possible(key: str, value: Any) -> bool:
     """Return whether a config takes a value: small rollouts can lead to sizes of 0, wide grids to huge ones."""
     return isinstance(value, bool) or not isinstance(value, int) or 0 < value <= highest(key)
-
-
-@cache
-def divisors(number: int) -> tuple[int, ...]:
-    """Return divisors in ascending order; not all of them for numbers with several large prime factors."""
-    found, rest, factor = [1], number, 2
-    while factor <= _LARGEST_FACTOR and factor * factor <= rest:
-        powers = [1]
-        while rest % factor == 0:
-            rest //= factor
-            powers.append(powers[-1] * factor)
-        if len(powers) > 1:
-            found = [one * power for one in found for power in powers]
-        factor += 1 if factor == 2 else 2
-    if rest > 1:
-        found += [one * rest for one in found]
-    return tuple(sorted(found))
 
 
 def _multiples(unit: int, *around: int | None) -> set[int]:
@@ -273,7 +237,7 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
     if tokens := config.batch.micro_batch_tokens:
         found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
     found["cluster.gpu"] = set(devices.DEVICES)
-    found[f"{ENGINE}gpu_memory_utilization"] = {round(share / 100, 2) for share in range(30, 100, 5)}
+    found[f"{ENGINE}gpu_memory_utilization"] = {round(share / 100, 2) for share in range(10, 100, 5)}
     batched = int(ENGINE_DEFAULTS["max_num_batched_tokens"])
     for name, usual, least in (("max_num_batched_tokens", batched, 1024), ("max_num_seqs", 256, 32)):
         given = config.rollout.engine.get(name)

@@ -6,9 +6,9 @@ Rules are repaired one after another: each change is the nearest of those that l
 from __future__ import annotations
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes.candidates import with_value
 from gspo_hpc.planning.fixes.search import Change, Fix, Search
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.settings import with_value
 
 _LONGEST = 8  # changes of one repair
 

@@ -7,25 +7,25 @@ come from candidates.py; if none of them is enough, also from by_type.py.
 from __future__ import annotations
 
 import bisect
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.planning.builder import Broken, PlanBuilder
 from gspo_hpc.planning.estimates import devices
-from gspo_hpc.planning.fixes import by_type
+from gspo_hpc.planning.fixes import by_type, distances
 from gspo_hpc.planning.fixes import candidates as values_of
-from gspo_hpc.planning.fixes.candidates import ENGINE, LENGTHS, candidates, value_of, with_value
+from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic
+from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
 MAX_OFFERED = 6
+_MODELS = 2  # that are offered
 _NEAREST = 6  # values of a setting that are tried together with those of another
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
 _ROOM = 1800  # pairs of changes that are looked at
@@ -38,46 +38,6 @@ _WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "bat
 _UNCOUNTED = ("memory.", ENGINE, "optimizer.", "model.", "moe.", "algorithm.", "cluster.gpu", "rollout.max_")
 _OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")
 
-# How much a change of each setting changes the run: the distance of a change is this times the doublings.
-_WEIGHTS: dict[str, float] = {
-    "optimizer.distributed": 0.4,  # the same numbers, another place
-    "memory.recompute_granularity": 0.6,
-    "memory.offload_optimizer": 0.8,
-    "memory.offload_trainer": 0.8,
-    "rollout.sleep_level": 0.5,
-    "checkpoint.async_save": 0.8,
-    "moe.token_dispatcher": 0.5,
-    "optimizer.grad_reduce_in_fp32": 2.5,
-    "batch.micro_batch_size": 0.9,  # the same run in other pieces
-    "batch.micro_batch_tokens": 0.9,
-    "batch.global_batch_size": 1.0,
-    "batch.generation_batch_size": 1.0,
-    "batch.steps_per_generation": 1.1,
-    "batch.num_generations": 1.2,
-    "rollout.engines_per_node": 1.3,
-    "rollout.tensor_parallel_size": 1.4,
-    "rollout.max_prompt_length": 1.6,
-    "rollout.max_response_length": 1.5,
-    "parallel.sequence_parallel": 0.5,
-    "parallel.expert_tensor_parallel_size": 1.7,
-    "parallel.expert_model_parallel_size": 1.8,
-    "parallel.context_parallel_size": 2.2,
-    "parallel.tensor_model_parallel_size": 2.0,
-    "parallel.pipeline_model_parallel_size": 2.1,
-    "parallel.virtual_pipeline_model_parallel_size": 1.5,
-    "parallel.num_layers_in_first_pipeline_stage": 1.3,
-    "parallel.num_layers_in_last_pipeline_stage": 1.3,
-    "rollout.engine.gpu_memory_utilization": 0.8,
-    "rollout.engine.max_num_batched_tokens": 0.8,
-    "rollout.engine.max_num_seqs": 0.8,
-    "rollout.dtype": 1.0,
-    "rollout.mode": 3.0,
-    "cluster.nodes": 3.0,  # what one has is harder to change
-    "cluster.gpus_per_node": 3.2,
-    "cluster.gpu": 3.5,
-    "model.path": 6.0,
-}
-
 
 @dataclass(frozen=True)
 class Change:
@@ -87,8 +47,20 @@ class Change:
     before: Any
     value: Any
 
+    @property
+    def distance(self) -> float:
+        """The distance from the config: how much the run changes."""
+        return distances.between(self.key, self.before, self.value)
+
     def __str__(self) -> str:
         return f"{self.key}={written(self.value)}"
+
+
+Setting = tuple[str, Any]  # a key and its value
+
+
+def _setting(change: Change) -> Setting:
+    return change.key, change.value
 
 
 @dataclass(frozen=True)
@@ -112,7 +84,7 @@ class Fix:
 
         Every doubling or halving counts by the weight of its setting; a new warning counts 2.
         """
-        return sum(_distance(change) for change in self.changes) + 2.0 * self.warnings
+        return sum(change.distance for change in self.changes) + 2.0 * self.warnings
 
 
 def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = _ROOM) -> list[Fix]:
@@ -144,7 +116,7 @@ class Search:
         models = [] if singles else self._other_models()
         if not layout:
             singles, models = singles or models, []
-        alone = {str(fix.changes[0]) for fix in singles}
+        alone = {_setting(fix.changes[0]) for fix in singles}
         pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
         farthest = 2.0 * singles[0].distance if singles else math.inf
         return (
@@ -154,14 +126,14 @@ class Search:
             + models[:1]
         )
 
-    def _judge(self, config: Config) -> PlanBuilder | None:
-        """Return the plan of a changed config.
+    def _judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
+        """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.
 
         Return None if a run would then lack a setting that it has now, or use what this version only plans.
         """
         if not self.missing.issuperset(config.missing()):
             return None
-        plan = judge(config, self.rows, self.models, memory=True)
+        plan = judge(config, self.rows, self.models, memory=True, enough=enough)
         return plan if self.not_run.issuperset(item.feature for item in plan.not_run) else None
 
     def _fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
@@ -178,7 +150,7 @@ class Search:
         fixes, others = list[Fix](), list[tuple[Change, Config, PlanBuilder]]()
         for change in _nearest(self.config, key, values, _TRIED):
             changed = with_value(self.config, key, change.value)
-            plan = self._judge(changed)
+            plan = self._judge(changed, self.left[0] if first else 0)
             if fix := self._fix(plan, change):
                 fixes.append(fix)
             elif first and plan is not None and _left(plan.broken) <= self.left:
@@ -211,7 +183,7 @@ class Search:
 
         To be called after :meth:`singles`.
         """
-        better = [(_left(plan.broken), _distance(change), str(change), change) for change, _, plan in self.firsts]
+        better = [(_left(plan.broken), change.distance, str(change), change) for change, _, plan in self.firsts]
         least = min(better, default=None, key=lambda item: item[:3])
         return least[3] if least is not None and least[0] < self.left else None
 
@@ -251,26 +223,26 @@ class Search:
         return [fix] if fix is not None else []
 
     def _other_models(self) -> list[Fix]:
-        """Return the known models that fix the plan, for plans that nothing else fixes alone."""
+        """Return the nearest known models that fix the plan, for plans that nothing else fixes alone."""
         values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
-        return sorted(self._alone("model.path", values), key=_order)
+        return sorted(self._alone("model.path", values), key=_order)[:_MODELS]
 
-    def _pairs(self, alone: set[str], room: int) -> list[Fix]:
+    def _pairs(self, alone: set[Setting], room: int) -> list[Fix]:
         # What leaves fewer rules broken comes first: its other half is nearest.
-        self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, _distance(first[0])))
-        known: dict[frozenset[str], Fix | None] = {}
+        self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, first[0].distance))
+        known: dict[frozenset[Setting], Fix | None] = {}
         for change, changed, second in self._seconds(alone):
-            both = frozenset((str(change), str(second)))
+            both = frozenset((_setting(change), _setting(second)))
             if both in known:
                 continue
             if room <= 0:
                 break
             plan = self._judge(with_value(changed, second.key, second.value))
             room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
-            known[both] = self._fix(plan, *sorted((change, second), key=_distance))
+            known[both] = self._fix(plan, *sorted((change, second), key=lambda one: one.distance))
         return sorted((fix for fix in known.values() if fix is not None), key=_order)
 
-    def _seconds(self, alone: set[str]) -> Iterator[tuple[Change, Config, Change]]:
+    def _seconds(self, alone: set[Setting]) -> Iterator[tuple[Change, Config, Change]]:
         """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
         later = []
         for first, changed, plan in self.firsts:
@@ -281,7 +253,7 @@ class Search:
                     continue
                 most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
                 soon = most if most > _NEAREST else 3 if better else 2
-                near = [change for change in _nearest(changed, key, values, most) if str(change) not in alone]
+                near = [change for change in _nearest(changed, key, values, most) if _setting(change) not in alone]
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later
@@ -290,10 +262,13 @@ class Search:
 def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
     """Return whether one of two changes is a fix alone but for a fiftieth: 8190 beside 8192, with another length."""
     numbers = [
-        (change.key, change.value) for single in singles for change in single.changes if _is_number(change.value)
+        (change.key, change.value)
+        for single in singles
+        for change in single.changes
+        if distances.is_number(change.value)
     ]
     return any(
-        key == change.key and _is_number(change.value) and abs(change.value - value) < value / 50
+        key == change.key and distances.is_number(change.value) and abs(change.value - value) < value / 50
         for change in fix.changes
         for key, value in numbers
     )
@@ -333,45 +308,15 @@ def _order(fix: Fix) -> tuple[float, str]:
     return fix.distance, str(fix)
 
 
-def _distance(change: Change) -> float:
-    weight, before, value = _WEIGHTS.get(change.key, 2.0), change.before, change.value
-    if _is_number(before) and _is_number(value) and before > 0 and value > 0:
-        return weight * abs(math.log2(value / before))
-    if isinstance(before, str) and isinstance(value, str) and change.key in ("cluster.gpu", "model.path"):
-        return _between_names(change.key, before, value)
-    return weight
-
-
-@cache
-def _between_names(key: str, before: str, value: str) -> float:
-    """Return the distance of two GPUs or models.
-
-    GPUs: by the ratio of their memory if both are known, else by how unlike their names are, as a typing error makes
-    them. Models: by their names.
-    """
-    unlike = 1.0 - difflib.SequenceMatcher(None, before.lower(), value.lower()).ratio()
-    if key == "cluster.gpu":
-        try:
-            memory = devices.find(before).memory
-        except ValueError:
-            return unlike
-        return _WEIGHTS[key] * abs(math.log2(devices.DEVICES[value].memory / memory)) + unlike
-    return _WEIGHTS[key] * (0.5 + unlike)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
     """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
     before, chosen = value_of(config, key), set(values)
-    if len(chosen) > most and _is_number(before):
-        numbers = sorted(value for value in chosen if _is_number(value))
+    if len(chosen) > most and distances.is_number(before):
+        numbers = sorted(value for value in chosen if distances.is_number(value))
         at = bisect.bisect_left(numbers, before)
         near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
         far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
-        chosen = {value for value in chosen if not _is_number(value)} | near | {*far}
+        chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}
     changes = [Change(key, before, value) for value in chosen if value != before]
-    changes.sort(key=lambda change: (_distance(change), str(change)))
+    changes.sort(key=lambda change: (change.distance, str(change)))
     return changes if most > _NEAREST else changes[:most]

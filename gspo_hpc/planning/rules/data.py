@@ -1,4 +1,4 @@
-"""Rules of the data and of the length of a run."""
+"""Rules of the data, of the length of a run and of what evaluates it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class DataRule(RuleId):
     RUN_LENGTH_GIVEN_ONCE = auto()
     EVALUATION_PROMPTS_GIVEN_ONCE = auto()
     TRAIN_RATIO_LEAVES_PROMPTS = auto()
+    EVALUATION_REWARD_IS_GIVEN = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -53,6 +54,14 @@ def _evaluation(plan: PlanBuilder) -> Iterator[str]:
 def _ratio(plan: PlanBuilder) -> Iterator[str]:
     if _all_held_out(plan):
         yield f"data.train_ratio ({plan.config.data.train_ratio:g}) leaves no prompt of data.train to train on"
+
+
+@rule(DataRule.EVALUATION_REWARD_IS_GIVEN, "`eval.reward` names one of `reward.functions`", estimable=True)
+def _reward(plan: PlanBuilder) -> Iterator[str]:
+    """Another name has no mark, so every answer would count as wrong."""
+    name, given = plan.config.eval.reward, [term.function for term in plan.config.reward.functions]
+    if name is not None and given and name not in given:
+        yield f"eval.reward ({name}) must be one of reward.functions: {', '.join(given)}"
 
 
 def _all_held_out(plan: PlanBuilder) -> bool:

@@ -1,17 +1,21 @@
 """Rules of memory: every phase fits on the GPU that cluster.gpu names, and a node's own memory is enough.
 
-They are checked if the other rules allow an estimate.
+They are checked if the other rules allow an estimate. What they say of it is imported only where there is something to
+say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import auto
+from typing import TYPE_CHECKING
 
 from gspo_hpc.planning.builder import PlanBuilder
-from gspo_hpc.planning.estimates import advice, devices
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.estimates import advice
 
 
 class MemoryRule(RuleId):
@@ -28,6 +32,8 @@ class MemoryRule(RuleId):
 def _known(plan: PlanBuilder) -> Iterator[str]:
     cluster = plan.config.cluster
     if cluster.gpu is not None:
+        from gspo_hpc.planning.estimates import devices
+
         try:
             devices.find(cluster.gpu, cluster.network_gb_per_s)
         except ValueError as error:
@@ -36,23 +42,52 @@ def _known(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(MemoryRule.TRAINER_FITS_GPU_MEMORY, "every phase of the trainer fits in the GPU's memory", Topic.MEMORY)
 def _trainer(plan: PlanBuilder) -> Iterator[str]:
-    if case := advice.case(plan):
+    if case := plan.case:
+        from gspo_hpc.planning.estimates import advice
+
         yield from advice.trainer(case)
 
 
 @rule(MemoryRule.ENGINE_FITS_GPU_MEMORY, "the engine fits in the GPU's memory, beside what stays there", Topic.MEMORY)
 def _engine(plan: PlanBuilder) -> Iterator[str]:
-    if case := advice.case(plan):
+    if case := plan.case:
+        from gspo_hpc.planning.estimates import advice
+
         yield from advice.engine(case)
 
 
 @rule(MemoryRule.KV_CACHE_HOLDS_LONGEST_SEQUENCE, "an engine's KV cache holds the longest sequence", Topic.MEMORY)
 def _cache(plan: PlanBuilder) -> Iterator[str]:
-    if case := advice.case(plan):
+    if case := plan.case:
+        from gspo_hpc.planning.estimates import advice
+
         yield from advice.cache(case)
 
 
 @rule(MemoryRule.NODE_MEMORY_SUFFICES, "`slurm.mem` gives a node as much memory as its processes need", Topic.MEMORY)
 def _node(plan: PlanBuilder) -> Iterator[str]:
-    if case := advice.case(plan):
+    if case := plan.case:
+        from gspo_hpc.planning.estimates import advice
+
         yield from advice.node(case, certain=True)
+
+
+def warnings(plan: PlanBuilder) -> Iterator[str]:
+    """Yield warnings of what fits only just."""
+    if case := plan.case:
+        from gspo_hpc.planning.estimates import advice
+
+        yield from advice.warnings(case)
+
+
+def case(plan: PlanBuilder) -> advice.Case | None:
+    """Return what there may be something to say of; None where nothing was estimated, and where all has room."""
+    if plan.memory is None:
+        return None
+    from gspo_hpc.planning.estimates import memory
+
+    if memory.has_room(plan.memory, plan.config):
+        return None
+    from gspo_hpc.planning.estimates import advice
+
+    return advice.case(plan)

@@ -81,7 +81,7 @@ def _recompute_fp8(plan: PlanBuilder) -> Iterator[str]:
     if memory.recompute_granularity != "selective" or model.fp8 is None or model.fp8_recipe != "delayed":
         return
     if {"moe_act", "layernorm"}.intersection(memory.recompute_modules):
-        yield "model.fp8_recipe: delayed does not go with moe_act or layernorm of memory.recompute_modules"
+        yield "model.fp8_recipe: delayed cannot be combined with moe_act or layernorm in memory.recompute_modules"
 
 
 @rule(ModelRule.RECOMPUTE_NUM_LAYERS, "`memory.recompute_num_layers` is at most the layers of a pipeline stage")

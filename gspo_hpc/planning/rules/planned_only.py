@@ -1,4 +1,4 @@
-"""Features that this version plans and does not run, a function for each.
+"""Features that this version can plan, but not run: a function for each.
 
 A function looks at a plan and yields a reason if the config uses the feature: what is not run, and what to set instead.
 That is all a feature takes. `plan` shows the reason and exits with 2, its JSON has it under `not_run`, `train`,
@@ -38,7 +38,7 @@ def found(plan: PlanBuilder) -> Iterator[NotRun]:
 @planned_only("server_mode")
 def _server(plan: PlanBuilder) -> Iterator[str]:
     if plan.server:
-        yield "rollout.mode server is planned, but this version does not run it: give rollout.mode=colocate"
+        yield "rollout.mode server can be planned, but this version does not run it: give rollout.mode=colocate"
 
 
 @planned_only("engine_over_nodes")
@@ -46,8 +46,8 @@ def _engine_over_nodes(plan: PlanBuilder) -> Iterator[str]:
     size, gpus = plan.config.rollout.tensor_parallel_size, plan.config.cluster.gpus_per_node
     if engine_over_nodes(plan.config):
         yield (
-            f"rollout.tensor_parallel_size ({size}) above gpus_per_node ({gpus}) is planned, but this version runs no "
-            f"engine over nodes: give rollout.tensor_parallel_size={gpus}"
+            f"rollout.tensor_parallel_size ({size}) above gpus_per_node ({gpus}) can be planned, but this version runs "
+            f"no engine over nodes: give rollout.tensor_parallel_size={gpus}"
         )
 
 
@@ -55,4 +55,4 @@ def _engine_over_nodes(plan: PlanBuilder) -> Iterator[str]:
 def _family(plan: PlanBuilder) -> Iterator[str]:
     model = plan.config.model
     if model.path is not None and (reason := plan.models.untrained(model.path, model.provider)) is not None:
-        yield f"model.path {model.path} is planned, but this version does not train it: {reason}"
+        yield f"model.path {model.path} can be planned, but this version does not train it: {reason}"

@@ -45,8 +45,8 @@ class PlatformRule(RuleId):
 def _float16(plan: PlanBuilder) -> Iterator[str]:
     if plan.config.model.dtype == "float16" and plan.config.parallel.expert_model_parallel_size != 1:
         yield (
-            "model.dtype: float16 does not go with expert_model_parallel_size above 1: ranks would scale the loss of "
-            "their experts each by itself; use bfloat16"
+            "model.dtype: float16 cannot be combined with expert_model_parallel_size above 1: each rank would scale "
+            "the loss of its experts by a factor of its own; use bfloat16"
         )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from gspo_hpc.planning.builder import Broken, PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId, Topic
@@ -19,8 +19,7 @@ from gspo_hpc.planning.rules.ids import RuleId, Topic
 Check = Callable[[PlanBuilder], Iterator[str]]
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule of the planner."""
 
     id: RuleId
@@ -67,6 +66,28 @@ def apply(plan: PlanBuilder, *, memory: bool = False) -> None:
         plan.broken += [Broken(one.id, message) for message in one.check(plan)]
 
 
+@cache
+def _lately_broken() -> list[Rule]:
+    """Return the rules that are not about memory, to be put in the order in which they were last broken."""
+    return list(_checked(memory=False))
+
+
+def apply_until(plan: PlanBuilder, enough: int) -> None:
+    """Add what is broken to `plan`, of the rules that are not about memory, until that is more than `enough`.
+
+    Rules that were broken last are asked first: configs that are tried one after another break the same ones.
+    """
+    asked, stopping = _lately_broken(), list[Rule]()
+    for one in asked:
+        if found := [Broken(one.id, message) for message in one.check(plan)]:
+            plan.broken += found
+            stopping.append(one)
+            if len(plan.broken) > enough:
+                break
+    if stopping != asked[: len(stopping)]:
+        asked[:] = stopping + [one for one in asked if one not in stopping]
+
+
 def topic(rule_id: RuleId) -> Topic:
     """Return the topic of a rule."""
     return rules()[rule_id].topic
@@ -74,5 +95,9 @@ def topic(rule_id: RuleId) -> Topic:
 
 def listed(broken: list[Broken]) -> tuple[Broken, ...]:
     """Return broken rules in the order in which they are listed."""
-    position = {rule_id: number for number, rule_id in enumerate(rules())}
-    return tuple(sorted(broken, key=lambda item: position[item.rule]))
+    return tuple(sorted(broken, key=lambda item: _positions()[item.rule]))
+
+
+@cache
+def _positions() -> dict[RuleId, int]:
+    return {rule_id: number for number, rule_id in enumerate(rules())}

@@ -1,11 +1,13 @@
-"""Rules of what a job asks Slurm for."""
+"""Rules of what a job asks Slurm for, so that no one learns of them only when a job is submitted."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import auto
 
 from gspo_hpc.config.derived import busy_processes
+from gspo_hpc.config.section import SBATCH_VALUE
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
@@ -15,6 +17,16 @@ class SlurmRule(RuleId):
     """Names of the rules in this file."""
 
     CPUS_PER_TASK_SUFFICE = auto()
+    SIGNAL_LEAVES_TIME = auto()
+    SBATCH_OPTIONS_ARE_FREE = auto()
+    SLURM_ENVIRONMENT_IS_PLAIN = auto()
+
+
+_OWN_OPTIONS = {  # options of sbatch that other keys of the config set, or that this package needs
+    *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue", "open-mode", "array"),
+    *("partition", "account", "qos", "time", "constraint", "reservation", "exclude", "nodelist", "exclusive", "mem"),
+    *("cpus-per-task", "gres", "gpus-per-node", "mail-user", "mail-type", "comment", "wrap", "export-file"),
+}
 
 
 @rule(
@@ -33,3 +45,47 @@ def _cores(plan: PlanBuilder) -> Iterator[str]:
             f"slurm.cpus_per_task ({slurm.cpus_per_task}) must be at least {busy.total}: {busy} are busy at the same "
             f"time, and Slurm binds them to these cores; reward.workers is {plan.config.reward.workers}"
         )
+
+
+@rule(SlurmRule.SIGNAL_LEAVES_TIME, "a job has time before `slurm.signal_seconds` before its end", estimable=True)
+def _signal(plan: PlanBuilder) -> Iterator[str]:
+    """Yield a message for a job that begins with its signal: it would save, be requeued and never make a step."""
+    slurm = plan.config.slurm
+    if slurm.signal_seconds >= slurm.time_minutes * 60:
+        yield (
+            f"slurm.signal_seconds ({slurm.signal_seconds}) must be below the {slurm.time_minutes * 60} seconds of "
+            f"slurm.time_minutes ({slurm.time_minutes}): the run stops and saves so long before the end of a job"
+        )
+
+
+@rule(
+    SlurmRule.SBATCH_OPTIONS_ARE_FREE,
+    "`slurm.sbatch` gives options of sbatch that no other setting decides",
+    estimable=True,
+)
+def _options(plan: PlanBuilder) -> Iterator[str]:
+    given = plan.config.slurm.sbatch
+    if own := sorted({name.lstrip("-") for name in given} & _OWN_OPTIONS):
+        are = "is" if len(own) == 1 else "are"
+        yield f"slurm.sbatch: {', '.join(own)} {are} set by other keys of the sections slurm, cluster and run"
+    for name, value in given.items():
+        if name in _OWN_OPTIONS:
+            continue
+        if not re.fullmatch(r"[a-z][a-z-]*", name) or not SBATCH_VALUE.fullmatch(str(value)):
+            yield f"slurm.sbatch: {name!r}: {value!r} cannot be an option of sbatch"
+
+
+@rule(
+    SlurmRule.SLURM_ENVIRONMENT_IS_PLAIN,
+    "`slurm.environment` has names of variables, and no secret",
+    estimable=True,
+)
+def _environment(plan: PlanBuilder) -> Iterator[str]:
+    for name in plan.config.slurm.environment:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield f"slurm.environment: {name!r} cannot be the name of a variable"
+        elif re.search(r"key|token|secret|password", name, re.IGNORECASE):
+            yield (
+                f"slurm.environment: {name} looks like a secret, and the config is kept with the run: set the variable "
+                "in the shell that submits"
+            )

@@ -59,7 +59,7 @@ def _rollout(search: Search, one: Candidate) -> Iterator[Advice]:
     tried = {}
     for factor in _LARGER:
         changed = _with_batch(config, gbs * factor, updates)
-        if not judge(changed, models=search.models).broken:
+        if not judge(changed, models=search.models, enough=0).broken:
             times = search.times(changed, one.memory)
             tried[gbs * factor] = times.tokens / times.rollout
     if not tried:
@@ -71,16 +71,18 @@ def _rollout(search: Search, one: Candidate) -> Iterator[Advice]:
         reason = f"enough: {max(tried)} completions would bring {most / tried[gbs] - 1.0:.0%} more tokens a second"
     else:
         reason = (
-            f"{gain:.0%} more tokens a second than with {gbs}, and still larger updates bring little more. "
-            "It is another run, though: fewer updates for the same data"
+            f"{gain:.0%} more tokens a second than with {gbs}; still larger updates gain little. "
+            "The run learns differently, though: it makes fewer updates on the same data"
         )
     yield Advice("batch.global_batch_size", size, reason)
     if updates > USUAL_UPDATES:
-        reason = f"of {updates} updates of one rollout the last are far from the policy that sampled: more is clipped"
+        reason = f"the last of {updates} updates of a rollout are far from the policy that sampled, so more is clipped"
     elif updates == 1:
         reason = "on-policy: every ratio is 1, nothing is clipped, and no pass for old log-probs is made"
     else:
-        reason = f"not more than {USUAL_UPDATES}, as in the paper: the last update is near the policy that sampled"
+        reason = (
+            f"at most {USUAL_UPDATES}, as in the paper, so that the last update is still near the policy that sampled"
+        )
     yield Advice("batch.steps_per_generation", min(updates, USUAL_UPDATES), reason)
 
 
@@ -99,7 +101,9 @@ def _budget(search: Search, one: Candidate) -> Iterator[Advice]:
     best = min(tried, key=lambda tokens: (tried[tokens], tokens))
     alike = [tokens for tokens, seconds in tried.items() if seconds <= 1.01 * tried[best]]
     count = min(alike) // longest
-    reason = f"{count} of the longest completions, the smallest budget with about the shortest step that memory allows"
+    reason = (
+        f"room for {count} of the longest sequences; the smallest budget whose step is about as short as memory allows"
+    )
     yield Advice("batch.micro_batch_tokens", min(alike), reason)
 
 

@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gspo_hpc.config.derived import engine_over_nodes
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, parameters
-from gspo_hpc.planning.fixes.candidates import divisors, value_of
-from gspo_hpc.planning.mentions import mentioned
 from gspo_hpc.planning.plan import judge
+from gspo_hpc.planning.settings import divisors, value_of
 
 KEYS = (  # that are chosen for every layout, where they are not kept
     "parallel.tensor_model_parallel_size",
@@ -54,11 +54,14 @@ def _with_engine(config: Config, size: int) -> Config:
 
 
 def _engines(arch: Architecture, config: Config, models: Models) -> list[int]:
-    """Return the two smallest engines that the rules allow and that have room for their weights and some cache."""
+    """Return the two smallest engines that the rules allow and that have room for their weights and some cache.
+
+    This version runs no engine over nodes: there is one only for who asks for it, of the size that the config gives.
+    """
     assert config.cluster.gpu is not None
     card, item = devices.find(config.cluster.gpu).memory, 4 if config.model.dtype == "float32" else 2
-    weights, gpus = parameters.parameters(arch) * item, config.cluster.gpus_per_node
-    sizes = [*_divisors(gpus), *(gpus * nodes for nodes in _divisors(config.cluster.nodes) if nodes > 1)]
+    weights, given = parameters.parameters(arch) * item, config.rollout.tensor_parallel_size
+    sizes = [*_divisors(config.cluster.gpus_per_node), *([given] if engine_over_nodes(config) else [])]
 
     def roomy(share: float) -> Iterator[int]:
         """Yield the engines whose weights take at most this share of a card."""
@@ -72,11 +75,13 @@ def _engines(arch: Architecture, config: Config, models: Models) -> list[int]:
 
 
 def _allowed(config: Config, models: Models) -> bool:
-    """Return whether no rule speaks against the size of the engine, and this version runs such engines."""
-    plan = judge(config, models=models)
-    if any(item.feature == "engine_over_nodes" for item in plan.not_run):
-        return False
-    return not any(_ENGINE in mentioned(item.message) for item in plan.broken)
+    """Return whether no rule speaks against the size of the engine."""
+    broken = judge(config, models=models).broken
+    if not broken:
+        return True
+    from gspo_hpc.planning.mentions import mentioned
+
+    return not any(_ENGINE in mentioned(item.message) for item in broken)
 
 
 def _cuts(arch: Architecture, config: Config, keep: frozenset[str], world: int, choices: Choices) -> Iterator[Config]:

@@ -1,7 +1,7 @@
 """Changes where no layout fits: each was tried, and with it alone there is a layout.
 
-The fewest GPUs or nodes, the smallest other GPU, the longest responses, and the largest other model with which one of
-the layouts fits; nothing here is a guess.
+The fewest GPUs or nodes, the smallest other GPU, the smallest engine over nodes, the longest responses, and the largest
+other model with which one of the layouts fits; nothing here is a guess.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
-from gspo_hpc.models import catalog
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.memory import shown
-from gspo_hpc.planning.fixes.candidates import with_value
+from gspo_hpc.planning.fixes import candidates
 from gspo_hpc.planning.layouts import Search
+from gspo_hpc.planning.settings import divisors, with_value
 from gspo_hpc.system.text import in_gib
 
 _NODE = 8  # GPUs of the usual node
 _MOST_NODES = 32  # times as many nodes as there are
+_MOST_OF_ENGINE = 4  # nodes of one engine
+_ENGINE = "rollout.tensor_parallel_size"
 _STATE = 16  # bytes that a parameter takes at least, over all ranks: weights, gradients and Adam's state
 _SHORTEST = 256  # tokens of a response
 _MODELS = 6  # smaller models that are tried
@@ -45,7 +47,7 @@ class Remedy:
 
 def find(config: Config, keep: frozenset[str] = frozenset()) -> list[Remedy]:
     """Return changes of one kind each with which a layout fits; none where nothing that is tried is enough."""
-    tries = (_more_gpus, _other_gpu, _shorter_responses, _smaller_model)
+    tries = (_more_gpus, _other_gpu, _engine_over_nodes, _shorter_responses, _smaller_model)
     return [found for one in tries if (found := one(config, keep)) is not None]
 
 
@@ -102,6 +104,15 @@ def _other_gpu(config: Config, keep: frozenset[str]) -> Remedy | None:
     return None
 
 
+def _engine_over_nodes(config: Config, keep: frozenset[str]) -> Remedy | None:
+    """Return the smallest engine over several nodes with which a layout fits."""
+    for count in divisors(config.cluster.nodes):
+        changes = {_ENGINE: count * config.cluster.gpus_per_node}
+        if 1 < count <= _MOST_OF_ENGINE and _ENGINE not in keep and _fits(config, keep, changes):
+            return Remedy(changes, f"engines over {count} nodes, which this version plans and does not run")
+    return None
+
+
 def _shorter_responses(config: Config, keep: frozenset[str]) -> Remedy | None:
     """Return the longest response, halved again and again, with which a layout fits."""
     prompt, response = config.rollout.max_prompt_length, config.rollout.max_response_length
@@ -115,9 +126,9 @@ def _shorter_responses(config: Config, keep: frozenset[str]) -> Remedy | None:
 
 
 def _smaller_model(config: Config, keep: frozenset[str]) -> Remedy | None:
-    """Return the largest smaller model of the catalog with which a layout fits, one of the same family if there is."""
+    """Return the largest smaller model that is trained and with which a layout fits, one of the family if there is."""
     path = Path(str(config.model.path))
-    for name in _smaller(config, catalog.names()):
+    for name in _smaller(config, [Path(trained).name for trained in candidates.models(config)]):
         changes = {"model.path": str(path.with_name(name))}
         if _fits(config, keep, changes):
             return Remedy(changes, "a smaller model")
@@ -131,10 +142,14 @@ def _smaller(config: Config, names: Iterable[str]) -> list[str]:
         arch = _search(config, {"model.path": name}, frozenset())
         if arch is not None:
             sizes[name] = parameters.parameters(arch.arch)
-    family = Path(str(config.model.path)).name.split("-")[0].lower()
+    family = _family(Path(str(config.model.path)).name)
     smaller = [name for name, size in sizes.items() if size < parameters.parameters(own)]
-    smaller.sort(key=lambda name: (not name.lower().startswith(family), -sizes[name]))
+    smaller.sort(key=lambda name: (_family(name) != family, -sizes[name]))
     return smaller[:_MODELS]
+
+
+def _family(name: str) -> str:
+    return name.split("-")[0].lower()
 
 
 def _fits(config: Config, keep: frozenset[str], changes: dict[str, Any]) -> bool:

@@ -14,10 +14,10 @@ from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.config.schema import Batch, Config, replace
 from gspo_hpc.config.section import written
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.estimates import advice, memory
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate
-from gspo_hpc.planning.fixes.candidates import ENGINE, with_value
+from gspo_hpc.planning.settings import ENGINE, with_value
 
 UTILIZATION = f"{ENGINE}gpu_memory_utilization"
 KEYS = (  # that are chosen only where a layout needs it
@@ -31,7 +31,6 @@ KEYS = (  # that are chosen only where a layout needs it
 )
 TIGHT = 0.12  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
 _MORE = 0.01  # of the card, that is worth a change
-_MOST = 0.95  # of the card, that an engine is given: some is needed by what it does not count
 
 
 def risk(headroom: float) -> str:
@@ -138,7 +137,7 @@ def _with_engine_share(
     if UTILIZATION in keep or (generation.total <= found.card and found.cache_tokens >= longest):
         return config, found
     beside = sum(size for name, size in generation.parts.items() if name not in memory.OF_ENGINES)
-    most = min(_MOST, math.floor(100 * (1 - beside / device.memory)) / 100)
+    most = min(advice.MOST, math.floor(100 * (1 - beside / device.memory)) / 100)
     if most <= 0:
         return config, found
     changed = with_value(config, UTILIZATION, most)

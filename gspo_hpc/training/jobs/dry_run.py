@@ -12,9 +12,11 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.exchange.transport import gathered
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
-from gspo_hpc.policy.process_groups import Ranks, expert_place, gather_bytes, start, stop, use_groups
+from gspo_hpc.policy.process_groups import Ranks, expert_place, start, stop, use_groups
+from gspo_hpc.system import environment
 from gspo_hpc.system.files import read_json, write_json
 
 PLACES = "ranks.json"
@@ -55,13 +57,12 @@ def dry_run(folder: Path) -> None:
     """Join the groups of `folder`/config.yaml, use each of them once, and write all places as `folder`/ranks.json."""
     config = loader.load(folder / "config.yaml")
     ranks = start(config, control=None if "MASTER_ADDR" in os.environ else FolderMeeting(folder))
-    try:
-        use_groups(ranks)
-        found = gather_bytes(json.dumps(_place(config, ranks)).encode(), ranks.device)
-        if ranks.rank == 0:
-            write_json(folder / PLACES, [json.loads(one) for one in found])
-    finally:
-        stop()
+    use_groups(ranks)
+    found = gathered(ranks.exchange.transport, json.dumps(_place(config, ranks)).encode())
+    if ranks.rank == 0:
+        places = sorted((json.loads(one) for one in found), key=lambda place: place["rank"])
+        write_json(folder / PLACES, places)
+    stop()  # but not after an error: it could wait for ever
 
 
 def _place(config: Config, ranks: Ranks) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _place(config: Config, ranks: Ranks) -> dict[str, Any]:
     held = None if arch is None else parameters.of_rank(arch, config, ranks.pp_rank)
     return {
         "rank": ranks.rank,
-        "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "node": environment.node_name(),
         "local_rank": ranks.local_rank,
         "tp": ranks.tp_rank,
         "pp": ranks.pp_rank,

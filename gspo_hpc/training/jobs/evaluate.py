@@ -58,11 +58,11 @@ def evaluate(
         if (death := sync_weights(worker.engine)) is not None:
             raise death
         scores, _ = evaluation.run(worker, unseen, config)
-        return _shown(len(unseen), scores, as_json)
     finally:
         if worker is not None:
             worker.close()
-        stop()
+    stop()
+    return _shown(len(unseen), scores, as_json)
 
 
 def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> Config:

@@ -23,15 +23,13 @@ def export(run_dir: Path, step: int | None, out: Path, remark: Callable[[str], N
     if known:
         config = run.load_config(overrides=(*ONE_RANK, *_ON_ANY_MACHINE))
     ranks = start(config)
-    try:
-        arch, whole = read_architecture(config), whole_checkpoint(run, step, remark)
-        if known:
-            hugging_face.to_hugging_face(whole / "megatron", arch, config, out)
-        else:
-            policy = Policy(arch, config, ranks)
-            sharded.load_weights(policy, whole)
-            shapes = [(name, tuple(tensor.shape)) for name, tensor in policy.stream()]
-            dtype = next(policy.parameters()).dtype
-            hf_folder.write(out, str(config.model.path), shapes, dtype, policy.stream())
-    finally:
-        stop()
+    arch, whole = read_architecture(config), whole_checkpoint(run, step, remark)
+    if known:
+        hugging_face.to_hugging_face(whole / "megatron", arch, config, out)
+    else:
+        policy = Policy(arch, config, ranks)
+        sharded.load_weights(policy, whole)
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in policy.stream()]
+        dtype = next(policy.parameters()).dtype
+        hf_folder.write(out, str(config.model.path), shapes, dtype, policy.stream())
+    stop()

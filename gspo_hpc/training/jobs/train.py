@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -13,8 +15,8 @@ from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config import derived, loader
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.data.prompts import PromptStream
-from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.exchange.transport import gathered
 from gspo_hpc.planning import plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
@@ -25,15 +27,23 @@ from gspo_hpc.runs import commit
 from gspo_hpc.runs.directory import Attempt, RunDir
 from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
-from gspo_hpc.system.progress import mark
+from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
-from gspo_hpc.training import loop, probe, sync
-from gspo_hpc.training.bringup import read_architecture, read_prompts, set_threads, start_rollout_worker
+from gspo_hpc.training import loop, sync
+from gspo_hpc.training.agreement.watch import RolloutWatch
+from gspo_hpc.training.bringup import (
+    LoadedPrompts,
+    load_prompts,
+    read_architecture,
+    set_threads,
+    start_rollout_worker,
+)
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerLog
 from gspo_hpc.training.observers.files import CheckpointCommit, ExpertsFile, MetricsFile, ProfileTables, SamplesFile
+from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
@@ -52,24 +62,33 @@ _EXIT_CODES = {"done": DONE, "stopped": REQUEUE}  # for the trackers; a failure 
 _OTHER_LAYOUT = "weights, optimizer and prompts are the same, but sums are rounded differently: not bit for bit"
 
 
-def train(run: RunDir, attempt: Attempt, flag: StopFlag, terminal: TextIO, control: Client | None) -> str:
+def train(
+    run: RunDir,
+    attempt: Attempt,
+    flag: StopFlag,
+    terminal: TextIO,
+    control: Client | None,
+    report: Callable[[BaseException], object],
+) -> str:
     """Train from where the run directory stands; return "done" or "stopped".
 
-    Rank 0 talks to the person at `terminal`, every rank through `control` to the process that watches it.
+    Rank 0 talks to the person at `terminal`, every rank through `control` to the process that watches it. An error is
+    given to `report` before anything is closed.
     """
     config = loader.load(attempt.config)
     collectives = CollectiveTime(config.cluster.platform)  # before there are any
     ranks = start(config, control=control)
     set_threads(config)
     job = TrainingJob(run, attempt, config, ranks, Console(terminal, config.run.max_steps or 0))
-    code = 1
     try:
         reason = job.train(flag, control, collectives)
-        code = _EXIT_CODES[reason]
-        return reason
-    finally:
-        job.close(code)
-        stop()
+    except BaseException as error:
+        report(error)
+        job.close_after_error()  # but not the process groups: others may never join what theirs still wait for
+        raise
+    job.close(_EXIT_CODES[reason])
+    stop()
+    return reason
 
 
 class TrainingJob:
@@ -79,22 +98,22 @@ class TrainingJob:
         self._run, self._attempt, self._config, self._ranks, self._console = run, attempt, config, ranks, console
         self._worker: RolloutWorker | None = None
         self._tracker: Tracker | None = None
+        self._checkpoints: Checkpoints | None = None
 
     def train(self, flag: StopFlag, control: Client | None, collectives: CollectiveTime) -> str:
         """Build all parts and run the loop; return "done" or "stopped"."""
         config, ranks = self._config, self._ranks
-        train_prompts, unseen = read_prompts(config)
-        self._note(f"{len(train_prompts)} training prompts, {len(unseen)} unseen prompts")
+        prompts = load_prompts(config, ranks.exchange)
+        self._note(f"{prompts.count} training prompts, {len(prompts.unseen)} unseen prompts")
         policy, reference, progress = self._load_policy()
         if progress.cursor.step >= (config.run.max_steps or 0) and progress.record is None:
             self._note(f"all {progress.cursor.step} steps are done; raise run.max_steps to train further")
             return "done"
         monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
-        sequences = probe.probe_sequences(train_prompts, config.rollout.probe_tokens)
-        worker = self._start_worker(policy, sequences, monitor)
-        observers = Observers(self._make_observers())
+        worker = self._start_worker(policy, prompts.probe, monitor)
+        observers = Observers([*self._make_observers(), *self._make_memory_watch(flag)])
         recipe = self._make_recipe()
-        data = self._make_data(recipe, train_prompts, unseen)
+        data = self._make_data(recipe, prompts)
         saver = Saver(policy, background=config.checkpoint.async_save)
         clock = StepClock(
             Meter(collectives, Accelerator(ranks.device), ranks.device),
@@ -103,8 +122,9 @@ class TrainingJob:
             traces=self._attempt.traces,
             rank=ranks.rank,
         )
-        weights = EngineWeights(policy, worker, sequences, clock)
+        weights = EngineWeights(policy, worker, prompts.probe, clock)
         staging = partial(new_staging, self._run, ranks)
+        self._checkpoints = Checkpoints(saver, staging, control, observers, clock, ranks)
         session = Session(
             recipe=recipe,
             policy=policy,
@@ -112,13 +132,21 @@ class TrainingJob:
             logprobs=LogprobPasses(recipe, policy, reference, clock),
             evaluator=Evaluator(config, data, worker, weights, observers, clock),
             weights=weights,
-            checkpoints=Checkpoints(saver, staging, control, observers, clock, ranks.device),
+            watch=RolloutWatch(config),
+            checkpoints=self._checkpoints,
             recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock),
             observers=observers,
             clock=clock,
         )
         mark("ready")
         return loop.train(session, progress)
+
+    def close_after_error(self) -> None:
+        """Wait a moment for a save under way, which then need not be repeated, and close."""
+        if self._checkpoints is not None:
+            with contextlib.suppress(Exception):  # the error that is reported is the one before
+                self._checkpoints.wait_briefly()
+        self.close(1)
 
     def close(self, exit_code: int) -> None:
         """Close the engine, the reward pool and the trackers."""
@@ -140,7 +168,8 @@ class TrainingJob:
             policy.load(str(config.model.path))
         reference = Reference(policy) if with_reference else None
         policy.make_optimizer()
-        barrier(ranks.device)
+        with waiting():
+            barrier(ranks.device)
         logged = cut_metrics(self._run, whole, ranks)
         if whole is None:
             return policy, reference, Progress(evaluated=logged >= 0)
@@ -148,9 +177,10 @@ class TrainingJob:
         if (before := commit.read_extra(whole)["layout"]) != config.layout:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
         sharded.load(policy, whole)
-        state = CheckpointState.read(whole)
+        state = CheckpointState.read(whole, ranks.exchange)
+        groups = ranks.exchange.shard(state.groups)
         record = state.record if logged < state.cursor.step else None
-        return policy, reference, Progress(state.cursor, state.groups, record, evaluated=True)
+        return policy, reference, Progress(state.cursor, groups, record, evaluated=True)
 
     def _start_worker(self, policy: Policy, sequences: list[list[int]], monitor: PassMonitor) -> RolloutWorker:
         def sync_weights(engine: Engine | None) -> EngineDied | None:
@@ -178,6 +208,12 @@ class TrainingJob:
         self._tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, console.warn)
         return make_observers(run, config, self._tracker, console)
 
+    def _make_memory_watch(self, flag: StopFlag) -> list[StepObserver]:
+        """Return the observer of this node's memory, on one rank of the node."""
+        if self._ranks.local_rank != 0:
+            return []
+        return [MemoryWatch(self._config, flag, self._console.warn if self._ranks.rank == 0 else print)]
+
     def _make_recipe(self) -> Recipe:
         config = self._config
         quantities = plan.make_plan(config).quantities
@@ -190,12 +226,10 @@ class TrainingJob:
             attempt=self._attempt.number,
         )
 
-    def _make_data(self, recipe: Recipe, train_prompts: Sequence[Prompt], unseen: Sequence[Prompt]) -> PromptData:
+    def _make_data(self, recipe: Recipe, prompts: LoadedPrompts) -> PromptData:
         config = recipe.config
-        stream = PromptStream(
-            len(train_prompts), config.run.seed, config.data.shuffle, window=recipe.num_rollout_prompts
-        )
-        return PromptData(stream, train_prompts, unseen)
+        stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window=recipe.num_rollout_prompts)
+        return PromptData(stream, prompts.train, prompts.unseen, self._ranks.exchange)
 
     def _note(self, text: str) -> None:
         if self._ranks.rank == 0:
@@ -217,16 +251,38 @@ def make_observers(run: RunDir, config: Config, tracker: Tracker, console: Conso
 
 
 def newest_checkpoint(run: RunDir, ranks: Ranks, console: Console) -> Path | None:
-    """Return the newest whole checkpoint, which rank 0 verifies for all. Collective."""
-    name = ""
+    """Return the newest whole checkpoint. Rank 0 chooses, and all ranks read their share of its files. Collective."""
+
+    def share(path: Path) -> list[str]:
+        """Return what any rank finds wrong with its share of a checkpoint's files."""
+        found = json.dumps(commit.verify(path, ranks.rank, ranks.world_size)).encode()
+        with waiting():  # for ranks whose share takes longer
+            told = gathered(ranks.exchange.transport, found)
+        return list(dict.fromkeys(problem for of_rank in told for problem in json.loads(of_rank)))
+
+    def ask(path: Path) -> list[str]:
+        broadcast_bytes(path.name.encode(), ranks.device)
+        return share(path)
+
     if ranks.rank == 0:
         commit.clean_staging(run.checkpoints)
-        whole, remarks = commit.newest_whole(run.checkpoints, put_aside=True)
+        whole, remarks = commit.newest_whole(run.checkpoints, put_aside=True, verify=ask)
         for remark in remarks:
             console.warn(remark)
+        broadcast_bytes(b"", ranks.device)  # nothing more is to be read
         name = whole.name if whole is not None else ""
-    name = broadcast_bytes(name.encode(), ranks.device).decode()
+    else:
+        while asked := _from_rank_0(ranks):
+            share(run.checkpoints / asked)
+        name = ""
+    with waiting():  # for rank 0
+        name = broadcast_bytes(name.encode(), ranks.device).decode()
     return run.checkpoints / name if name else None
+
+
+def _from_rank_0(ranks: Ranks) -> str:
+    with waiting():
+        return broadcast_bytes(b"", ranks.device).decode()
 
 
 def cut_metrics(run: RunDir, checkpoint: Path | None, ranks: Ranks) -> int:
@@ -235,7 +291,8 @@ def cut_metrics(run: RunDir, checkpoint: Path | None, ranks: Ranks) -> int:
     if ranks.rank == 0:
         run.truncate_metrics(int(checkpoint.name) if checkpoint is not None else 0)
         last = max((int(record["step"]) for record in run.read_metrics()), default=-1)
-    return int(broadcast_bytes(str(last).encode(), ranks.device))
+    with waiting():  # for rank 0
+        return int(broadcast_bytes(str(last).encode(), ranks.device))
 
 
 def new_staging(run: RunDir, ranks: Ranks, step: int) -> Path:

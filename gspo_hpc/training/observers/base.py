@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.data.records import Group
+from gspo_hpc.exchange.exchange import Shown
 from gspo_hpc.rollout.generation import ProgressCallback, ignore_progress
 from gspo_hpc.system.files import Entry
 from gspo_hpc.training.checkpoint_state import CheckpointState
@@ -23,8 +23,8 @@ class StepObserver:
     def step(self, record: dict[str, Any]) -> None:
         """Take the record of one step, or of an evaluation before the first."""
 
-    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
-        """Take the completions of a rollout or of an evaluation."""
+    def samples(self, step: int, phase: str, shown: Shown) -> None:
+        """Take what is shown of a rollout or of an evaluation."""
 
     def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
         """Take the tokens of each expert in the update of a step, by layer."""
@@ -62,10 +62,10 @@ class Observers(StepObserver):
         for one in self._observers:
             one.step(record)
 
-    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
+    def samples(self, step: int, phase: str, shown: Shown) -> None:
         """Give the completions to all observers."""
         for one in self._observers:
-            one.samples(step, phase, groups)
+            one.samples(step, phase, shown)
 
     def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
         """Give the tokens of each expert to all observers."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.data.records import Group
+from gspo_hpc.exchange.exchange import Shown
 from gspo_hpc.rollout.generation import ProgressCallback
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.observers.files import sample_rows
@@ -28,10 +27,9 @@ class ConsoleLines(StepObserver):
         """Show one row."""
         self._console.step(record)
 
-    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
+    def samples(self, step: int, phase: str, shown: Shown) -> None:
         """Show why reward functions failed, if any did."""
-        failures = Counter(c.failure for group in groups for c in group.completions if c.failure is not None)
-        for failure, count in failures.most_common(_FAILURES):
+        for failure, count in shown.failures.most_common(_FAILURES):
             self._console.note(f"a reward function failed for {count} completion{'s' if count != 1 else ''}: {failure}")
 
     def note(self, text: str) -> None:
@@ -74,6 +72,6 @@ class TrackerLog(StepObserver):
         """Log the record."""
         self._tracker.log(record)
 
-    def samples(self, step: int, phase: str, groups: Sequence[Group]) -> None:
+    def samples(self, step: int, phase: str, shown: Shown) -> None:
         """Log a few completions with the next record."""
-        self._tracker.log_samples(sample_rows(step, phase, groups, self._count))
+        self._tracker.log_samples(sample_rows(step, phase, shown.groups, self._count))

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 
 from gspo_hpc.system.text import GIB, in_gib
 from gspo_hpc.training.telemetry.accelerator import Accelerator
-from gspo_hpc.training.telemetry.collectives import CollectiveTime
+from gspo_hpc.training.telemetry.collectives import CollectiveTime, Span
 
 PHASES = ("sync", "generate", "old_logprobs", "reference", "update", "save", "eval")
 COMPUTING = ("old_logprobs", "reference", "update")  # passes over the trainer's weights
@@ -87,7 +87,7 @@ class Meter:
     def __init__(self, collectives: CollectiveTime, accelerator: Accelerator, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}  # by phase, also by parts of one
         self._collectives, self._accelerator, self._device = collectives, accelerator, device
-        self._blocked: dict[str, float] = {}
+        self._spans: list[Span] = []
         self._peaks: dict[str, int] = {}
         self._watching = False
         self.device = accelerator.name
@@ -95,14 +95,15 @@ class Meter:
     def begin(self, *, watch_memory: bool) -> None:
         """Begin a step: forget the one before."""
         self.seconds.clear()
-        self._blocked.clear()
+        self._collectives.next_step(self._spans)
+        self._spans.clear()
         self._peaks.clear()
         self._watching = watch_memory
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of this block to the phase."""
-        began, blocked = time.monotonic(), self._collectives.seconds
+        began, stamp = time.monotonic(), time.time_ns()
         watched = self._watching or name == "update"
         if watched:
             self._accelerator.reset_peak()
@@ -110,7 +111,7 @@ class Meter:
             with record_function(name):
                 yield
         finally:
-            self._blocked[name] = self._blocked.get(name, 0.0) + self._collectives.seconds - blocked
+            self._spans.append(Span(name, stamp, time.time_ns()))
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
             if watched:
                 self._peaks[name] = max(self._peaks.get(name, 0), self._accelerator.peak_memory())
@@ -121,7 +122,8 @@ class Meter:
         `update_flops`: operations that this rank had to do in the update.
         """
         use = self._accelerator.use()
-        rows = [[self.seconds.get(p, 0.0), self._blocked.get(p, 0.0), self._peaks.get(p, 0)] for p in PHASES]
+        blocked = self._collectives.seconds(self._spans)
+        rows = [[self.seconds.get(p, 0.0), blocked.get(p, 0.0), self._peaks.get(p, 0)] for p in PHASES]
         rows.append([update_flops, -1.0 if use is None else use, 0.0])
         mine = torch.tensor(rows, dtype=torch.float64, device=self._device)
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gspo_hpc.algorithms.loss import MAX_NAMES, SUM_NAMES, policy_loss
 from gspo_hpc.algorithms.objective import Objective, Ratio
+from gspo_hpc.algorithms.terms import places
 from gspo_hpc.algorithms.terms.aggregation import Samples
 from gspo_hpc.config.algorithm import Aggregation
 from gspo_hpc.ops.batch import PackedBatch
@@ -312,7 +313,10 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
         ),
         "gap": (sum(g for _, _, g, _ in by_token), tokens),
         "trained_length": (tokens, len(kept)),
+        **dict.fromkeys(places.NAMES, (0.0, 0.0)),
     }
+    for place in ("gap/cached_0", "gap/position_256"):
+        expected_sums[place] = expected_sums["gap"]
     assert tuple(expected_sums) == tuple(result.sums) == SUM_NAMES
     for name, pair in expected_sums.items():
         assert result.sums[name].tolist() == pytest.approx(pair, rel=1e-9), name
@@ -372,7 +376,8 @@ def test_context_parallel_ranks_together_have_the_whole_gradient(objective: Obje
             return x if heard is None else _Exchange.apply(x, heard[len(said) - 1])
 
         keep = mine[rank]
-        names = ("seq_ids", "loss_mask", "targets", "rollout_logprobs", "old_logprobs", "reference_logprobs")
+        names = ("seq_ids", "loss_mask", "head_index", "targets", "rollout_logprobs", "old_logprobs")
+        names += ("reference_logprobs",)
         part = replace(batch, **{name: getattr(batch, name)[keep] for name in names})
         leaf = flat(case.new)[keep].requires_grad_()
         result = policy_loss(leaf, part, objective, denominator=6.0, cp_reduce=cp_reduce)

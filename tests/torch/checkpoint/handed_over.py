@@ -1,6 +1,6 @@
 """The process of its own that test_handed_over.py starts: save a checkpoint with one rank, and load many of them.
 
-python -m tests.torch.checkpoint.handed_over save MODEL FOLDER
+python -m tests.torch.checkpoint.handed_over save MODEL FOLDER         # prints how many signs of life a load gave
 python -m tests.torch.checkpoint.handed_over load MODEL FOLDER ...     # prints what each load of each one raised
 """
 
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gspo_hpc.checkpoint import hugging_face, sharded
 from gspo_hpc.checkpoint.saver import Saver
@@ -22,6 +23,7 @@ from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start, stop
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.system.progress import marks
 from gspo_hpc.training.checkpoint_state import CheckpointState
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -30,9 +32,12 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 def save(policy: Policy, config: Config, folder: Path) -> None:
     """Make `folder` a whole checkpoint of step 1, with all files of one."""
     staging = commit.begin(folder.parent, 1)
-    CheckpointState(Cursor(step=1), [], {"step": 1}).write(staging)
+    state = CheckpointState(Cursor(step=1), [], {"step": 1})
+    state.write(staging)
     Saver(policy, background=False).save(
-        staging, lambda known: commit.commit(staging, 1, {"layout": config.layout}, known).rename(folder)
+        staging,
+        lambda known: commit.commit(staging, 1, {"layout": config.layout}, known).rename(folder),
+        lambda: state.write_groups(staging, 0),
     )
 
 
@@ -59,14 +64,20 @@ def main() -> None:
     )
     arch, ranks = architecture.read(model), start(config)
     policy = Policy(arch, config, ranks)
+    before = marks()[0]
     policy.load(model)
+    signs = {"model": marks()[0] - before}
     policy.make_optimizer()
-    said = {}
+    said: dict[str, Any] = {}
     with contextlib.redirect_stdout(sys.stderr):
         for name in names:
             folder = Path(name)
             if task == "save":
                 save(policy, config, folder)
+                before = marks()[0]
+                sharded.load(policy, folder)
+                signs["checkpoint"] = marks()[0] - before
+                said = signs | {"tensors": len(list(policy.parameters()))}
                 continue
             out = folder.with_name(f"{folder.name}-hf")
             said[folder.name] = {

@@ -29,6 +29,22 @@ MEGATRON_NAMES = {
     f"{_ROOM}/mapping.py: LocalNonpersistentObject.__init__": ("self", "obj"),
     f"{_ROOM}/mapping.py: ShardedTensor.allow_shape_mismatch": (),
 }
+_OPTIMIZER = "megatron/core/optimizer"
+_DISTRIBUTED = f"{_OPTIMIZER}/distrib_optimizer.py: DistributedOptimizer"
+_BUFFERS = "megatron/core/distributed/param_and_grad_buffer.py"
+OPTIMIZER_NAMES = {
+    f"{_DISTRIBUTED}._get_main_param_and_optimizer_states": ("self", "model_param"),
+    f"{_DISTRIBUTED}._set_main_param_and_optimizer_states": ("self", "model_param", "tensors"),
+    f"{_OPTIMIZER}/cpu_offloading/hybrid_optimizer.py: HybridDeviceOptimizer._sync_hdo_state_to_sub_optimizers": (
+        "self",
+    ),
+    f"{_OPTIMIZER}/optimizer.py: ChainedOptimizer.chained_optimizers": (),
+    f"{_OPTIMIZER}/optimizer.py: Float16OptimizerWithFloat16Params.main_param": (),
+    f"{_BUFFERS}: _ParamAndGradBuffer.param_index_map": (),
+    f"{_BUFFERS}: _ParamAndGradBuffer.buckets": (),
+    f"{_BUFFERS}: _ParamAndGradBucket.offset": (),
+    f"{_BUFFERS}: _ParamAndGradBucket.grad_data": (),
+}
 _TORCH = "torch/distributed/checkpoint"
 TORCH_NAMES = {
     f"{_TORCH}/filesystem.py: FileSystem.create_stream": ("self", "path", "mode"),
@@ -47,6 +63,8 @@ TORCH_NAMES = {
 def test_names_of_megatron() -> None:
     root = require_checked(["megatron-core"], MEGATRON, "gspo_hpc/checkpoint/compat.py", MEGATRON_NAMES)
     assert missing(root, MEGATRON_NAMES) == []
+    root = require_checked(["megatron-core"], MEGATRON, "gspo_hpc/checkpoint/optimizer_state.py", OPTIMIZER_NAMES)
+    assert missing(root, OPTIMIZER_NAMES) == []
 
 
 def test_names_of_torch() -> None:

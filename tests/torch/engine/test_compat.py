@@ -11,20 +11,30 @@ from tests.sources import Names, missing, require_checked
 
 VLLM = ("0.22.0", "0.32.0")
 
+_RELOAD = "vllm/model_executor/model_loader/reload"
+_EXPERTS = "vllm/model_executor/layers/fused_moe/routed_experts.py"
 _CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
 NAMES: Names = {
     "vllm/inputs/engine.py: tokens_input": ("prompt_token_ids",),
     "vllm/inputs/__init__.py: tokens_input": (),
     "vllm/v1/engine/llm_engine.py: LLMEngine.add_request": ("self", "request_id", "prompt", "params"),
-    "vllm/v1/engine/llm_engine.py: LLMEngine.engine_core": (),
-    "vllm/v1/engine/core_client.py: MPClient.shutdown": ("self",),
     "vllm/v1/engine/exceptions.py: EngineDeadError": (),
     "vllm/v1/executor/uniproc_executor.py: UniProcExecutor": (),
     "vllm/distributed/weight_transfer/factory.py: WeightTransferEngineFactory._registry": (),
     "vllm/distributed/weight_transfer/factory.py: WeightTransferEngineFactory.register_engine": ("cls", "name"),
-    "vllm/distributed/weight_transfer/ipc_engine.py: IPCWeightTransferInitInfo": (),
     "vllm/model_executor/model_loader/reload/layerwise.py: initialize_layerwise_reload": ("model",),
     "vllm/model_executor/model_loader/reload/layerwise.py: finalize_layerwise_reload": (),
+    f"{_RELOAD}/layerwise.py: get_layerwise_info": ("layer",),
+    f"{_RELOAD}/layerwise.py: _layerwise_process": ("layer", "info"),
+    f"{_RELOAD}/layerwise.py: _get_original_loader": ("tensor",),
+    f"{_RELOAD}/meta.py: materialize_layer": ("layer", "info"),
+    f"{_RELOAD}/types.py: LayerReloadingInfo.loaded_weights": (),
+    f"{_RELOAD}/types.py: LayerReloadingInfo.restore_metadata": (),
+    f"{_EXPERTS}: RoutedExperts.layer_name": (),
+    f"{_EXPERTS}: RoutedExperts.weight_loader": (
+        *("self", "param", "loaded_weight", "weight_name", "shard_id", "expert_id"),
+    ),
+    f"{_EXPERTS}: RoutedExperts.update_expert_map_info": ("self",),
     "vllm/model_executor/model_loader/reload/__init__.py: initialize_layerwise_reload": (),
     "vllm/model_executor/model_loader/reload/__init__.py: finalize_layerwise_reload": (),
     f"{_CONNECTOR}: KVConnectorBase_V1._get_connector_metadata": ("self",),
@@ -45,6 +55,14 @@ NAMES: Names = {
     "vllm/model_executor/layers/vocab_parallel_embedding.py: ParallelLMHead": (),
     "vllm/model_executor/layers/vocab_parallel_embedding.py: "
     "UnquantizedEmbeddingMethod.process_weights_after_loading": ("self", "layer"),
+    # These are older versions' too; what replaces them there is `_apply_head`.
+    "vllm/model_executor/layers/logits_processor.py: LogitsProcessor._get_logits": (
+        *("self", "hidden_states", "lm_head", "embedding_bias"),
+    ),
+    "vllm/model_executor/layers/logits_processor.py: LogitsProcessor._gather_logits": ("self", "logits"),
+    "vllm/model_executor/layers/logits_processor.py: LogitsProcessor._apply_head": (
+        *("self", "lm_head", "hidden_states", "embedding_bias"),
+    ),
     "vllm/v1/worker/gpu_worker.py: Worker.start_weight_update": ("self",),
     "vllm/v1/worker/gpu_worker.py: Worker.finish_weight_update": ("self",),
 }

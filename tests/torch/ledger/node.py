@@ -13,7 +13,11 @@ class CardFull(AssertionError):
 
 
 class Node:
-    """The cards of one node, in bytes. A trainer keeps what it freed until it empties its cache, as torch does."""
+    """The cards of one node and its own memory, in bytes.
+
+    A trainer keeps what it freed until it empties its cache, as torch does. Host memory is never given back: what is
+    page-locked stays so, for the next time.
+    """
 
     def __init__(self, gpus: int, card: int) -> None:
         self.card = card
@@ -22,7 +26,19 @@ class Node:
         self._trainers: list[dict[str, int]] = [{} for _ in range(gpus)]
         self._reserved = [0] * gpus  # by the trainer's allocator
         self._engines: list[dict[str, int]] = [{} for _ in range(gpus)]
+        self._host: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def host(self) -> int:
+        """The bytes of the node's own memory that are taken."""
+        with self._lock:
+            return sum(self._host.values())
+
+    def keep_on_host(self, gpu: int, name: str, size: int) -> None:
+        """Take memory of the node for what belongs to a card, unless it has been taken."""
+        with self._lock:
+            self._host[f"{name} of GPU {gpu}"] = size
 
     @contextlib.contextmanager
     def phase(self, gpu: int, name: str) -> Iterator[None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.models import architecture
+from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, packed
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.policy.passes import PassMonitor
@@ -81,6 +81,8 @@ class Buffer:
         assert not self.is_offloaded
         self._job.world.dawdle()
         self.is_offloaded = True
+        if self._name != "gradients":  # which are dropped
+            self._job.node.keep_on_host(self._job.world.rank, self._name, self._size)
         self._job.node.drop(self._job.world.rank, self._name)
         self._job.node.empty_cache(self._job.world.rank)
         return self._size
@@ -98,8 +100,9 @@ class LedgerPolicy(Policy):
 
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job, self.config, self.ranks = job, job.config, ranks
-        self.chunks, self.wrapped, self.optimizer = [], [], None
-        provider: Any = SimpleNamespace(stream=lambda chunks: iter(job.tensors.items()))
+        self.chunks, self.wrapped, self.optimizer, self.exporter = [], [], None, None
+        cpu = Scratch(torch.device("cpu"))
+        provider: Any = SimpleNamespace(stream=lambda chunks, memory: packed(job.tensors.items())(memory or cpu))
         self.provider = provider
         arch = architecture.find(job.config)
         assert arch is not None
@@ -109,13 +112,13 @@ class LedgerPolicy(Policy):
         buffers: Any = [Buffer(job, name, getattr(state, name)) for name in STATE]
         self.weight_offload, self.gradient_offload, self.state_offload = buffers
 
-    def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         """Hold the buckets while weights travel."""
         gpu, node = self.job.world.rank, self.job.node
         self.settle()
         with node.phase(gpu, "sync"):
             node.put(gpu, "buckets", self.job.parts("sync")["buckets"])
-            yield from super().stream()
+            yield from super().parts(memory)
             node.drop(gpu, "buckets")
 
 
@@ -148,13 +151,16 @@ class LLM:
             if free < wanted:  # vLLM looks at the whole device before it loads anything
                 raise ValueError(f"Free memory on device ({free / 2**30:.1f} GiB) is less than {wanted / 2**30:.1f}")
             job.world.dawdle()
-            job.node.map(gpu, ASLEEP, parts.get(ASLEEP, 0))
-            for name, size in self._sizes.items():
-                job.node.map(gpu, name, size)
+            with job.node.phase(gpu, "engine_start"):
+                job.node.map(gpu, ASLEEP, parts.get(ASLEEP, 0))
+                for name, size in self._sizes.items():
+                    job.node.map(gpu, name, size)
 
     def sleep(self, level: int) -> None:
         """Unmap weights and cache on all GPUs, then return."""
         for gpu in self.gpus:
+            if level == 1:
+                self.job.node.keep_on_host(gpu, "sleeping engine", self._sizes["weights"])
             for name in self._sizes:
                 self.job.world.dawdle()
                 self.job.node.unmap(gpu, name)
@@ -170,12 +176,6 @@ class LLM:
         """Return True if it could generate."""
         return all(set(self._sizes) <= self.job.node.mapped(gpu) for gpu in self.gpus)
 
-    def get_tokenizer(self) -> None:
-        """Return nothing: no text is made."""
-
-    def init_weight_transfer_engine(self, info: Any) -> None:
-        """Do nothing."""
-
     def start_weight_update(self) -> None:
         """Do nothing."""
 
@@ -186,25 +186,50 @@ class LLM:
     def finish_weight_update(self) -> None:
         """Do nothing."""
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
         """Return that it was reset."""
         return True
 
 
-class Caller:
-    """The engine's thread, in the caller's own."""
+class Client:
+    """The counterpart of the engine's process and of the connection to it: the same calls, made at once."""
 
-    def call(self, function: Any, *arguments: Any) -> Future[Any]:
-        """Return what the function returned or raised."""
-        done: Future[Any] = Future()
-        try:
-            done.set_result(function(*arguments))
-        except Exception as error:
-            done.set_exception(error)
-        return done
+    def __init__(self, job: Job) -> None:
+        self.job, self.processes = job, Processes(job)
+        self.dead: str | None = None
+        self.llm: Any = None
+        self._answers: list[Any] = []
 
-    def stop(self) -> None:
-        """Do nothing."""
+    def post(self, seconds: float, method: str, *arguments: Any) -> None:
+        """Make a call."""
+        if self.dead is not None:
+            raise EngineDied(self.dead)
+        self._answers.append(getattr(self, f"_{method}")(*arguments))
+
+    def answer(self, seconds: float) -> Any:
+        """Return what the earliest call returned."""
+        return self._answers.pop(0)
+
+    def call(self, seconds: float, method: str, *arguments: Any) -> Any:
+        """Return what a call returns."""
+        self.post(seconds, method, *arguments)
+        return self.answer(seconds)
+
+    def kill(self, reason: str) -> EngineDied:
+        """Die, as the real one."""
+        self.dead = reason
+        self.processes.kill()
+        return EngineDied(reason)
+
+    def close(self) -> None:
+        """Free all memory."""
+        self.processes.kill()
+
+    def _start(self, arguments: Any) -> None:
+        self.llm = LLM(self.job)
+
+    def _llm(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.llm, method)(*arguments)
 
 
 class Processes:
@@ -213,19 +238,11 @@ class Processes:
     def __init__(self, job: Job) -> None:
         self._job, self._gpus = job, job.engine_gpus()
 
-    @contextlib.contextmanager
-    def starting(self, environment: Any, log: Any) -> Iterator[None]:
-        """Start nothing."""
-        yield
-
     def find(self) -> None:
         """Do nothing."""
 
     def gone(self) -> None:
         """Return that all live."""
-
-    def terminate(self, seconds: float) -> None:
-        """Do nothing."""
 
     def excerpt(self) -> str:
         """Return an empty log."""
@@ -258,19 +275,18 @@ class LedgerWorker(RolloutWorker):
             raise Interrupted
         empty, one = np.zeros(1, np.float32), np.zeros(1, np.int32)
         completions = tuple(Completion(one, empty, "", "stop", seed, reward=seed) for seed in range(request.samples))
-        groups = [Group(slot, prompt, completions) for slot, prompt in request.prompts.items()]
-        return Generated(groups, [], 0.0)
+        return Generated({slot: Group(slot, p, completions) for slot, p in request.prompts.items()}, {}, 0.0)
 
     def _check_awake(self) -> None:
         if self.engine is not None:
-            assert self.engine._llm.awake() and not self.engine._emptied
+            assert self.engine._client.llm.awake() and not self.engine._emptied
         self.job.world.wait()
 
     def _die(self) -> None:
         """Have the engine of rank 0 die and come back, while the others generate."""
         job, done = self.job, f"recovered/{self.calls}"
         if self.engine is not None and job.world.rank == 0:
-            self.recovery.recover(self.engine._kill("planted"))
+            self.recovery.recover(self.engine._client.kill("planted"))
             self.store.set(done, "1")
         else:
             while not self.store.check([done]):
@@ -288,13 +304,17 @@ class Saver:
     def __init__(self, policy: LedgerPolicy) -> None:
         self._policy = policy
 
-    def save(self, staging: Any, commit: Any) -> None:
+    def save(self, staging: Any, commit: Any, write_more: Any) -> None:
         """Bring back what is to be saved, as sharded.prepare does."""
-        gpu, node = self._policy.job.world.rank, self._policy.job.node
+        job = self._policy.job
+        gpu, node = job.world.rank, job.node
         self._policy.restore()
         self._policy.settle()
         with node.phase(gpu, "save"):
-            pass
+            transit = job.parts("save").get("transit", 0)
+            node.put(gpu, "transit", transit)
+            node.keep_on_host(gpu, "copy", job.estimate.host.get("checkpoint_copy", 0) // job.world.size)
+            node.drop(gpu, "transit")
 
     def wait(self, seconds: float | None = None) -> None:
         """Do nothing: nothing is under way."""
@@ -331,4 +351,4 @@ class Clock:
         return False
 
 
-__all__ = ["Caller", "Clock", "EngineDied", "Job", "LLM", "LedgerPolicy", "LedgerWorker", "Processes", "Saver"]
+__all__ = ["Client", "Clock", "EngineDied", "Job", "LLM", "LedgerPolicy", "LedgerWorker", "Saver"]

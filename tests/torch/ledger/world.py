@@ -9,6 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 
+class Peers:
+    """The counterpart of EnginePeers."""
+
+    def __init__(self, group: World, place: int) -> None:
+        self._group, self._place = group, place
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all, in order. Collective."""
+        self._group.enter(self._place)
+        return self._group.gather(payload)
+
+    def wait(self) -> None:
+        """Return when all have come here. Collective."""
+        self.gather(b"")
+
+
 class World:
     """A number of ranks. Random delays let every rank be early once and late another time."""
 
@@ -17,6 +33,7 @@ class World:
         self._barrier = threading.Barrier(size, timeout=60)
         self._values: list[Any] = [None] * size
         self._here = threading.local()
+        self._groups: dict[int, World] = {}  # of neighbours, by the first
         self._random = random.Random(seed)
 
     @property
@@ -47,6 +64,10 @@ class World:
             raise errors[0]
         assert not self._barrier.broken, "ranks waited for each other for too long"
 
+    def enter(self, rank: int) -> None:
+        """Have the thread that asks be a rank."""
+        self._here.rank = rank
+
     def dawdle(self) -> None:
         """Take a moment, of random length."""
         if self._delay:
@@ -63,6 +84,11 @@ class World:
     def wait(self, *unused: Any) -> None:
         """Return when all ranks have come here. Collective."""
         self.gather(None)
+
+    def peers(self, size: int) -> Peers:
+        """Return this rank's place among the `size` neighbours that share an engine."""
+        first = self.rank // size * size
+        return Peers(self._groups.setdefault(first, World(size, 0)), self.rank - first)
 
     def any(self, flag: bool, *unused: Any) -> bool:
         """Return True if it is true on any rank. Collective."""

@@ -13,49 +13,9 @@ from torch import Tensor
 
 from gspo_hpc.ops import attention
 from gspo_hpc.ops.attention import attend
+from tools.acceptance.references import Layout, dense, table, visible
 
 Leaves = tuple[Tensor, Tensor, Tensor]
-Layout = list[tuple[int, list[int]]]  # (prompt_len, response tokens of its completions)
-
-
-def table(layout: Layout, share: bool, opening: int = 0) -> tuple[Tensor, int]:
-    """The segment table of a layout, and its number of tokens."""
-    rows, end = [], opening
-    for prompt, responses in layout:
-        if share:
-            start, end = end, end + prompt
-            for response in responses:
-                rows.append((start, prompt, end, response, opening))
-                end += response
-        else:
-            for response in responses:
-                rows.append((end, prompt, end + prompt, response, opening))
-                end += prompt + response
-    return torch.tensor(rows, dtype=torch.int32).reshape(-1, 5), max(end, 1)
-
-
-def visible(segments: Tensor, tokens: int) -> Tensor:
-    """The whole mask [T, T], token by token."""
-    mask = torch.eye(tokens, dtype=torch.bool)
-    for prompt_start, prompt, start, response, opening in segments.tolist():
-        mask[:opening, :opening] = torch.ones(opening, opening).tril().bool()
-        mask[prompt_start : prompt_start + prompt, :opening] = True
-        mask[start : start + response, :opening] = True
-        for i in range(prompt):
-            mask[prompt_start + i, prompt_start : prompt_start + i + 1] = True
-        for i in range(response):
-            mask[start + i, prompt_start : prompt_start + prompt] = True
-            mask[start + i, start : start + i + 1] = True
-    return mask
-
-
-def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Textbook attention with a dense mask."""
-    repeat = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, v)
 
 
 def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64, heads: tuple[int, int] = (4, 2)) -> Leaves:
@@ -275,3 +235,13 @@ def test_the_same_bits_from_run_to_run() -> None:
         results.append([out.detach(), *grads(out, leaves)])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_heads_that_are_shared_may_as_well_be_repeated() -> None:
+    """As on GPUs in fp32, where torch has no kernel for shared heads but the one that keeps all scores."""
+    q, k, v = (torch.randn(5, heads, 8, dtype=torch.float64) for heads in (6, 2, 2))
+    segments = torch.tensor([[0, 2, 2, 3, 0]], dtype=torch.int32)
+    expected = attend(q, k, v, segments, 0.3)
+    repeated = attend(q, attention.ungrouped(k, 6), attention.ungrouped(v, 6), segments, 0.3)
+    torch.testing.assert_close(repeated, expected)
+    assert attention.ungrouped(k, 2) is k

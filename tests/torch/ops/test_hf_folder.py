@@ -79,3 +79,14 @@ def test_missing_tensors_are_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out/model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         hf_folder.Folder(tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04a pickle", b"\xff" * 100])
+def test_a_file_that_is_none_is_told_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a safetensors file, or it is cut off") as told:
+        hf_folder.Folder(tmp_path)
+    assert len(str(told.value).splitlines()) == 1
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        hf_folder.Folder(tmp_path).read("a")

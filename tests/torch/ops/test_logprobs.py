@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gspo_hpc.ops import logprobs
 from gspo_hpc.ops.logprobs import token_logprobs
+from tools.acceptance.references import log_softmax as naive
 
 
 def inputs(r: int, h: int, v: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,12 +26,6 @@ def inputs(r: int, h: int, v: int, seed: int = 0, dtype: torch.dtype = torch.flo
     hidden = torch.randn(r, h, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     weight = (torch.randn(v, h, generator=generator, dtype=torch.float64) * 2 / h**0.5).to(dtype).requires_grad_()
     return hidden, weight, torch.randint(0, v, (r,), generator=generator)
-
-
-def naive(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Everything at once, in float64."""
-    everything = torch.log_softmax(hidden.double() @ weight.double().t() / temperature, dim=-1)
-    return everything.gather(1, targets[:, None])[:, 0], -(everything.exp() * everything).sum(-1)
 
 
 def gradients(values: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
@@ -178,6 +173,7 @@ def test_without_entropy_there_is_none() -> None:
 MEMORY = r"""
 import re, sys, torch
 from gspo_hpc.ops.logprobs import token_logprobs
+from tools.acceptance.references import log_softmax as naive
 torch.set_num_threads(1)
 r, h, v = 2048, 64, 16384
 hidden, weight = torch.randn(r, h, requires_grad=True), torch.randn(v, h, requires_grad=True)
@@ -218,6 +214,7 @@ RANK = """
 import os, sys, torch, torch.distributed as dist
 from gspo_hpc.ops import logprobs
 from gspo_hpc.ops.logprobs import token_logprobs
+from tools.acceptance.references import log_softmax as naive
 rank, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,3 +63,34 @@ def test_an_empty_micro_batch_has_a_gradient() -> None:
     assert all(torch.isfinite(grad).all() for grad in grads(out, leaves))
     without = varlen.attend(*leaves, segments, 1.0, (3, 4), textbook)  # a rank that has no token of it
     assert without.shape == leaves[0].shape and not without.any()
+
+
+@pytest.mark.parametrize(
+    ("major", "installed", "chosen"),
+    [
+        (8, {"flash_attn_interface", "flash_attn.cute"}, None),
+        (9, {"flash_attn_interface", "flash_attn.cute"}, "FA3"),
+        (9, {"flash_attn.cute"}, "FA4"),
+        (9, set(), None),
+        (10, {"flash_attn_interface", "flash_attn.cute"}, "FA4"),
+        (10, {"flash_attn_interface"}, None),
+        (12, {"flash_attn.cute"}, None),
+    ],
+)
+def test_the_newest_kernel_is_one_that_is_installed_and_made_for_the_gpu(
+    major: int, installed: set[str], chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen.importlib.util, "find_spec", lambda name: object() if name in installed else None)
+    assert varlen.newest_kernel(major) == chosen
+    if chosen is not None:
+        assert chosen in torch.nn.attention.list_flash_attention_impls(), "torch knows it by this name"
+
+
+def test_a_kernel_that_does_not_match_this_torch_is_told_and_not_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(varlen, "newest_kernel", lambda major: "FA3")  # whose module is not there
+    assert varlen.use_newest_kernel(torch.device("cuda", 7)) is None
+    assert "FA3 is installed, and does not work here" in capsys.readouterr().out
+    assert torch.nn.attention.current_flash_attention_impl() is None

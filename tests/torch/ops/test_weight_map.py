@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.models.architecture import SUPPORTED, Architecture, Experts, Rope
-from gspo_hpc.ops.weight_map import row_pieces, shard_shape, stage_table, to_hf, to_shard
+from gspo_hpc.ops.weight_map import needs_whole, shard_shape, stage_table, to_hf, to_shard, to_views
 
 
 @st.composite
@@ -43,6 +43,14 @@ def architectures(draw: st.DrawFn, ranks: int) -> Architecture:
     )
 
 
+def apart(shards: list[torch.Tensor]) -> torch.Tensor:
+    """Return the shards [size, *shard] in memory where something else lies behind each of them, as in a bucket."""
+    memory = torch.full((len(shards), shards[0].numel() + 5), float("nan"))
+    return torch.stack([one.flatten() for one in shards], out=memory[:, : shards[0].numel()]).unflatten(
+        1, shards[0].shape
+    )
+
+
 @given(st.data(), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_there_and_back(data: st.DataObject, ranks: int) -> None:
@@ -56,11 +64,13 @@ def test_there_and_back(data: st.DataObject, ranks: int) -> None:
         assert found.keys() == set(entry.hf)
         for name, tensor in zip(entry.hf, tensors, strict=True):
             assert torch.equal(found[name], tensor), name
-        pieces = [row_pieces(entry, shard) for shard in shards]
-        for row in zip(*pieces, strict=True):
-            (name,), (shape,) = {name for name, _, _ in row}, {shape for _, shape, _ in row}
-            assert torch.equal(torch.cat([piece for _, _, piece in row])[: shape[0]], tensors[entry.hf.index(name)])
-        assert len(pieces[0]) in (0, len(entry.hf))
+        for (_, shape, view), tensor in zip(to_views(entry, apart(shards), arch), tensors, strict=True):
+            assert shape == tensor.shape and torch.equal(view.reshape(shape), tensor)
+        if not needs_whole(entry, arch, ranks):  # also of several parameters of one shape, in memory with gaps
+            several = torch.stack([apart(shards), apart(shards) + 1.0])
+            for (name, shape, view), tensor in zip(to_views(entry, several, arch), tensors, strict=True):
+                assert view.untyped_storage().data_ptr() == several.untyped_storage().data_ptr(), name
+                assert torch.equal(view.reshape(2, *shape), torch.stack([tensor, tensor + 1.0]))
         names += entry.hf
     assert len(names) == len(set(names))
 

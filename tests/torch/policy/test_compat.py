@@ -1,4 +1,4 @@
-"""The private names of Megatron-Core and torch that policy.{compat, optimizer_state} rely on."""
+"""The private names of Megatron-Core and torch that policy.compat relies on."""
 
 from __future__ import annotations
 
@@ -33,26 +33,17 @@ COMPAT = {
     f"{_CORE}/tensor_parallel/random.py: _set_cuda_rng_state": ("new_state",),
     f"{_CORE}/tensor_parallel/mappings.py: _gather_along_first_dim": ("input_", "group", "output_split_sizes"),
     f"{_CORE}/tensor_parallel/mappings.py: _reduce_scatter_along_first_dim": ("input_", "group", "input_split_sizes"),
+    f"{_CORE}/tensor_parallel/mappings.py: dist_reduce_scatter_func": (),
+    f"{_CORE}/tensor_parallel/layers.py: dist_reduce_scatter_func": (),
+    f"{_CORE}/distributed/param_and_grad_buffer.py: dist_reduce_scatter_func": (),
     f"{_MOE}/moe_utils.py: maybe_move_tensor_to_cpu": ("tensor", "as_numpy", "record_stream"),
     f"{_MOE}/token_dispatcher.py: maybe_move_tensor_to_cpu": (),  # imported there, where it is replaced
 }
-_OPTIMIZER = "megatron/core/optimizer/distrib_optimizer.py: DistributedOptimizer"
-OPTIMIZER_STATE = {  # without an underscore, and not documented either
-    f"{_OPTIMIZER}.sharded_param_state_fully_reshardable": (
-        *("self", "model_sharded_state_dict", "is_loading", "metadata"),
-    ),
-    f"{_OPTIMIZER}.load_parameter_state_from_fully_reshardable": ("self", "state_dict"),
-    f"{_CORE}/optimizer/optimizer.py: ChainedOptimizer.chained_optimizers": (),
-    f"{_CORE}/optimizer/optimizer.py: Float16OptimizerWithFloat16Params.main_param": (),
-    f"{_CORE}/distributed/param_and_grad_buffer.py: _ParamAndGradBuffer.param_index_map": (),
-}
-MODULES = {"compat": COMPAT, "optimizer_state": OPTIMIZER_STATE}
 
 
 def test_names_of_megatron() -> None:
-    for module, names in MODULES.items():
-        root = require_checked(["megatron-core"], MEGATRON, f"gspo_hpc/policy/{module}.py", names)
-        assert missing(root, names) == []
+    root = require_checked(["megatron-core"], MEGATRON, "gspo_hpc/policy/compat.py", COMPAT)
+    assert missing(root, COMPAT) == []
 
 
 def test_names_of_torch() -> None:

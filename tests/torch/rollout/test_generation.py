@@ -14,6 +14,7 @@ from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import EngineDied, Sampling
 from gspo_hpc.rewards.pool import RewardResult
 from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
+from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
 from gspo_hpc.runs.journal import Journal, read_journals
 
@@ -75,10 +76,11 @@ class StandInPool:
 def generation(engine: Any, pool: Any, stop: Callable[[], bool] = lambda: False, **more: Any) -> Generation:
     store = dist.HashStore()
     prompts = {slot: Prompt(slot + 10, np.ones(2, np.int32), "", {}) for slot in range(3)}
-    recovery = EngineRecovery(engine, store, 0, 1, lambda fill: None)
+    notices = Notices(store)
+    recovery = EngineRecovery(engine, notices, 0, 1, lambda fill: None)
     return Generation(
         request=Request(prompts, 2, SAMPLING, rollout=5),
-        counters=CallCounters(store, 1),
+        counters=CallCounters(store, notices, 1, len(prompts)),
         engine=engine,
         pool=pool,
         recovery=recovery,
@@ -119,4 +121,4 @@ def test_a_grader_that_dies_of_the_stop_signal_has_not_failed() -> None:
     asked = iter([False] + [True] * 9)
     engine = StandInEngine()
     work = generation(engine, StandInPool(failure="killed"), stop=lambda: next(asked))
-    assert work.run() == {} and engine.aborted and work.counters.stopped() and work.counters.finished() == 0
+    assert work.run() == {} and engine.aborted and work.counters.stopped() and not work.counters.all_finished()

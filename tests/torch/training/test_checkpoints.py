@@ -43,11 +43,12 @@ def one_rank() -> Iterator[None]:
 def checkpoints(
     run: RunDir, control: Any, screen: io.StringIO, new_staging: Callable[[int], Path] | None = None
 ) -> Checkpoints:
-    policy: Any = SimpleNamespace(ranks=SimpleNamespace(rank=0))
+    ranks: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    policy: Any = SimpleNamespace(ranks=ranks)
     clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext())
     observers = Observers([ConsoleLines(Console(screen, 9)), CheckpointCommit(run, {"ranks": 1}, keep=9)])
     begin = new_staging or (lambda step: commit.begin(run.checkpoints, step))
-    return Checkpoints(Saver(policy), begin, control, observers, clock, torch.device("cpu"))
+    return Checkpoints(Saver(policy), begin, control, observers, clock, ranks)
 
 
 def state(step: int) -> CheckpointState:

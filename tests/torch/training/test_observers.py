@@ -14,6 +14,7 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Tracking
 from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.exchange.exchange import Exchange, Shown
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.directory import RunDir
@@ -33,6 +34,11 @@ def group(slot: int, failure: str | None = None) -> Group:
     return Group(slot, Prompt(slot, tokens, f"question {slot}", {"answer": slot}), (completion,))
 
 
+def to_show(*groups: Group) -> Shown:
+    exchange = Exchange()
+    return exchange.show(exchange.shard(groups), 9)
+
+
 class Broken(StepObserver):
     """An observer that fails, as one without room on its disk."""
 
@@ -46,7 +52,7 @@ def test_without_observers_everything_is_accepted(tmp_path: Path) -> None:
     with none.rollout(0, 8) as progress:
         progress(4, 100)
     none.step({"step": 1})
-    none.samples(1, "train", [group(0)])
+    none.samples(1, "train", to_show(group(0)))
     none.note("text")
     none.profile(1, "table", tmp_path)
     none.checkpoint(tmp_path, {}, CheckpointState(Cursor(), [], None))
@@ -58,7 +64,7 @@ def test_results_go_to_files_and_console(tmp_path: Path) -> None:
     console = Console(screen, 9)
     observers = Observers([MetricsFile(run), SamplesFile(run, 2), ProfileTables(), ConsoleLines(console)])
     observers.step({"step": 1, "reward": 0.5})
-    observers.samples(1, "train", [group(0), group(1, "it raised"), group(2, "it raised")])
+    observers.samples(1, "train", to_show(group(0), group(1, "it raised"), group(2, "it raised")))
     observers.profile(1, "head\nrow", tmp_path)
     assert [record["step"] for record in run.read_metrics()] == [1]
     rows = [json.loads(line) for line in run.samples.read_text().splitlines()]
@@ -90,7 +96,8 @@ def test_a_committed_checkpoint_gives_back_where_the_run_stood(tmp_path: Path) -
     staging = commit.begin(run.checkpoints, 3)
     (staging / "shard").write_bytes(b"weights")
     state = CheckpointState(Cursor(step=3, rollout=1, update=1, offset=8), [group(0), group(1)], {"step": 3})
-    Observers([CheckpointCommit(run, {"ranks": 1}, keep=2)]).checkpoint(staging, {}, state)
+    known = state.write_groups(staging, 0)
+    Observers([CheckpointCommit(run, {"ranks": 1}, keep=2)]).checkpoint(staging, known, state)
     (whole,) = commit.list_committed(run.checkpoints)
     assert not commit.verify(whole) and commit.read_extra(whole) == {"layout": {"ranks": 1}}
     read = CheckpointState.read(whole)
@@ -137,7 +144,7 @@ def test_a_run_keeps_everything_and_its_metrics_are_on_disk_first(
     tracker, config = LateTracker(run), from_dict({"checkpoint": {"keep": 1}, "tracking": {"samples": 1}})
     observers = Observers(make_observers(run, config, tracker, Console(screen, 9)))
     for step in (1, 2):
-        observers.samples(step, "train", [group(0), group(1)])
+        observers.samples(step, "train", to_show(group(0), group(1)))
         observers.step({"step": step, "reward": 0.5})
         staging = commit.begin(run.checkpoints, step)
         (staging / "shard").write_bytes(b"weights")

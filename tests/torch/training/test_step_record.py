@@ -37,7 +37,7 @@ def test_a_step_that_changed_nothing_is_recorded_as_such(
 ) -> None:
     progress = Progress(Cursor(step=4, skipped_in_a_row=2))
     before = progress.advance(GROUPS, result, updates_per_rollout=4)
-    record: dict[str, Any] = step_record(before, progress.cursor, GROUPS, result, {"update": 2.0}, 3.0)
+    record: dict[str, Any] = step_record(before, progress.cursor, GROUPS.table, result, {"update": 2.0}, 3.0)
     assert (record["step"], record["update"], record["skipped"], record["empty"]) == (5, 0, skipped, empty)
     assert progress.cursor.skipped_in_a_row == in_a_row
     assert record["excluded"] == 2 and record["seconds/update"] == 2.0

@@ -13,6 +13,7 @@ import torch
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.training import update
 
@@ -22,7 +23,7 @@ def completion(length: int, **more: Any) -> Completion:
     return Completion(tokens, np.full(length, -1.0, np.float32), "", "stop", 0, **more)
 
 
-GROUPS = [
+GROUPS = Exchange().shard(
     Group(
         slot,
         Prompt(slot, np.arange(4, dtype=np.int32), "", {}),
@@ -34,7 +35,7 @@ GROUPS = [
         ),
     )
     for slot in range(2)
-]
+)
 
 
 @pytest.mark.parametrize(("aggregation", "denominator"), [("token", 2 * (3 + 5 + 7)), ("sequence", 2 * 3)])
@@ -45,7 +46,9 @@ def test_the_mean_is_over_the_tokens_or_the_sequences_that_count(
     algorithm = {"name": "grpo", "aggregation": aggregation}
     config = from_dict({"algorithm": algorithm, "batch": {"micro_batch_tokens": 96}})
     policy: Any = SimpleNamespace(
-        ranks=SimpleNamespace(dp_size=1, dp_rank=0, pp_size=1, device=torch.device("cpu")), chunks=[None], config=config
+        ranks=SimpleNamespace(dp_size=1, dp_rank=0, pp_size=1, device=torch.device("cpu"), exchange=Exchange()),
+        chunks=[None],
+        config=config,
     )
     handed: list[float] = []
 

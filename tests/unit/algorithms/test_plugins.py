@@ -124,10 +124,10 @@ def test_every_algorithm_here_is_a_short_file(project: Path) -> None:
 
 def test_a_preset_is_one_file(copy: Path) -> None:
     (copy / "configs").mkdir()
-    (copy / "configs" / "my_preset.yaml").write_text(block("A configuration preset", "yaml"))
-    done = gspo_hpc(copy, "plan", "my_preset", "--json")
+    (copy / "configs" / "qwen2.5_14b_tp4.yaml").write_text(block("A configuration preset", "yaml"))
+    done = gspo_hpc(copy, "plan", "qwen2.5_14b_tp4", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     plan = json.loads(done.stdout)
     assert plan["valid"] and plan["algorithm"]["name"] == "grpo" and plan["algorithm"]["clip_high"] == 0.28
-    nearest = gspo_hpc(copy, "plan", "my_prest")
-    assert nearest.returncode == 2 and "nearest: configs/my_preset.yaml" in nearest.stderr
+    nearest = gspo_hpc(copy, "plan", "qwen2.5_14b_pt4")
+    assert nearest.returncode == 2 and "nearest: configs/qwen2.5_14b_tp4.yaml" in nearest.stderr

@@ -313,3 +313,13 @@ def test_errors_are_an_object_for_json(words: list[str], capsys: pytest.CaptureF
     told = capsys.readouterr()
     assert told.err.splitlines() == [f"error: {line}" for line in json.loads(told.out)["errors"]]
     assert json.loads(told.out)["errors"]
+
+
+@pytest.mark.parametrize("words", [["plan", "--json"], ["plan", "tiny_cpu", "--json", "--price", "x"]])
+def test_words_that_mean_nothing_are_an_object_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr()
+    (line,) = json.loads(told.out)["errors"]
+    assert line.startswith("gspo-hpc plan: ") and told.err.splitlines()[0] == line and "usage:" in told.err
+    assert main([word for word in words if word != "--json"]) == 2
+    assert capsys.readouterr().out == ""

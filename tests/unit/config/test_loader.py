@@ -114,7 +114,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, key: str, written: str,
         ("run: {name: 24:00}", "run.name is 24:00, a number of base 60 in YAML 1.1; put quotes around text"),
         ("run: {name: 0777}", "run.name is 0777, which begins with 0; put quotes around text"),
         ("run: {0777: 1}", "unknown key run.0777"),
-        ("rollout: {engine: {max_num_seqs: 0100}}", "rollout.engine holds a value that is 0100, which begins with 0"),
+        ("rollout: {engine: {max_num_seqs: 0100}}", "rollout.engine.max_num_seqs is 0100, which begins with 0"),
+        ("slurm: {sbatch: {a: {b: [1, 1:30]}}}", "slurm.sbatch.a.b[1] is 1:30, a number of base 60"),
         ("reward: {functions: [{function: f, weight: 1:30}]}", "reward.functions[0].weight is 1:30, a number of base"),
         ("tracking: {profile_steps: [1, 1:00]}", "tracking.profile_steps is 1:00, a number of base 60"),
         ("model: {dtype: 16:00}", "model.dtype is 16:00, a number of base 60"),
@@ -126,6 +127,16 @@ def test_values_that_versions_of_yaml_read_differently(tmp_path: Path, line: str
     path = write(tmp_path, f"# config\n{line}\n")
     (found,) = problems(path)
     assert found.startswith(f"{path}:2: ") and words in found
+
+
+def test_a_value_inside_a_free_form_one_has_its_own_line(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "rollout:\n  engine:\n    seed: 1\n    max_num_seqs: 2:00\nslurm:\n  sbatch:\n    qos: 007\n"
+    )
+    assert [line.split(" is ")[0] for line in problems(path)] == [
+        f"{path}:4: rollout.engine.max_num_seqs",
+        f"{path}:7: slurm.sbatch.qos",
+    ]
 
 
 def test_items_of_lists_have_their_own_lines(tmp_path: Path) -> None:
@@ -169,18 +180,21 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("rollout.max_response_length=16k", "must be a whole number; found '16k'; write 16000 or 16384"),
         ("rollout.kv_cache_gb=1.5KiB", "found '1.5KiB'; write 1500 or 1536"),
         ("batch.global_batch_size='1,024'", "found '1,024'; write 1024"),
+        ("rollout.max_response_length=90%", "must be a whole number; found '90%'; it is a number, not a share"),
+        ("slurm.mem=90%", "must be a size as Slurm writes it: 900G, 64000M, or 0 for all of a node; found '90%'"),
+        ("slurm.signal_seconds=99999", "must be at most 65535; found 99999"),
         ("rollout.top_p=90%", "must be a number; found '90%'; write 0.9"),
         ("optimizer.lr='1e-6'", "must be a number; found '1e-6'; write 1e-6, without quotes"),
         ("rollout.max_response_length=1:00", "is 1:00, a number of base 60 in YAML 1.1; write 60"),
         ("optimizer.lr=-1:30.5", "is -1:30.5, a number of base 60 in YAML 1.1; write -90.5"),
-        ("rollout.engine={a: [1:00]}", "holds a value that is 1:00, a number of base 60"),
+        ("rollout.engine={a: [1:00]}", "rollout.engine.a[0] is 1:00, a number of base 60"),
         ("run.max_steps=0777", "is 0777, which begins with 0; write 777 (511 if it is octal)"),
         ("run.max_steps=08", "is 08, which begins with 0; write 8"),
         ("run.max_steps=1__0", "must be a whole number; found '1__0'"),
         ("batch.share_prompts=y", "must be true or false; found 'y'"),
         (
             "slurm.environment={A: 1:00}",
-            "slurm.environment holds a value that is 1:00, a number of base 60 in YAML 1.1",
+            "slurm.environment.A is 1:00, a number of base 60 in YAML 1.1",
         ),
         ("run.name=2026-11-23", "must be text; found 2026-11-23 (date); put quotes around it"),
         ("slurm.time_minutes=24h", "must be minutes or a time as Slurm writes it: 90, 90:00, 1:30:00, 1-12, 1-12:30"),
@@ -218,7 +232,7 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("rollout.engine=3", "must be a mapping; found 3"),
         ("rollout.engine={1: 2}", "the key 1; keys must be text"),
         ("rollout.engine={a: .nan}", "finite numbers"),
-        ("rollout.engine={a: 2020-01-01}", "holds 2020-01-01 (date)"),
+        ("rollout.engine={a: 2020-01-01}", "rollout.engine.a is 2020-01-01 (date); allowed: text"),
         ("reward.functions=number", "must be a list; found 'number'"),
         ("reward.functions=[number]", "must be a mapping of keys; found 'number'"),
         ("reward.functions=[{weight: 2}]", "reward.functions[0].function is missing"),
@@ -228,7 +242,9 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("batch.max_steps=3", "did you mean run.max_steps?"),
         ("batch.zzz=3", "allowed: micro_batch_size"),
         ("tracking.wandb=off", "allowed: auto, online, offline, disabled"),
-        ("global_batch_size=8", "write section.key=value"),
+        ("global_batch_size=8", "is not a setting; write batch.global_batch_size"),
+        ("interval=8", "is not a setting; write checkpoint.interval or eval.interval"),
+        ("nothing=8", "write section.key=value"),
         ("batch.global_batch_size", "write section.key=value"),
         ("batch.=8", "write section.key=value"),
         ("run.max_steps.x=8", "must be a whole number; found a mapping"),
@@ -385,6 +401,10 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
             section, name = key.split(".")
             if key == "algorithm.name":
                 value: Any = draw(st.sampled_from(["gspo", "gspo_token", "grpo"]))
+            elif key == "slurm.mem":
+                value = draw(st.from_regex("[0-9]{1,4}[KMGT]?", fullmatch=True))
+            elif key == "slurm.signal_seconds":
+                value = draw(st.integers(1, 65535))
             elif typing.get_origin(base) is typing.Literal:
                 value = draw(st.sampled_from(typing.get_args(base)))
             elif base is Container:
@@ -473,7 +493,7 @@ def test_what_may_change_between_attempts() -> None:
         "tracking": {"wandb": "disabled"},
         "faults": {"max_skipped_steps": 0},
         "eval": {"interval": 3},
-        "rollout": {"sleep_level": 2, "engine": {"gpu_memory_utilization": 0.5}},
+        "rollout": {"sleep_level": 1, "engine": {"gpu_memory_utilization": 0.5}},
         "moe": {"token_dispatcher": "flex"},
     }
     assert len(difference(old, from_dict(allowed))) == 10

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gspo_hpc.config.loader import ConfigError, from_dict
+from gspo_hpc.config.loader import ConfigError, from_dict, load
 from gspo_hpc.config.reading.peer_names import PEER_NAMES
 from gspo_hpc.config.schema import Config, keys
 
@@ -27,8 +27,20 @@ def test_ours_are_settings_and_theirs_are_not(name: str) -> None:
         ({"learning_rate": 1e-6}, "unknown key learning_rate; here it is optimizer.lr"),
         ({"batch": {"ppo_mini_batch_size": 64}}, "here it is batch.global_batch_size, which counts completions"),
         ({"run": {"Num_Train_Epochs": 2}}, "here it is run.max_epochs"),
+        ({"rollout": {"n": 8}}, "unknown key rollout.n; here it is batch.num_generations"),
+        (
+            {"actor_rollout_ref": {"actor": {"clip_ratio_low": 0.1, "x": 1}, "rollout": {"n": 8}}},
+            "unknown section 'actor_rollout_ref'; here actor_rollout_ref.actor.clip_ratio_low is algorithm.clip_low, "
+            "actor_rollout_ref.rollout.n is batch.num_generations",
+        ),
+        ({"trainer": {"total_epochs": 3}}, "unknown section 'trainer'; here trainer.total_epochs is run.max_epochs"),
     ],
 )
 def test_the_answer_names_the_setting(raw: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         from_dict(raw)
+
+
+def test_a_name_without_its_section_is_answered_too() -> None:
+    with pytest.raises(ConfigError, match=re.escape("'epsilon=0.2' is not a setting; here it is algorithm.clip_low")):
+        load(None, ["epsilon=0.2"])

@@ -117,6 +117,33 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "rollout.probe_max_gap",
     ),
     (
+        "gspo_hpc.training.probe.ProbeMismatch: stale prefix cache: after the weight sync an engine took 64 tokens",
+        "stale_prefix_cache",
+        "rollout.engine.enable_prefix_caching=false",
+        "vLLM says there why",
+    ),
+    (
+        "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: only tokens that go to "
+        "experts 3 and 7 of layer 2 differ: experts are swapped or have older weights",
+        "swapped_experts",
+        "",
+        "weight_map.py",
+    ),
+    (
+        "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: wrong rotary embeddings: the "
+        "engine computes as the trainer would with rope_theta 10000",
+        "wrong_rope",
+        "",
+        "rope_parameters",
+    ),
+    (
+        "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: the engine's head is rounded "
+        "to 16 bits: its logits lie on multiples of 0.0625",
+        "rounded_head",
+        "rollout.engine.hf_overrides.head_dtype=float32",
+        "replaces head_dtype",
+    ),
+    (
         "gspo_hpc.training.loop.TooManySkippedSteps: the gradient was not finite for 6 steps in a row",
         "exploding_gradients",
         "optimizer.lr=1e-07",
@@ -192,13 +219,16 @@ def test_mig_devices_by_their_name(make: Make) -> None:
 
 
 def test_the_oom_killer_and_a_kill_that_nobody_explains(make: Make) -> None:
-    run = make()
+    run = make(rollout={"sleep_level": 1})
     begun = attempt(run, "failed", "rank 1 on n2 was killed (Killed), by hand, for want of memory, or with its node")
     assert found(run)["killed_rank"].severity == "problem"
     said = "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"
     (begun.path / "srun.log").write_text(said)
     assert "oom_kill" in found(run)["out_of_host_memory"].evidence[0] and "killed_rank" not in found(run)
     assert "rollout.sleep_level=2" in found(run)["out_of_host_memory"].settings, "engines keep their weights there"
+    dropped = make(name="dropped")
+    attempt(dropped, "failed", "rank 1 on n2 was killed (Killed), by hand, for want of memory, or with its node")
+    assert "rollout.sleep_level=2" not in found(dropped)["killed_rank"].settings, "it is the default"
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,13 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
         "probe_gap_mean went from",
         "rollout.dtype=float32",
     ),
+    (
+        "rounded_head",
+        "warning",
+        lambda s: {"probe_head_step": 0.0625},
+        "multiples of 0.0625",
+        "rollout.engine.hf_overrides.head_dtype=float32",
+    ),
     ("exploding_gradients", "warning", lambda s: {"grad_norm": 0.3 * 1.2**s}, "norm", "optimizer.lr=1e-07"),
     (
         "exploding_gradients",

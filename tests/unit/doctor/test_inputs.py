@@ -191,7 +191,7 @@ def test_of_a_large_file_only_the_head_is_read(model: Path, rows: Path, monkeypa
 
 def test_a_plan_that_is_refused(model: Path, rows: Path) -> None:
     broken = look(given_config(model, rows, "batch.num_generations=3"))["plan"]
-    assert broken.state == "fail" and "4 broken (rollout_groups_whole, " in broken.finding and "=" in broken.fix
+    assert broken.state == "fail" and "4 broken rules (rollout_groups_whole, " in broken.finding and "=" in broken.fix
     server = look(given_config(model, rows, "rollout.mode=server"))["plan"]
     assert server.state == "fail"
     wide = look(given_config(model, rows, "cluster.nodes=2", "rollout.tensor_parallel_size=2"))["plan"]
@@ -231,11 +231,11 @@ def test_sizes_are_those_of_the_plan(model: Path, rows: Path) -> None:
     count = 2 * (attention + 3 * 64 * 128) + 256 * 64 + 64
     assert sizes.checkpoint == count * 12 and sizes.rank_gpu == 0
     assert sizes.host == 2 * count * 16 + count * 4 + 2**30 + 2 * count * 12
-    gpu = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda"))
+    gpu = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda", "rollout.sleep_level=1"))
     assert gpu is not None and gpu.rank_gpu == count * (2 + 4 + 12) and gpu.checkpoint == count * 14
     # What is lent, the copy that is saved, and the weights of the engine that sleeps; but for these at level 2.
     assert gpu.host == count * (2 + 4 + 12) + count * (2 + 12) + count * 2
-    dropped = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda", "rollout.sleep_level=2"))
+    dropped = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda"))
     assert dropped is not None and dropped.host == gpu.host - count * 2
     assert doctor_sizes.of(given_config(model / "gone", rows)) is None
 

@@ -248,7 +248,8 @@ def test_the_script_of_the_job(tmp_path: Path) -> None:
         "gpus-per-node=8",
     } <= options
     assert not [line for line in options if line.startswith(("mail", "requeue"))]
-    command = lines[-1] if lines[-1] else lines[-2]
+    assert "supervisor" not in text  # no other one is started for a check that a signal ended
+    (command,) = [line for line in lines if line.startswith("srun ")]
     assert command.startswith("srun --nodes=4 --ntasks=4 --ntasks-per-node=1 ")
     assert command.endswith(
         f"--mpi=none --kill-on-bad-exit=0 --wait=0 {sys.executable} -m gspo_hpc.doctor.node {tmp_path}/job"

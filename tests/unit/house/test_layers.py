@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 USER_SIDE = "The user's side answers at once: no torch, no engine, no tracker BROKEN"
 HEAVY = ("torch", "vllm", "megatron", "wandb", "transformers")
 LINES, MODULES = 400, 16  # the most of a module, and of a folder
+EVERYWHERE = {"torch", "numpy", "pydantic", "pydantic_core"}  # outside libraries that are no room's own
+# What imports modules by names that it makes: those of our own files, which need no registration.
+DISCOVERERS = {"cli/parser.py", "config/plugins.py", "diagnose/registry.py", "planning/rules/registry.py"}
 
 
 def contracts(project: Path) -> configparser.ConfigParser:
@@ -88,6 +92,45 @@ def test_a_room_without_a_layer_is_caught(copy: Path) -> None:
 def test_the_layers_hold(copy: Path) -> None:
     result = lint(copy)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def libraries(source: str) -> set[str]:
+    """The outside libraries that a module imports, at its top or later."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names - {"gspo_hpc"}
+
+
+def imports_by_name(source: str) -> list[str]:
+    """The calls by which a module imports what import-linter cannot see."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [text for text in map(ast.unparse, calls) if text.split(".")[-1] in ("import_module", "__import__")]
+
+
+def test_every_outside_library_has_a_contract_that_names_its_room(project: Path) -> None:
+    sections = contracts(project)
+    held = {name for section in sections for name in sections[section].get("protected_modules", "").split()}
+    used = {name for file in (project / "gspo_hpc").rglob("*.py") for name in libraries(file.read_text("utf-8"))}
+    assert used - held == EVERYWHERE  # a library that is new needs a contract in setup.cfg
+    assert held - used == set()  # and a contract about a library that is gone is to go too
+
+
+def test_only_files_of_our_own_are_imported_by_name(project: Path) -> None:
+    package = project / "gspo_hpc"
+    found = {file for file in package.rglob("*.py") if imports_by_name(file.read_text("utf-8"))}
+    assert {file.relative_to(package).as_posix() for file in found} == DISCOVERERS
+
+
+def test_planted_libraries_and_imports_by_name_are_seen() -> None:
+    source = "import os, ray.data\ndef f():\n    from cloudpickle import dumps\n    return __import__('torch')"
+    assert libraries(source) == {"ray", "cloudpickle"}
+    assert libraries("from . import a\nfrom gspo_hpc.cli import main") == set()
+    assert imports_by_name(source) == ["__import__"]
+    assert imports_by_name("import importlib\nimportlib.import_module('torch')") == ["importlib.import_module"]
 
 
 def disorder(package: Path) -> list[str]:

@@ -149,6 +149,26 @@ def test_tables_can_be_read(page: Path) -> None:
     assert [cell for cell in pages.cells(page.read_text("utf-8")) if len(cell) > WIDEST] == []
 
 
+def run_on(text: str) -> list[str]:
+    """Items of lists that went on the line of the item before, as when a paragraph is filled."""
+    return re.findall(r"\S - \*\*.*", pages.prose(text))
+
+
+@by_page
+def test_every_item_of_a_list_has_its_line(page: Path) -> None:
+    assert run_on(page.read_text("utf-8")) == []
+
+
+def scripts_without_a_row(folder: Path) -> list[str]:
+    """Files of a folder that its README does not name."""
+    text = (folder / "README.md").read_text("utf-8")
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and f"`{path.name}`" not in text)
+
+
+def test_the_page_of_the_benchmarks_names_every_file() -> None:
+    assert scripts_without_a_row(pages.PROJECT / "tools" / "bench") == ["README.md"]
+
+
 @by_page
 def test_configs_that_pages_show_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as one can tell without the model and the data that they name; a part of a config is a config, too."""
@@ -161,10 +181,39 @@ def test_configs_that_pages_show_are_valid(page: Path, tmp_path: Path, monkeypat
             assert [one.message for one in plan.broken] == [], block
 
 
+def described(text: str) -> list[str]:
+    """Return the rooms that ARCHITECTURE.md has a paragraph about, in its order."""
+    (section,) = re.findall(r"(?ms)^## Rooms\n(.*?)^## ", text)
+    return re.findall(r"(?m)^- `(\w+)` ", section.split("\n### ")[0])
+
+
+def test_every_room_has_one_paragraph() -> None:
+    rooms = sorted(path.parent.name for path in (pages.PROJECT / "gspo_hpc").glob("*/__init__.py"))
+    assert 10 < len(rooms) <= 25
+    assert sorted(described((pages.PROJECT / "ARCHITECTURE.md").read_text("utf-8"))) == rooms
+
+
+def test_the_map_of_the_readme_is_short_and_names_all_folders() -> None:
+    (section,) = re.findall(r"(?ms)^## Map\n\n(.*?)\n\n", (pages.PROJECT / "README.md").read_text("utf-8"))
+    assert len(section.splitlines()) <= 12
+    folders = {path.name for path in pages.PROJECT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    tracked = folders & {"gspo_hpc", "configs", "slurm", "tools", "tests", "docs"}
+    assert len(tracked) == 6
+    assert [name for name in sorted(tracked) if f"`{name}/`" not in section and f"({name}/" not in section] == []
+
+
 def test_every_command_is_in_the_readme() -> None:
     text = (pages.PROJECT / "README.md").read_text("utf-8")
     named = {words.split()[0] for program, words in pages.commands(text) if program == "gspo-hpc"}
     assert named - {"COMMAND"} == set(command_line.COMMANDS)
+
+
+def test_planted_items_and_files_are_found(tmp_path: Path) -> None:
+    assert run_on("- **A.** b\n- **C.** d\nand e. - **F.** g\n") == [". - **F.** g"]
+    for name, text in {"README.md": "`a.py`", "a.py": "", "b.py": ""}.items():
+        (tmp_path / name).write_text(text)
+    assert scripts_without_a_row(tmp_path) == ["README.md", "b.py"]
+    assert described("## Rooms\n- `a` is\n- `b` has\n\n### By hand\n- `c` is\n## D\n- `d` is\n") == ["a", "b"]
 
 
 def test_planted_mistakes_are_found() -> None:

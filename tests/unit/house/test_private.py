@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+# Of the standard library: argparse, os, named tuples, multiprocessing.
+STANDARD = {"_actions", "_exit", "_replace", "_asdict", "_config", "_SHM_NAME_PREFIX"}
 REPLACED = ("megatron", "vllm", "submitit")  # libraries none of whose functions is replaced elsewhere
 
 
@@ -47,6 +49,34 @@ def _root(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def reached(source: str) -> Iterator[str]:
+    """Yield where a module reaches a name with a leading underscore of an object that is not its own.
+
+    Its own are `self`, `cls` and whatever has a name that the module itself defines or sets on them.
+    """
+    nodes = list(ast.walk(ast.parse(source)))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    mine = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
+    mine |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in attributes:
+        name = node.attr
+        if name.startswith("_") and not name.startswith("__") and name not in mine | STANDARD:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_objects_of_libraries_are_not_reached_into(project: Path) -> None:
+    files = [file for file in sorted((project / "gspo_hpc").rglob("*.py")) if file.name != "compat.py"]
+    assert len(files) > 200
+    found = {str(file): lines for file in files if (lines := list(reached(file.read_text("utf-8"))))}
+    assert found == {}
+
+
+def test_a_planted_reach_is_seen() -> None:
+    code = "def f(llm):\n    return llm.engine._core.step()\nclass A:\n    def g(self, other):\n        return "
+    assert list(reached(code + "self._x")) == ["line 2: llm.engine._core"]
+    assert list(reached(code + "self._x + other._x + other._y")) == ["line 2: llm.engine._core", "line 5: other._y"]
 
 
 def test_private_interfaces_are_in_compat_modules_only(project: Path) -> None:

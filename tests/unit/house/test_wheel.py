@@ -133,3 +133,24 @@ def test_a_report_is_written(installed: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     page = out.read_text()
     assert "<svg" in page and "<style" in page and "</html>" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("schema",), 0),
+        (("completion", "bash"), 0),
+        (("suggest", "qwen2.5_7b_tp2", "--limit", "1"), 0),
+        (("status", "RUN"), 0),
+        (("diagnose", "RUN", "--json"), 0),
+        (("doctor", "--json"), 1),  # what trains is not installed
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_command_has_the_libraries_that_it_needs(
+    installed: Path, tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    done = call(installed, tmp_path, *(str(run.path) if word == "RUN" else word for word in words))
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout

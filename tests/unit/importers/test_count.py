@@ -37,3 +37,23 @@ def test_runs_are_counted_by_what_becomes_of_them(tmp_path: Path) -> None:
     halves = [count(tmp_path, "--list", "--half", half)[2:] for half in ("mend", "judge")]
     places = [line.split("\t")[1] for half in halves for line in half if "\t" in line]
     assert sorted(places) == sorted(kinds)
+
+
+def test_the_second_set_takes_the_first_runs_of_each_checkout_and_sums_them_up(tmp_path: Path) -> None:
+    for name, files in {"CReFT-CAD/GRPO": 9, "Option-R1": 1}.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        for number in range(files):
+            (folder / f"{number if files > 1 else 'grpo_train'}.sh").write_text(RUN.format("1e-6"))
+        (folder / "sft.sh").write_text("swift sft --model x\n")
+    large = RUN.format("1e-6 --per_device_train_batch_size 64 --gradient_accumulation_steps 1")
+    (tmp_path / "Option-R1/grpo_train.sh").write_text(large)
+    lines = count(tmp_path, "--set", "second", "--list")
+    assert lines[2:5] == [
+        "| CReFT-CAD | fe5bbb0 | 6 | 6 | 0 | 0 | – |",
+        "| Option-R1 | fdeca12 | 1 | 1 | 0 | 0 | – |",
+        "| all of ms-swift |  | 7 | 7 | 0 | 0 | – |",
+    ]
+    assert count(tmp_path, "--set", "second", "--plans")[5] == "6 of 7 configs are accepted by plan as they are"
+    chosen = lines[5:]
+    assert chosen == count(tmp_path, "--set", "second", "--list")[5:] and len(chosen) == 7

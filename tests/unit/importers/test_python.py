@@ -82,7 +82,7 @@ def test_what_a_page_leaves_out_with_dots_is_not_given() -> None:
             "AsyncGRPOTrainer(args=AsyncGRPOConfig(max_steps=1))\n",
             "AsyncGRPOTrainer is another trainer of TRL",
         ),
-        ("from trl import (\n", "line 1: Python would not read this"),
+        ("from trl import (\n", "line 1: Python cannot parse this"),
         ("from openrlhf.trainer import PPOTrainer\n", "a run of OpenRLHF"),
         ("from trl import GRPOConfig\nGRPOConfig(output_dir='x')\n", "no argument of TRL that says how to train"),
     ],

@@ -66,6 +66,10 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         "S=\nfor ((i = 0; i < 3; i++)); do S=$S$i; done\na $S $i",
         "S=\ni=0\nwhile [ $i -lt 3 ]; do i=$((i + 1)); [ $i = 2 ] && continue; S=$S$i; done\na $S",
         "S=\nfor i in 1 2 3; do [ $i = 2 ] && break; S=$S$i; done\na $S $i",
+        # cases that go on with the next commands, or with the next patterns
+        "X=big\ncase $X in\n b*) N=1 ;;&\n small) N=$N-2 ;;\n *g) N=$N-3 ;&\n no) N=$N-4 ;;\n *) N=5 ;;\nesac\na $N",
+        "case x in\n y) a 1 ;&\n x) a 2 ;&\n z) a 3 ;;&\n x) a 4 ;;\n *) a 5 ;;\nesac",
+        "case x in\n x) a 1 ;;&\n y) a 2 ;&\nesac\nb",
         # text that is read again, other arithmetic, and commands that only write
         'C=\'a "x y" z\'\neval "$C"\neval $C',
         "N=4\na $((N << 1)) $((N > 3 ? 7 : 9)) $((N++)) $N $((N += 2, N * 2)) $((0x10 + 010)) $((2 ** 3 ** 2))",
@@ -152,8 +156,8 @@ def test_machines_that_the_script_computes_are_reported() -> None:
         ("a\nb 'c\nd", "line 2: a quote (') is opened and never closed: ...a b 'c d"),
         ('a "x"\nb\nc "it\'s', 'line 3: a quote (") is opened and never closed'),
         ("a\nb <|x|> c", "line 2: < leads to no file: put quotes around text with < > | & ;"),
-        ("a\nif b; then c", "line 2: bash would not read this"),
-        ("a\nb )", "line 2: bash would not read this"),
+        ("a\nif b; then c", "line 2: bash cannot parse this"),
+        ("a\nb )", "line 2: bash cannot parse this"),
         ("a\n\nb \0 c", "line 3: a NUL byte stands here"),
         ("a " + "x" * (1 << 20), "the script has 1048578 characters; at most 1048576 are read"),
         ("X=ab\n" + "X=$X$X\n" * 30, "line 17: the value of X has more than 65536 characters"),

@@ -87,7 +87,7 @@ CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=4 \
 megatron rlhf --rlhf_type grpo --model /models/Qwen2.5-7B-Instruct --dataset a.parquet \
     --global_batch_size 96 --micro_batch_size 4 --steps_per_generation 4 --num_generations 8 \
     --vllm_mode server --vllm_server_host 127.0.0.1 --vllm_server_port 8000 --use_vllm true \
-    --max_length 1024 --max_completion_length 1024 --train_iters 40
+    --max_length 1024 --max_completion_length 1024 --train_iters 40 --tuner_type full
 """
 
 
@@ -132,7 +132,6 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
         "optimizer.adam_beta2": 0.95,
         "optimizer.distributed": True,
         "checkpoint.interval": 25,
-        "eval.interval": 50,
     }
     assert "  lr_decay_style: cosine # default of Megatron-SWIFT\n" in found.text
     assert "  temperature: 1.0\n" in found.text

@@ -101,6 +101,8 @@ elif mode in ("raise", "killed", "blame", "deaf"):
         raise ValueError("the reward file is empty\\nsecond line") from error
 elif mode == "requeue":
     sys.exit(75 if rank == 0 else 0)
+elif mode == "short":  # of memory, in the first attempt
+    sys.exit(0 if os.environ["GSPO_HPC_ATTEMPT"] == "2" else 76 if rank == 0 else 75)
 elif mode == "refused":
     if rank == 0:
         log = os.open(Path(target) / "attempts/0001/rank-0.log", os.O_WRONLY | os.O_CREAT)
@@ -229,6 +231,14 @@ def test_threads_default_to_the_share_of_the_cores(tmp_path: Path, out: Path) ->
 def test_a_rank_that_stopped_to_be_requeued_makes_75(tmp_path: Path, out: Path) -> None:
     assert train(make_config(tmp_path), worker=worker(out, "requeue")) == 75
     assert RunDir(tmp_path / "r").read_attempts()[0]["reason"] == "stopped"
+
+
+def test_ranks_that_stop_because_memory_runs_short_are_started_again(tmp_path: Path, out: Path) -> None:
+    config = make_config(tmp_path, "faults.restart_above_memory=0.9")
+    assert train(config, worker=worker(out, "short")) == 0
+    first, second = RunDir(tmp_path / "r").read_attempts()
+    assert (first["reason"], second["reason"]) == ("memory", "done")
+    assert "faults.restart_above_memory (0.9)" in first["detail"]
 
 
 def test_a_mistake_found_by_the_ranks_is_told_whole_and_alone(

@@ -13,6 +13,7 @@ from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch import checks
 from gspo_hpc.planning import asynchrony, ranks
+from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import engines
 from gspo_hpc.planning.plan import make_plan
 
@@ -62,9 +63,9 @@ def test_the_plan_says_that_it_does_not_run_and_train_refuses(capsys: pytest.Cap
     assert main.main(["plan", str(PRESET), *APART, "rollout.max_staleness=1"]) == 2
     page = " ".join(capsys.readouterr().out.split())
     assert "4 x 8 GPUs, 1 of the nodes for generation" in page
-    assert "rollout.mode server is planned, but this version does not run it" in page
+    assert "rollout.mode server can be planned, but this version does not run it" in page
     assert "on the nodes that only generate, 3" in page and "side by side" in page
-    with pytest.raises(ValueError, match="rollout.mode server is planned, but this version does not run it"):
+    with pytest.raises(ValueError, match="rollout.mode server can be planned, but this version does not run it"):
         checks.require(load(PRESET, APART))
 
 
@@ -94,3 +95,11 @@ def test_a_line_says_whether_asynchrony_pays(capsys: pytest.CaptureFixture[str])
 def test_there_is_no_line_without_gpus() -> None:
     config = load(Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml")
     assert asynchrony.line(config, None, None) is None  # type: ignore[arg-type]
+
+
+def test_every_share_of_the_nodes_is_tried_from_an_eighth_to_three_quarters() -> None:
+    """A half is seldom the best: what generates longer than it trains needs more."""
+    config = load(PRESET, ["cluster.nodes=8", "cluster.gpu=H100"])
+    found = {nodes: times.rollout for nodes, times in asynchrony._splits(config, 7000.0, Models())}
+    assert sorted(found) == [1, 2, 3, 4, 5, 6]
+    assert min(found, key=found.__getitem__) != 4

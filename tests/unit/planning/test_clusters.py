@@ -21,9 +21,9 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import memory
 from gspo_hpc.planning.fixes import search
-from gspo_hpc.planning.fixes.candidates import value_of, with_value
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.rules.memory import MemoryRule
+from gspo_hpc.planning.settings import value_of, with_value
 from gspo_hpc.planning.suggest import remedies, savings
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -105,7 +105,7 @@ def test_every_answer_is_a_plan_in_the_order_that_is_told(
         assert plan.memory.headroom == pytest.approx(layout.headroom)
         assert layout.risk == savings.risk(layout.headroom)
         faster = [other for other in found[place + 1 :] if other.seconds < layout.seconds]
-        assert bool(faster) == layout.reasons[0].startswith("goes before a layout that is"), layout.reasons
+        assert bool(faster) == layout.reasons[0].startswith("ranks before a layout that is"), layout.reasons
         short = max(0.0, memory.HEADROOM - layout.headroom) / memory.HEADROOM
         assert layout.counted_seconds >= layout.seconds * (1 + layouts.RISK * short) * (1 - 1e-9)
         assert (layout.headroom < memory.HEADROOM) == any("watch runtime_memory_gib" in text for text in layout.reasons)
@@ -173,7 +173,7 @@ def test_an_engine_gets_the_share_that_it_needs() -> None:
 
 
 def test_a_node_with_little_memory_drops_the_weights_of_sleeping_engines() -> None:
-    config = made("Qwen2.5-7B", 1, 8, slurm={"mem": "230G"})
+    config = made("Qwen2.5-7B", 1, 8, slurm={"mem": "230G"}, rollout={"sleep_level": 1})
     (found,) = layouts.find(config, limit=1)
     assert found.settings["rollout.sleep_level"] == 2
 
@@ -206,7 +206,9 @@ def test_what_would_have_to_change_was_tried(
     assert all(" ".join(str(one).split()) in page for one in found)
     assert main.main(["suggest", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
-    assert [one["changes"] for one in told["changes"]] == [one.changes for one in found] and "error" in told
+    assert [one["changes"] for one in told["changes"]] == [one.changes for one in found] and "GiB of a GPU in" in told[
+        "errors"
+    ][0]
 
 
 def test_a_refused_plan_is_offered_a_layout_before_another_model() -> None:

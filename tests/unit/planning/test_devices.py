@@ -72,6 +72,19 @@ def test_a_name_that_is_not_known_gets_the_nearest() -> None:
         devices.find("")
 
 
+@pytest.mark.parametrize("name", ["MI300X", "V100", "RTX4090", "L4", "T4", "H", ""])
+def test_a_name_like_no_other_gets_none(name: str) -> None:
+    """A V100 is no H100, and an L4 has half of the memory of the L40S that begins alike."""
+    with pytest.raises(ValueError, match=f"cluster.gpu {name} is not known; known: A100"):
+        devices.find(name)
+
+
+@pytest.mark.parametrize(("name", "near"), [("GB300", "B300-288GB"), ("A10", "A100-80GB"), ("H20-141", "H20-96GB")])
+def test_the_nearest_is_of_the_nearest_kind(name: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"cluster.gpu {name} is not known; nearest: {near}; known"):
+        devices.find(name)
+
+
 def test_another_network() -> None:
     assert devices.find("H100", 12.5).network_bytes_per_s == 12.5e9
     assert devices.find("H100").network_bytes_per_s == 50e9

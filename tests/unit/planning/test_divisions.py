@@ -185,7 +185,7 @@ def test_what_ranks_gather_takes_time_and_memory() -> None:
     sizes = time.sizes(arch)
     gathering, alone = (
         time.estimate(one, config, device, given_work, 10**6).seconds["update"]
-        for one in (sizes, dataclasses.replace(sizes, cache_heads=8))
+        for one in (sizes, sizes._replace(cache_heads=8))
     )
     assert gathering > alone
     more = dataclasses.replace(arch, num_key_value_heads=8)
@@ -304,3 +304,20 @@ def overridden(config: Config, settings: dict[str, Any]) -> dict[str, Any]:
         section, name = key.split(".")
         raw[section][name] = value
     return raw
+
+
+@pytest.mark.parametrize(("wanted", "whole"), [(5, 5), (6, 5), (4, 1), (1, 1), (99, 5)])
+def test_groups_are_whole_on_stages_with_different_layers(wanted: int, whole: int) -> None:
+    """10 + 15 + 15 + 15 + 10 layers: 3 divides the stages between and not the ends, so 5 is what divides all."""
+    parallel = pipeline(5, **{FIRST: 10, LAST: 10})
+    memory = Memory(recompute_granularity="full", recompute_num_layers=wanted)
+    assert divisions.layers_per_stage(65, parallel) == [10, 15, 15, 15, 10]
+    assert divisions.groups(65, parallel, memory) == whole
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7, 8, 14, 28, 56])
+def test_an_engine_has_whole_heads_of_queries(ranks: int) -> None:
+    """28 heads of queries and 4 of keys and values: 8 GPUs could share the latter, and not the former."""
+    arch = architecture.find(made("Qwen2.5-7B"))
+    assert arch is not None and (arch.num_attention_heads, arch.num_key_value_heads) == (28, 4)
+    assert divisions.engine_divides_heads(arch, ranks) == (ranks in (1, 2, 4, 28))

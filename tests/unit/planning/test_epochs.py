@@ -123,3 +123,14 @@ def test_rows_are_counted_as_they_are_read(tmp_path: Path) -> None:
     assert count_rows(tmp_path / "rows.parquet") == 3
     (tmp_path / "bad.parquet").write_text("no")
     assert count_rows(tmp_path / "bad.parquet") is None
+
+
+def test_what_evaluates_is_one_of_the_rewards() -> None:
+    """Another name has no mark: every answer would count as wrong, and nobody would be told."""
+    functions = [{"function": "number_match"}, {"function": "length", "args": {"longest": 10}}]
+    for name, rules in (("number_match", []), ("length", []), (None, []), ("exact", ["evaluation_reward_is_given"])):
+        plan = make_plan(from_dict({"reward": {"functions": functions}, "eval": {"reward": name}}))
+        assert [item.rule for item in plan.broken] == rules
+    (broken,) = plan.broken
+    assert broken.message == "eval.reward (exact) must be one of reward.functions: number_match, length"
+    assert make_plan(from_dict({"eval": {"reward": "exact"}})).valid  # no rewards are given yet

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config, keys, plain_type, replace
 from gspo_hpc.planning.builder import Broken
-from gspo_hpc.planning.fixes import by_type, candidates, search
+from gspo_hpc.planning.fixes import by_type, distances, search
+from gspo_hpc.planning.plan import holds, make_plan
 from gspo_hpc.planning.plan import judge as judge_plan
-from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.rules.data import DataRule
+from gspo_hpc.planning.settings import divisors
 
 
 def config(nodes: int, gpus: int = 1, tp: int = 1, **batch: int) -> Config:
@@ -162,6 +163,14 @@ def changed(base: Config, key: str, value: int) -> Config:
     return replace(base, **{section: replace(getattr(base, section), **{name: value})})
 
 
+def is_a_fix(base: Config, after: Config) -> bool:
+    """Return whether every rule holds, and this version runs all that it runs of the config before."""
+    plan = judge_plan(after, memory=True, enough=0)
+    if plan.broken:
+        return False
+    return {item.feature for item in plan.not_run} <= {item.feature for item in judge_plan(base).not_run}
+
+
 def judge(base: Config, offered: list[search.Fix], keys: list[str]) -> None:
     """Every fix fixes; wherever one of `keys` alone can, by brute force, it is offered; a batch size is the nearest."""
     for fix in offered:
@@ -180,12 +189,20 @@ def judge(base: Config, offered: list[search.Fix], keys: list[str]) -> None:
         now = getattr(getattr(base, section), name)
         if now is None or (key in singles and section != "batch"):
             continue  # not given: a default that stands for something else
-        found = [value for value in BRUTE[key] if make_plan(changed(base, key, value)).valid]
+        found = [value for value in BRUTE[key] if is_a_fix(base, changed(base, key, value))]
         if key not in singles:
             assert not found, (key, found[:5], [str(fix) for fix in offered[:5]])
         elif found:
             least = min(abs(math.log(value / now)) for value in found)
             assert min(abs(math.log(value / now)) for value in singles[key]) <= least + 1e-9, (key, now, found[:9])
+
+
+@given(refusable())
+@settings(max_examples=300, deadline=None)
+def test_a_plan_holds_if_no_rule_is_broken(given: dict[str, dict[str, Any]]) -> None:
+    """The quick question that brute force asks below, against the whole plan."""
+    base = from_dict(given)
+    assert holds(base) == make_plan(base).valid
 
 
 # 28 GPUs hold 4 engines of 2 and make 14 DP groups, which 14 prompts can be dealt to.
@@ -213,7 +230,16 @@ ONLY_28 = {
 }
 
 
+ONLY_OVER_NODES = {  # with one GPU on a node, an engine of two reaches over both
+    "cluster": {"nodes": 2, "gpus_per_node": 2},
+    "parallel": {"context_parallel_size": 2},
+    "batch": {"global_batch_size": 2, "num_generations": 2, "micro_batch_tokens": 1024},
+    "rollout": {"tensor_parallel_size": 2, "max_prompt_length": 512, "max_response_length": 512},
+}
+
+
 @example(ONLY_28, "cluster.gpus_per_node")
+@example(ONLY_OVER_NODES, "cluster.gpus_per_node")
 @given(refusable(), st.sampled_from(sorted(BRUTE)))
 @settings(max_examples=1300, deadline=None)
 def test_every_fix_fixes_and_brute_force_finds_no_other_kind(given: dict[str, dict[str, Any]], key: str) -> None:
@@ -256,7 +282,7 @@ def test_more_gpus_and_larger_numbers_take_no_more_plans(
 
 @given(st.integers(1, 10**6))
 def test_divisors(number: int) -> None:
-    found = candidates.divisors(number)
+    found = divisors(number)
     assert list(found) == sorted({n for n in found if number % n == 0})
     assert {n for n in range(1, 200) if number % n == 0} <= set(found)
     assert {number // n for n in found} == set(found)
@@ -275,3 +301,46 @@ def test_a_new_rule_about_any_setting_gets_values_that_the_setting_takes(key: st
         assert getattr(getattr(from_dict({section: {name: value}}), section), name) == value
     if plain_type(keys()[key].annotation) in (int, float) and section != "algorithm" and key not in KEPT:
         assert float(number) in found[key]
+
+
+def test_the_longest_response_that_fits_is_offered_to_one_in_thirty(tmp_path: Path) -> None:
+    """The distance to it is halved until then: a value that fits may be far below."""
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 30_000}))
+    lengths, key = {"max_prompt_length": 512, "max_response_length": 100_000}, "rollout.max_response_length"
+    refused = from_dict({"model": {"path": str(tmp_path)}, "rollout": lengths})
+    known = search.Fix((search.Change(key, 100_000, 1000),))
+    (found,) = search.Search(refused, None, make_plan(refused))._grown(key, [known])
+    value = found.changes[0].value
+    assert 29_488 * (1 - 1 / 30) < value <= 29_488 and make_plan(changed(refused, key, value)).valid
+
+
+def test_a_change_that_brings_a_warning_is_two_farther() -> None:
+    change = search.Change("batch.global_batch_size", 16, 32)
+    assert search.Fix((change,)).distance == 1.0 and search.Fix((change,), warnings=2).distance == 5.0
+
+
+@pytest.mark.parametrize(("value", "alike"), [(8190, True), (8196, True), (8040, True), (7900, False), (8400, False)])
+def test_a_pair_whose_first_is_nearly_a_fix_alone_is_left_out(value: int, alike: bool) -> None:
+    """Within a fiftieth of a value that is enough by itself, whatever the second one is."""
+    key, other = "rollout.max_response_length", search.Change("batch.micro_batch_tokens", 4096, 9216)
+    singles = [search.Fix((search.Change(key, 8193, 8192),))]
+    pair = search.Fix((search.Change(key, 8193, value), other))
+    assert search._nearly_alone(pair, singles) == alike
+    assert not search._nearly_alone(search.Fix((other,)), singles)
+
+
+@pytest.mark.parametrize("refused", [config(1, gpus=8, **sizes(3, 40, 3, 6)), config(2, 8, 4, **sizes(2, 12, 3, 5))])
+def test_two_changes_are_at_most_twice_as_far_as_the_nearest_one(refused: Config) -> None:
+    offered = search.find(refused, limit=100)
+    nearest = min(fix.distance for fix in offered if len(fix.changes) == 1)
+    pairs = [fix.distance for fix in offered if len(fix.changes) == 2]
+    assert pairs and max(pairs) <= 2 * nearest
+
+
+def test_another_model_is_farther_than_a_doubling_of_anything() -> None:
+    """It is another experiment: nodes, which are hard to have, come first."""
+    model = distances.between("model.path", "models/Qwen3-8B", "models/Qwen3-4B")
+    assert all(distances.between(key, 8, 16) < model for key in distances._WEIGHTS if key != "model.path")
+    assert model < distances.between("model.path", "models/Qwen3-8B", "models/Qwen3-1.7B")
+    assert model < distances.between("model.path", "models/Qwen3-8B", "models/Qwen2.5-3B")
+    assert distances.between("cluster.gpu", "H10", "H100-80GB") < distances.between("cluster.gpu", "H10", "L40S-48GB")

@@ -13,6 +13,7 @@ from gspo_hpc.config.loader import load
 from gspo_hpc.config.schema import replace
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.settings import with_value
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PRESETS = sorted(path for path in CONFIGS.glob("*.yaml") if "gpu:" in path.read_text())
@@ -115,3 +116,26 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str]) 
         round(layout["seconds"], 1) for layout in told
     ]
     assert all(f"parallel.tensor_model_parallel_size={layout['settings'][layouts.KEYS[0]]}" in page for layout in told)
+
+
+def test_what_a_doubling_of_each_size_counts() -> None:
+    """As docs/plan.md tells: tensor parallelism least, pipelines most, and all of it below what estimates can tell."""
+    config = load(CONFIGS / "qwen3_30b_a3b_ep8.yaml", ["parallel.expert_model_parallel_size=1"])
+
+    def counts(key: str, value: object) -> float:
+        return layouts.ALIKE ** (layouts._cost(with_value(config, key, value)) - layouts._cost(config)) - 1
+
+    sizes = [f"parallel.{name}_parallel_size" for name in ("tensor_model", "expert_model", "context", "pipeline_model")]
+    found = [counts(size, 2) for size in sizes]
+    assert found == sorted(found) and len({round(one, 4) for one in found}) == 4
+    assert found[0] == pytest.approx(0.009, abs=5e-4) and found[-1] == pytest.approx(0.015, abs=5e-4)
+    assert counts("memory.offload_optimizer", True) == pytest.approx(0.015, abs=5e-4)
+    assert counts(sizes[1], 64) == pytest.approx((1 + found[1]) ** 6 - 1)  # six doublings
+
+
+@pytest.mark.parametrize(("response", "most"), [(7168, 1), (15360, 2), (31744, 4)])
+def test_a_sequence_is_cut_into_pieces_of_8192_tokens_at_least(response: int, most: int) -> None:
+    more = [f"rollout.max_response_length={response}", "rollout.max_prompt_length=1024"]
+    config = load(CONFIGS / "qwen2.5_7b_tp2.yaml", [*more, f"batch.micro_batch_tokens={1024 + response}"])
+    cuts_of = {cut.parallel.context_parallel_size for cut in layouts.Search(config).allowed()}
+    assert cuts_of == {size for size in (1, 2, 4) if size <= most}

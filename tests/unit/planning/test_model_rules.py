@@ -50,7 +50,7 @@ def test_modules_that_are_none_are_refused_with_the_nearest() -> None:
             {"path": "Qwen3-8B", "fp8": "hybrid"},
             ["layernorm"],
             "recompute_delayed_fp8",
-            "model.fp8_recipe: delayed does not go",
+            "model.fp8_recipe: delayed cannot be combined",
         ),
         ({"path": "Qwen3-8B", "fp8": "hybrid", "fp8_recipe": "blockwise"}, ["layernorm"], None, None),
     ],

@@ -1,4 +1,4 @@
-"""Features that this version plans and does not run: `plan` says so and exits with 2, and nothing starts it.
+"""Features that this version can plan, but not run: `plan` says so and exits with 2, and nothing starts it.
 
 Catches a config that is called valid although `train` and `submit` refuse it. A second.
 """
@@ -82,6 +82,7 @@ def test_plan_says_so_on_the_page_in_json_and_by_its_exit_code(
         ({"use_sliding_window": True}, "own", "use_sliding_window = True"),
         ({"vision_config": {}}, "mcore_bridge", "it has a vision_config"),
         ({"architectures": 3}, "own", "cannot be understood"),
+        ({"architectures": {"a": 1}}, "own", "cannot be understood"),
     ],
 )
 def test_models_that_are_not_trained(change: dict[str, Any], provider: str, reason: str | None, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_models_that_are_not_trained(change: dict[str, Any], provider: str, reas
 
 def test_the_feature_in_contributing_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_only, "_features", dict(planned_only._features))
-    (code,) = re.findall(r"^```python\n(.*?)^```$", example("A feature that is planned and not run"), re.S | re.M)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", example("A feature that can be planned, but not run"), re.S | re.M)
     exec(compile(f"from __future__ import annotations\n{code}", "example", "exec"), dict(vars(planned_only)))
 
     def of(recipe: str) -> Config:

@@ -19,6 +19,7 @@ from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry
 from gspo_hpc.system.text import GIB
+from tests.examples import example
 
 PROJECT = Path(__file__).resolve().parents[3]
 FILES = sorted((PROJECT / "configs").glob("*.yaml"))
@@ -164,3 +165,16 @@ def test_it_is_short_and_every_line_counts(path: Path) -> None:
     config = loader.load(path)
     for name, line in leaves(yaml.compose(text)):
         assert value_of(config, name) != value_of(Config(), name) or " # " in lines[line], f"{name} is the default"
+
+
+def test_the_example_of_a_preset_passes_these_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands in CONTRIBUTING.md, under the name that it has there."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", example("A configuration preset"), re.MULTILINE | re.DOTALL)
+    path = tmp_path / f"{yaml.safe_load(text)['run']['name']}.yaml"
+    path.write_text(text)
+    test_it_is_valid_and_nothing_is_missing(path, monkeypatch)
+    test_model_and_layout_are_those_of_the_name(path)
+    test_weights_gradients_and_optimizer_fit_the_gpu_that_it_names(path)
+    test_gibibytes_in_its_comments_are_those_of_the_plan(path)
+    test_it_says_for_what_it_is(path)
+    test_it_is_short_and_every_line_counts(path)

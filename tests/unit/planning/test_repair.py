@@ -11,8 +11,8 @@ import pytest
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.planning.fixes import repair, search
-from gspo_hpc.planning.fixes.candidates import with_value
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.settings import value_of, with_value
 
 SOUND: dict[str, dict[str, Any]] = {
     "cluster": {"gpus_per_node": 8, "gpu": "H100"},
@@ -43,6 +43,7 @@ def test_four_or_five_faults_are_repaired_one_after_another(without: int | None)
     found = repair.find(config)
     assert found is not None and found.left == () and len(found.changes) == len(faults)
     for change in found.changes:
+        assert change.before == value_of(from_dict(faulty(faults)), change.key), "as it was before the whole repair"
         config = with_value(config, change.key, change.value)
     assert make_plan(config).valid
     assert repair.find(config) is None

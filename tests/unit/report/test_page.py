@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from gspo_hpc.config.schema import Config, Data, Model, Rollout, Run
+from gspo_hpc.planning import exactness
 from gspo_hpc.report import render
 from gspo_hpc.report.charts import ReadOut
 from gspo_hpc.report.curves import figures, readouts
@@ -182,8 +183,17 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert sides == ["side bad", "side good", "side mid", "side"]
     words = " ".join(page.within("pairs"))
     assert words.index("it is 8") < words.index("After, step 20") < words.index("not evaluated")
-    for word in ("global_batch_size", "clipping is inert", "killed", "all steps", "run abc123", "torch 2.13"):
+    for word in (
+        "global_batch_size",
+        "clipping is inert",
+        "killed",
+        "all steps",
+        "run abc123",
+        "torch 2.13",
+        "Exactness",
+    ):
         assert word in page.text, word
+    assert page.text.count(exactness.of(run.load_config()).grade) == 2, "in the head, and with its reasons"
 
 
 def test_the_page_stands_alone_and_admits_no_other_script(tmp_path: Path) -> None:

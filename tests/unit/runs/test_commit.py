@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import pytest
 
+from gspo_hpc.runs import commit as commits
 from gspo_hpc.runs.commit import (
     begin,
     clean_staging,
@@ -26,6 +27,7 @@ from gspo_hpc.runs.commit import (
     verify,
 )
 from gspo_hpc.system.direct_io import Writer
+from gspo_hpc.system.progress import marks
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,6 +105,31 @@ def test_everything_is_on_disk_before_the_rename(tmp_path: Path, monkeypatch: py
     assert ("sync", str(tmp_path)) in events[moved:]
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_file_of_another_size_than_its_writer_says_is_not_committed(tmp_path: Path, size: int) -> None:
+    """A file that was cut or has grown since is found: the hash that the writer knows is of what it wrote."""
+    staging = begin(tmp_path, 10)
+    (staging / "shard-0").write_bytes(b"ab")
+    with pytest.raises(OSError, match=rf"has 2 bytes, {size} were written"):
+        commit(staging, 10, {}, {"shard-0": {"size": size, "sha256": "0" * 64}})
+    assert list_committed(tmp_path) == []
+
+
+def test_a_damaged_checkpoint_is_aside_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that loses power after that does not find it under its old name, above the one that was resumed."""
+    save(tmp_path, 10)
+    (save(tmp_path, 20) / "COMMITTED").unlink()
+    synced, fsync = list[tuple[str, list[str]]](), os.fsync
+
+    def log_fsync(fd: int) -> None:
+        fsync(fd)
+        synced.append((os.readlink(f"/proc/self/fd/{fd}"), names(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", log_fsync)
+    newest_whole(tmp_path, put_aside=True)
+    assert synced == [(str(tmp_path), ["000010", "damaged-000020"])]
+
+
 # Damage ---------------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +154,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("MANIFEST.json", cut, "MANIFEST.json or COMMITTED was changed"),
     ("MANIFEST.json", os.unlink, "MANIFEST.json is missing"),
     ("COMMITTED", flip, "MANIFEST.json or COMMITTED was changed"),
+    ("COMMITTED", lambda path: path.write_text(f"{path.read_text()}\n"), "MANIFEST.json or COMMITTED was changed"),
     ("COMMITTED", os.unlink, "COMMITTED is missing"),
 ]
 
@@ -142,6 +170,28 @@ def test_damage_is_noticed_and_the_one_before_is_used(
     assert best == older
     assert len(remarks) == 1 and remarks[0].startswith("checkpoint 20 is damaged and not used: ") and told in remarks[0]
     assert names(tmp_path) == ["000010", "000020"]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize(("name", "damage", "told"), DAMAGE)
+def test_processes_that_share_the_work_find_the_same(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], told: str, parts: int
+) -> None:
+    """Also where there are fewer files than processes; what concerns the whole checkpoint, each of them tells."""
+    path = save(tmp_path, 10)
+    assert [verify(path, part, parts) for part in range(parts)] == [[]] * parts
+    damage(path / name)
+    found = [problem for part in range(parts) for problem in verify(path, part, parts)]
+    assert sorted(set(found)) == sorted(verify(path)) and all(text in found for text in verify(path))
+
+
+def test_processes_that_share_the_work_read_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = save(tmp_path, 10), list[str]()
+    hashed = commits._hash_in_steps
+    monkeypatch.setattr(commits, "_hash_in_steps", lambda file: read.append(file.name) or hashed(file))
+    for part in range(2):
+        verify(path, part, 2)
+    assert sorted(read) == ["cursor.json", "shard-0", "shard-1"]
 
 
 def test_the_damaged_one_is_put_aside_and_does_not_count(tmp_path: Path) -> None:
@@ -315,3 +365,13 @@ def test_a_file_of_another_size_than_was_written_is_not_committed(tmp_path: Path
     with pytest.raises(OSError, match="shard has 3 bytes, 4 were written"):
         commit(staging, 1, known={"shard": {"size": 4, "sha256": ""}})
     assert list_committed(tmp_path) == []
+
+
+def test_every_piece_of_a_file_that_is_verified_is_a_sign_of_life(tmp_path: Path) -> None:
+    """The watcher takes a rank that hashes terabytes for hung without them."""
+    staging = begin(tmp_path, 1)
+    (staging / "shard").write_bytes(os.urandom(3 * 2**22 + 1))
+    whole = commit(staging, 1)
+    before = marks()[0]
+    assert verify(whole) == []
+    assert marks()[0] - before == 4

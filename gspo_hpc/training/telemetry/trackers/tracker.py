@@ -101,7 +101,7 @@ class Tracker:
             try:
                 sink = make()
             except Exception as error:  # whatever it is, it must not end the run
-                self._warn(f"{name} did not start, the run goes on without it: {in_one_line(error)}")
+                self._warn(f"{name} did not start; the run goes on without it: {in_one_line(error)}")
                 continue
             if sink is not None:
                 self._sinks[name] = sink
@@ -117,7 +117,7 @@ class Tracker:
         try:
             return RunDir(run_dir).read_metrics()
         except (OSError, ValueError) as error:
-            self._warn(f"metrics.jsonl was not read, trackers may lack steps: {in_one_line(error)}")
+            self._warn(f"metrics.jsonl could not be read, so trackers may lack steps: {in_one_line(error)}")
             return []
 
     def _deliver(self, record: Mapping[str, Any], samples: Samples) -> None:
@@ -139,7 +139,7 @@ class Tracker:
         try:
             write_json(self._state, self._last)
         except OSError as error:
-            self._warn(f"{self._state.name} was not written: {in_one_line(error)}")
+            self._warn(f"{self._state.name} could not be written: {in_one_line(error)}")
 
     def _finish(self, exit_code: int) -> None:
         for name in list(self._sinks):
@@ -152,7 +152,7 @@ class Tracker:
             action(self._sinks[name])
         except Exception as error:  # whatever it is, it must not end the run
             del self._sinks[name]
-            self._warn(f"{name} failed, the run goes on without it: {in_one_line(error)}")
+            self._warn(f"{name} failed; the run goes on without it: {in_one_line(error)}")
             return False
         return True
 

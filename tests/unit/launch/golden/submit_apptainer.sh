@@ -15,10 +15,24 @@
 export PYTHONPATH=/runs/demo/jobs/NNNN/code
 export PYTHONSAFEPATH=1
 export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+export GSPO_HPC_JOB_BEGAN="$(date +%s)"
+set +e
 
 # command
 export SUBMITIT_EXECUTOR=slurm
 /opt/python -u -m submitit.core._submit /runs/demo/jobs/NNNN
+
+
+# teardown
+status=$? tries=4
+while [ "$status" -gt 128 ] && [ "$status" -ne 130 ] && [ "$tries" -gt 0 ]; do
+    echo "gspo-hpc: signal $((status - 128)) ended the supervisor: starting another"
+    before=$(ls /runs/demo/attempts)
+    GSPO_HPC_KILLED="$status" /opt/python -u -m gspo_hpc.launch.slurm.supervisor /runs/demo /runs/demo/jobs/NNNN
+    status=$?
+    if [ "$before" = "$(ls /runs/demo/attempts)" ]; then tries=$((tries - 1)); else tries=4; fi
+done
+exit "$status"
 
 # The job starts every attempt with
 #   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --gpu-bind=none apptainer exec --nv --bind /runs/demo:/runs/demo --cleanenv /images/gspo.sif python3 -m gspo_hpc.training.worker train /runs/demo

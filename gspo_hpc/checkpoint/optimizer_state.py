@@ -8,7 +8,7 @@ Rates and decay are not saved with it: they come from the configuration and its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,20 +19,26 @@ from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_te
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from gspo_hpc.checkpoint import shared_optimizer
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MASTER = "fp32_param"
 
 State = dict[str, Any]
+Place = Callable[[str, int], torch.Tensor]  # host memory for a name and a number of fp32 elements, kept by its owner
 
 
-def sharded(optimizer: Any, model: State) -> State:
-    """Return the state to save, or to load into, for the sharded state `model` of all weights. Collective."""
+def sharded(optimizer: Any, model: State, place: Place | None = None) -> State:
+    """Return the state to save, or to load into, for the sharded state `model` of all weights.
+
+    `place` gives the memory for what data-parallel ranks gather of a state that they share, to save it; that makes this
+    collective. Without it there is a tensor for everything, to load into.
+    """
     tensors = {}
     for number, part in enumerate(optimizer.chained_optimizers):
         _begin(part)
         if isinstance(part, DistributedOptimizer):
-            found = part.sharded_param_state_fully_reshardable(model, is_loading=False, metadata={})
-            tensors[str(number)] = {str(index): _kept(part, entries) for index, entries in found.items()}
+            tensors[str(number)] = _owned(part, model, number, place)
         else:
             tensors[str(number)] = {
                 str(index): {
@@ -53,7 +59,7 @@ def sharded(optimizer: Any, model: State) -> State:
 def load(optimizer: Any, model: State, state: State) -> None:
     """Take over what was loaded into the state of :func:`sharded`, after the weights."""
     for number, part in enumerate(optimizer.chained_optimizers):
-        entries = state["tensors"][str(number)]
+        entries = state["tensors"].get(str(number), {})  # nothing where this rank owns nothing
         if isinstance(part, DistributedOptimizer):
             _load_distributed(part, {int(index): dict(tensors) for index, tensors in entries.items()})
         else:
@@ -65,26 +71,51 @@ def load(optimizer: Any, model: State, state: State) -> None:
             part.grad_scaler.load_state_dict(state["scaler"])
 
 
+def _owned(part: Any, model: State, number: int, place: Place | None) -> dict[str, dict[str, ShardedBase]]:
+    """Return the entries of the parameters that this rank owns, by index and key, with the values if it has a place."""
+    weights = {id(base.data): base for base in nested_values(extract_sharded_tensors_and_factories(model)[0])}
+    every, rank = shared_optimizer.shares(part), part.data_parallel_group.rank()
+    for share in every:  # before anybody waits for anybody
+        weight = weights[id(share.parameter)]
+        if weight.replica_id[-1] != rank:
+            raise RuntimeError(f"{weight.key} is replica {weight.replica_id} on data-parallel rank {rank}")
+    values: dict[int, dict[str, torch.Tensor]] = {}
+    if place is not None:
+        # Copies of a parameter on other ranks than those of this group, of which one is saved.
+        every = [share for share in every if not any(weights[id(share.parameter)].replica_id[:-1])]
+        values = shared_optimizer.gather(part, _keys(part), every, lambda name, size: place(f"{number}.{name}", size))
+    found: dict[str, dict[str, ShardedBase]] = {}
+    for share in every:
+        if share.owner != rank:
+            continue
+        weight = weights[id(share.parameter)]
+        entries = found[str(share.index)] = {}
+        for key in _keys(part):
+            flat = values[share.index][key] if place is not None else torch.empty(share.parameter.numel())
+            name = _MASTER if key == "param" else key
+            # The only one of its data-parallel group that has the entry.
+            first = replace(weight, replica_id=(*weight.replica_id[:-1], 0))
+            entries[name] = make_sharded_optimizer_tensor(
+                first, flat.view(share.parameter.shape), f"optimizer.state.{name}"
+            )
+    return found
+
+
+def _keys(part: Any) -> tuple[str, ...]:
+    """Return the tensors of a parameter under Megatron's names: a 16-bit weight has a master in fp32."""
+    return ("param", *MOMENTS) if part.config.bf16 or part.config.fp16 else MOMENTS
+
+
 def _load_distributed(part: Any, entries: dict[int, dict[str, torch.Tensor]]) -> None:
-    weights = [parameter for buffer in part.buffers for parameter in buffer.param_index_map]
-    for index, weight in enumerate(weights):
-        if _MASTER not in entries[index]:  # an fp32 model is its own master
-            entries[index][_MASTER] = weight.detach()
+    whole = {
+        index: {"param" if name == _MASTER else name: tensor for name, tensor in tensors.items()}
+        for index, tensors in entries.items()
+    }
     # Megatron copies every tensor of torch's Adam, its number of steps too, which is not among those it was given.
     steps = [(state, state.pop("step")) for state in part.optimizer.state.values() if "step" in state]
-    part.load_parameter_state_from_fully_reshardable(entries)
+    shared_optimizer.scatter(part, _keys(part), whole)
     for state, step in steps:
         state["step"] = step
-
-
-def _kept(part: Any, entries: dict[str, ShardedBase]) -> dict[str, ShardedBase]:
-    """Return the entries under the names of other optimizers, without the master of a weight that is its own."""
-    found = {key: entries[key] for key in MOMENTS}
-    if part.config.bf16 or part.config.fp16:
-        master = entries["param"]
-        key = master.key.replace("optimizer.state.param.", f"optimizer.state.{_MASTER}.", 1)
-        found[_MASTER] = replace(master, key=key)
-    return found
 
 
 def _weights(part: Any, model: State) -> Iterator[ShardedBase]:

@@ -1,0 +1,219 @@
+"""The state of an optimizer that data-parallel ranks share: each gathers, saves, reads and hands out its own part.
+
+Megatron's distributed optimizer gives every rank of a data-parallel group a flat piece of each bucket of parameters.
+Its own way to save this whole makes every rank hold the state of all parameters. Here every parameter has an *owner*
+among the ranks that hold a piece of it. The others send it theirs, a bounded number of bytes at a time, and the owner
+alone saves the parameter; in a load it alone reads it, and sends the pieces back. So a rank holds about 1/dp of the
+state in host memory, but at least one whole parameter, and writes and reads no more than that.
+
+Shapes: every tensor here is flat. `begin` and `end` count elements from the first one of a parameter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gspo_hpc.checkpoint import compat
+from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES
+
+Place = Callable[[str, int], torch.Tensor]  # host memory for a name and a number of fp32 elements
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements of a parameter that one rank of the data-parallel group holds."""
+
+    rank: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """A parameter, by its position among those of the optimizer, and who holds and who owns it."""
+
+    index: int
+    parameter: torch.Tensor
+    pieces: tuple[Piece, ...]
+    owner: int
+
+    def of(self, rank: int) -> Piece | None:
+        """Return the piece that a rank holds, if it holds one."""
+        return next((piece for piece in self.pieces if piece.rank == rank), None)
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Elements of one tensor of a parameter that go from the rank that holds them to the owner, or back."""
+
+    share: Share
+    key: str
+    holder: int
+    offset: int  # in the holder's piece
+    begin: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return self.end - self.begin
+
+
+def shares(part: Any) -> list[Share]:
+    """Return all parameters of a DistributedOptimizer; the same on every rank of its data-parallel group.
+
+    The owner of a parameter is, among the ranks that hold a piece, the one that owns least so far.
+    """
+    size = part.data_parallel_group.size()
+    owned = [0] * size
+    found: list[Share] = []
+    for buffer in part.buffers:
+        for parameter, (start, end, bucket_id) in buffer.param_index_map.items():
+            bucket = buffer.buckets[bucket_id]
+            length = bucket.grad_data.numel() // size  # of a rank's piece of the bucket
+            first, last = (start - bucket.offset) // length, (end - 1 - bucket.offset) // length
+            pieces = []
+            for rank in range(first, last + 1):
+                begin = max(start, bucket.offset + rank * length) - start
+                pieces.append(Piece(rank, begin, min(end, bucket.offset + (rank + 1) * length) - start))
+            owner = min(pieces, key=lambda piece: (owned[piece.rank], piece.begin - piece.end)).rank
+            owned[owner] += end - start
+            found.append(Share(len(found), parameter, tuple(pieces), owner))
+    return found
+
+
+@torch.no_grad()
+def gather(part: Any, keys: Sequence[str], every: Sequence[Share], place: Place) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the whole state of those of the parameters that this rank owns, by index and key, in host memory.
+
+    Collective: `every` must be the same on all ranks of the data-parallel group. `keys`: "exp_avg", "exp_avg_sq" and,
+    for an fp32 master, "param".
+    """
+    group = part.data_parallel_group
+    whole: dict[int, dict[str, torch.Tensor]] = {}
+    for share in every:
+        if share.owner == group.rank():
+            own = share.of(group.rank())
+            assert own is not None, "owners are among the holders"
+            tensors = whole[share.index] = {}
+            for key in keys:
+                tensors[key] = place(f"{share.index}.{key}", share.parameter.numel())
+                tensors[key][own.begin : own.end].copy_(_values(part, share.parameter, key))
+
+    def send(move: _Move) -> torch.Tensor:
+        return _values(part, move.share.parameter, move.key)[move.offset : move.offset + move.elements]
+
+    def receive(move: _Move, values: torch.Tensor) -> None:
+        whole[move.share.index][move.key][move.begin : move.end].copy_(values)
+
+    _exchange(group, _batches(every, keys), send, receive, to_owner=True)
+    return whole
+
+
+@torch.no_grad()
+def scatter(part: Any, keys: Sequence[str], whole: dict[int, dict[str, torch.Tensor]]) -> None:
+    """Give every rank its pieces of what the owners of the parameters have read. The counterpart of gather. Collective.
+
+    A key that is missing is a master that is the parameter itself, which has its values already.
+    """
+    group = part.data_parallel_group
+    me, every = group.rank(), shares(part)
+    mine = {share.index: piece for share in every if (piece := share.of(me)) is not None}
+    arrived: dict[int, dict[str, torch.Tensor]] = {}
+    missing = {index: (piece.end - piece.begin) * len(keys) for index, piece in mine.items()}  # elements to come
+
+    def take(share: Share, key: str, begin: int, end: int, values: torch.Tensor) -> None:
+        piece = mine[share.index]
+        tensors = arrived.setdefault(share.index, {})
+        if key not in tensors:
+            tensors[key] = torch.empty(piece.end - piece.begin, dtype=torch.float32, device=share.parameter.device)
+        tensors[key][begin - piece.begin : end - piece.begin].copy_(values)
+        missing[share.index] -= end - begin
+        if missing[share.index] == 0:
+            own = share.parameter.detach().flatten()[piece.begin : piece.end]
+            compat.set_optimizer_tensors(part, share.parameter, {"param": own, **arrived.pop(share.index)})
+
+    for share in every:
+        if share.owner == me:
+            piece = mine[share.index]
+            for key in keys:
+                values = whole[share.index][key].flatten()[piece.begin : piece.end]
+                take(share, key, piece.begin, piece.end, values)
+
+    def send(move: _Move) -> torch.Tensor:
+        values = whole[move.share.index][move.key].flatten()[move.begin : move.end]
+        return values.to(move.share.parameter.device, torch.float32)
+
+    def receive(move: _Move, values: torch.Tensor) -> None:
+        take(move.share, move.key, move.begin, move.end, values)
+
+    _exchange(group, _batches(every, keys), send, receive, to_owner=False)
+    assert not arrived, "parts of parameters did not arrive"
+    compat.settle_optimizer(part)
+
+
+def _values(part: Any, parameter: torch.Tensor, key: str) -> torch.Tensor:
+    """Return this rank's piece of a tensor of a parameter, in fp32 on the parameter's device."""
+    found = compat.optimizer_tensors(part, parameter)[key]
+    return found.detach().flatten().to(parameter.device, torch.float32)
+
+
+def _batches(every: Sequence[Share], keys: Sequence[str]) -> Iterator[list[_Move]]:
+    """Yield all moves, in the same order on all ranks; in each batch SAVE_TRANSIT_BYTES come to a rank and go from it.
+
+    Neighbouring parameters have different owners, so nearly all ranks of a group take part in a batch.
+    """
+    limit = SAVE_TRANSIT_BYTES // torch.float32.itemsize
+    batch: list[_Move] = []
+    coming, going = Counter[int](), Counter[int]()  # elements in the batch, by owner and by holder
+    for share in every:
+        for key in keys:
+            for piece in share.pieces:
+                begin = piece.begin if piece.rank != share.owner else piece.end
+                while begin < piece.end:
+                    room = limit - max(coming[share.owner], going[piece.rank])
+                    if room == 0:
+                        yield batch
+                        batch, coming, going = [], Counter(), Counter()
+                        continue
+                    end = min(piece.end, begin + room)
+                    batch.append(_Move(share, key, piece.rank, begin - piece.begin, begin, end))
+                    coming[share.owner] += end - begin
+                    going[piece.rank] += end - begin
+                    begin = end
+    if batch:
+        yield batch
+
+
+def _exchange(
+    group: dist.ProcessGroup,
+    batches: Iterable[Sequence[_Move]],
+    send: Callable[[_Move], torch.Tensor],
+    receive: Callable[[_Move, torch.Tensor], None],
+    *,
+    to_owner: bool,
+) -> None:
+    """Make all moves, from the holders to the owner or back: this rank sends and receives what concerns it."""
+    me = group.rank()
+    for moves in batches:
+        operations, landing = [], []
+        for tag, move in enumerate(moves):
+            source, target = (move.holder, move.share.owner) if to_owner else (move.share.owner, move.holder)
+            if source == me:
+                tensor = send(move).contiguous()
+                operations.append(dist.P2POp(dist.isend, tensor, group=group, group_peer=target, tag=tag))
+            elif target == me:
+                tensor = torch.empty(move.elements, dtype=torch.float32, device=move.share.parameter.device)
+                operations.append(dist.P2POp(dist.irecv, tensor, group=group, group_peer=source, tag=tag))
+                landing.append((move, tensor))
+        if operations:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+        for move, tensor in landing:
+            receive(move, tensor)

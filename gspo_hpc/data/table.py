@@ -1,0 +1,206 @@
+"""The table of a rollout's groups, which every rank has: lengths, rewards, advantages, and which rank holds each group.
+
+That is about 50 bytes a completion. Tokens, log-probs, texts and choices of experts stay on the rank that generated or
+read the group, its *holder*; from the table alone all ranks decide alike who trains which completion.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gspo_hpc.data.packing import Sample
+from gspo_hpc.data.records import Group
+
+EXCLUDED, UNGRADED, TRUNCATED = 1, 2, 4  # bits of a row's flags
+
+ROW = np.dtype(
+    [
+        ("slot", "<i4"),
+        ("index", "<i4"),
+        ("holder", "<i4"),  # rank
+        ("prompt_len", "<i4"),
+        ("response_len", "<i4"),
+        ("crc32", "<u4"),  # of the response's tokens
+        ("reward", "<f8"),
+        ("advantage", "<f8"),
+        ("cached", "<i4"),  # tokens of the prompt that the engine took from its prefix cache
+        ("flags", "<u1"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTable:
+    """One row a completion, by slot and index; `parts` are its rewards by grader, NaN where `graded` is False."""
+
+    rows: npt.NDArray[np.void]  # [N] of ROW
+    names: tuple[str, ...]  # P graders, sorted
+    parts: npt.NDArray[np.float64]  # [N, P]
+    graded: npt.NDArray[np.bool_]  # [N, P]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots of the groups, ascending."""
+        found: list[int] = np.unique(self.rows["slot"]).tolist()
+        return found
+
+    @property
+    def holders(self) -> dict[int, int]:
+        """The rank that holds each group, by slot."""
+        slots, places = np.unique(self.rows["slot"], return_index=True)
+        return dict(zip(slots.tolist(), self.rows["holder"][places].tolist(), strict=True))
+
+    def flagged(self, flag: int) -> npt.NDArray[np.bool_]:
+        """Return True for every row that has the flag."""
+        found: npt.NDArray[np.bool_] = (self.rows["flags"] & flag) != 0
+        return found
+
+    def chosen(self, mask: npt.NDArray[np.bool_]) -> GroupTable:
+        """Return the rows for which `mask` is True."""
+        return GroupTable(self.rows[mask], self.names, self.parts[mask], self.graded[mask])
+
+    def samples(self) -> list[Sample]:
+        """Return every completion that has tokens, for packing."""
+        rows = self.rows[self.rows["response_len"] > 0]
+        columns = (rows[name].tolist() for name in ("slot", "index", "prompt_len", "response_len"))
+        return [Sample(*values) for values in zip(*columns, strict=True)]
+
+    def tokens_crc32(self) -> int:
+        """Return the CRC-32 of the tokens of all completions, one after the other."""
+        return _joined_crc32(self.rows["crc32"], self.rows["response_len"].astype(np.int64) * 4)
+
+    def to_bytes(self) -> bytes:
+        """Return the table as bytes: a line of JSON, then the rows and the rewards by grader."""
+        head = json.dumps({"rows": len(self), "names": self.names}).encode() + b"\n"
+        return b"".join((head, self.rows.tobytes(), self.parts.astype("<f8").tobytes(), self.graded.tobytes()))
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> GroupTable:
+        """Return the table that :meth:`to_bytes` wrote."""
+        end = raw.index(b"\n") + 1
+        head = json.loads(raw[:end])
+        count, names = int(head["rows"]), tuple(head["names"])
+        width = (count, len(names))
+        parts_at = end + count * ROW.itemsize
+        graded_at = parts_at + 8 * count * len(names)
+        return cls(
+            np.frombuffer(raw, ROW, count, end),
+            names,
+            np.frombuffer(raw, "<f8", count * len(names), parts_at).astype(np.float64).reshape(width),
+            np.frombuffer(raw, np.bool_, count * len(names), graded_at).reshape(width),
+        )
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], holder: int) -> GroupTable:
+        """Return the table of groups that rank `holder` holds."""
+        names = tuple(sorted({name for group in groups for c in group.completions for name in c.reward_parts}))
+        rows = [
+            (
+                group.slot,
+                index,
+                holder,
+                len(group.prompt.tokens),
+                len(c.tokens),
+                zlib.crc32(c.tokens.astype("<i4").tobytes()),
+                c.reward,
+                c.advantage,
+                c.cached,
+                EXCLUDED * c.excluded + UNGRADED * (c.failure is not None) + TRUNCATED * (c.finish_reason == "length"),
+            )
+            for group in groups
+            for index, c in enumerate(group.completions)
+        ]
+        every = [c.reward_parts for group in groups for c in group.completions]
+        width = (len(rows), len(names))
+        parts = [[c.get(name, np.nan) for name in names] for c in every]
+        graded = [[name in c for name in names] for c in every]
+        return cls(
+            np.array(rows, ROW).reshape(len(rows)),
+            names,
+            np.array(parts, np.float64).reshape(width),
+            np.array(graded, np.bool_).reshape(width),
+        ).sorted()
+
+    def sorted(self) -> GroupTable:
+        """Return the same rows by slot and index."""
+        order = np.lexsort((self.rows["index"], self.rows["slot"]))
+        return GroupTable(self.rows[order], self.names, self.parts[order], self.graded[order])
+
+
+def joined(tables: Sequence[GroupTable]) -> GroupTable:
+    """Return the rows of all tables in one, by slot and index."""
+    names = tuple(sorted({name for table in tables for name in table.names}))
+    count = sum(map(len, tables))
+    parts, graded = np.full((count, len(names)), np.nan), np.zeros((count, len(names)), np.bool_)
+    begin = 0
+    for table in tables:
+        end = begin + len(table)
+        for column, name in enumerate(table.names):
+            parts[begin:end, names.index(name)] = table.parts[:, column]
+            graded[begin:end, names.index(name)] = table.graded[:, column]
+        begin = end
+    rows = np.concatenate([table.rows for table in tables]) if tables else np.zeros(0, ROW)
+    return GroupTable(rows, names, parts, graded).sorted()
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedGroups:
+    """The groups of a rollout, each on the rank that holds it. The table is the same on every rank."""
+
+    table: GroupTable
+    own: Mapping[int, Group] = field(default_factory=dict)  # by slot: those that this rank holds
+
+    def at(self, slots: Sequence[int]) -> ShardedGroups:
+        """Return the groups of these slots alone."""
+        wanted = set(slots)
+        own = {slot: group for slot, group in self.own.items() if slot in wanted}
+        return ShardedGroups(self.table.chosen(np.isin(self.table.rows["slot"], list(wanted))), own)
+
+    def with_own(self, groups: Mapping[int, Group]) -> ShardedGroups:
+        """Return the same table with new content of this rank's groups, in fields that the table lacks."""
+        return replace(self, own=groups)
+
+
+_POLYNOMIAL, _ONE = np.uint32(0xEDB88320), np.uint32(1 << 31)  # of CRC-32, the lowest power in the highest bit
+
+
+def _joined_crc32(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]) -> int:
+    """Return the CRC-32 of texts in a row from the CRC-32 and the number of bytes of each.
+
+    CRCs are remainders of polynomials over two elements: the first of two texts is multiplied by x to the number of
+    bits of the second. Neighbours are joined until one is left.
+    """
+    sizes, which = np.unique(lengths, return_inverse=True)
+    powers = _powers(8 * sizes)[which]
+    while len(crcs) > 1:
+        if len(crcs) % 2:  # an empty text
+            crcs, powers = np.append(crcs, np.uint32(0)), np.append(powers, _ONE)
+        crcs, powers = _product(crcs[::2], powers[1::2]) ^ crcs[1::2], _product(powers[::2], powers[1::2])
+    return int(crcs[0]) if len(crcs) else 0
+
+
+def _powers(exponents: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Return x to each exponent."""
+    result, square = np.full(len(exponents), _ONE), np.array([_ONE >> np.uint32(1)])
+    while exponents.any():
+        result = np.where(exponents & 1, _product(result, square), result)
+        square, exponents = _product(square, square), exponents >> 1
+    return result
+
+
+def _product(a: npt.NDArray[np.uint32], b: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Return a times b, modulo the polynomial of CRC-32."""
+    result, b = np.zeros_like(a), np.broadcast_to(b, a.shape)
+    for bit in range(31, -1, -1):
+        result ^= np.where((a >> np.uint32(bit)) & 1, b, 0).astype(np.uint32)
+        b = (b >> np.uint32(1)) ^ np.where(b & 1, _POLYNOMIAL, np.uint32(0))
+    return result

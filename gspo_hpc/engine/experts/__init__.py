@@ -1,0 +1,1 @@
+"""Experts' weights on their way into the layers of vLLM's workers."""

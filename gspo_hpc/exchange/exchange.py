@@ -1,0 +1,264 @@
+"""The exchange of samples: from the ranks that hold groups to those that compute them, and results back.
+
+A micro-batch is computed by one *slice* of the job: the ranks with the same place in data parallelism, which split it
+by tensor, pipeline and context parallelism. The first of them, its leader, gets the slice's samples from their holders
+and hands them on along a tree. What a pass finds goes from leaders to holders. All ranks derive from the table of
+groups and from the packing who sends what, so nothing is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gspo_hpc.data.packing import MicroBatch, Sample
+from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
+from gspo_hpc.data.table import EXCLUDED, UNGRADED, GroupTable, ShardedGroups, joined
+from gspo_hpc.exchange.parcels import Array, Item
+from gspo_hpc.exchange.transport import Transport
+
+Key = tuple[int, int]  # slot and index of a completion; index -1: the prompt
+Dealt = Sequence[Sequence[MicroBatch]]  # micro-batches by data-parallel rank
+
+_NO_TOKENS = np.zeros(0, np.int32)
+_NO_VALUES = np.zeros(0, np.float32)
+_NOT_HERE = Completion(_NO_TOKENS, _NO_VALUES, "", "", 0)  # in the place of one that this rank does not compute
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The ranks that compute together: the leader of every slice, and this rank's slice, leader first."""
+
+    leaders: tuple[int, ...] = (0,)  # by data-parallel rank
+    own: int = 0  # data-parallel rank
+    members: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A view of a rollout for observers on rank 0: its first groups, one completion each, and why graders failed."""
+
+    groups: list[Group]
+    failures: Counter[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Exchange samples and results between ranks; by default, in a job of one rank. Methods are collective."""
+
+    transport: Transport = field(default_factory=Transport)
+    slices: Slices = field(default_factory=Slices)
+
+    def shard(self, own: Iterable[Group]) -> ShardedGroups:
+        """Return the groups of all ranks, of which this rank holds `own`."""
+        held = {group.slot: group for group in own}
+        mine = GroupTable.of(list(held.values()), self.transport.rank)
+        whole = self.transport.share(mine.to_bytes(), _join_tables)
+        return ShardedGroups(GroupTable.from_bytes(whole), held)
+
+    def hand_out(self, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+        """Return the `count` prompts of rank 0 on all ranks; other ranks' are ignored."""
+        items = [Item(prompt.index, -1, (prompt.tokens, _text_array(prompt.text, prompt.fields))) for prompt in prompts]
+        every = self.transport.relay(items, count, range(self.transport.world_size))
+        return [_prompt(item) for item in every] if self.transport.rank else list(prompts)
+
+    def share_out(
+        self, files: Callable[[], Sequence[str]], read: Callable[[str], Mapping[int, Group]]
+    ) -> tuple[dict[int, Group], set[int]]:
+        """Return this rank's share of the groups in `files`, by slot, and the slots of all: one rank reads each file.
+
+        Rank 0 alone lists the files. Where a slot is in several, the first of them counts.
+        """
+        rank, ranks = self.transport.rank, self.transport.world_size
+        listed = json.dumps([] if rank else list(files())).encode()
+        named = json.loads(self.transport.share(listed, lambda parts: parts[0]))
+        found = {number: read(named[number]) for number in range(rank, len(named), ranks)}
+        mine = {str(slot): number for number in sorted(found, reverse=True) for slot in found[number]}
+        first = json.loads(self.transport.share(json.dumps(mine).encode(), _join_first))
+        own = {slot: group for number in found for slot, group in found[number].items() if first[str(slot)] == number}
+        return own, {int(slot) for slot in first}
+
+    def fetch(self, groups: ShardedGroups, dealt: Dealt, *, training: bool, experts: bool) -> dict[int, Group]:
+        """Return, by slot, the parts of groups that this rank's slice computes; other completions of them are empty.
+
+        With `training` they have all log-probs, else none; with `experts`, the choices of experts that are known.
+        """
+        holders, me = groups.table.holders, self.transport.rank
+        by_slice = _keys(dealt, prompts=True)
+        outgoing: dict[int, list[Item]] = {}
+        for number, keys in enumerate(by_slice):
+            items = [
+                _packed(groups.own[slot], index, training=training, experts=experts)
+                for slot, index in keys
+                if slot in groups.own
+            ]
+            if items:
+                outgoing[self.slices.leaders[number]] = items
+        wanted = by_slice[self.slices.own]
+        local = outgoing.pop(me, [])
+        leads = self.slices.members[0] == me
+        counts = Counter(holders[slot] for slot, _ in wanted if holders[slot] != me) if leads else {}
+        received = self.transport.swap(outgoing, counts)
+        items = [*local, *(item for rank in sorted(received) for item in received[rank])] if leads else []
+        items = self.transport.relay(items, len(wanted), self.slices.members)
+        return _unpacked(items, groups.table)
+
+    def give_back(
+        self,
+        groups: ShardedGroups,
+        dealt: Dealt,
+        logprobs: Mapping[Key, Floats],
+        experts: Mapping[Key, Experts] | None,
+    ) -> tuple[dict[Key, Floats], dict[Key, Experts]]:
+        """Send a pass's results to the holders; return those of this rank's groups: log-probs, and experts if given.
+
+        What the other ranks of a slice give is ignored: they have the same. Of a prompt that several slices computed,
+        the first slice's experts count.
+        """
+        holders, me = groups.table.holders, self.transport.rank
+        by_slice = _keys(dealt, prompts=experts is not None)
+        outgoing: dict[int, list[Item]] = {}
+        if self.slices.members[0] == me:
+            for key in by_slice[self.slices.own]:
+                arrays = (logprobs.get(key), None if experts is None else experts[key])
+                outgoing.setdefault(holders[key[0]], []).append(Item(*key, arrays))
+        counts = {
+            leader: count
+            for leader, keys in zip(self.slices.leaders, by_slice, strict=True)
+            if leader != me and (count := sum(slot in groups.own for slot, _ in keys))
+        }
+        found = {me: outgoing.pop(me, [])} | self.transport.swap(outgoing, counts)
+        values: dict[Key, Floats] = {}
+        chosen: dict[Key, Experts] = {}
+        for item in (item for rank in sorted(found) for item in found[rank]):
+            key = item.slot, item.index
+            if item.arrays[0] is not None:
+                values[key] = item.arrays[0]
+            if item.arrays[1] is not None:
+                chosen.setdefault(key, item.arrays[1])
+        return values, chosen
+
+    def show(self, groups: ShardedGroups, count: int) -> Shown:
+        """Return on rank 0 the first `count` groups, with one completion each, and all failures; nothing elsewhere."""
+        holders, me = groups.table.holders, self.transport.rank
+        first = groups.table.slots[:count]
+        failed = groups.table.rows[groups.table.flagged(UNGRADED)]["slot"].tolist()
+        senders = {holders[slot] for slot in (*first, *failed)}
+        mine = [_text_item(groups, first)] if me in senders else []
+        if me:
+            self.transport.swap({0: mine} if mine else {}, {})
+            return Shown([], Counter())
+        received = self.transport.swap({}, dict.fromkeys(senders - {0}, 1))
+        texts = [item.arrays[0] for items in (mine, *received.values()) for item in items]
+        parts = [_content(text)[0] for text in texts if text is not None]
+        shown = [Group.from_json(line) for part in parts for line in part["groups"]]
+        failures = sorted((tuple(entry) for part in parts for entry in part["failures"]), key=lambda one: one[:2])
+        return Shown(sorted(shown, key=lambda group: group.slot), Counter(text for _, _, text in failures))
+
+
+def _keys(dealt: Dealt, *, prompts: bool) -> list[list[Key]]:
+    """Return the completions of every slice and, if asked for, the prompts that they belong to, in order."""
+    found = []
+    for batches in dealt:
+        samples: list[Sample] = [sample for batch in batches for sample in batch]
+        keys = {(sample.group, sample.index) for sample in samples}
+        found.append(sorted(keys | ({(sample.group, -1) for sample in samples} if prompts else set())))
+    return found
+
+
+def _join_tables(parts: Sequence[bytes]) -> bytes:
+    return joined([GroupTable.from_bytes(part) for part in parts]).to_bytes()
+
+
+def _join_first(parts: Sequence[bytes]) -> bytes:
+    """Return the least number of every key."""
+    joint: dict[str, int] = {}
+    for part in map(json.loads, parts):
+        joint |= {key: min(number, joint.get(key, number)) for key, number in part.items()}
+    return json.dumps(joint).encode()
+
+
+def _packed(group: Group, index: int, *, training: bool, experts: bool) -> Item:
+    if index < 0:
+        return Item(group.slot, index, (group.prompt.tokens, group.prompt_experts if experts else None))
+    c = group.completions[index]
+    values = (c.logprobs, c.old_logprobs, c.reference_logprobs) if training else (None, None, None)
+    return Item(group.slot, index, (c.tokens, c.experts if experts else None, *values))
+
+
+def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
+    """Return the groups of these items, with advantages as the table has them."""
+    rows = {(slot, index): row for row, (slot, index) in enumerate(table.rows[["slot", "index"]].tolist())}
+    found: dict[int, Group] = {}
+    for item in sorted(items, key=lambda one: (one.slot, one.index)):  # a prompt before its completions
+        tokens, experts, logprobs, old, reference, *_ = (*item.arrays, None, None, None)
+        assert tokens is not None
+        if item.index < 0:
+            found[item.slot] = Group(item.slot, Prompt(-1, tokens, "", {}), (), experts)
+            continue
+        row = table.rows[rows[item.slot, item.index]]
+        completion = replace(
+            _NOT_HERE,
+            tokens=tokens,
+            logprobs=np.zeros(len(tokens), np.float32) if logprobs is None else logprobs,
+            excluded=bool(row["flags"] & EXCLUDED),
+            advantage=float(row["advantage"]),
+            cached=int(row["cached"]),
+            old_logprobs=old,
+            reference_logprobs=reference,
+            experts=experts,
+        )
+        group = found[item.slot]
+        missing = (_NOT_HERE,) * (item.index - len(group.completions))
+        found[item.slot] = group.with_completions((*group.completions, *missing, completion))
+    return found
+
+
+def _text_item(groups: ShardedGroups, first: Sequence[int]) -> Item:
+    """Return what this rank has to show, as an item of text."""
+    shown = [_outline(groups.own[slot]).to_json() for slot in first if slot in groups.own]
+    failures = [
+        (group.slot, index, completion.failure)
+        for group in groups.own.values()
+        for index, completion in enumerate(group.completions)
+        if completion.failure is not None
+    ]
+    content: dict[str, Any] = {"groups": shown, "failures": failures}
+    return Item(-1, -1, (_text_array(content),))
+
+
+def _outline(group: Group) -> Group:
+    """Return the group with its first completion alone, and without arrays."""
+    first = replace(
+        group.completions[0],
+        tokens=_NO_TOKENS,
+        logprobs=_NO_VALUES,
+        old_logprobs=None,
+        reference_logprobs=None,
+        experts=None,
+    )
+    prompt = replace(group.prompt, tokens=_NO_TOKENS)
+    return replace(group, prompt=prompt, completions=(first,), prompt_experts=None)
+
+
+def _prompt(item: Item) -> Prompt:
+    tokens, text, *_ = item.arrays
+    assert tokens is not None and text is not None
+    return Prompt(item.slot, tokens, *_content(text))
+
+
+def _text_array(*content: Any) -> npt.NDArray[np.uint8]:
+    """Return what JSON can hold as an array of bytes."""
+    return np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+
+def _content(array: Array) -> list[Any]:
+    """Return what :func:`_text_array` was given."""
+    found: list[Any] = json.loads(array.tobytes())
+    return found

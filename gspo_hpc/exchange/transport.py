@@ -1,0 +1,146 @@
+"""Messages between ranks over host memory: from rank to rank in chunks of bounded size, and along trees.
+
+Only the depth of a tree grows with the number of ranks. A rank connects only to ranks that it exchanges data with;
+data stays in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from gspo_hpc.exchange import parcels
+from gspo_hpc.exchange.parcels import WIDTH, Header, Item
+from gspo_hpc.system.progress import mark
+
+SLICE_BYTES = 1 << 20  # of a payload, in flight between two ranks
+_TAG = 0
+
+Merge = Callable[[Sequence[bytes]], bytes]
+
+
+class Transport:
+    """This rank's end of all connections; a transport without a group is that of a job of one rank."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """Take a gloo group of all ranks."""
+        self._group = group
+        self.rank, self.world_size = (0, 1) if group is None else (group.rank(), group.size())
+        self.sent = self.received = 0  # bytes
+
+    def swap(self, outgoing: Mapping[int, Sequence[Item]], expected: Mapping[int, int]) -> dict[int, list[Item]]:
+        """Send items to ranks, and return those received, by rank, ascending; `expected`: number of items by sender.
+
+        Every rank that takes part calls it. Between two ranks one chunk is in flight in each direction, so no rank
+        holds more of another's data than it asked for.
+        """
+        outgoing, expected = dict(sorted(outgoing.items())), dict(sorted(expected.items()))
+        headers = {rank: parcels.header_of(items) for rank, items in outgoing.items()}
+        found: dict[int, Header] = {rank: np.empty((rows, WIDTH), np.int64) for rank, rows in expected.items()}
+        self._round({r: _bytes(h) for r, h in headers.items()}, {r: _bytes(h) for r, h in found.items()})
+        payloads = {rank: np.empty(parcels.payload_bytes(header), np.uint8) for rank, header in found.items()}
+        cut = {rank: parcels.slices(items, SLICE_BYTES) for rank, items in outgoing.items()}
+        begin = 0
+        while cut or any(len(payload) > begin for payload in payloads.values()):
+            sending = {rank: piece for rank, pieces in cut.items() if (piece := next(pieces, None)) is not None}
+            cut = {rank: cut[rank] for rank in sending}
+            self._round(sending, {rank: payload[begin : begin + SLICE_BYTES] for rank, payload in payloads.items()})
+            begin += SLICE_BYTES
+        return {rank: parcels.unpack(header, payloads[rank]) for rank, header in found.items()}
+
+    def relay(self, items: Sequence[Item], rows: int, members: Sequence[int]) -> list[Item]:
+        """Return the `rows` items of the first of `members` on all of them, each of which calls it.
+
+        They go down a binary tree, so a rank receives them once and sends them at most twice.
+        """
+        place = members.index(self.rank)
+        if len(members) == 1:
+            return list(items)
+        parent = members[(place - 1) // 2] if place else None
+        children = members[2 * place + 1 : 2 * place + 3]
+        header = parcels.header_of(items) if parent is None else np.empty((rows, WIDTH), np.int64)
+        assert len(header) == rows, (len(header), rows)
+        self._down([_bytes(header)], parent, children)
+        if parent is None:
+            self._down(parcels.slices(items, SLICE_BYTES), None, children)
+            return list(items)
+        payload = np.empty(parcels.payload_bytes(header), np.uint8)
+        cut = [payload[begin : begin + SLICE_BYTES] for begin in range(0, len(payload), SLICE_BYTES)]
+        self._down(cut, parent, children)
+        return parcels.unpack(header, payload)
+
+    def share(self, mine: bytes, merge: Merge) -> bytes:
+        """Return on all ranks what `merge` makes of every rank's bytes. Collective.
+
+        They are merged up a binary tree, so `merge` also gets its own results; the root's result is sent down.
+        """
+        above, below = (self.rank - 1) // 2, range(2 * self.rank + 1, 2 * self.rank + 3)
+        children = [rank for rank in below if rank < self.world_size]
+        merged = merge([mine, *(self._receive(rank) for rank in children)])
+        if self.rank:
+            self._send(merged, [above])
+            merged = self._receive(above)
+        self._send(merged, children)
+        return merged
+
+    def _down(self, pieces: Iterable[npt.NDArray[np.uint8]], parent: int | None, children: Sequence[int]) -> None:
+        """Hand every piece on to the children, after it has come from the parent if there is one."""
+        under_way: list[dist.Work] = []
+        for piece in pieces:
+            mark()
+            if parent is not None:
+                self._begin_receiving(piece, parent).wait()
+            begun = [self._begin_sending(piece, rank) for rank in children]
+            _wait(under_way)
+            under_way = begun
+        _wait(under_way)
+
+    def _round(
+        self, outgoing: Mapping[int, npt.NDArray[np.uint8]], incoming: Mapping[int, npt.NDArray[np.uint8]]
+    ) -> None:
+        """Send one buffer to each of some ranks and receive one from each of some ranks; empty ones are not sent."""
+        mark()
+        work = [self._begin_receiving(buffer, rank) for rank, buffer in incoming.items() if len(buffer)]
+        work += [self._begin_sending(buffer, rank) for rank, buffer in outgoing.items() if len(buffer)]
+        _wait(work)
+
+    def _begin_sending(self, buffer: npt.NDArray[np.uint8], rank: int) -> dist.Work:
+        assert self._group is not None
+        self.sent += len(buffer)
+        return self._group.send([torch.from_numpy(buffer)], rank, _TAG)
+
+    def _begin_receiving(self, buffer: npt.NDArray[np.uint8], rank: int) -> dist.Work:
+        assert self._group is not None
+        self.received += len(buffer)
+        return self._group.recv([torch.from_numpy(buffer)], rank, _TAG)
+
+    def _send(self, payload: bytes, ranks: Sequence[int]) -> None:
+        size = np.array([len(payload)], np.int64)
+        whole = np.frombuffer(bytearray(payload), np.uint8)
+        self._round({rank: _bytes(size) for rank in ranks}, {})
+        self._round({rank: whole for rank in ranks}, {})
+
+    def _receive(self, rank: int) -> bytes:
+        size = np.zeros(1, np.int64)
+        self._round({}, {rank: _bytes(size)})
+        whole = np.empty(int(size[0]), np.uint8)
+        self._round({}, {rank: whole})
+        return whole.tobytes()
+
+
+def gathered(transport: Transport, mine: bytes) -> list[bytes]:
+    """Return every rank's bytes, which have no line break, on all ranks and in any order. Collective."""
+    return transport.share(mine, b"\n".join).split(b"\n")
+
+
+def _bytes(array: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _wait(work: Sequence[dist.Work]) -> None:
+    for one in work:
+        one.wait()

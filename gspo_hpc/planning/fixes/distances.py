@@ -1,0 +1,101 @@
+"""Distances of changes from the run that was asked for: the nearest fixes are offered first."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config.schema import Config, Model
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import devices, parameters
+
+# How much a change of each setting changes the run: the distance of a change is this times the doublings.
+_WEIGHTS: dict[str, float] = {
+    "optimizer.distributed": 0.4,  # the same numbers, another place
+    "memory.recompute_granularity": 0.6,
+    "memory.offload_optimizer": 0.8,
+    "memory.offload_trainer": 0.8,
+    "rollout.sleep_level": 0.5,
+    "checkpoint.async_save": 0.8,
+    "moe.token_dispatcher": 0.5,
+    "optimizer.grad_reduce_in_fp32": 2.5,
+    "batch.micro_batch_size": 0.9,  # the same run in other pieces
+    "batch.micro_batch_tokens": 0.9,
+    "batch.global_batch_size": 1.0,
+    "batch.generation_batch_size": 1.0,
+    "batch.steps_per_generation": 1.1,
+    "batch.num_generations": 1.2,
+    "rollout.engines_per_node": 1.3,
+    "rollout.tensor_parallel_size": 1.4,
+    "rollout.max_prompt_length": 1.6,
+    "rollout.max_response_length": 1.5,
+    "parallel.sequence_parallel": 0.5,
+    "parallel.expert_tensor_parallel_size": 1.7,
+    "parallel.expert_model_parallel_size": 1.8,
+    "parallel.context_parallel_size": 2.2,
+    "parallel.tensor_model_parallel_size": 2.0,
+    "parallel.pipeline_model_parallel_size": 2.1,
+    "parallel.virtual_pipeline_model_parallel_size": 1.5,
+    "parallel.num_layers_in_first_pipeline_stage": 1.3,
+    "parallel.num_layers_in_last_pipeline_stage": 1.3,
+    "rollout.engine.gpu_memory_utilization": 0.8,
+    "rollout.engine.max_num_batched_tokens": 0.8,
+    "rollout.engine.max_num_seqs": 0.8,
+    "rollout.dtype": 1.0,
+    "rollout.mode": 3.0,
+    "cluster.nodes": 3.0,  # what one has is harder to change
+    "cluster.gpus_per_node": 3.2,
+    "cluster.gpu": 3.5,
+    "model.path": 6.0,
+}
+
+
+def between(key: str, before: Any, value: Any) -> float:
+    """Return the distance of two values of a setting: its weight, times the doublings between numbers."""
+    weight = _WEIGHTS.get(key, 2.0)
+    if is_number(before) and is_number(value) and before > 0 and value > 0:
+        return weight * abs(math.log2(value / before))
+    if isinstance(before, str) and isinstance(value, str):
+        if key == "cluster.gpu":
+            return _between_gpus(weight, before, value)
+        if key == "model.path":
+            return _between_models(weight, before, value)
+    return weight
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, and not true or false."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@cache
+def _between_gpus(weight: float, before: str, value: str) -> float:
+    """Return a distance by the ratio of their memory if both are known, else by how unlike their names are."""
+    unlike = _unlike(before, value)
+    try:
+        memory = devices.find(before).memory
+    except ValueError:  # a typing error
+        return unlike
+    return weight * abs(math.log2(devices.DEVICES[value].memory / memory)) + unlike
+
+
+@cache
+def _between_models(weight: float, before: str, value: str) -> float:
+    """Return a distance by the ratio of their sizes if both are known, and by their names, for those of a family."""
+    sizes = [_size(name) for name in (before, value)]
+    doublings = abs(math.log2(sizes[1] / sizes[0])) if sizes[0] and sizes[1] else 0.0
+    return weight * (0.5 + 0.5 * doublings + _unlike(Path(before).name, Path(value).name))
+
+
+@cache
+def _size(path: str) -> int | None:
+    """Return the parameters of a model; None if its sizes are not known."""
+    arch = architecture.find(Config(model=Model(path=path)))
+    return None if arch is None else parameters.parameters(arch)
+
+
+def _unlike(one: str, other: str) -> float:
+    return 1.0 - difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()

@@ -1,0 +1,74 @@
+"""The gap between the log-probs of engine and trainer, and what of it is allowed.
+
+In 16 bits an improbable token's log-prob is mostly rounding: its logit is far below the largest, and no completion
+samples it. So there each token's gap is weighted with its probability, as the tokens of a rollout are by being sampled.
+In float32 rounding is small everywhere, and every token counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from gspo_hpc.config.derived import GapLimits
+from gspo_hpc.data.records import Floats
+
+_GROWTH = 4.0  # times the gap of the first sync that later ones may have, in 16 bits
+_FLOOR = 0.2  # of the mean that is allowed: gaps below it are never too large for growth alone
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Differences |log p - log q| of tokens, in nats; infinite where a log-prob is not finite."""
+
+    max: float = 0.0
+    mean: float = 0.0
+    weighted_max: float = 0.0  # of p |log p - log q|, with the larger of both probabilities as p
+    weighted_mean: float = 0.0  # the mean with p as weight
+    # Step of the grid on which the engine's logits lie, because its head rounds them; 0: none is seen.
+    head_step: float = 0.0
+
+    def values(self) -> tuple[float, ...]:
+        """Return the numbers, which ranks reduce to their maxima."""
+        return astuple(self)
+
+
+def measure(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Gap:
+    """Return the gap over all tokens of these sequences of log-probs."""
+    one, other = np.concatenate(list(ours)).astype(np.float64), np.concatenate(list(theirs)).astype(np.float64)
+    gaps = np.abs(one - other)
+    if not np.isfinite(gaps).all():
+        return Gap(*[float("inf")] * 4)
+    weights = np.exp(np.maximum(one, other))
+    total = weights.sum()
+    mean = float((weights * gaps).sum() / total) if total > 0.0 else float(gaps.mean())
+    return Gap(*differences(ours, theirs), float((weights * gaps).max()), mean)
+
+
+def differences(ours: Sequence[Floats], theirs: Sequence[Floats]) -> tuple[float, float]:
+    """Return the largest and the mean |difference| in float32."""
+    gaps = np.concatenate([np.abs(a - b) for a, b in zip(ours, theirs, strict=True)])
+    return float(gaps.max()), float(gaps.mean())
+
+
+def excess(gap: Gap, allowed: GapLimits, first: Gap | None) -> str | None:
+    """Return what of `gap` is not allowed, with the numbers; None if it is small enough.
+
+    `first` is the gap of the first sync, above which it must not rise far in 16 bits either.
+    """
+    if not allowed.weighted:
+        largest, mean, kind = gap.max, gap.mean, "|log-prob difference|"
+    else:
+        largest, mean, kind = gap.weighted_max, gap.weighted_mean, "|log-prob difference| weighted by probability"
+    if not (largest <= allowed.max and mean <= allowed.mean):
+        return f"max {kind} {largest:.2e} (allowed {allowed.max:g}), mean {mean:.2e} (allowed {allowed.mean:g})"
+    if allowed.weighted and first is not None:
+        most = max(_GROWTH * first.weighted_mean, _FLOOR * allowed.mean)
+        if mean > most:
+            return (
+                f"mean {kind} {mean:.2e}, and {first.weighted_mean:.2e} at the first sync (allowed {_GROWTH:g} times "
+                f"as much, or {_FLOOR * allowed.mean:g})"
+            )
+    return None

@@ -1,0 +1,1 @@
+"""A GPU that only counts, and vLLM's own Python wired up around it."""

@@ -1,0 +1,115 @@
+"""Faults of an engine, planted one after another: what the gate says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gspo_hpc.engine.engine import Engine, EngineSettings
+from gspo_hpc.models.parts import Rope
+from gspo_hpc.ops.weight_parts import Part
+from gspo_hpc.policy.model import rotated_by
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.training import probe, sync
+from gspo_hpc.training.agreement.gap import Gap
+
+SEQUENCES = np.random.default_rng(1).integers(0, 90, (4, 24)).tolist()
+SWAPPED = (".layers.2.", 3, 6)  # layer and experts
+_ROPES = {"theta": Rope(1e6), "scaling": Rope(5000.0, "linear", 4.0)}  # of the trainer; the model has theta 5000
+
+
+def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
+    """Return the gap without a fault, and what is said of every fault."""
+    found: dict[str, Any] = {}
+    engine = started(model, dtype, {})
+    clean, _ = sync.synchronize(made, engine, SEQUENCES)
+    found["clean"] = np.array(clean.gap.values())
+    found["again"] = np.array(sync.synchronize(made, engine, SEQUENCES, first=clean.gap)[0].gap.values())
+    found["stale"] = said(made, engine, clean.gap, _without_reset)
+    if made.arch.experts is not None:
+        found["swapped"] = said(made, engine, clean.gap, _with_swapped_experts)
+    for name, rope in _ROPES.items():
+        true = made.arch
+        made.arch = replace(true, rope=rope)
+        with rotated_by(made.chunks, rope, true.head_dim):
+            found[name] = said(made, engine, clean.gap)
+        made.arch = true
+    found["weights"] = said(made, engine, clean.gap, _with_noise)
+    found["healed"] = np.array(sync.synchronize(made, engine, SEQUENCES, first=clean.gap)[0].gap.values())
+    engine.close()
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def rounded(made: Policy, model: str) -> dict[str, np.ndarray]:
+    """Return what is said of an engine that differs from a trainer in float32 by the type of its head alone."""
+    engine = started(model, "float32", {"hf_overrides": {"head_dtype": "bfloat16"}})
+    found = said(made, engine, Gap())
+    engine.close()
+    return {"head": np.asarray(found)}
+
+
+def started(model: str, dtype: str, arguments: dict[str, Any]) -> Engine:
+    """Return an engine of the model."""
+    engine = Engine(
+        EngineSettings(
+            model_path=model, dtype=dtype, max_model_len=256, kv_cache_gb=0.1, threads=1, engine_args=arguments
+        )
+    )
+    engine.start()
+    return engine
+
+
+def said(
+    made: Policy, engine: Engine, first: Gap, plant: Callable[[Policy, Engine], Callable[[], None]] | None = None
+) -> str:
+    """Return the error of a sync with a fault planted; an empty text without an error."""
+    undo = plant(made, engine) if plant is not None else lambda: None
+    try:
+        sync.synchronize(made, engine, SEQUENCES, first=first)
+    except probe.ProbeMismatch as error:
+        return str(error)
+    finally:
+        undo()
+    return ""
+
+
+def _without_reset(made: Policy, engine: Engine) -> Callable[[], None]:
+    engine.reset_prefix_cache = lambda: None  # type: ignore[method-assign]
+    return lambda: delattr(engine, "reset_prefix_cache")
+
+
+def _with_swapped_experts(made: Policy, engine: Engine) -> Callable[[], None]:
+    layer, one, other = SWAPPED
+
+    def swapped(part: Part) -> Part:
+        if not part.experts or layer not in part.name:
+            return part
+        return replace(part, experts=tuple({one: other, other: one}.get(number, number) for number in part.experts))
+
+    return _stream(made, swapped)
+
+
+def _with_noise(made: Policy, engine: Engine) -> Callable[[], None]:
+    generator = torch.Generator().manual_seed(3)
+
+    def noisy(part: Part) -> Part:
+        noise = torch.randn(part.tensor.shape, generator=generator)
+        part.tensor.add_((0.2 * part.tensor.float().std() * noise).to(part.tensor.dtype))
+        return part
+
+    return _stream(made, noisy)
+
+
+def _stream(made: Policy, change: Callable[[Part], Part]) -> Callable[[], None]:
+    original = made.parts
+
+    def changed(*memory: Any) -> Iterator[Sequence[Part]]:
+        for parts in original(*memory):
+            yield [change(part) for part in parts]
+
+    made.parts = changed  # type: ignore[method-assign]
+    return lambda: delattr(made, "parts")

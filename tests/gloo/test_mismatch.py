@@ -1,0 +1,33 @@
+"""A mixture of experts in bfloat16, on a real engine: faults are told apart, and health is no fault."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.gloo.layouts import Arrays
+from tests.gloo.mismatches import SWAPPED
+
+SAYS = {
+    "stale": "stale prefix cache: .* took 64 tokens",
+    "swapped": "experts? [36]( and [36])? of layer 2",
+    "theta": "wrong rotary embeddings: the engine computes as the trainer would with rope_theta 5000",
+    "scaling": "wrong rotary embeddings: the engine computes as the trainer would with no rope scaling",
+    "weights": "all tokens differ",
+    "head": r"head is rounded to 16 bits: its logits lie on multiples of 0\.",
+}
+
+
+@pytest.mark.parametrize("fault", SAYS)
+def test_faults_are_named(fault: str, results: dict[str, Arrays]) -> None:
+    assert SWAPPED == (".layers.2.", 3, 6)
+    assert re.search(SAYS[fault], str(results["mismatched"][fault]))
+
+
+def test_an_engine_with_an_fp32_head_agrees_and_its_logits_are_not_rounded(results: dict[str, Arrays]) -> None:
+    clean, again, healed = (results["mismatched"][name] for name in ("clean", "again", "healed"))
+    (_, mean, weighted_max, weighted, step) = clean
+    assert 0.0 < weighted < 0.04 and 0.0 < mean < 0.05 and weighted_max < 0.02 and step == 0.0
+    for later in (again, healed):
+        assert (later[:4] == clean[:4]).all(), "the same weights, sent again"

@@ -1,0 +1,109 @@
+"""Who holds and who owns the parameters of a distributed optimizer. That the state travels is tested in tests/gloo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from gspo_hpc.checkpoint import shared_optimizer
+from gspo_hpc.checkpoint.shared_optimizer import Share, shares
+
+ALIGNMENT = 64  # elements: parameters begin at multiples of it, as in Megatron's buffers
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[Any, list[Any]]:
+    """An optimizer with one or two buffers of buckets, and for each rank the buffers as it sees them."""
+    size = draw(st.integers(1, 6))
+    group = SimpleNamespace(size=lambda: size)
+    buffers = []
+    for _ in range(draw(st.integers(1, 2))):
+        index_map, buckets, at = {}, [], 0
+        for number in range(draw(st.integers(1, 4))):
+            offset = at
+            for _ in range(draw(st.integers(1, 5))):
+                elements = draw(st.integers(1, 900))
+                index_map[torch.empty(elements, device="meta")] = (at, at + elements, number)
+                at += -(-elements // ALIGNMENT) * ALIGNMENT
+            at = offset + -(-(at - offset) // (size * 2)) * size * 2  # every rank has as much of a bucket
+            buckets.append(SimpleNamespace(offset=offset, grad_data=torch.empty(at - offset, device="meta")))
+        buffers.append(SimpleNamespace(param_index_map=index_map, buckets=buckets, data_parallel_group=group))
+    return SimpleNamespace(data_parallel_group=group, buffers=buffers), buffers
+
+
+def ranges(buffer: Any, rank: int) -> dict[int, tuple[int, int]]:
+    """Return what a rank holds by Megatron's own map: begin and end of its piece, by the id of the parameter."""
+    buffer.data_parallel_group.rank = lambda: rank
+    found = {}
+    for number in range(len(buffer.buckets)):
+        mine = DistributedOptimizer._build_model_gbuf_range(buffer, number)["param_map"]
+        found |= {id(parameter): (one["param"].start, one["param"].end) for parameter, one in mine.items()}
+    return found
+
+
+@given(parts())
+def test_pieces_are_those_of_megatron_and_owners_are_even(made: tuple[Any, list[Any]]) -> None:
+    """Catches a border that is off by one element, and a rank that owns everything."""
+    part, buffers = made
+    every, size = shares(part), part.data_parallel_group.size()
+    parameters = [parameter for buffer in buffers for parameter in buffer.param_index_map]
+    assert [share.index for share in every] == list(range(len(parameters)))
+    assert all(share.parameter is parameter for share, parameter in zip(every, parameters, strict=True))
+    for rank in range(size):
+        theirs: dict[int, tuple[int, int]] = {}
+        for buffer in buffers:
+            theirs |= ranges(buffer, rank)
+        ours = {id(share.parameter): piece for share in every if (piece := share.of(rank)) is not None}
+        assert {key: (piece.begin, piece.end) for key, piece in ours.items()} == theirs
+    for share in every:
+        assert share.of(share.owner) is not None
+        assert sum(piece.end - piece.begin for piece in share.pieces) == share.parameter.numel()
+
+
+def test_large_parameters_that_all_ranks_hold_go_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four buckets of one parameter each over four ranks: each rank owns one of them."""
+    group = SimpleNamespace(size=lambda: 4)
+    index_map = {torch.empty(400, device="meta"): (400 * n, 400 * (n + 1), n) for n in range(4)}
+    buckets = [SimpleNamespace(offset=400 * n, grad_data=torch.empty(400, device="meta")) for n in range(4)]
+    part = SimpleNamespace(
+        data_parallel_group=group, buffers=[SimpleNamespace(param_index_map=index_map, buckets=buckets)]
+    )
+    every = shares(part)
+    assert sorted(share.owner for share in every) == [0, 1, 2, 3]
+    monkeypatch.setattr(shared_optimizer, "SAVE_TRANSIT_BYTES", 4 * 300)  # what each of them sends and receives
+    (batch,) = shared_optimizer._batches(every, ["exp_avg"])
+    assert len(batch) == 12, "all receive at the same time"
+
+
+@given(parts(), st.integers(1, 500))
+def test_moves_bring_every_element_once_and_few_at_a_time(made: tuple[Any, list[Any]], limit: int) -> None:
+    every, keys = shares(made[0]), ("exp_avg", "exp_avg_sq")
+    before, shared_optimizer.SAVE_TRANSIT_BYTES = shared_optimizer.SAVE_TRANSIT_BYTES, 4 * limit
+    try:
+        batches = list(shared_optimizer._batches(every, keys))
+    finally:
+        shared_optimizer.SAVE_TRANSIT_BYTES = before
+    for batch in batches:
+        coming, going = Counter[int](), Counter[int]()
+        for move in batch:
+            coming[move.share.owner] += move.elements
+            going[move.holder] += move.elements
+        assert max(*coming.values(), *going.values()) <= limit
+    moves = [move for batch in batches for move in batch]
+    come = [(move.share.index, move.key, at) for move in moves for at in range(move.begin, move.end)]
+
+    def others(share: Share) -> list[int]:
+        pieces = [piece for piece in share.pieces if piece.rank != share.owner]
+        return [at for piece in pieces for at in range(piece.begin, piece.end)]
+
+    assert sorted(come) == sorted((share.index, key, at) for share in every for key in keys for at in others(share))
+    for move in moves:
+        piece = move.share.of(move.holder)
+        assert piece is not None and move.begin - piece.begin == move.offset

@@ -1,0 +1,113 @@
+"""Stacks of experts' tensors go to the right places of a worker's layer, each exactly once; vLLM is stood in for.
+
+That vLLM's own loader takes them is shown with real engines in tests/engine and tests/gloo.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.engine.experts import compat, loader
+
+KINDS = {"w1": "gate_proj.weight", "w2": "down_proj.weight", "w3": "up_proj.weight"}
+LAYER = "model.layers.3.mlp.experts"
+
+
+class Layer(torch.nn.Module):
+    """A worker's layer of experts: for each, one number a kind."""
+
+    def __init__(self, held: int) -> None:
+        super().__init__()
+        self.found = {kind: torch.full((held,), float("nan")) for kind in KINDS}
+        self.processed = 0
+
+
+def loader_of(patch: pytest.MonkeyPatch, layer: Layer, places: list[int]) -> loader.Loader:
+    """Return a loader whose only layer is `layer`."""
+
+    def load(layer: Any, name: str, place: int, shard: str, first: int, stack: torch.Tensor) -> None:
+        assert name == ("w2_weight" if shard == "w2" else "w13_weight") and places[first] == place
+        layer.found[shard][place : place + len(stack)] = stack[:, 0]
+
+    def process(layer: Any) -> None:
+        layer.processed += 1
+
+    patch.setattr(compat, "expert_layers", lambda model: {LAYER: layer})
+    patch.setattr(compat, "expert_places", lambda layer: places)
+    patch.setattr(compat, "materialize", lambda layer: None)
+    patch.setattr(compat, "load_experts", load)
+    patch.setattr(compat, "process", process)
+    return loader.Loader(layer)
+
+
+def stack(numbers: list[int], kind: str) -> torch.Tensor:
+    return torch.tensor([[10.0 * number + int(kind[1])] for number in numbers])
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, list[int]]]]:
+    """Return the places of experts on a worker, and stacks that hold each expert's three tensors, in any division."""
+    count = draw(st.integers(1, 9))
+    order = draw(st.permutations(range(count))) if draw(st.booleans()) else list(range(count))
+    held = draw(st.integers(1, count))
+    places = [place if place < held else -1 for place in order]
+    stacks = []
+    for kind in KINDS:
+        numbers = draw(st.permutations(range(count))) if draw(st.booleans()) else list(range(count))
+        cuts = sorted(draw(st.sets(st.integers(1, count), max_size=3)) | {0, count})
+        stacks += [(kind, list(numbers[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return places, draw(st.permutations(stacks))
+
+
+@given(cases())
+@settings(max_examples=80, deadline=None)
+def test_every_expert_comes_to_its_place(case: tuple[list[int], list[tuple[str, list[int]]]]) -> None:
+    places, stacks = case
+    layer = Layer(max(places) + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        loader = loader_of(patch, layer, places)
+        for kind, numbers in stacks:
+            assert loader.load(f"{LAYER}.{{}}.{KINDS[kind]}", numbers, stack(numbers, kind))
+        loader.finish()
+    assert layer.processed >= 1
+    for kind, found in layer.found.items():
+        for number, place in enumerate(places):
+            assert place < 0 or found[place] == 10 * number + int(kind[1])
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ([("w1", [0, 1]), ("w1", [1, 2])], "was sent twice"),
+        ([("w1", [0, 1, 2]), ("w2", [0, 1, 2]), ("w3", [0, 2])], "lacks 1 tensors of its experts"),
+        ([("w1", [0, 1, 2]), ("w2", [0, 1, 2]), ("w3", [0, 1, 2]), ("w2", [1])], "was sent twice"),
+    ],
+)
+def test_a_doubled_or_missing_expert_is_found(
+    sent: list[tuple[str, list[int]]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = loader_of(monkeypatch, Layer(3), [0, 1, 2])
+    with pytest.raises(ValueError, match=message):  # noqa: PT012
+        for kind, numbers in sent:
+            loader.load(f"{LAYER}.{{}}.{KINDS[kind]}", numbers, stack(numbers, kind))
+        loader.finish()
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("model.layers.4.mlp.experts.{}.up_proj.weight", [0]),
+        (f"{LAYER}.{{}}.up_proj.bias", [0]),
+        (f"{LAYER}.{{}}.w1.weight", []),
+    ],
+)
+def test_what_is_not_known_is_left_to_vllm(name: str, places: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that is no plain layer of experts, another kind of tensor, copies of experts."""
+    loader = loader_of(monkeypatch, Layer(1), places)
+    assert not loader.load(name, [0], torch.zeros(1, 1))
+    loader.finish()

@@ -1,0 +1,290 @@
+"""The exchange of samples among ranks: threads with a gloo group of their own, real transport, no model.
+
+Catches samples and results that go to the wrong rank or change on the way, bytes of a rank that grow with the number of
+ranks, and a file that two ranks read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.data.packing import MicroBatch, pack
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.exchange import parcels, transport
+from gspo_hpc.exchange.exchange import Exchange, Slices
+from gspo_hpc.exchange.parcels import FIELDS, Item
+from gspo_hpc.exchange.transport import Transport
+
+T = TypeVar("T")
+
+
+def on_ranks(count: int, work: Callable[[Transport], T]) -> list[T]:
+    """Return what `work` returns on each of several ranks, which are threads here."""
+    store, found = dist.HashStore(), {}
+    errors: list[BaseException] = []
+
+    def rank(number: int) -> None:
+        try:
+            group: Any = dist.ProcessGroupGloo(store, number, count, timedelta(seconds=20))
+            found[number] = work(Transport(group))
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [found[number] for number in range(count)]
+
+
+def make_groups(count: int, samples: int = 3, length: int = 20, seed: int = 0) -> list[Group]:
+    """Groups with everything that travels; the last completion of each has one token, and one group no experts."""
+    rng = np.random.default_rng(seed)
+
+    def floats(n: int) -> np.ndarray:
+        return rng.standard_normal(n).astype(np.float32)
+
+    def experts(n: int, slot: int) -> np.ndarray | None:
+        return None if slot == 1 else rng.integers(0, 300, (n, 2, 2)).astype(np.uint16)
+
+    def completion(slot: int, index: int) -> Completion:
+        n = 1 if index == samples - 1 else int(rng.integers(2, length))
+        return Completion(
+            rng.integers(0, 90, n).astype(np.int32),
+            floats(n),
+            f"answer {slot}-{index}",
+            "stop",
+            7,
+            reward=0.1 * index,
+            reward_parts={"right": 0.1 * index},
+            failure="it raised" if (slot + index) % 4 == 0 else None,
+            excluded=index == 1,
+            advantage=float(np.float32(index) - np.float32(0.3)),
+            old_logprobs=floats(n),
+            experts=experts(n - 1, slot),
+            cached=16 * index,
+        )
+
+    return [
+        Group(
+            slot,
+            Prompt(slot + 10, rng.integers(0, 90, 4 + slot % 3).astype(np.int32), f"question {slot}", {"a": slot}),
+            tuple(completion(slot, index) for index in range(samples)),
+            experts(4 + slot % 3, slot),
+        )
+        for slot in range(count)
+    ]
+
+
+def layout(link: Transport, dp: int) -> Exchange:
+    """An exchange of ranks of which those with the same remainder by `dp` compute together."""
+    members = [rank for rank in range(link.world_size) if rank % dp == link.rank % dp]
+    return Exchange(link, Slices(tuple(range(dp)), link.rank % dp, tuple(members)))
+
+
+def dealt_of(exchange: Exchange, groups: Any) -> list[list[MicroBatch]]:
+    """Micro-batches of all data-parallel ranks."""
+    return pack(
+        groups.table.samples(),
+        dp_size=len(exchange.slices.leaders),
+        micro_batch_size=None,
+        micro_batch_tokens=64,
+        share_prompts=True,
+    )
+
+
+def equal(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool(one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other))
+
+
+@pytest.mark.parametrize(("ranks", "dp"), [(1, 1), (4, 4), (6, 2), (5, 1)])
+def test_a_rank_gets_what_its_slice_computes_and_nothing_else(
+    ranks: int, dp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, bit for bit, in slices of a payload that cut arrays anywhere."""
+    monkeypatch.setattr(transport, "SLICE_BYTES", 100)
+    whole = make_groups(7)
+
+    def work(link: Transport) -> None:
+        exchange = layout(link, dp)
+        groups = exchange.shard(g for g in whole if (g.slot * g.slot) % ranks == link.rank)
+        assert groups.table.slots == list(range(7))
+        dealt = dealt_of(exchange, groups)
+        own = {(s.group, s.index) for batch in dealt[exchange.slices.own] for s in batch}
+        found = exchange.fetch(groups, dealt, training=True, experts=True)
+        assert set(found) == {slot for slot, _ in own}
+        for slot, group in found.items():
+            assert equal(group.prompt.tokens, whole[slot].prompt.tokens)
+            assert equal(group.prompt_experts, whole[slot].prompt_experts)
+            for index, completion in enumerate(group.completions):
+                there = whole[slot].completions[index]
+                if (slot, index) not in own:
+                    assert not len(completion.tokens)
+                    continue
+                assert (completion.advantage, completion.excluded) == (there.advantage, there.excluded)
+                assert completion.cached == there.cached
+                for name in ("tokens", "logprobs", "old_logprobs", "reference_logprobs", "experts"):
+                    assert equal(getattr(completion, name), getattr(there, name)), name
+        bare = exchange.fetch(groups, dealt, training=False, experts=False)
+        chosen = [c for group in bare.values() for c in group.completions if len(c.tokens)]
+        assert all(c.old_logprobs is None and c.experts is None and not c.logprobs.any() for c in chosen)
+
+    on_ranks(ranks, work)
+
+
+@pytest.mark.parametrize(("ranks", "dp"), [(1, 1), (6, 3)])
+def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -> None:
+    """Where two slices computed a part of one group, the experts of its prompt are those of the first slice."""
+    whole = make_groups(5)
+
+    def work(link: Transport) -> None:
+        exchange = layout(link, dp)
+        groups = exchange.shard(g for g in whole if g.slot % ranks == link.rank)
+        dealt = pack(  # one by one, so that slices share groups
+            groups.table.samples(), dp_size=dp, micro_batch_size=1, micro_batch_tokens=None, share_prompts=True
+        )
+        assert dp == 1 or {s.group for [s] in dealt[0]} & {s.group for [s] in dealt[1]}
+        place = exchange.slices.own
+        keys = [(s.group, s.index) for batch in dealt[place] for s in batch]
+        logprobs = {key: whole[key[0]].completions[key[1]].logprobs + place for key in keys}
+        experts = {key: np.full((2, 1, 1), place, np.uint8) for key in (*keys, *((slot, -1) for slot, _ in keys))}
+        values, chosen = exchange.give_back(groups, dealt, logprobs, experts)
+        by = {(s.group, s.index): n for n, batches in enumerate(dealt) for batch in batches for s in batch}
+        wanted = {(slot, index) for slot, group in groups.own.items() for index in range(len(group.completions))}
+        assert set(values) == wanted
+        for (slot, index), array in values.items():
+            assert equal(array, whole[slot].completions[index].logprobs + by[slot, index])
+        for slot in groups.own:
+            first = min(number for (other, _), number in by.items() if other == slot)
+            assert chosen[slot, -1].tolist() == [[[first]]] * 2
+        assert exchange.give_back(groups, dealt, logprobs, None)[1] == {}
+
+    on_ranks(ranks, work)
+
+
+@pytest.mark.parametrize(("ranks", "dp"), [(2, 2), (8, 8), (8, 2)])
+def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_holds(ranks: int, dp: int) -> None:
+    """Whatever the number of ranks; a slice of several hands its samples on, each rank at most to two others."""
+    whole = make_groups(2 * ranks, length=4000, seed=3)
+
+    def work(link: Transport) -> None:
+        exchange = layout(link, dp)
+        groups = exchange.shard(g for g in whole if (g.slot + 1) % ranks == link.rank)
+        dealt = pack(
+            groups.table.samples(), dp_size=dp, micro_batch_size=None, micro_batch_tokens=9000, share_prompts=True
+        )
+        received, sent = link.received, link.sent
+        exchange.fetch(groups, dealt, training=True, experts=False)
+        mine = [s for batch in dealt[exchange.slices.own] for s in batch]
+        row = parcels.WIDTH * 8 + 3 * 8 + 4 * 8  # header, padding, the tokens of a prompt
+        need = sum(3 * 4 * s.response_len + 2 * row for s in mine)
+        held = sum(3 * 4 * len(c.tokens) + 2 * row for g in groups.own.values() for c in g.completions)
+        assert link.received - received <= need
+        assert link.sent - sent <= held + 2 * need * (len(exchange.slices.members) > 1)
+
+    on_ranks(ranks, work)
+
+
+def test_prompts_that_rank_0_gives_are_the_same_everywhere() -> None:
+    prompts = [group.prompt for group in make_groups(5)]
+
+    def work(link: Transport) -> None:
+        found = Exchange(link).hand_out([] if link.rank else prompts, 5)
+        assert [(p.index, p.text, p.fields) for p in found] == [(p.index, p.text, p.fields) for p in prompts]
+        assert all(equal(one.tokens, other.tokens) for one, other in zip(found, prompts, strict=True))
+
+    for ranks in (1, 6):
+        on_ranks(ranks, work)
+
+
+def test_rank_0_is_shown_the_first_groups_and_all_failures() -> None:
+    whole = make_groups(5)
+    failed = Counter(c.failure for g in whole for c in g.completions if c.failure is not None)
+
+    def work(link: Transport) -> None:
+        exchange = layout(link, 3)
+        shown = exchange.show(exchange.shard(g for g in whole if (g.slot + 1) % 3 == link.rank), 2)
+        if link.rank:
+            assert not shown.groups and not shown.failures
+            return
+        assert [g.prompt.text for g in shown.groups] == ["question 0", "question 1"]
+        assert [g.completions[0].text for g in shown.groups] == ["answer 0-0", "answer 1-0"]
+        assert shown.groups[1].prompt.fields == {"a": 1} and shown.failures == failed
+
+    on_ranks(3, work)
+
+
+def test_every_file_is_read_by_one_rank_and_the_first_of_two_counts() -> None:
+    whole = make_groups(4)
+    other = [replace(group, prompt=replace(group.prompt, text="another")) for group in whole]
+    files = {"a": [whole[0]], "b": [other[0], whole[2]], "c": [other[2], whole[3]], "d": []}
+    read: list[str] = []
+
+    def work(link: Transport) -> dict[int, str]:
+        def open_file(name: str) -> dict[int, Group]:
+            read.append(name)
+            return {group.slot: group for group in files[name]}
+
+        def listed() -> Sequence[str]:
+            assert link.rank == 0
+            return sorted(files)
+
+        own, every = Exchange(link).share_out(listed, open_file)
+        assert every == {0, 2, 3}
+        return {slot: group.prompt.text for slot, group in own.items()}
+
+    parts = on_ranks(3, work)
+    assert sorted(read) == sorted(files)
+    assert sorted(entry for part in parts for entry in part.items()) == [
+        (0, "question 0"),
+        (2, "question 2"),
+        (3, "question 3"),
+    ]
+
+
+arrays = st.one_of(
+    st.none(),
+    st.builds(
+        lambda kind, shape, seed: np.random.default_rng(seed).integers(0, 200, shape).astype(kind),
+        st.sampled_from(["<i4", "<f4", "u1", "<u2"]),
+        st.lists(st.integers(0, 5), min_size=1, max_size=3),
+        st.integers(0, 9),
+    ),
+)
+items = st.builds(Item, st.integers(0, 9), st.integers(-1, 9), st.lists(arrays, max_size=FIELDS).map(tuple))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(items, max_size=5), st.integers(1, 40))
+def test_items_come_out_of_their_bytes_as_they_went_in(sent: list[Item], size: int) -> None:
+    header = parcels.header_of(sent)
+    pieces = [piece.copy() for piece in parcels.slices(sent, size)]
+    assert all(len(piece) == size for piece in pieces[:-1])
+    payload = np.concatenate([np.empty(0, np.uint8), *pieces])
+    assert len(payload) == parcels.payload_bytes(header)
+    for one, other in zip(sent, parcels.unpack(header, payload), strict=True):
+        assert (one.slot, one.index) == (other.slot, other.index)
+        padded = (*one.arrays, *[None] * (FIELDS - len(one.arrays)))
+        assert all(equal(a, b) for a, b in zip(padded, other.arrays, strict=True))
+
+
+def test_an_array_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="arrays of float64 with 1 dimensions cannot be sent"):
+        parcels.header_of([Item(0, 0, (np.zeros(1),))])

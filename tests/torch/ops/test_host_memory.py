@@ -1,0 +1,85 @@
+"""Page-locked host memory, with a counterpart of the CUDA runtime that only notes what is locked. Milliseconds.
+
+It would catch memory that overlaps, is locked twice or never unlocked, and blocks that grow beyond what is asked for.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gspo_hpc.ops import host_memory
+from gspo_hpc.ops.host_memory import HostMemory
+
+SHAPES = st.lists(st.integers(0, 40), min_size=1, max_size=3)
+DTYPES = st.sampled_from([torch.uint8, torch.bfloat16, torch.float32])
+
+
+class Runtime:
+    """A counterpart of the CUDA runtime: locked memory, by address."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.locked: dict[int, int] = {}
+        self.code = code
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 (CUDA's name)
+        assert address % 4096 == 0 and address not in self.locked and flags == 0
+        if self.code == 0:
+            self.locked[address] = size
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.locked[address]
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    monkeypatch.setattr(host_memory, "BLOCK_BYTES", 8192)
+    return made
+
+
+@given(wanted=st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=20))
+def test_tensors_do_not_overlap_and_lie_in_locked_memory(wanted: list[tuple[list[int], torch.dtype]]) -> None:
+    made = Runtime()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+        monkeypatch.setattr(host_memory, "BLOCK_BYTES", 8192)
+        memory = HostMemory()
+        found = [memory.empty(shape, dtype, locked=True) for shape, dtype in wanted]
+        for number, (tensor, (shape, _)) in enumerate(zip(found, wanted, strict=True)):
+            assert list(tensor.shape) == shape
+            tensor.fill_(number)
+            if tensor.numel():
+                begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+                assert any(first <= begin and end <= first + size for first, size in made.locked.items())
+                assert begin % tensor.dtype.itemsize == 0
+        assert all((tensor == number).all() for number, tensor in enumerate(found))
+        asked = sum(tensor.nbytes + 256 for tensor in found)
+        largest = max(tensor.nbytes for tensor in found)
+        assert memory.bytes_locked == sum(made.locked.values()) <= 2 * asked + largest + 2 * 8192
+        del memory, found
+        assert not made.locked
+
+
+def test_a_large_tensor_takes_what_it_needs_and_not_a_power_of_two(runtime: Runtime) -> None:
+    memory = HostMemory()
+    memory.empty([5 * 8192 + 1], torch.uint8, locked=True)
+    assert list(runtime.locked.values()) == [5 * 8192 + 4096]
+
+
+def test_memory_that_is_not_locked_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace())
+    assert HostMemory().empty([3, 4], torch.float32, locked=False).shape == (3, 4)
+
+
+def test_memory_that_cannot_be_locked_is_told(runtime: Runtime) -> None:
+    runtime.code = 2
+    with pytest.raises(RuntimeError, match=r"did not lock .* GiB of host memory \(error 2\); ulimit -l"):
+        HostMemory().empty([10], torch.uint8, locked=True)

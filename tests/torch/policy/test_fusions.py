@@ -1,0 +1,72 @@
+"""Kernels that do several operations at once: asked for on GPUs only, and the formula is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.models import architecture, catalog
+from gspo_hpc.policy import layers, model, moe
+from gspo_hpc.policy.model import transformer_config
+
+# torch.compile would need a C++ compiler here; without it the same function runs as it is written.
+PROGRAM = """
+import torch
+from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
+inputs = torch.randn(7, 1, 64, dtype=torch.float64, requires_grad=True)
+again = inputs.detach().clone().requires_grad_()
+gate, up = again.chunk(2, dim=-1)
+expected, found = torch.nn.functional.silu(gate) * up, bias_swiglu_impl(inputs, None, False, False)
+upstream = torch.randn_like(expected)
+expected.backward(upstream)
+found.backward(upstream)
+torch.testing.assert_close(found, expected)
+torch.testing.assert_close(inputs.grad, again.grad)
+"""
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_gpus_get_the_fused_swiglu(tmp_path: Path, platform: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen3-30B-A3B")))
+    arch, raw = architecture.read(tmp_path), {"cluster": {"platform": platform}, "model": {"layers": "torch"}}
+    found = transformer_config(arch, from_dict(raw))
+    assert found.bias_activation_fusion == (platform == "cuda") and not found.moe_permute_fusion
+    assert [moe.settings(arch, from_dict(raw), fused)["moe_permute_fusion"] for fused in (False, True)] == [False, True]
+
+
+def test_the_fused_swiglu_is_the_same_function() -> None:
+    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("section", "used"),
+    [
+        ({"dtype": "bfloat16"}, True),
+        ({"dtype": "float32"}, False),
+        ({"dtype": "float32", "layers": "transformer_engine"}, True),
+        ({"dtype": "bfloat16", "layers": "torch"}, False),
+    ],
+)
+def test_transformer_engine_is_not_taken_for_float32(
+    section: dict[str, str], used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers.importlib.util, "find_spec", lambda name: object())
+    assert layers.uses_transformer_engine(from_dict({"model": section})) == used
+
+
+def test_transformer_engines_layers_get_its_rotary_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron refuses to be without it where it is asked for, as here."""
+    (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))
+    arch, config = architecture.read(tmp_path), from_dict({})
+    monkeypatch.setattr(model, "uses_transformer_engine", lambda config: False)
+    assert not transformer_config(arch, config).apply_rope_fusion
+    monkeypatch.setattr(model, "uses_transformer_engine", lambda config: True)
+    with pytest.raises(ValueError, match="apply_rope_fusion is not available"):
+        transformer_config(arch, config)

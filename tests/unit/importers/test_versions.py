@@ -1,0 +1,204 @@
+"""Defaults of earlier versions, epochs, shares of the data and offloading, as their projects mean them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --num_generations 4"
+MEGATRON_SWIFT = "NPROC_PER_NODE=4 megatron rlhf --rlhf_type grpo --num_generations 4"
+ACTOR = "actor_rollout_ref.actor"
+VERL = (
+    "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
+    f"{ACTOR}.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
+)
+TRL = "accelerate launch --num_processes 4 grpo.py --num_generations 4 --per_device_train_batch_size 4"
+
+
+def why(run: str) -> dict[str, str]:
+    return {item.name: item.why for item in convert(run).left}
+
+
+@pytest.mark.parametrize("run", [SWIFT, MEGATRON_SWIFT])
+def test_train_type_is_an_argument_of_ms_swift_3_whose_defaults_count_then(run: str) -> None:
+    third, fourth = convert(f"{run} --train_type full"), convert(f"{run} --tuner_type full")
+    assert (third.config.rollout.top_p, third.config.rollout.top_k) == (0.9, 50)
+    assert (fourth.config.rollout.top_p, fourth.config.rollout.top_k) == (1.0, -1)
+    assert any("train_type is an argument of ms-swift 3" in line for line in third.assumed)
+    assert not any("ms-swift 3" in line for line in fourth.assumed)
+    given = convert(f"{run} --train_type full --top_p 1 --top_k 7").config.rollout
+    assert (given.top_p, given.top_k) == (1.0, 7)
+
+
+def test_defaults_that_earlier_versions_had_are_told_where_they_count() -> None:
+    def told(run: str) -> list[str]:
+        return [line for line in convert(run).assumed if line.startswith("defaults are those of ")]
+
+    (line,) = told(TRL)
+    assert "TRL 1.9" in line and "beta 0.04 (up to 0.18)" in line and "temperature 0.9 (up to 0.17)" in line
+    assert "vllm_mode" not in line and "vllm_mode server (up to 0.29)" in told(f"{TRL} --use_vllm")[0]
+    assert not told(f"{TRL} --beta 0.1 --loss_type grpo --temperature 1")
+    assert "ms-swift 4; earlier versions had top_p 0.9 (up to 3); top_k 50 (up to 3)" in told(SWIFT)[0]
+    assert not told(f"{SWIFT} --tuner_type full") and not told(f"{SWIFT} --train_type full")
+    assert f"{ACTOR}.entropy_coeff 0.001 (up to 0.3)" in told(VERL)[0]
+    assert not told(f"{VERL} {ACTOR}.entropy_coeff=0")
+
+
+def test_clip_ratio_of_verl_up_to_0_3_is_told() -> None:
+    found = convert(f"{VERL} {ACTOR}.clip_ratio=0.3")
+    assert found.config.algorithm.clip_low == 0.2
+    assert any("clip_ratio=0.3: verl does not read it since 0.4" in line for line in found.assumed)
+    assert not any("since 0.4" in line for line in convert(f"{VERL} {ACTOR}.clip_ratio=0.2").assumed)
+
+
+def test_trl_generates_256_tokens_where_nothing_is_said() -> None:
+    assert convert(TRL).config.rollout.max_response_length == 256
+    assert convert(SWIFT).config.rollout.max_response_length == 512
+
+
+@pytest.mark.parametrize(
+    ("run", "argument", "default"),
+    [(TRL, "lr_scheduler_type=$STYLE", "linear"), (MEGATRON_SWIFT, "--lr_decay_style $STYLE", "cosine"),
+     (VERL, f"{ACTOR}.optim.lr_scheduler_type=$STYLE", "constant")],
+)  # fmt: skip
+def test_a_schedule_that_is_not_known_is_the_default_and_open(run: str, argument: str, default: str) -> None:
+    found = convert(f"{run} {'--' if run == TRL else ''}{argument}")
+    assert found.config.optimizer.lr_decay_style == default and found.open == (argument,)
+
+
+def test_an_optimizer_that_is_not_known_is_open_and_another_one_refused() -> None:
+    assert convert(f"{TRL} --optim $OPTIM").open == ("optim=$OPTIM",)
+    assert why(f"{TRL} --optim paged_adamw_8bit")["optim"] == "it is AdamW here in any case"
+    with pytest.raises(ValueError, match="optim lion: there is only AdamW here"):
+        convert(f"{TRL} --optim lion")
+
+
+@pytest.mark.parametrize(
+    "run", [f"{SWIFT} --multi_turn_scheduler tip", f"{VERL} actor_rollout_ref.rollout.multi_turn.enable=True"]
+)
+def test_a_rollout_of_several_turns_is_told_loudly(run: str) -> None:
+    assert any("the original goes on for several turns" in line for line in convert(run).assumed)
+
+
+@pytest.mark.parametrize(
+    ("run", "default"),
+    [(f"{VERL} trainer.total_epochs=3", 30), (f"{TRL} --num_train_epochs 3", 3), (f"{SWIFT} --num_train_epochs 3", 3),
+     (f"{MEGATRON_SWIFT} --num_train_epochs 3", None)],
+)  # fmt: skip
+def test_epochs_become_max_epochs_where_neither_steps_nor_rows_are_known(run: str, default: int | None) -> None:
+    found = convert(run)
+    assert found.config.run.max_epochs == 3 and found.config.run.max_steps is None
+    assert not any("--rows" in line for line in found.assumed)
+    with_rows = convert(run, rows=640)
+    assert with_rows.config.run.max_epochs is None and with_rows.config.run.max_steps
+    assert convert(run.rsplit(" ", 1 if "=" in run.split()[-1] else 2)[0]).config.run.max_epochs == default
+
+
+def test_half_an_epoch_of_trl_is_half_an_epoch() -> None:
+    assert convert(f"{TRL} --num_train_epochs 0.5").config.run.max_epochs == 0.5
+
+
+@pytest.mark.parametrize("run", [SWIFT, MEGATRON_SWIFT])
+def test_the_share_that_ms_swift_holds_out_is_the_rest_of_train_ratio(run: str) -> None:
+    found = convert(f"{run} --split_dataset_ratio 0.01 --eval_steps 20")
+    assert found.config.data.train_ratio == 0.99 and found.config.eval.interval == 20
+    none = convert(f"{run} --split_dataset_ratio 0 --eval_steps 20")
+    assert none.config.data.train_ratio == 1.0 and none.config.eval.interval is None
+    assert "split_dataset_ratio" in {item.name for item in none.carried}
+    reason = "without val_dataset or split_dataset_ratio ms-swift evaluates nothing"
+    assert why(f"{run} --eval_steps 20")["eval_steps"] == reason
+    beside = f"{run} --split_dataset_ratio 0.1 --val_dataset v.jsonl --eval_steps 20"
+    assert (
+        convert(beside).config.data.train_ratio == 1.0 and "beside a val_dataset" in why(beside)["split_dataset_ratio"]
+    )
+    assert convert(beside).config.eval.interval == 20
+    with pytest.raises(ValueError, match="split_dataset_ratio 1: must be below 1: nothing is left to train on"):
+        convert(f"{run} --split_dataset_ratio 1")
+
+
+def test_ms_swift_evaluates_as_often_as_it_saves() -> None:
+    found = convert(f"{SWIFT} --split_dataset_ratio 0.1 --save_steps 40")
+    assert found.config.eval.interval == found.config.checkpoint.interval == 40
+    off = convert(f"{SWIFT} --split_dataset_ratio 0.1 --eval_strategy no")
+    assert off.config.eval.interval is None and off.config.data.train_ratio == 1.0
+
+
+@pytest.mark.parametrize("engine", ["megatron", "fsdp_config"])
+@pytest.mark.parametrize(
+    ("moved", "parts"),
+    [("param", ("weights", "gradients")), ("optimizer", ("optimizer",)),
+     ("param optimizer", ("weights", "gradients", "optimizer"))],
+)  # fmt: skip
+def test_what_verl_moves_to_host_memory_is_told_apart(engine: str, moved: str, parts: tuple[str, ...]) -> None:
+    words = [f"{ACTOR}.{engine}.{name}_offload={name in moved.split()}" for name in ("param", "optimizer")]
+    found = convert(" ".join([VERL, *words]))
+    expected = parts if engine == "fsdp_config" else tuple(part for part in parts if part != "gradients")
+    assert found.config.memory.offload_trainer is True and found.config.memory.offload_parts == expected
+    assert {f"{ACTOR}.{engine}.{name}_offload" for name in ("param", "optimizer")} <= {
+        item.name for item in found.carried
+    }
+
+
+def test_nothing_moved_is_said_of_megatron_and_left_to_our_default_for_fsdp() -> None:
+    assert convert(f"{VERL} {ACTOR}.megatron.param_offload=False").config.memory.offload_trainer is False
+    run = f"{VERL} {ACTOR}.fsdp_config.param_offload=False"
+    assert (
+        convert(run).config.memory.offload_trainer is None
+        and "by default" in why(run)[f"{ACTOR}.fsdp_config.param_offload"]
+    )
+
+
+def test_ms_swift_moves_model_and_optimizer_apart() -> None:
+    memory = convert(f"{SWIFT} --offload_model true --offload_optimizer false").config.memory
+    assert memory.offload_trainer is True and memory.offload_parts == ("weights", "gradients")
+    assert convert(f"{MEGATRON_SWIFT} --offload_optimizer true").config.memory.offload_parts == ("optimizer",)
+
+
+def test_another_objective_of_a_verl_of_ones_own_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"actor\.loss_mode=kl_cov is another objective"):
+        convert(f"{VERL} {ACTOR}.loss_mode=kl_cov")
+    assert convert(f"{VERL} {ACTOR}.loss_mode=gspo").config.algorithm.name == "gspo"
+    with pytest.raises(ValueError, match=r"trainer\.loss_type=x: verl has no argument of this name"):
+        convert(f"{VERL} trainer.loss_type=x")
+
+
+def test_an_argument_that_is_added_to_verl_is_unknown_and_may_change_the_run() -> None:
+    found = convert(f"{VERL} max_turns=4 search_engine=online")
+    assert [item.name for item in found.strange] == ["max_turns", "search_engine"]
+    assert any("2 arguments are not known as verl's, and may change what is trained" in line for line in found.assumed)
+    with pytest.raises(ValueError, match="experiment=large: it chooses a file of settings"):
+        convert(f"{VERL} +experiment=large")
+
+
+def test_checkpoints_of_which_none_is_deleted() -> None:
+    run = f"{VERL} trainer.max_actor_ckpt_to_keep="
+    assert convert(f"{run}3").config.checkpoint.keep == 3
+    assert convert(f"{run}0").config.checkpoint == convert(VERL).config.checkpoint
+    assert why(f"{run}0")["trainer.max_actor_ckpt_to_keep"] == "all are kept there; here checkpoint.keep is how many"
+
+
+def test_what_is_always_so_here_is_said_of_what_is_off_there() -> None:
+    name = "actor_rollout_ref.model.use_remove_padding"
+    assert why(f"{VERL} {name}=False")[name] == "sequences are always packed here"
+
+
+def test_variables_of_wandb_are_carried_over_where_the_run_sees_them() -> None:
+    tracking = convert(f"export WANDB_PROJECT=p WANDB_MODE=offline\nWANDB_ENTITY=e {TRL}").config.tracking
+    assert (tracking.wandb_project, tracking.wandb, tracking.wandb_entity) == ("p", "offline", "e")
+    assert convert(f"WANDB_PROJECT=p\n{TRL}").config.tracking.wandb_project == "gspo_hpc"
+    given = convert(f"export WANDB_PROJECT=p\n{VERL} trainer.project_name=q").config.tracking
+    assert given.wandb_project == "q"
+
+
+def test_a_number_of_nodes_that_is_not_known_is_open() -> None:
+    run = "NNODES=$WORLD_SIZE torchrun --nproc_per_node=8 --nnodes=$WORLD_SIZE swift/cli/rlhf.py --rlhf_type grpo"
+    found = convert(f"{run} --num_generations 4")
+    assert found.open == ("NNODES=$WORLD_SIZE",) and found.config.cluster.nodes == 1
+
+
+def test_a_yaml_of_trl_with_a_mixture_of_data_is_no_run_of_open_instruct() -> None:
+    text = "num_generations: 4\nmax_completion_length: 64\nlearning_rate: 1e-6\ndataset_mixer: {a/b: 1.0}\n"
+    assert convert(text).project == "TRL"
+    with pytest.raises(ValueError, match="this is a run of open-instruct"):
+        convert("dataset_mixer: {a/b: 1.0}\nlearning_rate: 1e-6\nmax_seq_length: 64\n")

@@ -1,0 +1,117 @@
+"""Bytes of each phase as arithmetic gives them: whose they are, how often, on which stage (a second).
+
+It would catch a part that is forgotten or counted twice where tests of directions and of whole runs are too coarse.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.constants import NCCL_BYTES
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.estimates import activations, devices, memory, parameters
+from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.suggest import savings
+
+LAYERS = 28  # of Qwen2.5-7B
+
+
+def made(**sections: dict[str, Any]) -> Config:
+    base: dict[str, dict[str, Any]] = {
+        "cluster": {"nodes": 2, "gpus_per_node": 8, "gpu": "H100"},
+        "model": {"path": "Qwen2.5-7B"},
+        "batch": {"micro_batch_tokens": 16384, "global_batch_size": 256, "num_generations": 8},
+        "rollout": {"tensor_parallel_size": 2, "max_prompt_length": 1024, "max_response_length": 7168},
+        "optimizer": {"distributed": True},
+    }
+    return from_dict({**base, **{name: base.get(name, {}) | section for name, section in sections.items()}})
+
+
+def arch_of(config: Config) -> Architecture:
+    arch = architecture.find(config)
+    assert arch is not None
+    return arch
+
+
+def estimated(config: Config) -> Estimate:
+    return memory.estimate(arch_of(config), config, devices.find("H100"))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"expert_model_parallel_size": 8}, {"expert_model_parallel_size": 8, "context_parallel_size": 2}]
+)
+def test_every_kind_of_group_has_buffers_of_nccl(sizes: dict[str, int]) -> None:
+    """One for all ranks, and one for each way in which they share the model."""
+    config = made(model={"path": "Qwen3-30B-A3B"}, parallel=sizes | {"expert_tensor_parallel_size": 1})
+    held = estimated(config).phase("update").parts["cuda_and_nccl"]
+    assert held == memory.CONTEXT + NCCL_BYTES * (1 + len(sizes))
+
+
+def test_an_optimizer_that_waits_on_the_host_is_not_on_the_gpu_beside_what_stays() -> None:
+    stays = {"offload_parts": ["weights", "gradients"]}
+    held, away = (estimated(made(memory=stays | {"offload_optimizer": off})) for off in (False, True))
+    for name in ("generation", "sync"):
+        assert held.phase(name).parts["optimizer"] > 0 and away.phase(name).parts["optimizer"] == 0
+    assert away.host["optimizer"] == 8 * held.phase("generation").parts["optimizer"]
+    assert "optimizer" not in held.host
+
+
+def test_the_host_keeps_the_reference_and_the_policy_while_they_change_places() -> None:
+    plain, kl = estimated(made()), estimated(made(algorithm={"kl_beta": 0.01}))
+    assert "reference_and_policy" not in plain.host
+    assert kl.host["reference_and_policy"] == 2 * 8 * kl.phase("update").parts["weights"]
+
+
+def test_the_stage_that_needs_most_may_be_one_between() -> None:
+    """With few layers at both ends, which have the embeddings and the head, the second holds most."""
+    ends = {"num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 2}
+    config = made(parallel={"pipeline_model_parallel_size": 4} | ends)
+    found = estimated(config)
+    assert found.stage == 1
+    assert found.phase("update").parts["weights"] == parameters.state(arch_of(config), config, 1).weights
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_attention_keeps_the_keys_of_all_that_a_rank_s_queries_see(cp: int) -> None:
+    """Queries and their result are its own; of the keys and values it gathers all, and keeps half a piece twice."""
+    config = made(parallel={"context_parallel_size": cp})
+    arch = arch_of(config)
+    queries, keys = arch.num_attention_heads * arch.head_dim, arch.num_key_value_heads * arch.head_dim
+    found = activations.layer(arch, config, 0).attention - 4 * arch.head_dim  # sines and cosines
+    assert found == pytest.approx(2 * queries + 2 * keys * (cp + 0.5))
+
+
+@pytest.mark.parametrize("group", [1, 7, 14, 28])
+def test_of_layers_that_are_computed_again_the_inputs_of_groups_are_kept(group: int) -> None:
+    config = made(memory={"recompute_granularity": "full", "recompute_num_layers": group})
+    arch = arch_of(config)
+    kept = activations.kept(arch, config, list(range(LAYERS)))
+    assert kept.held == LAYERS / group * arch.hidden_size
+    assert kept.again == pytest.approx(group * activations.layer(arch, config, 0).total)
+
+
+def test_what_is_called_tight_is_what_published_runs_have_needed(project: Path) -> None:
+    """With less left than allocators have reserved in the middle one of them, a layout may run out of memory."""
+    text = (project / "docs" / "estimates.md").read_text("utf-8")
+    table = text.split("| run | published GiB |")[1].split("\n\n")[0]
+    more = [int(found) / 100 for found in re.findall(r"\| ([+-]\d+)% \|", table)]
+    assert len(more) == 5
+    middle = 1 + statistics.median(more)
+    assert savings.TIGHT == pytest.approx(1 - 1 / middle, abs=0.005)
+    assert f"less than {savings.TIGHT:.0%} left the median would not fit" in " ".join(text.split())
+
+
+def test_passes_with_smaller_budgets_keep_them() -> None:
+    budgets = {"logprob_micro_batch_tokens": 8192, "reference_micro_batch_tokens": 65536}
+    config = made(batch={"micro_batch_tokens": 32768} | budgets)
+    smaller = savings._with_budget(config, 9216)
+    assert smaller.micro_batch_tokens == smaller.reference_micro_batch_tokens == 9216
+    assert smaller.logprob_micro_batch_tokens == 8192

@@ -1,0 +1,62 @@
+"""The grades of exactness: which run has which, and where a person reads it.
+
+Costs nothing. Catches a promise that a setting breaks, and a page that does not show it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.derived import Overlaps, overlaps
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.planning import exactness
+from gspo_hpc.planning.plan import make_plan
+
+CPU = {"platform": "cpu"}
+EXACT = {"deterministic": True}
+
+
+@pytest.mark.parametrize(
+    ("sections", "grade", "settings"),
+    [
+        ({"cluster": CPU, "model": {"dtype": "float32"}}, "bitwise", ()),
+        ({"cluster": CPU, "model": {"dtype": "float32"}, "run": EXACT}, "bitwise", ()),
+        ({"cluster": CPU}, "journal-exact", ("rollout.dtype=float32",)),
+        ({"cluster": CPU, "rollout": {"dtype": "float32"}}, "bitwise", ()),
+        ({}, "checkpoint-exact", ("run.deterministic=true",)),
+        ({"run": EXACT}, "bitwise", ()),
+        ({"run": EXACT, "rollout": {"engine": {"quantization": "fp8"}}}, "journal-exact", ()),
+        ({"run": EXACT, "rollout": {"engine": {"kv_cache_dtype": "auto", "enable_dbo": False}}}, "bitwise", ()),
+        ({"run": EXACT, "model": {"fp8": "hybrid"}}, "checkpoint-exact", ("model.fp8=null",)),
+        ({"run": EXACT, "model": {"provider": "mcore_bridge"}}, "checkpoint-exact", ()),
+        (
+            {"run": EXACT, "moe": {"token_dispatcher": "flex"}},
+            "checkpoint-exact",
+            ("moe.token_dispatcher=alltoall",),
+        ),
+    ],
+)
+def test_each_run_has_its_grade(sections: dict[str, Any], grade: str, settings: tuple[str, ...]) -> None:
+    found = exactness.of(from_dict(sections))
+    assert (found.grade, found.settings) == (grade, settings)
+    assert bool(found.reasons) == (grade != "bitwise")
+
+
+def test_the_plan_shows_it() -> None:
+    found = make_plan(from_dict({})).to_json()["exactness"]
+    assert found["grade"] == "checkpoint-exact" and found["settings"] == ["run.deterministic=true"]
+    assert "VLLM_BATCH_INVARIANT" in found["cost"] and "newest checkpoint" in found["meaning"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "deterministic"), [("cpu", False), ("cpu", True), ("cuda", False), ("cuda", True)]
+)
+def test_nothing_overlaps_where_ranks_are_added_up_in_their_order(platform: str, deterministic: bool) -> None:
+    """Megatron would wait for a handle that such a sum does not have."""
+    both = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    config = from_dict({"cluster": {"platform": platform}, "run": {"deterministic": deterministic}, "parallel": both})
+    expected = not (platform == "cuda" and deterministic)
+    assert overlaps(config) == Overlaps(expected, expected)
+    assert overlaps(from_dict({"run": {"deterministic": deterministic}})) == Overlaps(False, False)

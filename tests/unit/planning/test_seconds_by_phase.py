@@ -1,0 +1,100 @@
+"""Seconds of each phase as arithmetic gives them: what is done how often, by how many, over which link (milliseconds).
+
+It would catch a phase that is counted for the wrong number of updates, passes or ranks, which the published runs of
+docs/estimates.md do not have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import devices, engines, passes, rates, time
+from gspo_hpc.planning.estimates.time import Sizes, Times
+
+DEVICE = devices.find("H100")
+GPUS = 32
+
+
+def made(**sections: dict[str, Any]) -> Config:
+    base: dict[str, dict[str, Any]] = {
+        "cluster": {"nodes": 4, "gpus_per_node": 8, "gpu": "H100"},
+        "model": {"path": "Qwen2.5-7B"},
+        "batch": {"micro_batch_tokens": 16384, "global_batch_size": 512, "num_generations": 16},
+        "rollout": {"max_prompt_length": 1024, "max_response_length": 8192},
+        "optimizer": {"distributed": True},
+    }
+    return from_dict({**base, **{name: base.get(name, {}) | section for name, section in sections.items()}})
+
+
+def sizes(config: Config) -> Sizes:
+    arch = architecture.find(config)
+    assert arch is not None
+    return time.sizes(arch)
+
+
+def estimated(config: Config) -> Times:
+    return time.estimate(sizes(config), config, DEVICE, time.work(config, 2048, 2000.0), 4e5)
+
+
+def test_old_logprobs_are_computed_for_all_updates_but_the_first_of_one_round() -> None:
+    """A pass for the reference goes over the same tokens: it is the measure."""
+    kl = {"kl_beta": 0.01}
+    for updates, rounds, share in ((4, 1, 3 / 4), (2, 1, 1 / 2), (4, 2, 1.0), (1, 2, 1.0)):
+        batch = {"steps_per_generation": updates, "num_iterations": rounds, "global_batch_size": 2048 // updates}
+        config = made(batch=batch, algorithm=kl)
+        found = estimated(config).seconds
+        whole = found["reference"] - passes.reference(sizes(config), config, DEVICE)
+        assert found["old_logprobs"] == pytest.approx(share * whole), (updates, rounds)
+    assert "old_logprobs" not in estimated(made(batch={"steps_per_generation": 1})).seconds
+
+
+def test_every_round_trains_on_all_completions_and_steps_as_often() -> None:
+    one, two = (estimated(made(batch={"steps_per_generation": 4, "num_iterations": rounds})) for rounds in (1, 2))
+    assert two.seconds["update"] == pytest.approx(2 * one.seconds["update"])
+    assert two.model_flops == pytest.approx(2 * one.model_flops) and (one.updates, two.updates) == (4, 8)
+
+
+def test_what_is_computed_again_is_computed() -> None:
+    """All of a forward pass with full recomputation, a part of it with selective recomputation."""
+    config = made()
+    model, work = sizes(config), time.work(config, 2048, 2000.0)
+    forward = passes.forward_flops(model, config, work)
+    products = forward / (GPUS * DEVICE.sustained_flops * rates.EFFICIENCY)
+    found = {
+        granularity: estimated(made(memory={"recompute_granularity": granularity})).seconds["update"]
+        for granularity in (None, "selective", "full")
+    }
+    assert found["full"] - found[None] == pytest.approx(products)
+    assert 0.1 * products < found["selective"] - found[None] < 0.5 * products
+
+
+def test_checkpoints_are_saved_every_so_many_updates() -> None:
+    config = made(checkpoint={"interval": 2}, batch={"steps_per_generation": 4})
+    once = passes.save(sizes(config), config, DEVICE)
+    assert estimated(config).seconds["save"] == pytest.approx(2 * once)
+    assert estimated(made(checkpoint={"interval": 2})).seconds["save"] == pytest.approx(once / 2)
+    waited = made(checkpoint={"interval": 2, "async_save": False}, batch={"steps_per_generation": 4})
+    assert estimated(waited).seconds["save"] > 5 * estimated(config).seconds["save"]  # a disk, not the host's memory
+
+
+def test_without_a_distributed_optimizer_every_rank_steps_all_of_its_weights() -> None:
+    apart, alone = made(), made(optimizer={"distributed": False})
+    model, state = sizes(apart), 20.0  # bytes of a parameter that are read and written
+    found = [passes.optimizer(model, config, DEVICE) for config in (alone, apart)]
+    each = state * model.parameters / (DEVICE.memory_bytes_per_s * rates.BANDWIDTH)
+    assert found[0] - found[1] == pytest.approx(each * (1 - 1 / GPUS))
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(1, 1), (2, 2), (4, 4), (28, 4)])
+def test_heads_that_are_fewer_than_gpus_are_read_by_each(ranks: int, copies: int) -> None:
+    """Qwen2.5-7B has 4 key-value heads and 28 of queries: a quarter of the cache is the least that a GPU reads."""
+    config = made(cluster={"gpus_per_node": 28}, rollout={"tensor_parallel_size": ranks})
+    model, work = sizes(config), time.work(config, 2048, 2000.0)
+    near, far = (engines.step_seconds(model, config, DEVICE, 64.0, seen, work) for seen in (1e5, 2e5))
+    kept = 64 * 1e5 * model.cache_bytes / copies
+    assert far - near == pytest.approx(kept / (DEVICE.memory_bytes_per_s * rates.BANDWIDTH))

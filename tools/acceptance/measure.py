@@ -1,0 +1,34 @@
+"""Measurements that several parts make: waiting for the device, and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from .setting import Setting
+
+FLAT = 64 << 20  # bytes by which memory may move where it should stay the same
+MIB = 2**20
+
+
+def wait(setting: Setting) -> None:
+    """Return when the device has done what it was given."""
+    if setting.cuda:
+        torch.cuda.synchronize()
+
+
+def taken(setting: Setting, others: Iterable[int] = ()) -> int:
+    """Return the bytes that all processes have of the GPU; on a CPU the resident ones of this and the `others`."""
+    if setting.cuda:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    return sum(_resident(pid) for pid in (os.getpid(), *others))
+
+
+def _resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next((line for line in status.splitlines() if line.startswith("VmRSS")), "VmRSS: 0 kB")
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,1 @@
+"""The parts, a file each: `run(setting, record)` measures, and records figures and verdicts."""

@@ -1,0 +1,131 @@
+"""Faults of a run: SIGTERM in generation, a killed engine, memory that runs out."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from .. import models, runs
+from ..rows import Recorder
+from ..setting import Setting
+
+STEPS = 6  # three rollouts of two updates
+ROLLOUT = 1  # that is disturbed: the second
+MESSAGE = "out_of_memory"  # how the names of the symptoms begin
+
+
+def run(setting: Setting, record: Recorder) -> None:
+    """Disturb runs of the same config, and compare them with one that is left alone."""
+    length = {"max_steps": STEPS, "seed": 7}
+    config = runs.write_config(setting, "faults", models.light(setting), eager=True, run=length)
+    alone = runs.Run(setting, "alone", config)
+    alone.start()
+    runs.judge(record, "left alone", alone, alone.finish(), STEPS)
+    _stopped(setting, record, config, alone)
+    _killed(setting, record, config, alone)
+    _engine_without_memory(setting, record, config)
+    if setting.cuda:
+        _trainer_without_memory(record, runs.Run(setting, "crowded", config))
+    else:
+        record.no_meaning("memory taken in the middle of a run")
+
+
+def _stopped(setting: Setting, record: Recorder, config: Path, alone: runs.Run) -> None:
+    """SIGTERM in generation saves beside an engine that holds its memory; the same command goes on."""
+    what, stopped = "SIGTERM in generation", runs.Run(setting, "stopped", config)
+    process = stopped.start()
+    stopped.wait_for_generation(ROLLOUT)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code = stopped.finish()
+    record.check(f"{what}: exit code", f"{code} after {time.monotonic() - began:.1f} s", "75", code == 75)
+    before = stopped.records()
+    stopped.start()
+    runs.judge(record, f"{what}, resumed", stopped, stopped.finish(), STEPS)
+    ends = stopped.attempts()
+    record.check(f"{what}: attempts", ", ".join(ends), "stopped, done", ends == ["stopped", "done"])
+    kept = stopped.records()[: len(before)] == before
+    record.check(f"{what}: records from before", "the same" if kept else "others", "the same", kept)
+    _equal(setting, record, what, stopped, alone)
+    stopped.discard()
+
+
+def _killed(setting: Setting, record: Recorder, config: Path, alone: runs.Run) -> None:
+    """An engine whose core is killed is started again in place, gets the weights and samples what is missing."""
+    what, killed = "the engine's core killed in generation", runs.Run(setting, "killed", config)
+    killed.start()
+    killed.wait_for_generation(ROLLOUT)
+    for core in killed.engine_cores():
+        core.kill()
+    runs.judge(record, what, killed, killed.finish(), STEPS)
+    records = killed.records()
+    restarts = int(records[-1]["engine_restarts"]) if records else 0
+    record.check(f"{what}: engines started again", str(restarts), "1", restarts == 1)
+    _equal(setting, record, what, killed, alone)
+    killed.discard()
+
+
+def _equal(setting: Setting, record: Recorder, what: str, run: runs.Run, alone: runs.Run) -> None:
+    """Compare with the run that was left alone: bit for bit on a CPU; on a GPU sampling in 16 bit is not repeatable."""
+    found, wanted = runs.harness.comparable(run.folder), runs.harness.comparable(alone.folder)
+    same = sum(a == b for a, b in zip(found, wanted, strict=False))
+    figure = f"{same} of {len(wanted)} records are the same bit for bit"
+    if setting.cuda:
+        record.figure(f"{what}: metrics", figure)
+        pairs = [(float(a["reward"]), float(b["reward"])) for a, b in zip(found, wanted, strict=False)]
+        gap = max((abs(a - b) for a, b in pairs), default=float("inf"))
+        record.at_most(f"{what}: rewards of a step, largest difference", gap, 0.25)
+    else:
+        record.check(f"{what}: metrics", figure, "all", found == wanted)
+
+
+def _engine_without_memory(setting: Setting, record: Recorder, config: Path) -> None:
+    """Too little memory for the engine's cache, at its start: on a GPU because another process has most of it."""
+    overrides = () if setting.cuda else ("rollout.kv_cache_gb=0.00001",)
+    crowded = runs.Run(setting, "no-cache", config, *overrides)
+    with _hold(0.6) if setting.cuda else contextlib.nullcontext():
+        crowded.start()
+        code = crowded.finish()
+    _told(record, "no memory for the engine", crowded, code)
+
+
+def _trainer_without_memory(record: Recorder, crowded: runs.Run) -> None:
+    """Take whatever is free, again and again, once the run has made a step."""
+    process = crowded.start()
+    runs.harness.wait_for(lambda: runs.harness.last_step(crowded.folder) >= 1, process, crowded.log)
+    held = []
+    while process.poll() is None:
+        free, _ = torch.cuda.mem_get_info()
+        if free > 128 << 20:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                held.append(torch.empty(free - (64 << 20), dtype=torch.uint8, device="cuda"))
+        time.sleep(0.02)
+    code = crowded.finish()
+    held.clear()
+    torch.cuda.empty_cache()
+    _told(record, "memory taken in the middle of a run", crowded, code)
+
+
+@contextlib.contextmanager
+def _hold(share: float) -> Iterator[None]:
+    """Hold this share of the card within the block."""
+    _, total = torch.cuda.mem_get_info()
+    held = torch.empty(int(share * total), dtype=torch.uint8, device="cuda")
+    yield
+    del held
+    torch.cuda.empty_cache()
+
+
+def _told(record: Recorder, what: str, run: runs.Run, code: int) -> None:
+    """Record how the run ended, its last line, and what diagnose makes of it."""
+    record.check(f"{what}: exit code", str(code), "1 or 2", code in (1, 2))
+    record.figure(f"{what}: last line", run.last_line())
+    _, symptoms = runs.harness.diagnose(run.folder)
+    named = [name for name in symptoms if MESSAGE in name or "memory" in name]
+    told = ", ".join(symptoms) or "nothing"
+    record.check(f"{what}: diagnose", told, "names the memory", bool(named))

@@ -1,0 +1,166 @@
+"""Small models, dense and with experts, against the CPU in float32; and their memory, offloaded and back.
+
+``python -m tools.acceptance.parts.parity MODEL OUT`` is the reference: a process of its own, which sees no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from trainer import noise
+
+from gspo_hpc.algorithms import objective as algorithms
+from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.policy.process_groups import drop_layout
+from gspo_hpc.system.environment import no_gpus
+from gspo_hpc.training import update
+
+from .. import REPO, measure, models
+from ..rows import Recorder
+from ..setting import Setting
+from ..trainers import config, make_policy
+
+KINDS = ("llama", "qwen3_moe")
+FLOAT32 = 1e-4  # mean difference of log-probs in nats, and difference of the gradient's norm from 1
+# In 16 bit some tokens go to other experts and are far off, so means are compared, and with the CPU in 16 bit.
+OVER_CPU = 1.5  # of the CPU's own mean difference between bfloat16 and float32
+NORM = {"llama": 0.03, "qwen3_moe": 0.15}
+LEFT = 64 << 20  # bytes that may stay allocated while everything is offloaded: workspaces of matrix products
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Log-probs and the gradient's norm of the CPU in float32, and the mean error of its bfloat16 log-probs."""
+
+    logprobs: np.ndarray
+    norm: float
+    gap: float
+
+
+def run(setting: Setting, record: Recorder) -> None:
+    """Compare every way to compute the small models."""
+    for kind in KINDS:
+        model = models.small(setting, kind)
+        reference = _reference(setting, model, kind)
+        for dtype, layers in _ways(setting, record, kind):
+            _compare(setting, record, kind, dtype, layers, reference)
+
+
+def _ways(setting: Setting, record: Recorder, kind: str) -> list[tuple[str, str]]:
+    ways = [("float32", "torch"), ("bfloat16", "torch")]
+    if not setting.cuda:
+        record.no_meaning(f"{kind}, layers of Transformer Engine")
+    elif importlib.util.find_spec("transformer_engine") is None:
+        record.skip(f"{kind}, layers of Transformer Engine", "not installed: transformer_engine")
+    else:
+        ways.append(("bfloat16", "transformer_engine"))
+    return ways
+
+
+def _compare(setting: Setting, record: Recorder, kind: str, dtype: str, layers: str, reference: Reference) -> None:
+    what, full = f"{kind}, {dtype}, layers {layers}", dtype == "float32"
+    policy, groups, settings = _policy(setting, models.small(setting, kind), dtype, layers)
+    logprobs, norm = _results(policy, groups, settings)
+    gaps = np.abs(logprobs - reference.logprobs)
+    limit = FLOAT32 if full else OVER_CPU * reference.gap
+    record.at_most(f"{what}: log-probs, mean difference", float(gaps.mean()), limit, " nats")
+    record.figure(f"{what}: log-probs, largest difference", f"{gaps.max():.3g} nats")
+    ratio, limit = norm / reference.norm, FLOAT32 if full else NORM[kind]
+    record.check(f"{what}: norm of the gradient, ratio", f"{ratio:.5f}", f"1 +- {limit:g}", abs(ratio - 1.0) <= limit)
+    _offloaded(setting, record, what, policy, groups, settings)
+    del policy
+    drop_layout()
+    if setting.cuda:
+        torch.cuda.empty_cache()
+
+
+def _offloaded(setting: Setting, record: Recorder, what: str, policy: Any, groups: Any, settings: Any) -> None:
+    """Offload everything, bring it back, and compare memory with the plan and log-probs with those before."""
+    planned = parameters.state(policy.arch, settings, 0)._asdict()
+    for kind, taken in policy.held().items():
+        ratio = taken / planned[kind]
+        figure = f"{taken / 2**20:.2f} MiB, {ratio:.4f} of the plan"
+        record.check(f"{what}: {kind}", figure, "the plan +- 2%", abs(ratio - 1.0) <= 0.02)
+    before, logprobs = _fingerprint(policy), _logprobs(policy, groups, settings)
+    began = time.perf_counter()
+    freed = policy.offload()
+    gone = time.perf_counter() - began
+    left = f"{what}: still allocated while offloaded"
+    if setting.cuda:
+        record.at_most(left, torch.cuda.memory_allocated() / measure.MIB, LEFT / measure.MIB, " MiB")
+    else:
+        record.no_meaning(left)
+    began = time.perf_counter()
+    policy.restore()
+    measure.wait(setting)
+    back = time.perf_counter() - began
+    same = before == _fingerprint(policy)
+    figure = (
+        f"{freed / measure.MIB:.2f} MiB in {gone:.3f} s and {back:.3f} s; {'the same bits' if same else 'other bits'}"
+    )
+    record.check(f"{what}: there and back, weights", figure, "the same bits", same)
+    gap = float(np.abs(logprobs - _logprobs(policy, groups, settings)).max())
+    record.figure(f"{what}: there and back, log-probs, largest difference", f"{gap:.3g} nats")
+    result = update.step(policy, groups, algorithms.resolve(settings.algorithm), settings)
+    good = result is not None and not result.skipped
+    record.check(f"{what}: there and back, an update", "made" if good else "not made", "made", good)
+
+
+def _fingerprint(policy: Any) -> list[int]:
+    return [int(torch.hash_tensor(parameter.detach()).item()) for parameter in policy.parameters()]
+
+
+def _policy(setting: Setting, model: Path, dtype: str, layers: str) -> tuple[Any, Any, Any]:
+    settings = config(
+        setting,
+        model,
+        dtype,
+        layers,
+        batch={"global_batch_size": 32, "num_generations": 8, "micro_batch_tokens": 4096},
+        rollout={"max_prompt_length": 64, "max_response_length": 64},
+    )
+    policy = make_policy(model, settings)
+    return policy, noise(policy, 4, 8, 40, 60, 0), settings
+
+
+def _results(policy: Any, groups: Any, settings: Any) -> tuple[np.ndarray, float]:
+    """Return log-probs, and the norm of the gradient of one step."""
+    logprobs = _logprobs(policy, groups, settings)
+    result = update.step(policy, groups, algorithms.resolve(settings.algorithm), settings)
+    assert result is not None
+    return logprobs, float(result.grad_norm)
+
+
+def _logprobs(policy: Any, groups: Any, settings: Any) -> np.ndarray:
+    passed = update.logprob_pass(policy, groups, "old_logprobs", settings)
+    return np.concatenate(list(passed.logprobs.values()))
+
+
+def _reference(setting: Setting, model: Path, kind: str) -> Reference:
+    out = setting.work / f"reference-{kind}.npz"
+    command = [sys.executable, "-m", "tools.acceptance.parts.parity", str(model), str(out)]
+    subprocess.run(command, cwd=REPO, env=os.environ | no_gpus(), check=True)
+    found = np.load(out)
+    return Reference(found["logprobs"], float(found["norm"]), float(found["gap"]))
+
+
+def main(model: Path, out: Path) -> None:
+    """Write what the model gives on the CPU."""
+    setting = Setting("cpu", out.parent)
+    logprobs, norm = _results(*_policy(setting, model, "float32", "torch"))
+    drop_layout()
+    rounded = _logprobs(*_policy(setting, model, "bfloat16", "torch"))
+    np.savez(out, logprobs=logprobs, norm=np.array(norm), gap=np.abs(rounded - logprobs).mean())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
