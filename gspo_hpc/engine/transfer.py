@@ -1,6 +1,6 @@
 """The trainer's end of a weight update: what a stream of parts must hold, and how it reaches an engine's workers.
 
-Every rank on an engine's GPUs puts the parts into memory of its own (:mod:`gspo_hpc.engine.slots`), which the worker on
+Every rank on an engine's GPUs puts the parts into memory of its own (:mod:`gspo_hpc.engine.weight_buffers`), which the worker on
 the same GPU maps: two halves, of which one is filled while the worker reads the other. The first of these ranks, the
 engine's owner, tells the engine of each half; the others only keep in step with it.
 """
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gspo_hpc.engine.slots import Address, CudaSlots, HostSlots, Slots
+from gspo_hpc.engine.weight_buffers import Address, CudaBuffer, HostBuffer, WeightBuffer
 from gspo_hpc.models.weight_files import MAX_HEADER
 from gspo_hpc.ops.weight_parts import ALIGNMENT, Part, Stream
 
@@ -111,7 +111,7 @@ class Exporter:
     def __init__(self, platform: str, workers: int, bucket_bytes: int, peers: Peers | None = None) -> None:
         """`workers` is the engine's number of workers; `peers` are the ranks on their GPUs, if there are several."""
         gpu = platform == "cuda" and (workers == 1 or peers is not None)
-        self._slots: Slots = CudaSlots() if gpu else HostSlots()
+        self._buffer: WeightBuffer = CudaBuffer() if gpu else HostBuffer()
         self._bucket_bytes, self._peers = bucket_bytes, peers
 
     def send(self, stream: Stream, receiver: Receiver | None = None) -> None:
@@ -120,22 +120,22 @@ class Exporter:
         `receiver` is None where another rank owns the engine, or it is dead. The ranks on an engine's GPUs make the
         same calls in the same order, whatever happens to the engine: producing the stream is a collective of all ranks.
         """
-        transfer = _Transfer(self._slots, self._bucket_bytes, self._peers, receiver)
+        transfer = _Transfer(self._buffer, self._bucket_bytes, self._peers, receiver)
         transfer.run(stream)
         if transfer.error is not None:
             raise transfer.error
 
     def close(self) -> None:
         """Free all memory."""
-        self._slots.close()
+        self._buffer.close()
 
 
 class _Transfer:
     """One weight update: memory for a stream, in two halves; a half that is full is passed on."""
 
-    def __init__(self, slots: Slots, half: int, peers: Peers | None, receiver: Receiver | None) -> None:
+    def __init__(self, buffer: WeightBuffer, half: int, peers: Peers | None, receiver: Receiver | None) -> None:
         self.error: Exception | None = None  # the first that `receiver` raised
-        self._slots, self._peers, self._receiver = slots, peers, receiver
+        self._buffer, self._peers, self._receiver = buffer, peers, receiver
         self._half = -(-half // ALIGNMENT) * ALIGNMENT
         self._bytes: torch.Tensor | None = None
         self._addresses: list[Address] = []  # of all peers, for the workers
@@ -156,7 +156,7 @@ class _Transfer:
         if self._peers is not None:
             ended = self._peers.gather(ended[0])
         self._bytes = None
-        self._slots.rest(released=ended[0] == b"done")
+        self._buffer.release_unused(unmapped=ended[0] == b"done")
 
     def take(self, size: int) -> torch.Tensor:
         """See Memory: `size` bytes of the half that is being filled, which is passed on before if they do not fit."""
@@ -169,7 +169,7 @@ class _Transfer:
             self._wait()
             self._begin = 0
         if self._bytes is None or self._bytes.numel() < size:
-            self._bytes, self._addresses = self._slots.memory(max(size, 2 * self._half)), []
+            self._bytes, self._addresses = self._buffer.memory(max(size, 2 * self._half)), []
         begin = self._begin + self._used
         self._used += size
         return self._bytes[begin : begin + asked]
@@ -178,7 +178,7 @@ class _Transfer:
         """Have workers load the filled half once they have loaded the other, which is filled next."""
         if self._bytes is None:
             return  # the stream was empty
-        address = self._slots.address()  # waits until everything is written
+        address = self._buffer.address()  # waits until everything is written
         if not self._addresses:
             every = [json.dumps(address).encode()]
             self._addresses = [json.loads(one) for one in (self._peers.gather(every[0]) if self._peers else every)]

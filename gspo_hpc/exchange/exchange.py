@@ -20,11 +20,11 @@ import numpy.typing as npt
 from gspo_hpc.data.packing import MicroBatch, Sample
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
 from gspo_hpc.data.table import EXCLUDED, UNGRADED, GroupTable, ShardedGroups, joined
-from gspo_hpc.exchange.parcels import Array, Item
+from gspo_hpc.exchange.wire_format import Array, Item
 from gspo_hpc.exchange.transport import Transport
 
 Key = tuple[int, int]  # slot and index of a completion; index -1: the prompt
-Dealt = Sequence[Sequence[MicroBatch]]  # micro-batches by data-parallel rank
+BatchesByRank = Sequence[Sequence[MicroBatch]]  # micro-batches by data-parallel rank
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
@@ -32,7 +32,7 @@ _NOT_HERE = Completion(_NO_TOKENS, _NO_VALUES, "", "", 0)  # in the place of one
 
 
 @dataclass(frozen=True)
-class Slices:
+class Replicas:
     """The ranks that compute together: the leader of every slice, and this rank's slice, leader first."""
 
     leaders: tuple[int, ...] = (0,)  # by data-parallel rank
@@ -41,7 +41,7 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Shown:
+class RolloutView:
     """A view of a rollout for observers on rank 0: its first groups, one completion each, and why graders failed."""
 
     groups: list[Group]
@@ -53,22 +53,22 @@ class Exchange:
     """Exchange samples and results between ranks; by default, in a job of one rank. Methods are collective."""
 
     transport: Transport = field(default_factory=Transport)
-    slices: Slices = field(default_factory=Slices)
+    slices: Replicas = field(default_factory=Replicas)
 
     def shard(self, own: Iterable[Group]) -> ShardedGroups:
         """Return the groups of all ranks, of which this rank holds `own`."""
         held = {group.slot: group for group in own}
         mine = GroupTable.of(list(held.values()), self.transport.rank)
-        whole = self.transport.share(mine.to_bytes(), _join_tables)
+        whole = self.transport.tree_reduce(mine.to_bytes(), _join_tables)
         return ShardedGroups(GroupTable.from_bytes(whole), held)
 
-    def hand_out(self, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    def broadcast_prompts(self, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
         """Return the `count` prompts of rank 0 on all ranks; other ranks' are ignored."""
         items = [Item(prompt.index, -1, (prompt.tokens, _text_array(prompt.text, prompt.fields))) for prompt in prompts]
-        every = self.transport.relay(items, count, range(self.transport.world_size))
+        every = self.transport.broadcast(items, count, range(self.transport.world_size))
         return [_prompt(item) for item in every] if self.transport.rank else list(prompts)
 
-    def share_out(
+    def partition_files(
         self, files: Callable[[], Sequence[str]], read: Callable[[str], Mapping[int, Group]]
     ) -> tuple[dict[int, Group], set[int]]:
         """Return this rank's share of the groups in `files`, by slot, and the slots of all: one rank reads each file.
@@ -77,14 +77,14 @@ class Exchange:
         """
         rank, ranks = self.transport.rank, self.transport.world_size
         listed = json.dumps([] if rank else list(files())).encode()
-        named = json.loads(self.transport.share(listed, lambda parts: parts[0]))
+        named = json.loads(self.transport.tree_reduce(listed, lambda parts: parts[0]))
         found = {number: read(named[number]) for number in range(rank, len(named), ranks)}
         mine = {str(slot): number for number in sorted(found, reverse=True) for slot in found[number]}
-        first = json.loads(self.transport.share(json.dumps(mine).encode(), _join_first))
+        first = json.loads(self.transport.tree_reduce(json.dumps(mine).encode(), _join_first))
         own = {slot: group for number in found for slot, group in found[number].items() if first[str(slot)] == number}
         return own, {int(slot) for slot in first}
 
-    def fetch(self, groups: ShardedGroups, dealt: Dealt, *, training: bool, experts: bool) -> dict[int, Group]:
+    def fetch(self, groups: ShardedGroups, dealt: BatchesByRank, *, training: bool, experts: bool) -> dict[int, Group]:
         """Return, by slot, the parts of groups that this rank's slice computes; other completions of them are empty.
 
         With `training` they have all log-probs, else none; with `experts`, the choices of experts that are known.
@@ -104,15 +104,15 @@ class Exchange:
         local = outgoing.pop(me, [])
         leads = self.slices.members[0] == me
         counts = Counter(holders[slot] for slot, _ in wanted if holders[slot] != me) if leads else {}
-        received = self.transport.swap(outgoing, counts)
+        received = self.transport.exchange(outgoing, counts)
         items = [*local, *(item for rank in sorted(received) for item in received[rank])] if leads else []
-        items = self.transport.relay(items, len(wanted), self.slices.members)
+        items = self.transport.broadcast(items, len(wanted), self.slices.members)
         return _unpacked(items, groups.table)
 
-    def give_back(
+    def return_results(
         self,
         groups: ShardedGroups,
-        dealt: Dealt,
+        dealt: BatchesByRank,
         logprobs: Mapping[Key, Floats],
         experts: Mapping[Key, Experts] | None,
     ) -> tuple[dict[Key, Floats], dict[Key, Experts]]:
@@ -133,7 +133,7 @@ class Exchange:
             for leader, keys in zip(self.slices.leaders, by_slice, strict=True)
             if leader != me and (count := sum(slot in groups.own for slot, _ in keys))
         }
-        found = {me: outgoing.pop(me, [])} | self.transport.swap(outgoing, counts)
+        found = {me: outgoing.pop(me, [])} | self.transport.exchange(outgoing, counts)
         values: dict[Key, Floats] = {}
         chosen: dict[Key, Experts] = {}
         for item in (item for rank in sorted(found) for item in found[rank]):
@@ -144,7 +144,7 @@ class Exchange:
                 chosen.setdefault(key, item.arrays[1])
         return values, chosen
 
-    def show(self, groups: ShardedGroups, count: int) -> Shown:
+    def show(self, groups: ShardedGroups, count: int) -> RolloutView:
         """Return on rank 0 the first `count` groups, with one completion each, and all failures; nothing elsewhere."""
         holders, me = groups.table.holders, self.transport.rank
         first = groups.table.slots[:count]
@@ -152,17 +152,17 @@ class Exchange:
         senders = {holders[slot] for slot in (*first, *failed)}
         mine = [_text_item(groups, first)] if me in senders else []
         if me:
-            self.transport.swap({0: mine} if mine else {}, {})
-            return Shown([], Counter())
-        received = self.transport.swap({}, dict.fromkeys(senders - {0}, 1))
+            self.transport.exchange({0: mine} if mine else {}, {})
+            return RolloutView([], Counter())
+        received = self.transport.exchange({}, dict.fromkeys(senders - {0}, 1))
         texts = [item.arrays[0] for items in (mine, *received.values()) for item in items]
         parts = [_content(text)[0] for text in texts if text is not None]
         shown = [Group.from_json(line) for part in parts for line in part["groups"]]
         failures = sorted((tuple(entry) for part in parts for entry in part["failures"]), key=lambda one: one[:2])
-        return Shown(sorted(shown, key=lambda group: group.slot), Counter(text for _, _, text in failures))
+        return RolloutView(sorted(shown, key=lambda group: group.slot), Counter(text for _, _, text in failures))
 
 
-def _keys(dealt: Dealt, *, prompts: bool) -> list[list[Key]]:
+def _keys(dealt: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
     """Return the completions of every slice and, if asked for, the prompts that they belong to, in order."""
     found = []
     for batches in dealt:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.exchange import parcels
-from gspo_hpc.exchange.parcels import WIDTH, Header, Item
+from gspo_hpc.exchange import wire_format
+from gspo_hpc.exchange.wire_format import WIDTH, Header, Item
 from gspo_hpc.system.progress import mark
 
-SLICE_BYTES = 1 << 20  # of a payload, in flight between two ranks
+CHUNK_BYTES = 1 << 20  # of a payload, in flight between two ranks
 _TAG = 0
 
 Merge = Callable[[Sequence[bytes]], bytes]
@@ -32,27 +32,27 @@ class Transport:
         self.rank, self.world_size = (0, 1) if group is None else (group.rank(), group.size())
         self.sent = self.received = 0  # bytes
 
-    def swap(self, outgoing: Mapping[int, Sequence[Item]], expected: Mapping[int, int]) -> dict[int, list[Item]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Item]], expected: Mapping[int, int]) -> dict[int, list[Item]]:
         """Send items to ranks, and return those received, by rank, ascending; `expected`: number of items by sender.
 
         Every rank that takes part calls it. Between two ranks one chunk is in flight in each direction, so no rank
         holds more of another's data than it asked for.
         """
         outgoing, expected = dict(sorted(outgoing.items())), dict(sorted(expected.items()))
-        headers = {rank: parcels.header_of(items) for rank, items in outgoing.items()}
+        headers = {rank: wire_format.header_of(items) for rank, items in outgoing.items()}
         found: dict[int, Header] = {rank: np.empty((rows, WIDTH), np.int64) for rank, rows in expected.items()}
         self._round({r: _bytes(h) for r, h in headers.items()}, {r: _bytes(h) for r, h in found.items()})
-        payloads = {rank: np.empty(parcels.payload_bytes(header), np.uint8) for rank, header in found.items()}
-        cut = {rank: parcels.slices(items, SLICE_BYTES) for rank, items in outgoing.items()}
+        payloads = {rank: np.empty(wire_format.payload_bytes(header), np.uint8) for rank, header in found.items()}
+        cut = {rank: wire_format.chunks(items, CHUNK_BYTES) for rank, items in outgoing.items()}
         begin = 0
         while cut or any(len(payload) > begin for payload in payloads.values()):
             sending = {rank: piece for rank, pieces in cut.items() if (piece := next(pieces, None)) is not None}
             cut = {rank: cut[rank] for rank in sending}
-            self._round(sending, {rank: payload[begin : begin + SLICE_BYTES] for rank, payload in payloads.items()})
-            begin += SLICE_BYTES
-        return {rank: parcels.unpack(header, payloads[rank]) for rank, header in found.items()}
+            self._round(sending, {rank: payload[begin : begin + CHUNK_BYTES] for rank, payload in payloads.items()})
+            begin += CHUNK_BYTES
+        return {rank: wire_format.unpack(header, payloads[rank]) for rank, header in found.items()}
 
-    def relay(self, items: Sequence[Item], rows: int, members: Sequence[int]) -> list[Item]:
+    def broadcast(self, items: Sequence[Item], rows: int, members: Sequence[int]) -> list[Item]:
         """Return the `rows` items of the first of `members` on all of them, each of which calls it.
 
         They go down a binary tree, so a rank receives them once and sends them at most twice.
@@ -62,18 +62,18 @@ class Transport:
             return list(items)
         parent = members[(place - 1) // 2] if place else None
         children = members[2 * place + 1 : 2 * place + 3]
-        header = parcels.header_of(items) if parent is None else np.empty((rows, WIDTH), np.int64)
+        header = wire_format.header_of(items) if parent is None else np.empty((rows, WIDTH), np.int64)
         assert len(header) == rows, (len(header), rows)
         self._down([_bytes(header)], parent, children)
         if parent is None:
-            self._down(parcels.slices(items, SLICE_BYTES), None, children)
+            self._down(wire_format.chunks(items, CHUNK_BYTES), None, children)
             return list(items)
-        payload = np.empty(parcels.payload_bytes(header), np.uint8)
-        cut = [payload[begin : begin + SLICE_BYTES] for begin in range(0, len(payload), SLICE_BYTES)]
+        payload = np.empty(wire_format.payload_bytes(header), np.uint8)
+        cut = [payload[begin : begin + CHUNK_BYTES] for begin in range(0, len(payload), CHUNK_BYTES)]
         self._down(cut, parent, children)
-        return parcels.unpack(header, payload)
+        return wire_format.unpack(header, payload)
 
-    def share(self, mine: bytes, merge: Merge) -> bytes:
+    def tree_reduce(self, mine: bytes, merge: Merge) -> bytes:
         """Return on all ranks what `merge` makes of every rank's bytes. Collective.
 
         They are merged up a binary tree, so `merge` also gets its own results; the root's result is sent down.
@@ -132,9 +132,9 @@ class Transport:
         return whole.tobytes()
 
 
-def gathered(transport: Transport, mine: bytes) -> list[bytes]:
+def all_gather(transport: Transport, mine: bytes) -> list[bytes]:
     """Return every rank's bytes, which have no line break, on all ranks and in any order. Collective."""
-    return transport.share(mine, b"\n".join).split(b"\n")
+    return transport.tree_reduce(mine, b"\n".join).split(b"\n")
 
 
 def _bytes(array: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

@@ -112,7 +112,7 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
         missing=tuple(config.missing()),
         warnings=tuple(plan.warnings),
         notes=tuple(plan.notes),
-        exactness=exactness.of(config),
+        exactness=exactness.grade_of(config),
         memory=plan.memory,
     )
 

@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
 from gspo_hpc.config.derived import deterministic_kernels
 from gspo_hpc.config.schema import Config
-from gspo_hpc.exchange.exchange import Exchange, Slices
+from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gathered
 from gspo_hpc.policy import compat, ordered_sums
 from gspo_hpc.system import heap
@@ -154,7 +154,7 @@ def _exchange(ranks: Ranks, timeout: datetime.timedelta) -> Exchange:
     places = sorted(json.loads(one) for one in gathered(transport, mine))
     leaders = {slice_: rank for rank, slice_, first in places if first}
     members = [rank for rank, slice_, _ in places if slice_ == ranks.dp_rank and rank != leaders[slice_]]
-    own = Slices(tuple(leaders[n] for n in range(ranks.dp_size)), ranks.dp_rank, (leaders[ranks.dp_rank], *members))
+    own = Replicas(tuple(leaders[n] for n in range(ranks.dp_size)), ranks.dp_rank, (leaders[ranks.dp_rank], *members))
     return Exchange(transport, own)
 
 

@@ -119,8 +119,8 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
         train, unseen = read_prompts(config)
         found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
     with waiting():  # for rank 0
-        count, unseen_count, probe = json.loads(exchange.transport.share(found, lambda parts: parts[0]))
-    return LoadedPrompts(count, train, exchange.hand_out(unseen, unseen_count), probe)
+        count, unseen_count, probe = json.loads(exchange.transport.tree_reduce(found, lambda parts: parts[0]))
+    return LoadedPrompts(count, train, exchange.broadcast_prompts(unseen, unseen_count), probe)
 
 
 def start_rollout_worker(

@@ -53,7 +53,7 @@ class CheckpointState:
         """
         cursor = _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
         record = _parsed(checkpoint / RECORD, json.loads)
-        groups, _ = (exchange or Exchange()).share_out(
+        groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _parsed(checkpoint / name, _groups),
         )

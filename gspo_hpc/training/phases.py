@@ -50,7 +50,7 @@ class Sampler:
         fingerprint = self._weights.sync().fingerprint
         folder = self._rollouts / f"{cursor.rollout:06d}"
         exchange = self._worker.ranks.exchange
-        finished, done = exchange.share_out(
+        finished, done = exchange.partition_files(
             lambda: [path.name for path in journal.journals(folder)],
             lambda name: journal.read_journal(folder / name, fingerprint),
         )
@@ -62,7 +62,7 @@ class Sampler:
         self._weights.sleep()
         own = sorted([*finished.values(), *fresh.own.values()], key=lambda group: group.slot)
         groups = exchange.shard(update.with_advantages(own, self._recipe.objective.normalize_advantage))
-        self._observers.samples(cursor.step, "train", exchange.show(groups, config.tracking.samples))
+        self._observers.samples(cursor.step, "train", exchange.gather_samples(groups, config.tracking.samples))
         return Rollout(groups, after, fresh.engines)
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
@@ -139,7 +139,7 @@ class Evaluator:
         self._weights.sync()
         with self._clock.phase("eval"):
             scores, groups = evaluate.run(self._worker, self._prompts, self._config)
-        shown = self._worker.ranks.exchange.show(groups, self._config.tracking.samples)
+        shown = self._worker.ranks.exchange.gather_samples(groups, self._config.tracking.samples)
         self._observers.samples(step, phase, shown)
         accuracy = scores["eval/accuracy"]
         self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {len(self._prompts)} unseen prompts")

@@ -55,4 +55,4 @@ class PromptData:
         """Return the prompts of a rollout by slot, and where the next rollout's begin. Collective."""
         indices, after = self.stream.take(start, count)
         mine = [self.train[index] for index in indices] if self.train else []
-        return dict(enumerate(self.exchange.hand_out(mine, len(indices)))), after
+        return dict(enumerate(self.exchange.broadcast_prompts(mine, len(indices)))), after

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.training.agreement.watch import RolloutWatch
+from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
@@ -25,7 +25,7 @@ class Session:
     logprobs: LogprobPasses
     evaluator: Evaluator
     weights: EngineWeights
-    watch: RolloutWatch  # of the gaps that updates measure
+    watch: RolloutGapMonitor  # of the gaps that updates measure
     checkpoints: Checkpoints
     recorder: StepRecorder
     observers: StepObserver

@@ -135,7 +135,7 @@ class StepRecorder:
                 "probe_gap_weighted": synced.gap.weighted_mean,
             }
             if synced.gap.head_step:
-                state["probe_head_step"] = synced.gap.head_step
+                state["probe_logit_step"] = synced.gap.head_step
             state |= progress.engines
         return state
 

@@ -83,7 +83,7 @@ def logprob_pass(
             for batch, chosen in zip(batches, result.experts, strict=True):
                 experts = split_experts(chosen, batch) | experts
     exchange = policy.ranks.exchange
-    return GroupLogprobs(*exchange.give_back(groups, distributed, logprobs, experts if record else None))
+    return GroupLogprobs(*exchange.return_results(groups, distributed, logprobs, experts if record else None))
 
 
 def with_old_logprobs(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gspo_hpc.engine import compat, slots
-from gspo_hpc.engine.slots import CudaSlots, HostSlots
+from gspo_hpc.engine.weight_buffers import CudaBuffer, HostBuffer
 from gspo_hpc.engine.transfer import Check, Exporter, checkpoint_shapes
 from gspo_hpc.ops.weight_parts import ALIGNMENT, Memory, Part, packed
 
@@ -55,9 +55,9 @@ class Workers:
         for number, found in enumerate(self.found if bucket else ()):
             address = bucket["memory"][number if len(bucket["memory"]) > 1 else 0]
             if self._mapped.get(number, (None,))[0] != address:
-                self._mapped[number] = address, slots.mapped(address)
+                self._mapped[number] = address, weight_buffers.mapped(address)
             for part in bucket["parts"]:
-                tensor = slots.view(self._mapped[number][1], part).clone()
+                tensor = weight_buffers.view(self._mapped[number][1], part).clone()
                 named = Part(part["name"], tensor.shape, tensor, tuple(part["experts"]))
                 for name, one in named.tensors():
                     assert found.setdefault(name, one) is one
@@ -168,12 +168,12 @@ def test_the_file_has_no_name_takes_little_room_at_rest_and_closes(monkeypatch: 
     monkeypatch.setattr(slots, "_KEPT_BYTES", 1 << 20)
     before = set(os.listdir("/dev/shm"))
     for size, kept in ((1 << 20, True), (1 << 21, False)):
-        made = HostSlots()
+        made = HostBuffer()
         made.memory(size).fill_(7)
         address = made.address()
-        mapped = slots.mapped(address)
+        mapped = weight_buffers.mapped(address)
         assert int(mapped[5]) == 7
-        made.rest(released=True)
+        made.release_unused(unmapped=True)
         assert (os.stat(address["path"]).st_blocks > 0) == kept
         made.memory(size).fill_(9)  # good for another round
         assert int(mapped[5]) == 9
@@ -184,11 +184,11 @@ def test_the_file_has_no_name_takes_little_room_at_rest_and_closes(monkeypatch: 
 
 def test_a_file_in_the_place_of_another_is_told_apart() -> None:
     """A worker keeps its mapping as long as the address stays the same."""
-    one = HostSlots()
+    one = HostBuffer()
     one.memory(10)
     first = one.address()
     one.close()
-    other = HostSlots()
+    other = HostBuffer()
     other.memory(10)
     assert other.address()["path"] == first["path"] and other.address() != first
     other.close()
@@ -219,13 +219,13 @@ def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     let_go = classmethod(lambda cls, counter, offset, device: released.append((counter, offset)))
     monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter", let_go, raising=False)
-    made = CudaSlots()
+    made = CudaBuffer()
     for ended, expected in ((True, []), (False, [(b"counter", 2)]), (True, [(b"counter", 2)])):
         assert made.memory(4096).numel() == 4096 and made.memory(100).numel() == 4096
         address = made.address()
         assert made.address() == address and address["size"] == 4096 and address["offset"] == 512
-        made.rest(released=ended)
-        made.rest(released=False)  # nothing is exported any more
+        made.release_unused(unmapped=ended)
+        made.release_unused(unmapped=False)  # nothing is exported any more
         assert released == expected
     assert exports == [4096] * 3
 
@@ -336,7 +336,7 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
     """It lives on while the engine is restarted, which needs the memory; its traceback would hold all frames."""
     storages: list[StorageWeakRef] = []
 
-    class Fresh(HostSlots):
+    class Fresh(HostBuffer):
         def memory(self, size: int) -> torch.Tensor:
             made = torch.empty(size, dtype=torch.uint8)
             storages.append(StorageWeakRef(made.untyped_storage()))

@@ -44,7 +44,7 @@ import torch.distributed as dist
 from gspo_hpc.data.packing import pack
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.table import ROW, GroupTable, ShardedGroups, joined
-from gspo_hpc.exchange.exchange import Exchange, Slices
+from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.rollout.notices import POLL_SECONDS, Notices, Place
 from gspo_hpc.runs.journal import Journal, journals, read_journal
@@ -90,7 +90,7 @@ class Rank:
         members = [other for other in range(world) if other // args.slice == rank // args.slice]
         leaders = tuple(range(0, world, args.slice))
         self._link = Transport(group)
-        self._exchange = Exchange(self._link, Slices(leaders, rank // args.slice, tuple(members)))
+        self._exchange = Exchange(self._link, Replicas(leaders, rank // args.slice, tuple(members)))
         self._found: dict[str, dict[str, float]] = {}
 
     def run(self) -> dict[str, dict[str, float]]:
@@ -117,7 +117,7 @@ class Rank:
         logprobs = {key: fetched[key[0]].completions[key[1]].tokens.astype(np.float32) for key in keys}
         del fetched
         with self._phase("log-probs back"):
-            values, _ = exchange.give_back(groups, dealt, logprobs, None)
+            values, _ = exchange.return_results(groups, dealt, logprobs, None)
         own = {
             slot: group.with_completions(
                 tuple(replace(c, old_logprobs=values[slot, i]) for i, c in enumerate(group.completions))
@@ -152,7 +152,7 @@ class Rank:
             journal.append(held)
             journal.close()
         with self._phase("journals of a resumed rollout"):
-            own, every = self._exchange.share_out(
+            own, every = self._exchange.partition_files(
                 lambda: [path.name for path in journals(folder)],
                 lambda name: read_journal(folder / name, "weights"),
             )

@@ -47,7 +47,7 @@ _CAUSES = (
         "rope_theta, rope_scaling and rope_parameters in the model's config.json, and the engine's hf_overrides",
     ),
     _Cause(
-        "rounded_head",
+        "rounded_logits",
         "head is rounded to 16 bits",
         "the engine rounds its logits to 16 bits, and the trainer does not",
         ("rollout.engine.hf_overrides.head_dtype=float32",),
@@ -93,10 +93,10 @@ def mismatch(run: Evidence) -> Finding | None:
 
 def _rounded(run: Evidence) -> Finding | None:
     """Find an engine whose logits the first probe of an attempt saw on a grid."""
-    steps = run.points("probe_head_step")
+    steps = run.points("probe_logit_step")
     if not steps:
         return None
-    cause = next(one for one in _CAUSES if one.name == "rounded_head")
+    cause = next(one for one in _CAUSES if one.name == "rounded_logits")
     step, size = steps[-1]
-    shown = f"step {step}: the engine's logits were multiples of {size:g} (`probe_head_step`)"
+    shown = f"step {step}: the engine's logits were multiples of {size:g} (`probe_logit_step`)"
     return Finding((shown,), cause.text, cause.settings, (cause.look,), "warning", cause.name)

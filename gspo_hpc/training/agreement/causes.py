@@ -27,7 +27,7 @@ _ON_GRID = 0.9  # of the differences
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ProbeAnswers:
     """Answers of engine and trainer once their gap was too large."""
 
     probe: Floats  # |gap| [N]
@@ -37,7 +37,7 @@ class Evidence:
     ropes: Mapping[str, float] = field(default_factory=dict)  # mean |gap| of the probe under other rotary embeddings
 
 
-def name_cause(found: Evidence) -> str:
+def name_cause(found: ProbeAnswers) -> str:
     """Return the likeliest cause, as the end of a sentence."""
     if found.pairs.size >= _FEWEST and found.pairs.mean() <= _CLEAN * found.probe.mean():
         return _of_attention(found)
@@ -55,7 +55,7 @@ def name_cause(found: Evidence) -> str:
     return f"all tokens differ: the engine does not have the trainer's weights, or computes in another precision{also}"
 
 
-def _of_attention(found: Evidence) -> str:
+def _of_attention(found: ProbeAnswers) -> str:
     """Return the cause of a gap that only tokens with more than one key have."""
     name, left = min(found.ropes.items(), key=lambda item: item[1], default=("", float("inf")))
     if left <= _REPRODUCED * found.probe.mean():

@@ -10,13 +10,13 @@ import numpy as np
 
 from gspo_hpc.data.records import Experts, Floats
 from gspo_hpc.engine.engine import Engine, EngineDied
-from gspo_hpc.exchange.transport import gathered
+from gspo_hpc.exchange.transport import all_gather
 from gspo_hpc.models.parts import Rope
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.model import rotated_by
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.training.agreement.causes import TOP, Evidence, name_cause
+from gspo_hpc.training.agreement.causes import TOP, ProbeAnswers, name_cause
 from gspo_hpc.training.agreement.passes import Sequences, score
 
 _PAIRS = 64
@@ -49,7 +49,7 @@ def explain(
     cause = ""
     if answers is not None:
         of_pairs, top = answers
-        found = Evidence(
+        found = ProbeAnswers(
             probe=_gaps(own.logprobs, theirs),
             pairs=_gaps(own_pairs.logprobs, of_pairs),
             experts=_of_first_tokens(own_pairs.experts),
@@ -57,7 +57,7 @@ def explain(
             ropes={name: float(_gaps(logprobs, theirs).mean()) for name, logprobs in ropes.items()},
         )
         cause = name_cause(found)
-    causes = gathered(policy.ranks.exchange.transport, cause.encode())
+    causes = all_gather(policy.ranks.exchange.transport, cause.encode())
     return next((text.decode() for text in causes if text), "unknown, because no engine answered")
 
 

@@ -23,7 +23,7 @@ class GapMismatch(RuntimeError):
     """Engine and trainer disagree on the log-probs of the tokens of a rollout."""
 
 
-class RolloutWatch:
+class RolloutGapMonitor:
     """The limits of a run for the gaps of its updates, and the gap of the first of them in this attempt."""
 
     def __init__(self, config: Config) -> None:

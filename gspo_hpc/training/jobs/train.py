@@ -16,7 +16,7 @@ from gspo_hpc.config import derived, loader
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.engine.engine import Engine, EngineDied
-from gspo_hpc.exchange.transport import gathered
+from gspo_hpc.exchange.transport import all_gather
 from gspo_hpc.planning import plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
@@ -30,7 +30,7 @@ from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training import loop, sync
-from gspo_hpc.training.agreement.watch import RolloutWatch
+from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.bringup import (
     LoadedPrompts,
     load_prompts,
@@ -132,7 +132,7 @@ class TrainingJob:
             logprobs=LogprobPasses(recipe, policy, reference, clock),
             evaluator=Evaluator(config, data, worker, weights, observers, clock),
             weights=weights,
-            watch=RolloutWatch(config),
+            watch=RolloutGapMonitor(config),
             checkpoints=self._checkpoints,
             recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock),
             observers=observers,
@@ -257,7 +257,7 @@ def newest_checkpoint(run: RunDir, ranks: Ranks, console: Console) -> Path | Non
         """Return what any rank finds wrong with its share of a checkpoint's files."""
         found = json.dumps(commit.verify(path, ranks.rank, ranks.world_size)).encode()
         with waiting():  # for ranks whose share takes longer
-            told = gathered(ranks.exchange.transport, found)
+            told = all_gather(ranks.exchange.transport, found)
         return list(dict.fromkeys(problem for of_rank in told for problem in json.loads(of_rank)))
 
     def ask(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.exchange.exchange import Shown
+from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.rollout.generation import ProgressCallback, ignore_progress
 from gspo_hpc.system.files import Entry
 from gspo_hpc.training.checkpoint_state import CheckpointState
@@ -23,7 +23,7 @@ class StepObserver:
     def step(self, record: dict[str, Any]) -> None:
         """Take the record of one step, or of an evaluation before the first."""
 
-    def samples(self, step: int, phase: str, shown: Shown) -> None:
+    def samples(self, step: int, phase: str, shown: RolloutView) -> None:
         """Take what is shown of a rollout or of an evaluation."""
 
     def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -62,7 +62,7 @@ class Observers(StepObserver):
         for one in self._observers:
             one.step(record)
 
-    def samples(self, step: int, phase: str, shown: Shown) -> None:
+    def samples(self, step: int, phase: str, shown: RolloutView) -> None:
         """Give the completions to all observers."""
         for one in self._observers:
             one.samples(step, phase, shown)

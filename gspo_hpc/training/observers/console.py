@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.exchange.exchange import Shown
+from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.rollout.generation import ProgressCallback
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.observers.files import sample_rows
@@ -27,7 +27,7 @@ class ConsoleLines(StepObserver):
         """Show one row."""
         self._console.step(record)
 
-    def samples(self, step: int, phase: str, shown: Shown) -> None:
+    def samples(self, step: int, phase: str, shown: RolloutView) -> None:
         """Show why reward functions failed, if any did."""
         for failure, count in shown.failures.most_common(_FAILURES):
             self._console.note(f"a reward function failed for {count} completion{'s' if count != 1 else ''}: {failure}")
@@ -72,6 +72,6 @@ class TrackerLog(StepObserver):
         """Log the record."""
         self._tracker.log(record)
 
-    def samples(self, step: int, phase: str, shown: Shown) -> None:
+    def samples(self, step: int, phase: str, shown: RolloutView) -> None:
         """Log a few completions with the next record."""
         self._tracker.log_samples(sample_rows(step, phase, shown.groups, self._count))

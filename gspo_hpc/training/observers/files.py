@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.data.records import Group
-from gspo_hpc.exchange.exchange import Shown
+from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.runs import commit, journal
 from gspo_hpc.runs.directory import RunDir, write_atomically
 from gspo_hpc.system.files import Entry
@@ -49,7 +49,7 @@ class SamplesFile(StepObserver):
     def __init__(self, run: RunDir, count: int) -> None:
         self._run, self._count = run, count
 
-    def samples(self, step: int, phase: str, shown: Shown) -> None:
+    def samples(self, step: int, phase: str, shown: RolloutView) -> None:
         """Append a few completions."""
         self._run.append_samples(sample_rows(step, phase, shown.groups, self._count))
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from gspo_hpc.data.packing import MicroBatch, pack
 from gspo_hpc.data.records import Completion, Group, Prompt
-from gspo_hpc.exchange import parcels, transport
-from gspo_hpc.exchange.exchange import Exchange, Slices
-from gspo_hpc.exchange.parcels import FIELDS, Item
+from gspo_hpc.exchange import wire_format, transport
+from gspo_hpc.exchange.exchange import Exchange, Replicas
+from gspo_hpc.exchange.wire_format import FIELDS, Item
 from gspo_hpc.exchange.transport import Transport
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def make_groups(count: int, samples: int = 3, length: int = 20, seed: int = 0) -
 def layout(link: Transport, dp: int) -> Exchange:
     """An exchange of ranks of which those with the same remainder by `dp` compute together."""
     members = [rank for rank in range(link.world_size) if rank % dp == link.rank % dp]
-    return Exchange(link, Slices(tuple(range(dp)), link.rank % dp, tuple(members)))
+    return Exchange(link, Replicas(tuple(range(dp)), link.rank % dp, tuple(members)))
 
 
 def dealt_of(exchange: Exchange, groups: Any) -> list[list[MicroBatch]]:
@@ -119,7 +119,7 @@ def test_a_rank_gets_what_its_slice_computes_and_nothing_else(
     ranks: int, dp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, bit for bit, in slices of a payload that cut arrays anywhere."""
-    monkeypatch.setattr(transport, "SLICE_BYTES", 100)
+    monkeypatch.setattr(transport, "CHUNK_BYTES", 100)
     whole = make_groups(7)
 
     def work(link: Transport) -> None:
@@ -165,7 +165,7 @@ def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -
         keys = [(s.group, s.index) for batch in dealt[place] for s in batch]
         logprobs = {key: whole[key[0]].completions[key[1]].logprobs + place for key in keys}
         experts = {key: np.full((2, 1, 1), place, np.uint8) for key in (*keys, *((slot, -1) for slot, _ in keys))}
-        values, chosen = exchange.give_back(groups, dealt, logprobs, experts)
+        values, chosen = exchange.return_results(groups, dealt, logprobs, experts)
         by = {(s.group, s.index): n for n, batches in enumerate(dealt) for batch in batches for s in batch}
         wanted = {(slot, index) for slot, group in groups.own.items() for index in range(len(group.completions))}
         assert set(values) == wanted
@@ -174,7 +174,7 @@ def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -
         for slot in groups.own:
             first = min(number for (other, _), number in by.items() if other == slot)
             assert chosen[slot, -1].tolist() == [[[first]]] * 2
-        assert exchange.give_back(groups, dealt, logprobs, None)[1] == {}
+        assert exchange.return_results(groups, dealt, logprobs, None)[1] == {}
 
     on_ranks(ranks, work)
 
@@ -193,7 +193,7 @@ def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_hold
         received, sent = link.received, link.sent
         exchange.fetch(groups, dealt, training=True, experts=False)
         mine = [s for batch in dealt[exchange.slices.own] for s in batch]
-        row = parcels.WIDTH * 8 + 3 * 8 + 4 * 8  # header, padding, the tokens of a prompt
+        row = wire_format.WIDTH * 8 + 3 * 8 + 4 * 8  # header, padding, the tokens of a prompt
         need = sum(3 * 4 * s.response_len + 2 * row for s in mine)
         held = sum(3 * 4 * len(c.tokens) + 2 * row for g in groups.own.values() for c in g.completions)
         assert link.received - received <= need
@@ -206,7 +206,7 @@ def test_prompts_that_rank_0_gives_are_the_same_everywhere() -> None:
     prompts = [group.prompt for group in make_groups(5)]
 
     def work(link: Transport) -> None:
-        found = Exchange(link).hand_out([] if link.rank else prompts, 5)
+        found = Exchange(link).broadcast_prompts([] if link.rank else prompts, 5)
         assert [(p.index, p.text, p.fields) for p in found] == [(p.index, p.text, p.fields) for p in prompts]
         assert all(equal(one.tokens, other.tokens) for one, other in zip(found, prompts, strict=True))
 
@@ -220,7 +220,7 @@ def test_rank_0_is_shown_the_first_groups_and_all_failures() -> None:
 
     def work(link: Transport) -> None:
         exchange = layout(link, 3)
-        shown = exchange.show(exchange.shard(g for g in whole if (g.slot + 1) % 3 == link.rank), 2)
+        shown = exchange.gather_samples(exchange.shard(g for g in whole if (g.slot + 1) % 3 == link.rank), 2)
         if link.rank:
             assert not shown.groups and not shown.failures
             return
@@ -246,7 +246,7 @@ def test_every_file_is_read_by_one_rank_and_the_first_of_two_counts() -> None:
             assert link.rank == 0
             return sorted(files)
 
-        own, every = Exchange(link).share_out(listed, open_file)
+        own, every = Exchange(link).partition_files(listed, open_file)
         assert every == {0, 2, 3}
         return {slot: group.prompt.text for slot, group in own.items()}
 
@@ -274,12 +274,12 @@ items = st.builds(Item, st.integers(0, 9), st.integers(-1, 9), st.lists(arrays, 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(items, max_size=5), st.integers(1, 40))
 def test_items_come_out_of_their_bytes_as_they_went_in(sent: list[Item], size: int) -> None:
-    header = parcels.header_of(sent)
-    pieces = [piece.copy() for piece in parcels.slices(sent, size)]
+    header = wire_format.header_of(sent)
+    pieces = [piece.copy() for piece in wire_format.chunks(sent, size)]
     assert all(len(piece) == size for piece in pieces[:-1])
     payload = np.concatenate([np.empty(0, np.uint8), *pieces])
-    assert len(payload) == parcels.payload_bytes(header)
-    for one, other in zip(sent, parcels.unpack(header, payload), strict=True):
+    assert len(payload) == wire_format.payload_bytes(header)
+    for one, other in zip(sent, wire_format.unpack(header, payload), strict=True):
         assert (one.slot, one.index) == (other.slot, other.index)
         padded = (*one.arrays, *[None] * (FIELDS - len(one.arrays)))
         assert all(equal(a, b) for a, b in zip(padded, other.arrays, strict=True))
@@ -287,4 +287,4 @@ def test_items_come_out_of_their_bytes_as_they_went_in(sent: list[Item], size: i
 
 def test_an_array_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="arrays of float64 with 1 dimensions cannot be sent"):
-        parcels.header_of([Item(0, 0, (np.zeros(1),))])
+        wire_format.header_of([Item(0, 0, (np.zeros(1),))])

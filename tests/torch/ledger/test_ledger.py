@@ -25,14 +25,14 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine import engine as engines
-from gspo_hpc.engine.slots import HostSlots
+from gspo_hpc.engine.weight_buffers import HostBuffer
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import bringup, loop, phases, probe, sync
 from gspo_hpc.training import checkpoints as saves
-from gspo_hpc.training.agreement.watch import RolloutWatch
+from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.jobs import train
 from gspo_hpc.training.observers.base import Observers
@@ -85,7 +85,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     monkeypatch.setattr(engines, "environment", lambda settings: {})
     monkeypatch.setattr(engines, "Client", lambda environment, log_path: parts.Client(job))
     monkeypatch.setattr(engines.Engine, "prompt_logprobs", lambda self, sequences: [np.zeros(2, np.float32)])
-    monkeypatch.setattr(sync.transfer, "CudaSlots", HostSlots)
+    monkeypatch.setattr(sync.transfer, "CudaBuffer", HostBuffer)
     monkeypatch.setattr(sync, "engine_peers", lambda config, ranks: world.peers(config.rollout.tensor_parallel_size))
 
     def rank() -> None:
@@ -129,7 +129,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
             logprobs=LogprobPasses(recipe, policy, None, clock),
             evaluator=Evaluator(config, data, worker, weights, observers, clock),
             weights=weights,
-            watch=RolloutWatch(config),
+            watch=RolloutGapMonitor(config),
             checkpoints=Checkpoints(saver, lambda step: Path(), None, observers, clock, ranks),
             recorder=recorder,
             observers=observers,

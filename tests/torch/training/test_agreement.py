@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from gspo_hpc.algorithms.terms import places
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.training.agreement.causes import Evidence, name_cause, rounding_step, swapped_experts
+from gspo_hpc.training.agreement.causes import ProbeAnswers, name_cause, rounding_step, swapped_experts
 from gspo_hpc.training.agreement.gap import Gap, excess, measure
-from gspo_hpc.training.agreement.watch import GapMismatch, RolloutWatch
+from gspo_hpc.training.agreement.watch import GapMismatch, RolloutGapMonitor
 
 HALF = from_dict({"model": {"dtype": "bfloat16"}})
 FULL = from_dict({"model": {"dtype": "float32"}})
@@ -82,14 +82,14 @@ def test_rounded_logits_lie_on_a_grid_and_others_do_not(seed: int, scale: float)
     assert step is not None and step <= 2.0 ** (np.floor(np.log2(float(logits.abs().max()))) - 7)
 
 
-def evidence(probe: float, pairs: float, **more: object) -> Evidence:
-    return Evidence(np.full(20, probe, np.float32), np.full(12, pairs, np.float32), **more)  # type: ignore[arg-type]
+def evidence(probe: float, pairs: float, **more: object) -> ProbeAnswers:
+    return ProbeAnswers(np.full(20, probe, np.float32), np.full(12, pairs, np.float32), **more)  # type: ignore[arg-type]
 
 
 def test_causes_are_told_apart() -> None:
     experts = np.argsort(np.random.default_rng(0).random((24, 2, 8)), axis=2)[:, :, :2].astype(np.uint8)
     touched = np.isin(experts[:, 1], [2, 5]).any(axis=1)
-    of_experts = Evidence(
+    of_experts = ProbeAnswers(
         np.full(20, 0.1, np.float32), np.where(touched, 0.2, 0.001).astype(np.float32), experts=experts
     )
     assert "experts 2 and 5 of layer 1" in name_cause(of_experts)
@@ -112,7 +112,7 @@ def sums(cached_0: float | None, cached_256: float | None, *positions: float) ->
 
 
 def test_a_stale_cache_shows_behind_cached_prefixes_only() -> None:
-    watch = RolloutWatch(HALF)
+    watch = RolloutGapMonitor(HALF)
     watch.judge(sums(0.004, 0.004), 0)
     watch.judge(sums(0.004, 0.009), 4)  # below the floor
     with pytest.raises(GapMismatch, match=r"weights of step 8\): .*gap/cached_256 3\.00e-02.*stale prefix cache"):
@@ -124,13 +124,13 @@ def test_a_stale_cache_shows_behind_cached_prefixes_only() -> None:
 
 def test_other_causes_of_a_rollouts_gap() -> None:
     with pytest.raises(GapMismatch, match="wrong rotary embeddings"):
-        RolloutWatch(HALF).judge(sums(0.2, 0.2, 0.01, 0.1, 0.4), 0)
+        RolloutGapMonitor(HALF).judge(sums(0.2, 0.2, 0.01, 0.1, 0.4), 0)
     with pytest.raises(GapMismatch, match=r"router_replay.* raise rollout\.probe_mean_gap"):
-        RolloutWatch(HALF).judge(sums(0.2, 0.2, 0.2), 0)
+        RolloutGapMonitor(HALF).judge(sums(0.2, 0.2, 0.2), 0)
     cold = from_dict({"model": {"dtype": "bfloat16"}, "rollout": {"temperature": 0.2}})
-    RolloutWatch(cold).judge(sums(0.2, 0.2), 0)  # logits are five times as far apart
+    RolloutGapMonitor(cold).judge(sums(0.2, 0.2), 0)  # logits are five times as far apart
     few = {name: (total / 100, count / 100) for name, (total, count) in sums(9.0, 9.0).items()}
-    RolloutWatch(HALF).judge(few, 0)
+    RolloutGapMonitor(HALF).judge(few, 0)
 
 
 def test_gaps_are_summed_by_place() -> None:

@@ -14,7 +14,7 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Tracking
 from gspo_hpc.data.records import Completion, Group, Prompt
-from gspo_hpc.exchange.exchange import Exchange, Shown
+from gspo_hpc.exchange.exchange import Exchange, RolloutView
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.directory import RunDir
@@ -34,9 +34,9 @@ def group(slot: int, failure: str | None = None) -> Group:
     return Group(slot, Prompt(slot, tokens, f"question {slot}", {"answer": slot}), (completion,))
 
 
-def to_show(*groups: Group) -> Shown:
+def to_show(*groups: Group) -> RolloutView:
     exchange = Exchange()
-    return exchange.show(exchange.shard(groups), 9)
+    return exchange.gather_samples(exchange.shard(groups), 9)
 
 
 class Broken(StepObserver):

@@ -175,9 +175,9 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
         "rollout.dtype=float32",
     ),
     (
-        "rounded_head",
+        "rounded_logits",
         "warning",
-        lambda s: {"probe_head_step": 0.0625},
+        lambda s: {"probe_logit_step": 0.0625},
         "multiples of 0.0625",
         "rollout.engine.hf_overrides.head_dtype=float32",
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gspo_hpc.engine.slots import mapped, view
+from gspo_hpc.engine.weight_buffers import mapped, view
 from gspo_hpc.engine.transfer import Exporter
 from gspo_hpc.ops.weight_parts import Part, packed
 

@@ -20,7 +20,7 @@ Address = dict[str, Any]  # plain values
 _KEPT_BYTES = 512 << 20  # kept between updates: getting cleared pages from the kernel takes longer than the copy
 
 
-class Slots(Protocol):
+class WeightBuffer(Protocol):
     """Bytes that one worker can read."""
 
     def memory(self, size: int) -> torch.Tensor:
@@ -29,14 +29,14 @@ class Slots(Protocol):
     def address(self) -> Address:
         """Return where a worker finds these bytes, after all writes have ended."""
 
-    def rest(self, *, released: bool) -> None:
+    def release_unused(self, *, unmapped: bool) -> None:
         """Free what is not needed between two updates; `released`: the worker unmapped it."""
 
     def close(self) -> None:
         """Free everything."""
 
 
-class HostSlots:
+class HostBuffer:
     """An anonymous file (memfd), which ends with the last process that has it mapped.
 
     It is not bound by the size of /dev/shm, and only this user's processes can read it. It serves models on any device:
@@ -50,7 +50,7 @@ class HostSlots:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def memory(self, size: int) -> torch.Tensor:
-        """See Slots. What was there stays, for it is the same file."""
+        """See WeightBuffer. What was there stays, for it is the same file."""
         if self._bytes.numel() < size:
             size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
             os.ftruncate(self._descriptor, size)
@@ -58,11 +58,11 @@ class HostSlots:
         return self._bytes
 
     def address(self) -> Address:
-        """See Slots."""
+        """See WeightBuffer."""
         path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         return {"path": path, "size": self._bytes.numel(), "token": self._token}
 
-    def rest(self, *, released: bool) -> None:
+    def release_unused(self, *, unmapped: bool) -> None:
         """Return the memory of a large file to the system; the mappings of both sides stay valid."""
         if (size := self._bytes.numel()) > _KEPT_BYTES:
             os.ftruncate(self._descriptor, 0)
@@ -74,7 +74,7 @@ class HostSlots:
         self._close()
 
 
-class CudaSlots:
+class CudaBuffer:
     """GPU memory that exists during an update only: workers on the same GPU map it, and unmap it when the update ends.
 
     It has not been run on a GPU yet. Every export is counted: torch frees memory once the worker reports that it has
@@ -87,15 +87,15 @@ class CudaSlots:
         self._exported: Address | None = None
 
     def memory(self, size: int) -> torch.Tensor:
-        """See Slots."""
+        """See WeightBuffer."""
         if self._bytes is None or self._bytes.numel() < size:
-            self.rest(released=True)
+            self.release_unused(unmapped=True)
             with compat.ordinary_segments():
                 self._bytes = torch.empty(size, dtype=torch.uint8, device="cuda")
         return self._bytes
 
     def address(self) -> Address:
-        """See Slots."""
+        """See WeightBuffer."""
         assert self._bytes is not None
         torch.cuda.current_stream().synchronize()
         if self._exported is None:
@@ -113,8 +113,8 @@ class CudaSlots:
             }
         return self._exported
 
-    def rest(self, *, released: bool) -> None:
-        """See Slots."""
+    def release_unused(self, *, unmapped: bool) -> None:
+        """See WeightBuffer."""
         exported, self._exported, self._bytes = self._exported, None, None
         if exported is not None:
             if not released:
@@ -122,8 +122,8 @@ class CudaSlots:
             torch.cuda.ipc_collect()
 
     def close(self) -> None:
-        """See Slots."""
-        self.rest(released=False)
+        """See WeightBuffer."""
+        self.release_unused(unmapped=False)
 
 
 def mapped(address: Address) -> torch.Tensor:
