@@ -64,7 +64,7 @@ class GroupTable:
         found: npt.NDArray[np.bool_] = (self.rows["flags"] & flag) != 0
         return found
 
-    def chosen(self, mask: npt.NDArray[np.bool_]) -> GroupTable:
+    def select(self, mask: npt.NDArray[np.bool_]) -> GroupTable:
         """Return the rows for which `mask` is True."""
         return GroupTable(self.rows[mask], self.names, self.parts[mask], self.graded[mask])
 
@@ -136,7 +136,7 @@ class GroupTable:
         return GroupTable(self.rows[order], self.names, self.parts[order], self.graded[order])
 
 
-def joined(tables: Sequence[GroupTable]) -> GroupTable:
+def concatenate(tables: Sequence[GroupTable]) -> GroupTable:
     """Return the rows of all tables in one, by slot and index."""
     names = tuple(sorted({name for table in tables for name in table.names}))
     count = sum(map(len, tables))
@@ -163,7 +163,7 @@ class ShardedGroups:
         """Return the groups of these slots alone."""
         wanted = set(slots)
         own = {slot: group for slot, group in self.own.items() if slot in wanted}
-        return ShardedGroups(self.table.chosen(np.isin(self.table.rows["slot"], list(wanted))), own)
+        return ShardedGroups(self.table.select(np.isin(self.table.rows["slot"], list(wanted))), own)
 
     def with_own(self, groups: Mapping[int, Group]) -> ShardedGroups:
         """Return the same table with new content of this rank's groups, in fields that the table lacks."""

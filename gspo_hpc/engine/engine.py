@@ -61,7 +61,7 @@ class Engine:
         self._requests: dict[str, tuple[int, int]] = {}  # request id -> slot, sample
         self._ids = itertools.count()
         self._client: Client | None = None
-        self._exporter: transfer.Exporter | None = None  # where nobody else keeps one
+        self._weight_sender: transfer.WeightSender | None = None  # where nobody else keeps one
         self._asleep: list[str] = []  # tags of the memory that is not there
         self._emptied = False  # has had no weights since it started so, or slept at level 2
 
@@ -113,9 +113,9 @@ class Engine:
         """Kill every process of the engine. Unfinished groups are kept for :meth:`restart`. May be called twice."""
         if self._client is not None:
             self._client.close()
-        if self._exporter is not None:
-            self._exporter.close()
-        self._client = self._exporter = None
+        if self._weight_sender is not None:
+            self._weight_sender.close()
+        self._client = self._weight_sender = None
         self._requests.clear()
         self._unsent.clear()
         atexit.unregister(self.close)
@@ -275,22 +275,22 @@ class Engine:
 
     # ---- weights
 
-    def update_weights(self, stream: Stream, exporter: transfer.Exporter | None = None) -> None:
+    def update_weights(self, stream: Stream, sender: transfer.WeightSender | None = None) -> None:
         """Give the engine new weights: full tensors under their Hugging Face names, each exactly once.
 
         The stream is always iterated to its end, also when the engine fails, because producing it may be a collective
-        of all ranks; they meet in `exporter`, where an engine has several GPUs. Raises ValueError for a stream that is
+        of all ranks; they meet in `sender`, where an engine has several GPUs. Raises ValueError for a stream that is
         not this model's, EngineDied, or RuntimeError where vLLM refuses the weights; after any of them the engine has
         no usable weights and is dead until :meth:`restart`.
         """
         assert not self._requests, "not while it generates"
-        if exporter is None:
+        if sender is None:
             settings = self.settings
-            self._exporter = exporter = self._exporter or transfer.Exporter(
+            self._weight_sender = sender = self._weight_sender or transfer.WeightSender(
                 settings.platform, settings.tensor_parallel_size, settings.bucket_bytes
             )
         try:
-            exporter.send(stream, _Update(self))
+            sender.send(stream, _Update(self))
         except BaseException as error:
             if not isinstance(error, EngineDied):
                 assert self._client is not None
@@ -328,7 +328,7 @@ class _Update:
     def __init__(self, engine: Engine) -> None:
         assert engine._client is not None
         self._engine, self._client = engine, engine._client
-        self._check = transfer.Check(engine._shapes, engine._tied)
+        self._check = transfer.StreamCheck(engine._shapes, engine._tied)
         self._loading = False  # a bucket, at the other end
 
     def begin(self) -> None:
@@ -344,7 +344,7 @@ class _Update:
         self._client.post(self._engine.settings.timeout, "llm", "update_weights", {"update_info": bucket})
         self._loading = True
 
-    def settle(self) -> None:
+    def wait_loaded(self) -> None:
         """See Receiver."""
         try:
             if self._loading:

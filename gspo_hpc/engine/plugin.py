@@ -21,9 +21,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from gspo_hpc.engine import compat
-from gspo_hpc.engine.experts.loader import Loader as ExpertLoader
-from gspo_hpc.engine.weight_buffers import mapped, view
+from gspo_hpc.engine.experts.loader import ExpertLoader
 from gspo_hpc.engine.transfer import BACKEND
+from gspo_hpc.engine.weight_buffers import mapped, view
 from gspo_hpc.system import heap, leftovers
 from gspo_hpc.system.environment import ENGINE_OWNER, MARK
 from gspo_hpc.system.processes import die_with_parent
@@ -61,9 +61,9 @@ class InitInfo(WeightTransferInitInfo):
 class UpdateInfo(WeightTransferUpdateInfo):
     """A bucket of weights, of plain values.
 
-    `memory` has the address of the memory for each worker, or one for all (see gspo_hpc.engine.weight_buffers). `parts` has for
-    each tensor, or stack of experts' tensors, its name, dtype and shape, and where its elements lie in the memory:
-    offset in bytes, size and stride of a view.
+    `memory` has the address of the memory for each worker, or one for all (see gspo_hpc.engine.weight_buffers). `parts`
+    has for each tensor, or stack of experts' tensors, its name, dtype and shape, and where its elements lie in the
+    memory: offset in bytes, size and stride of a view.
     """
 
     memory: list[dict[str, Any]]
@@ -72,7 +72,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """The worker's end of :class:`gspo_hpc.engine.transfer.Exporter`."""
+    """The worker's end of :class:`gspo_hpc.engine.transfer.WeightSender`."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo

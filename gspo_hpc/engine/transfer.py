@@ -1,8 +1,8 @@
 """The trainer's end of a weight update: what a stream of parts must hold, and how it reaches an engine's workers.
 
-Every rank on an engine's GPUs puts the parts into memory of its own (:mod:`gspo_hpc.engine.weight_buffers`), which the worker on
-the same GPU maps: two halves, of which one is filled while the worker reads the other. The first of these ranks, the
-engine's owner, tells the engine of each half; the others only keep in step with it.
+Every rank on an engine's GPUs puts the parts into memory of its own (:mod:`gspo_hpc.engine.weight_buffers`), which the
+worker on the same GPU maps: two halves, of which one is filled while the worker reads the other. The first of these
+ranks, the engine's owner, tells the engine of each half; the others only keep in step with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
-class Check:
+class StreamCheck:
     """A check that a stream is this model's: every tensor once, in its shape.
 
     With `tied` the output layer is the embedding, so the stream and `shapes` may have ``lm_head.weight`` or not.
@@ -98,14 +98,14 @@ class Receiver(Protocol):
     def post(self, bucket: dict[str, Any]) -> None:
         """Have the workers load a bucket, and return at once."""
 
-    def settle(self) -> None:
+    def wait_loaded(self) -> None:
         """Wait until the workers have loaded the last bucket that was posted."""
 
     def finish(self) -> None:
         """Wait until the engine computes with what it was sent."""
 
 
-class Exporter:
+class WeightSender:
     """This rank's part in weight updates, with memory that is kept from one to the next."""
 
     def __init__(self, platform: str, workers: int, bucket_bytes: int, peers: Peers | None = None) -> None:
@@ -150,7 +150,7 @@ class _Transfer:
                 self._tell("check", part)
                 self._entries.append(self._entry(part))
         self._pass_on(last=True)
-        self._tell("settle")
+        self._tell("wait_loaded")
         self._tell("finish")
         ended = [b"dead" if self._receiver is None or self.error is not None else b"done"]
         if self._peers is not None:
@@ -158,14 +158,14 @@ class _Transfer:
         self._bytes = None
         self._buffer.release_unused(unmapped=ended[0] == b"done")
 
-    def take(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int) -> torch.Tensor:
         """See Memory: `size` bytes of the half that is being filled, which is passed on before if they do not fit."""
         asked, size = size, -(-size // ALIGNMENT) * ALIGNMENT
         large = size > self._half
         if self._used and (large or self._used + size > self._half):
             self._pass_on()
         if large:  # both halves, and more if need be: nothing may be read meanwhile
-            self._tell("settle")
+            self._tell("wait_loaded")
             self._wait()
             self._begin = 0
         if self._bytes is None or self._bytes.numel() < size:
@@ -182,11 +182,11 @@ class _Transfer:
         if not self._addresses:
             every = [json.dumps(address).encode()]
             self._addresses = [json.loads(one) for one in (self._peers.gather(every[0]) if self._peers else every)]
-        self._tell("settle")
+        self._tell("wait_loaded")
         self._wait()  # all have written, and may write into the other half
         self._tell("post", {"memory": self._addresses, "parts": self._entries, "last": last})
         if self._used > self._half:  # it took the other half, too
-            self._tell("settle")
+            self._tell("wait_loaded")
             self._wait()
         self._begin = self._half - self._begin if self._used <= self._half else 0
         self._used, self._entries = 0, []

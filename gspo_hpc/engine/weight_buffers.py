@@ -30,7 +30,7 @@ class WeightBuffer(Protocol):
         """Return where a worker finds these bytes, after all writes have ended."""
 
     def release_unused(self, *, unmapped: bool) -> None:
-        """Free what is not needed between two updates; `released`: the worker unmapped it."""
+        """Free what is not needed between two updates; `unmapped`: the worker unmapped it."""
 
     def close(self) -> None:
         """Free everything."""
@@ -117,7 +117,7 @@ class CudaBuffer:
         """See WeightBuffer."""
         exported, self._exported, self._bytes = self._exported, None, None
         if exported is not None:
-            if not released:
+            if not unmapped:
                 compat.let_go(bytes.fromhex(exported["counter"]), exported["counter_offset"])
             torch.cuda.ipc_collect()
 

@@ -1,9 +1,9 @@
 """The exchange of samples: from the ranks that hold groups to those that compute them, and results back.
 
-A micro-batch is computed by one *slice* of the job: the ranks with the same place in data parallelism, which split it
-by tensor, pipeline and context parallelism. The first of them, its leader, gets the slice's samples from their holders
-and hands them on along a tree. What a pass finds goes from leaders to holders. All ranks derive from the table of
-groups and from the packing who sends what, so nothing is asked for.
+A micro-batch is computed by one *replica* of the model: the ranks with the same place in data parallelism, which split
+it by tensor, pipeline and context parallelism. The first of them, its leader, gets the replica's samples from their
+holders and hands them on along a tree. What a pass finds goes from leaders to holders. All ranks derive from the table
+of groups and from the packing who sends what, so nothing is asked for.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from gspo_hpc.data.packing import MicroBatch, Sample
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
-from gspo_hpc.data.table import EXCLUDED, UNGRADED, GroupTable, ShardedGroups, joined
-from gspo_hpc.exchange.wire_format import Array, Item
+from gspo_hpc.data.table import EXCLUDED, UNGRADED, GroupTable, ShardedGroups, concatenate
 from gspo_hpc.exchange.transport import Transport
+from gspo_hpc.exchange.wire_format import Array, Item
 
 Key = tuple[int, int]  # slot and index of a completion; index -1: the prompt
 BatchesByRank = Sequence[Sequence[MicroBatch]]  # micro-batches by data-parallel rank
@@ -33,7 +33,7 @@ _NOT_HERE = Completion(_NO_TOKENS, _NO_VALUES, "", "", 0)  # in the place of one
 
 @dataclass(frozen=True)
 class Replicas:
-    """The ranks that compute together: the leader of every slice, and this rank's slice, leader first."""
+    """The ranks that compute together: the leader of every replica, and this rank's replica, leader first."""
 
     leaders: tuple[int, ...] = (0,)  # by data-parallel rank
     own: int = 0  # data-parallel rank
@@ -53,7 +53,7 @@ class Exchange:
     """Exchange samples and results between ranks; by default, in a job of one rank. Methods are collective."""
 
     transport: Transport = field(default_factory=Transport)
-    slices: Replicas = field(default_factory=Replicas)
+    replicas: Replicas = field(default_factory=Replicas)
 
     def shard(self, own: Iterable[Group]) -> ShardedGroups:
         """Return the groups of all ranks, of which this rank holds `own`."""
@@ -85,28 +85,28 @@ class Exchange:
         return own, {int(slot) for slot in first}
 
     def fetch(self, groups: ShardedGroups, dealt: BatchesByRank, *, training: bool, experts: bool) -> dict[int, Group]:
-        """Return, by slot, the parts of groups that this rank's slice computes; other completions of them are empty.
+        """Return, by slot, the parts of groups that this rank's replica computes; other completions of them are empty.
 
         With `training` they have all log-probs, else none; with `experts`, the choices of experts that are known.
         """
         holders, me = groups.table.holders, self.transport.rank
-        by_slice = _keys(dealt, prompts=True)
+        by_replica = _keys(dealt, prompts=True)
         outgoing: dict[int, list[Item]] = {}
-        for number, keys in enumerate(by_slice):
+        for number, keys in enumerate(by_replica):
             items = [
                 _packed(groups.own[slot], index, training=training, experts=experts)
                 for slot, index in keys
                 if slot in groups.own
             ]
             if items:
-                outgoing[self.slices.leaders[number]] = items
-        wanted = by_slice[self.slices.own]
+                outgoing[self.replicas.leaders[number]] = items
+        wanted = by_replica[self.replicas.own]
         local = outgoing.pop(me, [])
-        leads = self.slices.members[0] == me
+        leads = self.replicas.members[0] == me
         counts = Counter(holders[slot] for slot, _ in wanted if holders[slot] != me) if leads else {}
         received = self.transport.exchange(outgoing, counts)
         items = [*local, *(item for rank in sorted(received) for item in received[rank])] if leads else []
-        items = self.transport.broadcast(items, len(wanted), self.slices.members)
+        items = self.transport.broadcast(items, len(wanted), self.replicas.members)
         return _unpacked(items, groups.table)
 
     def return_results(
@@ -118,19 +118,19 @@ class Exchange:
     ) -> tuple[dict[Key, Floats], dict[Key, Experts]]:
         """Send a pass's results to the holders; return those of this rank's groups: log-probs, and experts if given.
 
-        What the other ranks of a slice give is ignored: they have the same. Of a prompt that several slices computed,
-        the first slice's experts count.
+        What the other ranks of a replica give is ignored: they have the same. Of a prompt that several replicas
+        computed, the first replica's experts count.
         """
         holders, me = groups.table.holders, self.transport.rank
-        by_slice = _keys(dealt, prompts=experts is not None)
+        by_replica = _keys(dealt, prompts=experts is not None)
         outgoing: dict[int, list[Item]] = {}
-        if self.slices.members[0] == me:
-            for key in by_slice[self.slices.own]:
+        if self.replicas.members[0] == me:
+            for key in by_replica[self.replicas.own]:
                 arrays = (logprobs.get(key), None if experts is None else experts[key])
                 outgoing.setdefault(holders[key[0]], []).append(Item(*key, arrays))
         counts = {
             leader: count
-            for leader, keys in zip(self.slices.leaders, by_slice, strict=True)
+            for leader, keys in zip(self.replicas.leaders, by_replica, strict=True)
             if leader != me and (count := sum(slot in groups.own for slot, _ in keys))
         }
         found = {me: outgoing.pop(me, [])} | self.transport.exchange(outgoing, counts)
@@ -144,7 +144,7 @@ class Exchange:
                 chosen.setdefault(key, item.arrays[1])
         return values, chosen
 
-    def show(self, groups: ShardedGroups, count: int) -> RolloutView:
+    def gather_samples(self, groups: ShardedGroups, count: int) -> RolloutView:
         """Return on rank 0 the first `count` groups, with one completion each, and all failures; nothing elsewhere."""
         holders, me = groups.table.holders, self.transport.rank
         first = groups.table.slots[:count]
@@ -163,7 +163,7 @@ class Exchange:
 
 
 def _keys(dealt: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
-    """Return the completions of every slice and, if asked for, the prompts that they belong to, in order."""
+    """Return the completions of every replica and, if asked for, the prompts that they belong to, in order."""
     found = []
     for batches in dealt:
         samples: list[Sample] = [sample for batch in batches for sample in batch]
@@ -173,7 +173,7 @@ def _keys(dealt: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
 
 
 def _join_tables(parts: Sequence[bytes]) -> bytes:
-    return joined([GroupTable.from_bytes(part) for part in parts]).to_bytes()
+    return concatenate([GroupTable.from_bytes(part) for part in parts]).to_bytes()
 
 
 def _join_first(parts: Sequence[bytes]) -> bytes:

@@ -56,7 +56,7 @@ def payload_bytes(header: Header) -> int:
     return sum(_padded(size) for _, _, size in _arrays(header))
 
 
-def slices(items: Sequence[Item], size: int) -> Iterator[npt.NDArray[np.uint8]]:
+def chunks(items: Sequence[Item], size: int) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the arrays of all items as buffers of `size` bytes, the last one shorter: at most one is held at a time."""
     buffer, filled = np.empty(size, np.uint8), 0
     for item in items:

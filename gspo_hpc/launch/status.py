@@ -91,7 +91,7 @@ def read(path: Path) -> Status:
     max_steps, grade = None, None
     with _noting(damage):
         config = run.load_config()
-        max_steps, grade = config.run.max_steps, exactness.grade_of(config).grade
+        max_steps, grade = config.run.max_steps, exactness.assess(config).grade
     job: Job | None = None
     with _noting(damage):
         job = _job(run)

@@ -42,7 +42,7 @@ class Part:
 class Memory(Protocol):
     """Memory that parts are put into, one after the other."""
 
-    def take(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int) -> torch.Tensor:
         """Return `size` bytes [size], aligned. Parts that were made of earlier ones may be overwritten from now on."""
 
 
@@ -55,19 +55,19 @@ class Scratch:
     def __init__(self, device: torch.device) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def take(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int) -> torch.Tensor:
         """See Memory."""
         if self._bytes.numel() < size:
             self._bytes = self._bytes.new_empty(size)
         return self._bytes[:size]
 
 
-def packed(tensors: Iterable[tuple[str, torch.Tensor]]) -> Stream:
+def stream_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> Stream:
     """Return the stream of tensors that are copied one by one."""
 
     def stream(memory: Memory) -> Iterator[Sequence[Part]]:
         for name, tensor in tensors:
-            place = memory.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+            place = memory.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
             yield [Part(name, tuple(tensor.shape), place.copy_(tensor.detach()))]
 
     return stream

@@ -21,8 +21,8 @@ MEANING: dict[Grade, str] = {
     "the groups that were finished, and all that follows is rounded differently",
 }
 _COST = (
-    "run.deterministic=true costs engines vLLM's faster kernels (VLLM_BATCH_INVARIANT), updates their atomic "
-    "additions, and sums over ranks NCCL's rings and their overlap with computation"
+    "run.deterministic=true is slower: vLLM runs its batch-invariant kernels (VLLM_BATCH_INVARIANT), gradients are "
+    "added without atomic operations, and sums over ranks neither use NCCL's rings nor overlap with computation"
 )
 # Arguments of vLLM with which its kernels are not known to be independent of the batch.
 _NOT_INVARIANT = ("quantization", "speculative_config", "enable_dbo", "kv_cache_dtype", "cpu_offload_gb")
@@ -51,7 +51,7 @@ class Exactness:
         }
 
 
-def of(config: Config) -> Exactness:
+def assess(config: Config) -> Exactness:
     """Return the grade of a run with this config."""
     engines, trainer = list(_of_engines(config)), list(_of_trainer(config))
     grade: Grade = "checkpoint-exact" if trainer else "journal-exact" if engines else "bitwise"

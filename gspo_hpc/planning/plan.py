@@ -112,7 +112,7 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
         missing=tuple(config.missing()),
         warnings=tuple(plan.warnings),
         notes=tuple(plan.notes),
-        exactness=exactness.grade_of(config),
+        exactness=exactness.assess(config),
         memory=plan.memory,
     )
 

@@ -22,7 +22,7 @@ from megatron.core.transformer.enums import AttnBackend
 from gspo_hpc.config.schema import Config
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.batch import PackedBatch
-from gspo_hpc.ops.weight_parts import Memory, Part, packed
+from gspo_hpc.ops.weight_parts import Memory, Part, stream_of
 from gspo_hpc.policy import compat
 from gspo_hpc.policy.model import DTYPES, mark_shards, recompute
 from gspo_hpc.system.progress import limited
@@ -98,7 +98,7 @@ class Bridged:
         """Yield every Hugging Face tensor, full and in a fixed order (see Provider)."""
         tensors: Iterator[tuple[str, torch.Tensor]] = self._settings.bridge.export_weights(list(chunks))
         if memory is not None:
-            yield from packed(tensors)(memory)
+            yield from stream_of(tensors)(memory)
         else:
             yield from ([Part(name, tuple(tensor.shape), tensor)] for name, tensor in tensors)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gspo_hpc.policy import compat
 
 _SLICE = 16 << 20  # elements that travel at once
-_MEANS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+_SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 Group = dist.ProcessGroup | None
 
@@ -97,7 +97,7 @@ def reduce_scatter(
 
 def _is_ordered(tensor: Tensor, op: Any, group: Group) -> bool:
     """Return True for a sum whose result depends on the order: of two numbers it does not."""
-    return tensor.is_floating_point() and any(op == one for one in _MEANS) and dist.get_world_size(group) > 2
+    return tensor.is_floating_point() and any(op == one for one in _SUMS) and dist.get_world_size(group) > 2
 
 
 def _exchange(sent: Tensor, group: Group) -> Tensor:

@@ -119,7 +119,7 @@ def stream(
                     yield [Part(*part) for part in views]
                 continue
             size = bucket.group.size()
-            place = (memory or scratch).take(size * bucket.length * first.itemsize)
+            place = (memory or scratch).allocate(size * bucket.length * first.itemsize)
             whole = place.view(first.dtype).view(size, bucket.length)
             mine = whole[bucket.group.rank()]
             if stage == over_stages.rank():

@@ -107,7 +107,7 @@ def plan(run: RunData) -> Plan:
 
 
 def _exactness(config: Config) -> Group:
-    found = exactness.grade_of(config)
+    found = exactness.assess(config)
     rows = [("grade", found.grade), ("means", found.meaning)]
     rows += [("because", reason) for reason in found.reasons]
     rows += [("raised by", " ".join(found.settings))] if found.settings else []

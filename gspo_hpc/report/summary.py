@@ -72,7 +72,7 @@ def _words(run: RunData) -> Iterator[str]:
         config = run.config
         ranks = f"{config.world_size} rank{'s' if config.world_size != 1 else ''} ({config.cluster.platform})"
         model = Path(config.model.path).name if config.model.path else None
-        grade = exactness.grade_of(config).grade
+        grade = exactness.assess(config).grade
         yield from filter(None, (config.algorithm.name.upper(), model, config.model.dtype, ranks, grade))
     begun = unix_time(run.info.get("created")) or next((one.started for one in run.attempts if one.started), None)
     if begun is not None:

@@ -72,7 +72,7 @@ class CallCounters:
 
     def leave(self) -> None:
         """Note that this rank has nothing more to do in the call."""
-        if self._notices.count_off(f"{self._name}/left"):
+        if self._notices.arrive(f"{self._name}/left"):
             self._notices.post(f"{self._name}/left")
 
     def all_left(self) -> bool:

@@ -22,7 +22,7 @@ _COUNT = "notices"
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeRank:
     """The place of a rank among nodes: what it needs to know to look up notices."""
 
     local_rank: int = 0
@@ -33,9 +33,9 @@ class Place:
 class Notices:
     """The notices that this rank has read. Every rank makes one."""
 
-    def __init__(self, store: dist.Store, place: Place | None = None, interval: float = POLL_SECONDS) -> None:
+    def __init__(self, store: dist.Store, place: NodeRank | None = None, interval: float = POLL_SECONDS) -> None:
         """Take the store of the job; with several nodes, ranks of one node meet at a store of their own."""
-        self._store, self._place, self._interval = store, place or Place(), interval
+        self._store, self._place, self._interval = store, place or NodeRank(), interval
         self._relay: _Relay | None = None
         self._near = store if self._place.nodes == 1 else self._node_store()
         self._read: list[str] = []
@@ -63,7 +63,7 @@ class Notices:
         self.read()
         return text in self._texts
 
-    def count_off(self, name: str) -> bool:
+    def arrive(self, name: str) -> bool:
         """Count this rank, and return True on the last of all ranks: ranks count on their node, then nodes."""
         place = self._place
         if place.nodes == 1:

@@ -25,7 +25,7 @@ from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
 from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, store
 from gspo_hpc.rewards.pool import RewardPool
-from gspo_hpc.rollout.notices import Notices, Place
+from gspo_hpc.rollout.notices import NodeRank, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit
@@ -151,7 +151,7 @@ def start_rollout_worker(
         with waiting():  # for engines that take longer
             barrier(ranks.device)
     cluster = config.cluster
-    notices = Notices(store(), Place(ranks.local_rank, cluster.gpus_per_node, cluster.nodes))
+    notices = Notices(store(), NodeRank(ranks.local_rank, cluster.gpus_per_node, cluster.nodes))
     return RolloutWorker(
         config=config,
         ranks=ranks,

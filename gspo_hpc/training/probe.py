@@ -54,17 +54,17 @@ def check(
     ours = score(policy, sequences, monitor).logprobs
     offload.leave_to_engines(policy)
     theirs: list[np.ndarray] = []
-    cached, head_step = 0, 0.0
+    cached, logit_step = 0, 0.0
     if engine is not None:
         try:
             engine.wake_up()  # the rest, for which there is room now
             cached = engine.cached_tokens(canary(sequences, engine.settings.max_model_len))
             theirs = engine.prompt_logprobs(sequences)
             if first is None and gap_limits(policy.config).weighted:
-                head_step = rounding_step(np.concatenate(engine.top_logprobs(sequences, TOP))) or 0.0
+                logit_step = rounding_step(np.concatenate(engine.top_logprobs(sequences, TOP))) or 0.0
         except EngineDied as error:
             death, theirs = error, []
-    gap = replace(measure(ours, theirs), head_step=head_step) if theirs else Gap()
+    gap = replace(measure(ours, theirs), logit_step=logit_step) if theirs else Gap()
     if policy.ranks.world_size > 1:
         found = torch.tensor([*gap.values(), cached], dtype=torch.float64, device=policy.ranks.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)

@@ -41,7 +41,7 @@ def step_record(
     total_seconds: float,
 ) -> dict[str, Any]:
     """Return one flat record of the step that led from `before` to `after`."""
-    kept = table.chosen(~table.flagged(EXCLUDED))
+    kept = table.select(~table.flagged(EXCLUDED))
     rewards = kept.rows["reward"].astype(np.float64)
     lengths = table.rows["response_len"].astype(np.float64)
     record: dict[str, Any] = {
@@ -54,7 +54,7 @@ def step_record(
         "reward_std": float(rewards.std()) if len(rewards) else None,
         "failures": int(table.flagged(UNGRADED).sum()),
         "excluded": len(table) - len(kept),
-        "zero_variance_groups": len(set(table.slots) - set(table.chosen(table.rows["advantage"] != 0.0).slots)),
+        "zero_variance_groups": len(set(table.slots) - set(table.select(table.rows["advantage"] != 0.0).slots)),
         "response_length": float(lengths.mean()),
         "response_length_max": int(lengths.max()),
         "truncated_fraction": int(table.flagged(TRUNCATED).sum()) / len(table),
@@ -134,8 +134,8 @@ class StepRecorder:
                 "probe_gap_mean": synced.gap.mean,
                 "probe_gap_weighted": synced.gap.weighted_mean,
             }
-            if synced.gap.head_step:
-                state["probe_logit_step"] = synced.gap.head_step
+            if synced.gap.logit_step:
+                state["probe_logit_step"] = synced.gap.logit_step
             state |= progress.engines
         return state
 

@@ -73,11 +73,11 @@ def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tu
     if engine is not None:
         with _single_threaded(device):
             try:
-                engine.update_weights(stream, _exporter(policy))
+                engine.update_weights(stream, _weight_sender(policy))
             except EngineDied as error:
                 death = error
     elif _has_peers(policy):
-        _exporter(policy).send(stream)
+        _weight_sender(policy).send(stream)
     else:
         for _ in stream():
             pass
@@ -91,13 +91,13 @@ def _has_peers(policy: Policy) -> bool:
     return config.rollout.tensor_parallel_size > 1 and engine_place(config, policy.ranks.local_rank) is not None
 
 
-def _exporter(policy: Policy) -> transfer.Exporter:
+def _weight_sender(policy: Policy) -> transfer.WeightSender:
     """Return this rank's memory for the workers of an engine, made once. Collective among the ranks of an engine."""
-    if policy.exporter is None:
+    if policy.weight_sender is None:
         size, platform = policy.config.rollout.tensor_parallel_size, policy.config.cluster.platform
         peers = engine_peers(policy.config, policy.ranks) if _has_peers(policy) else None
-        policy.exporter = transfer.Exporter(platform, size, TRANSFER_BUCKET_BYTES[platform], peers)
-    found: transfer.Exporter = policy.exporter
+        policy.weight_sender = transfer.WeightSender(platform, size, TRANSFER_BUCKET_BYTES[platform], peers)
+    found: transfer.WeightSender = policy.weight_sender
     return found
 
 

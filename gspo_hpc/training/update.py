@@ -128,7 +128,7 @@ def step(
     denominator = objective.denominator(int(counted.sum()), int(table.rows["response_len"][counted].sum()))
     # Without a KL term a completion of advantage 0 has a gradient of exactly 0: it counts in N and is not computed.
     moving = counted if objective.kl_beta > 0 else counted & (table.rows["advantage"] != 0.0)
-    samples = table.chosen(moving).samples()
+    samples = table.select(moving).samples()
     if not samples:
         policy.scheduler.step(1)  # the learning rate follows the steps of the run, as after every other update
         return None

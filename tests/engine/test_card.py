@@ -21,7 +21,7 @@ import torch
 
 from gspo_hpc.engine import engine as engine_module
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
-from gspo_hpc.ops.weight_parts import packed
+from gspo_hpc.ops.weight_parts import stream_of
 from tests.engine.card.memory import PAGE, Card, Misuse, OnCard, Pool
 from tests.engine.card.wiring import WIDTH, ClientOnCard, Engines, insert
 
@@ -61,7 +61,7 @@ class Bench:
         generator = torch.Generator().manual_seed(seed)
         sent = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
         self.engine.wake_up(["weights"])
-        self.engine.update_weights(packed(sent.items()))
+        self.engine.update_weights(stream_of(sent.items()))
         self.engine.wake_up()
         return sent
 

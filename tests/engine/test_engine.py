@@ -22,7 +22,7 @@ import torch
 from gspo_hpc.data.records import Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings, Sampling
 from gspo_hpc.engine.outputs import reported_experts
-from gspo_hpc.ops.weight_parts import packed
+from gspo_hpc.ops.weight_parts import stream_of
 
 EOS = 2
 SAMPLING = Sampling(temperature=1.0, max_tokens=24)
@@ -214,7 +214,7 @@ def test_new_weights_count_and_old_ones_come_back_exactly(
 ) -> None:
     tokens = prompt(60).tokens.tolist()
     before = engine.prompt_logprobs([tokens])[0]
-    engine.update_weights(packed(reversed(other_weights.items())))  # in any order
+    engine.update_weights(stream_of(reversed(other_weights.items())))  # in any order
     reference.load_state_dict(other_weights, strict=False)
     try:
         np.testing.assert_allclose(
@@ -226,7 +226,7 @@ def test_new_weights_count_and_old_ones_come_back_exactly(
     finally:
         reference.load_state_dict(weights, strict=False)
     engine.update_weights(
-        packed((name, tensor.t().contiguous().t()) for name, tensor in weights.items())
+        stream_of((name, tensor.t().contiguous().t()) for name, tensor in weights.items())
     )  # of any stride
     assert engine.prompt_logprobs([tokens])[0].tobytes() == before.tobytes()
     assert bits(generate(engine, [0, 1])) == {slot: bits(baseline)[slot] for slot in (0, 1)}
@@ -244,7 +244,7 @@ def test_nothing_is_computed_between_a_sleep_at_level_2_and_new_weights(
             with pytest.raises(RuntimeError, match="started without weights or slept at level 2"):
                 refused()
         engine.abort()
-        engine.update_weights(packed(weights.items()))
+        engine.update_weights(stream_of(weights.items()))
     assert bits(generate(engine, [0])) == {0: bits(baseline)[0]}
 
 
@@ -258,7 +258,7 @@ def test_an_engine_that_reads_no_weights_computes_nothing_before_it_has_some(
         with pytest.raises(RuntimeError, match="started without weights"):
             generate(empty, [0])
         empty.abort()
-        empty.update_weights(packed(weights.items()))
+        empty.update_weights(stream_of(weights.items()))
         assert bits(generate(empty, [0, 1])) == {slot: bits(baseline)[slot] for slot in (0, 1)}
     finally:
         empty.close()
@@ -294,7 +294,7 @@ def test_the_engine_lives_apart_from_its_owner(engine: Engine, settings: EngineS
 def test_killed_in_the_middle_and_brought_back(
     engine: Engine, weights: dict[str, torch.Tensor], other_weights: dict[str, torch.Tensor]
 ) -> None:
-    engine.update_weights(packed(other_weights.items()))  # not those that a restart finds on the disk
+    engine.update_weights(stream_of(other_weights.items()))  # not those that a restart finds on the disk
     expected = bits(generate(engine, range(4), LONG))
     for slot in range(4):
         engine.submit(slot, prompt(slot), seeds(slot), LONG)
@@ -309,11 +309,11 @@ def test_killed_in_the_middle_and_brought_back(
         engine.step()
     engine.restart()
     assert engine.pids() not in ([], [pid]) and engine.pending == 4
-    engine.update_weights(packed(other_weights.items()))
+    engine.update_weights(stream_of(other_weights.items()))
     assert engine.step() == []  # nothing runs before it is asked for
     engine.resubmit()
     assert bits(collect(engine)) == expected
-    engine.update_weights(packed(weights.items()))
+    engine.update_weights(stream_of(weights.items()))
 
 
 def test_hung_and_brought_back(engine: Engine, baseline: dict[int, Group]) -> None:
@@ -347,7 +347,7 @@ def test_weights_of_another_model_leave_no_half_updated_engine(
             yield ("model.layers.0.mlp.wrong.weight" if index == 4 else name), tensor
 
     with pytest.raises(ValueError, match=r"the model has no weight 'model\.layers\.0\.mlp\.wrong\.weight'"):
-        engine.update_weights(packed(stream()))
+        engine.update_weights(stream_of(stream()))
     assert taken == list(weights)  # the other ranks are not left alone in the collective
     assert engine.pids() == []
     with pytest.raises(EngineDied, match="a weight update failed"):

@@ -38,7 +38,7 @@ def stacked(weights: dict[str, torch.Tensor], each: int, misplaced: bool = False
 
     def stream(memory: Memory) -> Iterator[Sequence[Part]]:
         for name, numbers, tensor in parts:
-            place = memory.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            place = memory.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
             yield [Part(name, tuple(tensor.shape), place, numbers)]
 
     return stream

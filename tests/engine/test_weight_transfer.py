@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gspo_hpc.engine import compat, slots
+from gspo_hpc.engine import compat, weight_buffers
+from gspo_hpc.engine.transfer import StreamCheck, WeightSender, checkpoint_shapes
 from gspo_hpc.engine.weight_buffers import CudaBuffer, HostBuffer
-from gspo_hpc.engine.transfer import Check, Exporter, checkpoint_shapes
-from gspo_hpc.ops.weight_parts import ALIGNMENT, Memory, Part, packed
+from gspo_hpc.ops.weight_parts import ALIGNMENT, Memory, Part, stream_of
 
 Tensors = dict[str, torch.Tensor]
 KIND = ".mlp.experts.{}.gate_proj.weight"
@@ -50,7 +50,7 @@ class Workers:
         self._called("post")
         self._bucket = bucket
 
-    def settle(self) -> None:
+    def wait_loaded(self) -> None:
         bucket, self._bucket = self._bucket, {}
         for number, found in enumerate(self.found if bucket else ()):
             address = bucket["memory"][number if len(bucket["memory"]) > 1 else 0]
@@ -73,14 +73,14 @@ def streams(draw: st.DrawFn) -> list[list[int]]:
     return draw(st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=4), min_size=1, max_size=8))
 
 
-def stream_of(sizes: list[list[int]]) -> tuple[Tensors, Callable[[Memory], Iterator[Sequence[Part]]]]:
+def random_stream(sizes: list[list[int]]) -> tuple[Tensors, Callable[[Memory], Iterator[Sequence[Part]]]]:
     """Return tensors, and a stream that puts those of each list into one place, every second one as strided rows."""
     tensors = {f"t{i}.{j}": torch.randn(2, n) for i, row in enumerate(sizes) for j, n in enumerate(row)}
 
     def stream(memory: Memory) -> Iterator[Sequence[Part]]:
         for i, row in enumerate(sizes):
             total = sum(2 * n for n in row)
-            place = memory.take(4 * total)
+            place = memory.allocate(4 * total)
             assert place.numel() == 4 * total and place.data_ptr() % ALIGNMENT == 0
             parts = []
             for j, piece in enumerate(place.view(torch.float32).split([2 * n for n in row])):
@@ -96,17 +96,17 @@ def stream_of(sizes: list[list[int]]) -> tuple[Tensors, Callable[[Memory], Itera
 @settings(max_examples=60, deadline=None)
 def test_workers_see_every_tensor_whatever_fits_into_a_bucket(sizes: list[list[int]], half: int, count: int) -> None:
     """Also those that are larger than both halves, and with a second update in the same memory."""
-    exporter = Exporter("cpu", count, half)
+    sender = WeightSender("cpu", count, half)
     try:
         for _ in range(2):
-            tensors, stream = stream_of(sizes)
+            tensors, stream = random_stream(sizes)
             workers = Workers(count)
-            exporter.send(stream, workers)
+            sender.send(stream, workers)
             for found in workers.found:
                 assert found.keys() == tensors.keys()
                 assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     finally:
-        exporter.close()
+        sender.close()
 
 
 class Threads:
@@ -138,18 +138,18 @@ def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) 
     """No rank overwrites what a worker still reads; all come to the end where the engine fails, or is dead before."""
     threads, workers = Threads(3), Workers(3, fails)
     sizes = [[5, 7], [300], [1], [40, 40], [2000], [3, 3], [60]]
-    streams = [stream_of(sizes) for _ in range(3)]
+    streams = [random_stream(sizes) for _ in range(3)]
     errors: list[Exception] = []
     ended: list[int] = []
 
     def rank(place: int) -> None:
-        exporter = Exporter("cpu", 3, 1024, threads.of(place))
+        sender = WeightSender("cpu", 3, 1024, threads.of(place))
         try:
-            exporter.send(streams[place][1], workers if place == 0 and fails != "nobody" else None)
+            sender.send(streams[place][1], workers if place == 0 and fails != "nobody" else None)
         except RuntimeError as error:
             errors.append(error)
         ended.append(place)
-        exporter.close()
+        sender.close()
 
     running = [threading.Thread(target=rank, args=(place,)) for place in range(3)]
     for one in running:
@@ -165,7 +165,7 @@ def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) 
 
 
 def test_the_file_has_no_name_takes_little_room_at_rest_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(weight_buffers, "_KEPT_BYTES", 1 << 20)
     before = set(os.listdir("/dev/shm"))
     for size, kept in ((1 << 20, True), (1 << 21, False)):
         made = HostBuffer()
@@ -213,7 +213,7 @@ def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch)
         )
 
     empty = torch.empty
-    monkeypatch.setattr(slots.torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
+    monkeypatch.setattr(weight_buffers.torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
     monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", reduce)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"synchronize": lambda self: None})())
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
@@ -284,7 +284,7 @@ STACK = Part(f"x{KIND}", (3, 2, 2), torch.zeros(3, 2, 2), (0, 1, 2))
 )
 def test_a_stream_that_is_not_the_models_is_refused(parts: list[Part], message: str) -> None:
     def check(parts: list[Part]) -> None:
-        made = Check(SHAPES, tied=False)
+        made = StreamCheck(SHAPES, tied=False)
         for part in parts:
             made.add(part)
         made.finish()
@@ -303,7 +303,7 @@ def test_a_stream_that_is_not_the_models_is_refused(parts: list[Part], message: 
     ],
 )
 def test_a_tied_head_may_be_sent_or_not(shapes: dict[str, Any], sent: bool, tied: bool, fine: bool) -> None:
-    made = Check(shapes, tied)
+    made = StreamCheck(shapes, tied)
     if sent:
         made.add(Part("lm_head.weight", (2, 3), torch.zeros(2, 3)))
     if fine:
@@ -315,12 +315,12 @@ def test_a_tied_head_may_be_sent_or_not(shapes: dict[str, Any], sent: bool, tied
 
 def test_tensors_of_any_stride_are_packed() -> None:
     tensors = {"a": torch.randn(7, 9).t(), "b": torch.arange(5, dtype=torch.bfloat16), "c": torch.tensor(2.5)}
-    exporter, workers = Exporter("cpu", 1, 1 << 10), Workers(1)
-    exporter.send(packed(tensors.items()), workers)
+    sender, workers = WeightSender("cpu", 1, 1 << 10), Workers(1)
+    sender.send(stream_of(tensors.items()), workers)
     for name, tensor in tensors.items():
         found = workers.found[0][name]
         assert found.dtype == tensor.dtype and torch.equal(found, tensor)
-    exporter.close()
+    sender.close()
 
 
 def test_shapes_come_from_the_files_alone(model_path: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -342,8 +342,8 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
             storages.append(StorageWeakRef(made.untyped_storage()))
             return made
 
-    exporter = Exporter("cpu", 1, ALIGNMENT)
-    exporter._slots = Fresh()
+    sender = WeightSender("cpu", 1, ALIGNMENT)
+    sender._buffer = Fresh()
     receiver: Any = SimpleNamespace(**dict.fromkeys(("begin", "check", "post", "finish"), lambda *bucket: None))
 
     def refuse() -> None:
@@ -357,8 +357,8 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
     gc.disable()
     try:
         with pytest.raises(RuntimeError, match="planted") as held:
-            exporter.send(packed({str(n): torch.ones(64) for n in range(4)}.items()), receiver)
+            sender.send(stream_of({str(n): torch.ones(64) for n in range(4)}.items()), receiver)
         assert storages and all(one.expired() for one in storages), held
     finally:
         gc.enable()
-        exporter.close()
+        sender.close()

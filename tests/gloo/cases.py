@@ -34,7 +34,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.engine.engine import Engine, EngineSettings
-from gspo_hpc.exchange.transport import gathered
+from gspo_hpc.exchange.transport import all_gather
 from gspo_hpc.models import architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_parts import Part, Scratch
@@ -684,7 +684,7 @@ def exported(model: str, world: int, **sections: Any) -> Arrays:
 
 def _in_place(part: Part, memory: Scratch) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a part, whose elements a worker must be able to see in the memory."""
-    assert part.tensor.untyped_storage().data_ptr() == memory.take(0).untyped_storage().data_ptr(), part.name
+    assert part.tensor.untyped_storage().data_ptr() == memory.allocate(0).untyped_storage().data_ptr(), part.name
     return part.tensors()
 
 
@@ -752,7 +752,7 @@ def verified(model: str, world: int, folder: str) -> Arrays:
     with mock.patch.object(commit, "_hash_in_steps", side_effect=commit._hash_in_steps) as hashed:
         found = train.newest_checkpoint(run, ranks, console)
     mine = json.dumps([ranks.rank, len(hashed.call_args_list)]).encode()
-    counts = [count for _, count in sorted(json.loads(one) for one in gathered(ranks.exchange.transport, mine))]
+    counts = [count for _, count in sorted(json.loads(one) for one in all_gather(ranks.exchange.transport, mine))]
     warned = [str(call.args[0]) for call in console.warn.call_args_list]
     return {"found": np.array(str(found and found.name)), "warned": np.array(warned), "hashed": np.array(counts)}
 

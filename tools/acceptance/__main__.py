@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import REPO, page
-from .hardware import Gpus, look
+from .hardware import Gpus, find_gpus
 from .plugin import make_discoverable
 from .registry import PARTS, missing
 from .rows import FAIL, Platform
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missing(["torch", "numpy"]):
         print(f"gpu_acceptance: {sys.executable} lacks torch or numpy: set PYTHON to one with both", file=sys.stderr)
         return 2
-    gpus = look() if args.platform != "cpu" else Gpus(0)
+    gpus = find_gpus() if args.platform != "cpu" else Gpus(0)
     cuda = args.platform == "cuda" or gpus.count > 0
     platform: Platform = "cuda" if cuda else "cpu"
     if cuda and not gpus.count:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.umask(0o077)
     setting.work.mkdir(parents=True, exist_ok=True)
     make_discoverable(setting.work)
-    about = page.circumstances(gpus.description)
+    about = page.environment(gpus.description)
     told: dict[str, str] = {}
 
     def report(results: Sequence[Result]) -> None:

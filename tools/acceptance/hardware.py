@@ -23,7 +23,7 @@ class Gpus:
     description: str = "a CPU: figures of speed say nothing about GPUs"
 
 
-def look() -> Gpus:
+def find_gpus() -> Gpus:
     """Return what there is. Raises RuntimeError where torch cannot be asked."""
     done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=False)
     if done.returncode:

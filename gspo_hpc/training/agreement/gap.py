@@ -28,7 +28,7 @@ class Gap:
     weighted_max: float = 0.0  # of p |log p - log q|, with the larger of both probabilities as p
     weighted_mean: float = 0.0  # the mean with p as weight
     # Step of the grid on which the engine's logits lie, because its head rounds them; 0: none is seen.
-    head_step: float = 0.0
+    logit_step: float = 0.0
 
     def values(self) -> tuple[float, ...]:
         """Return the numbers, which ranks reduce to their maxima."""

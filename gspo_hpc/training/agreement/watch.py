@@ -14,6 +14,9 @@ from gspo_hpc.config.schema import Config
 
 _FEWEST = 256  # tokens from which a mean is judged
 _GROWTH = 5.0  # times the gap elsewhere: so much larger is another cause than rounding
+_STALE = "stale prefix cache"
+_NO_CACHE = "Set rollout.engine.enable_prefix_caching=false, and report it as a bug"
+_RAISE = "If the gap is known to be rounding, raise rollout.probe_mean_gap"
 _FLOOR = 0.2  # of the mean that is allowed: below it a gap is never too large for growth alone
 
 Sums = Mapping[str, tuple[float, float]]  # name -> (sum, count)
@@ -42,12 +45,11 @@ class RolloutGapMonitor:
         mean = total[0] / total[1]
         stale = self._stale_places(sums)
         if stale or mean > self._allowed or mean != mean:
-            cause = "stale prefix cache" if stale else self._other_cause(sums)
+            cause, fix = (_STALE, _NO_CACHE) if stale else (self._other_cause(sums), _RAISE)
             raise GapMismatch(
                 f"engine and trainer disagree on the tokens of a rollout (weights of step {version}): mean |log-prob "
                 f"difference| {mean:.2e} (allowed {self._allowed:g}); {_shown(sums, CACHED_NAMES)}; "
-                f"{_shown(sums, POSITION_NAMES)}. Likely cause: {cause}. If the gap is known to be rounding, raise "
-                "rollout.probe_mean_gap"
+                f"{_shown(sums, POSITION_NAMES)}. Likely cause: {cause}. {fix}"
             )
         if self._first is None:
             self._first = mean

@@ -7,8 +7,8 @@ from multiprocessing import Pipe
 
 import torch
 
-from gspo_hpc.engine.transfer import Exporter
-from gspo_hpc.ops.weight_parts import packed
+from gspo_hpc.engine.transfer import WeightSender
+from gspo_hpc.ops.weight_parts import stream_of
 from tools.acceptance.parts import ipc
 
 TENSORS = {
@@ -23,12 +23,12 @@ def read(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
     ours, theirs = Pipe()
     child = threading.Thread(target=ipc.receive, args=(theirs, "cpu"))
     child.start()
-    exporter = Exporter("cpu", 1, 1 << 10)  # so that one of the tensors is larger than a bucket
+    sender = WeightSender("cpu", 1, 1 << 10)  # so that one of the tensors is larger than a bucket
     reader = ipc.Reader(ours)
-    exporter.send(packed(tensors.items()), reader)
+    sender.send(stream_of(tensors.items()), reader)
     ours.send(None)
     child.join(30)
-    exporter.close()
+    sender.close()
     assert not child.is_alive()
     return reader.found
 

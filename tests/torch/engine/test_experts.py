@@ -27,7 +27,7 @@ class Layer(torch.nn.Module):
         self.processed = 0
 
 
-def loader_of(patch: pytest.MonkeyPatch, layer: Layer, places: list[int]) -> loader.Loader:
+def loader_of(patch: pytest.MonkeyPatch, layer: Layer, places: list[int]) -> loader.ExpertLoader:
     """Return a loader whose only layer is `layer`."""
 
     def load(layer: Any, name: str, place: int, shard: str, first: int, stack: torch.Tensor) -> None:
@@ -42,7 +42,7 @@ def loader_of(patch: pytest.MonkeyPatch, layer: Layer, places: list[int]) -> loa
     patch.setattr(compat, "materialize", lambda layer: None)
     patch.setattr(compat, "load_experts", load)
     patch.setattr(compat, "process", process)
-    return loader.Loader(layer)
+    return loader.ExpertLoader(layer)
 
 
 def stack(numbers: list[int], kind: str) -> torch.Tensor:

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from gspo_hpc.data.packing import MicroBatch, pack
 from gspo_hpc.data.records import Completion, Group, Prompt
-from gspo_hpc.exchange import wire_format, transport
+from gspo_hpc.exchange import transport, wire_format
 from gspo_hpc.exchange.exchange import Exchange, Replicas
-from gspo_hpc.exchange.wire_format import FIELDS, Item
 from gspo_hpc.exchange.transport import Transport
+from gspo_hpc.exchange.wire_format import FIELDS, Item
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ def dealt_of(exchange: Exchange, groups: Any) -> list[list[MicroBatch]]:
     """Micro-batches of all data-parallel ranks."""
     return pack(
         groups.table.samples(),
-        dp_size=len(exchange.slices.leaders),
+        dp_size=len(exchange.replicas.leaders),
         micro_batch_size=None,
         micro_batch_tokens=64,
         share_prompts=True,
@@ -115,10 +115,10 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(("ranks", "dp"), [(1, 1), (4, 4), (6, 2), (5, 1)])
-def test_a_rank_gets_what_its_slice_computes_and_nothing_else(
+def test_a_rank_gets_what_its_replica_computes_and_nothing_else(
     ranks: int, dp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole, bit for bit, in slices of a payload that cut arrays anywhere."""
+    """Whole, bit for bit, in chunks of a payload that cut arrays anywhere."""
     monkeypatch.setattr(transport, "CHUNK_BYTES", 100)
     whole = make_groups(7)
 
@@ -127,7 +127,7 @@ def test_a_rank_gets_what_its_slice_computes_and_nothing_else(
         groups = exchange.shard(g for g in whole if (g.slot * g.slot) % ranks == link.rank)
         assert groups.table.slots == list(range(7))
         dealt = dealt_of(exchange, groups)
-        own = {(s.group, s.index) for batch in dealt[exchange.slices.own] for s in batch}
+        own = {(s.group, s.index) for batch in dealt[exchange.replicas.own] for s in batch}
         found = exchange.fetch(groups, dealt, training=True, experts=True)
         assert set(found) == {slot for slot, _ in own}
         for slot, group in found.items():
@@ -151,17 +151,17 @@ def test_a_rank_gets_what_its_slice_computes_and_nothing_else(
 
 @pytest.mark.parametrize(("ranks", "dp"), [(1, 1), (6, 3)])
 def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -> None:
-    """Where two slices computed a part of one group, the experts of its prompt are those of the first slice."""
+    """Where two replicas computed a part of one group, the experts of its prompt are those of the first replica."""
     whole = make_groups(5)
 
     def work(link: Transport) -> None:
         exchange = layout(link, dp)
         groups = exchange.shard(g for g in whole if g.slot % ranks == link.rank)
-        dealt = pack(  # one by one, so that slices share groups
+        dealt = pack(  # one by one, so that replicas share groups
             groups.table.samples(), dp_size=dp, micro_batch_size=1, micro_batch_tokens=None, share_prompts=True
         )
         assert dp == 1 or {s.group for [s] in dealt[0]} & {s.group for [s] in dealt[1]}
-        place = exchange.slices.own
+        place = exchange.replicas.own
         keys = [(s.group, s.index) for batch in dealt[place] for s in batch]
         logprobs = {key: whole[key[0]].completions[key[1]].logprobs + place for key in keys}
         experts = {key: np.full((2, 1, 1), place, np.uint8) for key in (*keys, *((slot, -1) for slot, _ in keys))}
@@ -181,7 +181,7 @@ def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -
 
 @pytest.mark.parametrize(("ranks", "dp"), [(2, 2), (8, 8), (8, 2)])
 def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_holds(ranks: int, dp: int) -> None:
-    """Whatever the number of ranks; a slice of several hands its samples on, each rank at most to two others."""
+    """Whatever the number of ranks; in a replica of several, samples are handed on, by each rank to at most two."""
     whole = make_groups(2 * ranks, length=4000, seed=3)
 
     def work(link: Transport) -> None:
@@ -192,12 +192,12 @@ def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_hold
         )
         received, sent = link.received, link.sent
         exchange.fetch(groups, dealt, training=True, experts=False)
-        mine = [s for batch in dealt[exchange.slices.own] for s in batch]
+        mine = [s for batch in dealt[exchange.replicas.own] for s in batch]
         row = wire_format.WIDTH * 8 + 3 * 8 + 4 * 8  # header, padding, the tokens of a prompt
         need = sum(3 * 4 * s.response_len + 2 * row for s in mine)
         held = sum(3 * 4 * len(c.tokens) + 2 * row for g in groups.own.values() for c in g.completions)
         assert link.received - received <= need
-        assert link.sent - sent <= held + 2 * need * (len(exchange.slices.members) > 1)
+        assert link.sent - sent <= held + 2 * need * (len(exchange.replicas.members) > 1)
 
     on_ranks(ranks, work)
 

@@ -19,7 +19,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.models import architecture
-from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, packed
+from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.policy.passes import PassMonitor
@@ -100,9 +100,9 @@ class LedgerPolicy(Policy):
 
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job, self.config, self.ranks = job, job.config, ranks
-        self.chunks, self.wrapped, self.optimizer, self.exporter = [], [], None, None
+        self.chunks, self.wrapped, self.optimizer, self.weight_sender = [], [], None, None
         cpu = Scratch(torch.device("cpu"))
-        provider: Any = SimpleNamespace(stream=lambda chunks, memory: packed(job.tensors.items())(memory or cpu))
+        provider: Any = SimpleNamespace(stream=lambda chunks, memory: stream_of(job.tensors.items())(memory or cpu))
         self.provider = provider
         arch = architecture.find(job.config)
         assert arch is not None

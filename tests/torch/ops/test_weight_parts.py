@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc.ops.weight_parts import Fingerprint, Part, Scratch, packed
+from gspo_hpc.ops.weight_parts import Fingerprint, Part, Scratch, stream_of
 
 
 def fingerprint(parts: list[Part]) -> str:
@@ -68,6 +68,6 @@ def test_values_that_change_alike_change_it() -> None:
 def test_tensors_are_copied_into_the_memory() -> None:
     tensors = {"a": torch.randn(3, 5).t(), "b": torch.arange(4, dtype=torch.bfloat16)}
     memory = Scratch(torch.device("cpu"))
-    for (part,), (name, tensor) in zip(packed(tensors.items())(memory), tensors.items(), strict=True):
+    for (part,), (name, tensor) in zip(stream_of(tensors.items())(memory), tensors.items(), strict=True):
         assert part.name == name and torch.equal(part.tensor.reshape(part.shape), tensor)
-        assert part.tensor.untyped_storage().data_ptr() == memory.take(0).untyped_storage().data_ptr()
+        assert part.tensor.untyped_storage().data_ptr() == memory.allocate(0).untyped_storage().data_ptr()

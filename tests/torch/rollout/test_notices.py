@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from gspo_hpc.rollout import notices
-from gspo_hpc.rollout.notices import Notices, Place
+from gspo_hpc.rollout.notices import NodeRank, Notices
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def job(nodes: int, per_node: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Cou
     for node in range(nodes):
         monkeypatch.setattr(notices.environment, "node_name", lambda node=node: f"node-{node}")
         for local in range(per_node):
-            ranks.append(Notices(store, Place(local, per_node, nodes), interval=0.001))
+            ranks.append(Notices(store, NodeRank(local, per_node, nodes), interval=0.001))
     return store, ranks
 
 
@@ -95,7 +95,7 @@ def test_a_rank_does_not_ask_again_within_the_interval() -> None:
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 4), (2, 3)])
 def test_one_rank_is_the_last_of_all(nodes: int, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _, ranks = job(nodes, per_node, monkeypatch)
-    assert [rank.count_off("left") for rank in ranks] == [False] * (len(ranks) - 1) + [True]
-    assert [rank.count_off("left again") for rank in reversed(ranks)] == [False] * (len(ranks) - 1) + [True]
+    assert [rank.arrive("left") for rank in ranks] == [False] * (len(ranks) - 1) + [True]
+    assert [rank.arrive("left again") for rank in reversed(ranks)] == [False] * (len(ranks) - 1) + [True]
     for rank in ranks:
         rank.close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.data.records import Completion, Group, Prompt
-from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups, joined
+from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups, concatenate
 
 NUMBERS = st.floats(width=64) | st.sampled_from([0.1, -0.0, float("inf")])
 
@@ -52,7 +52,7 @@ def same(one: object, other: object) -> bool:
 @given(groups(), st.integers(1, 4))
 def test_the_table_is_that_of_all_groups_whoever_holds_them(made: list[Group], ranks: int) -> None:
     parts = [GroupTable.of([g for g in made if g.slot % ranks == rank], rank) for rank in range(ranks)]
-    table = GroupTable.from_bytes(joined([GroupTable.from_bytes(part.to_bytes()) for part in parts]).to_bytes())
+    table = GroupTable.from_bytes(concatenate([GroupTable.from_bytes(part.to_bytes()) for part in parts]).to_bytes())
     every = sorted(
         ((g, i, c) for g in made for i, c in enumerate(g.completions)), key=lambda entry: (entry[0].slot, entry[1])
     )

@@ -194,7 +194,7 @@ def test_exit_code_and_page_of_the_command(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setattr(command, "PARTS", tuple(part(name) for name in names))
-    monkeypatch.setattr(command, "look", lambda: Gpus(0))
+    monkeypatch.setattr(command, "find_gpus", lambda: Gpus(0))
     monkeypatch.setattr(runner, "_POLL_SECONDS", 0.02)
     out = tmp_path / "page.md"
     assert command.main(["--out", str(out), "--work", str(tmp_path / "work")]) == code
@@ -206,7 +206,7 @@ def test_exit_code_and_page_of_the_command(
 def test_a_gpu_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "look", lambda: Gpus(0))
+    monkeypatch.setattr(command, "find_gpus", lambda: Gpus(0))
     assert command.main(["--platform", "cuda", "--work", str(tmp_path)]) == 2
     assert "finds no GPU; --platform cpu" in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ EXACT = {"deterministic": True}
     ],
 )
 def test_each_run_has_its_grade(sections: dict[str, Any], grade: str, settings: tuple[str, ...]) -> None:
-    found = exactness.grade_of(from_dict(sections))
+    found = exactness.assess(from_dict(sections))
     assert (found.grade, found.settings) == (grade, settings)
     assert bool(found.reasons) == (grade != "bitwise")
 

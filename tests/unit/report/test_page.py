@@ -193,7 +193,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         "Exactness",
     ):
         assert word in page.text, word
-    assert page.text.count(exactness.grade_of(run.load_config()).grade) == 2, "in the head, and with its reasons"
+    assert page.text.count(exactness.assess(run.load_config()).grade) == 2, "in the head, and with its reasons"
 
 
 def test_the_page_stands_alone_and_admits_no_other_script(tmp_path: Path) -> None:

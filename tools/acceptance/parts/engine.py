@@ -9,7 +9,7 @@ import numpy as np
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.engine.engine import Engine, Sampling
-from gspo_hpc.ops.weight_parts import packed
+from gspo_hpc.ops.weight_parts import stream_of
 from gspo_hpc.planning.estimates.memory import ENGINE
 
 from .. import engines, measure, models
@@ -57,7 +57,9 @@ class Passage:
         self._memory("asleep at level 2", ENGINE)
         self._engine.wake_up(["weights"])
         self._refuses()
-        self._timed("weights from a folder", lambda: self._engine.update_weights(packed(engines.stored(self._model))))
+        self._timed(
+            "weights from a folder", lambda: self._engine.update_weights(stream_of(engines.stored(self._model)))
+        )
         self._engine.wake_up()
         self._compare("after level 2 and new weights")
 

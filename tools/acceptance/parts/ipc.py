@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from gspo_hpc.engine.transfer import WeightSender
 from gspo_hpc.engine.weight_buffers import mapped, view
-from gspo_hpc.engine.transfer import Exporter
-from gspo_hpc.ops.weight_parts import Part, packed
+from gspo_hpc.ops.weight_parts import Part, stream_of
 
 from .. import measure
 from ..rows import Recorder
@@ -30,11 +30,11 @@ def run(setting: Setting, record: Recorder) -> None:
     tensors = _tensors(setting)
     ways = {"host memory": 2, "CUDA IPC": 1} if setting.cuda else {"host memory": 1}
     for name, workers in ways.items():
-        exporter = Exporter(setting.platform, workers, setting.sizes.bucket_bytes)
+        sender = WeightSender(setting.platform, workers, setting.sizes.bucket_bytes)
         try:
-            _rounds(setting, record, name, exporter, tensors)
+            _rounds(setting, record, name, sender, tensors)
         finally:
-            exporter.close()
+            sender.close()
     if not setting.cuda:
         record.no_meaning("CUDA IPC")
 
@@ -52,7 +52,7 @@ def _tensors(setting: Setting) -> dict[str, torch.Tensor]:
 
 
 def _rounds(
-    setting: Setting, record: Recorder, what: str, exporter: Exporter, tensors: dict[str, torch.Tensor]
+    setting: Setting, record: Recorder, what: str, sender: WeightSender, tensors: dict[str, torch.Tensor]
 ) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -67,7 +67,7 @@ def _rounds(
         expected = {name: _digest(tensor) for name, tensor in tensors.items()}
         began = time.perf_counter()
         reader = Reader(ours)
-        exporter.send(packed(tensors.items()), reader)
+        sender.send(stream_of(tensors.items()), reader)
         seconds = time.perf_counter() - began
         wrong += reader.found != expected
         measure.wait(setting)
@@ -102,7 +102,7 @@ class Reader:
         self._connection.send(bucket)
         self._reading = True
 
-    def settle(self) -> None:
+    def wait_loaded(self) -> None:
         """Take the checksums of the last bucket."""
         if self._reading:
             self.found |= self._connection.recv()
