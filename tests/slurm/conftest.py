@@ -39,10 +39,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             os.environ["SLURM_CONF"] = before
 
 
+_SUBMITTED = pytest.StashKey[list[SlurmRun]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Show in the report of a failed test what its runs recorded and said: their folders may be gone by then."""
+    if call.when == "call" and call.excinfo is not None:
+        for run in item.stash.get(_SUBMITTED, []):
+            attempts = "\n".join(map(str, run.attempts()))
+            item.add_report_section("call", "runs", f"{attempts}\n{run.log(0)}\n{run.attempt_logs()}")
+    return (yield)
+
+
 @pytest.fixture
-def submit(cluster: Cluster, tiny_config: Path, tmp_path: Path) -> Iterator[Callable[..., SlurmRun]]:
+def submit(
+    cluster: Cluster, tiny_config: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., SlurmRun]]:
     """Submits a run in a folder of its own; it is cancelled at the end, whatever became of it."""
-    submitted: list[SlurmRun] = []
+    submitted = request.node.stash.setdefault(_SUBMITTED, [])
 
     def start(*overrides: str, grader_seconds: float = 0.2, **named: dict[str, str]) -> SlurmRun:
         run = SlurmRun(tiny_config, tmp_path / "run", overrides, grader_seconds, **named)

@@ -185,6 +185,11 @@ class SlurmRun:
         texts = [path.read_text() for path in sorted(self.run_dir.glob("jobs/*/*_log.out"))]
         return "\n".join(texts)[-last:]
 
+    def attempt_logs(self, last: int = 3000) -> str:
+        """What srun and the ranks said in each attempt; the last characters of each."""
+        logs = sorted(self.run_dir.glob("attempts/*/*.log"))
+        return "\n".join(f"{path.relative_to(self.run_dir)}:\n{path.read_text()[-last:]}" for path in logs)
+
     def attempts(self) -> list[dict[str, Any]]:
         """attempt.json of each start."""
         return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("attempts/*/attempt.json"))]
