@@ -24,14 +24,14 @@ from gspo_hpc.config.derived import deterministic_kernels
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, all_gather
-from gspo_hpc.policy import compat, ordered_sums
+from gspo_hpc.policy import compat, deterministic_collectives
 from gspo_hpc.system import heap
 from gspo_hpc.system.progress import mark, waiting
 
 _DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it torch refuses deterministic matrix products
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",  # Transformer Engine's attention
-    # What is not added in the order of ranks (see ordered_sums) is at least added alike on the same nodes.
+    # What is not added in the order of ranks (see deterministic_collectives) is at least added alike on the same nodes.
     "NCCL_ALGO": "Ring",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_COLLNET_ENABLE": "0",
@@ -99,7 +99,7 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None
         # Groups in host memory connect a rank to those that it talks to, not to all.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         if deterministic_kernels(config):
-            ordered_sums.install()
+            deterministic_collectives.install()
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
     timeout = datetime.timedelta(minutes=timeout_minutes)

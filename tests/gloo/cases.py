@@ -758,7 +758,7 @@ def verified(model: str, world: int, folder: str) -> Arrays:
 
 
 def mismatched(model: str, world: int) -> Arrays:
-    """Errors of the gate for faults that are planted in an engine, in bfloat16, and for a head that rounds."""
+    """Errors of the gate for faults that are planted in an engine, in bfloat16, and for rounded logits."""
     made, _ = policy(config(model, world, "bfloat16"))
     found = mismatches.run(made, model, "bfloat16")
     drop_layout()

@@ -12,16 +12,16 @@ import torch.distributed as dist
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.tensor_parallel import layers, mappings
 
-from gspo_hpc.policy import ordered_sums
+from gspo_hpc.policy import deterministic_collectives
 
 
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
-    """Have this process add so within the block, as ordered_sums.install does for good."""
+    """Have this process add so within the block, as deterministic_collectives.install does for good."""
     modules = [(module, "dist_reduce_scatter_func") for module in (layers, mappings, param_and_grad_buffer)]
     collectives = [(dist, name) for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter")]
     before = [(place, name, getattr(place, name)) for place, name in (*collectives, *modules)]
-    ordered_sums.install()
+    deterministic_collectives.install()
     try:
         yield
     finally:
@@ -33,7 +33,7 @@ def compare(rank: int, world: int) -> list[str]:
     """Return the names of what agrees bit for bit with adding the parts one after the other."""
     agree = []
     for dtype in (torch.float32, torch.bfloat16):
-        with mock.patch.object(ordered_sums, "_SLICE", 100):  # and more than one slice, with a rest
+        with mock.patch.object(deterministic_collectives, "_SLICE", 100):  # and more than one slice, with a rest
             for count in (1, 1001):
                 parts = [_part(one, count, dtype) for one in range(world)]
                 agree += _all_reduce(parts, rank, f"{dtype}-{count}")
@@ -43,21 +43,21 @@ def compare(rank: int, world: int) -> list[str]:
     dist.all_reduce(plain)
     agree += ["gloo"] if torch.equal(plain, _sum(parts)) else []
     whole = torch.tensor([rank, 1])
-    ordered_sums.all_reduce(whole)
+    deterministic_collectives.all_reduce(whole)
     pair: Any = dist.new_group([0, 1])
     of_two = torch.tensor([0.5 + rank])
     if rank < 2:
-        ordered_sums.all_reduce(of_two, group=pair)
+        deterministic_collectives.all_reduce(of_two, group=pair)
     agree += ["integers"] if whole.tolist() == [sum(range(world)), world] else []
     return agree + (["pair"] if of_two.item() == 2.0 else [])
 
 
 def _all_reduce(parts: list[torch.Tensor], rank: int, name: str) -> list[str]:
     summed, mean = parts[rank].clone(), parts[rank].clone()
-    ordered_sums.all_reduce(summed)
-    ordered_sums.all_reduce(mean, op=dist.ReduceOp.AVG, async_op=True).wait()
+    deterministic_collectives.all_reduce(summed)
+    deterministic_collectives.all_reduce(mean, op=dist.ReduceOp.AVG, async_op=True).wait()
     strided = torch.stack((parts[rank], parts[rank]), dim=1)[:, 0]
-    ordered_sums.all_reduce(strided)
+    deterministic_collectives.all_reduce(strided)
     expected, average = _sum(parts), (_sum(parts, exact=True) / len(parts)).to(parts[0].dtype)
     found = {"sum": torch.equal(summed, expected), "mean": torch.equal(mean, average)}
     found["strided"] = torch.equal(strided, expected)
@@ -68,11 +68,11 @@ def _reduce_scatter(parts: list[torch.Tensor], rank: int, world: int, name: str)
     own = slice(rank * 48, (rank + 1) * 48)
     expected = _sum(parts)
     buffer = parts[rank].clone()
-    ordered_sums.reduce_scatter_tensor(buffer[own], buffer)  # in place, as Megatron calls it
+    deterministic_collectives.reduce_scatter_tensor(buffer[own], buffer)  # in place, as Megatron calls it
     sizes = [40 + 4 * place for place in range(world)]
     sizes[-1] += 48 * world - sum(sizes)
     out = parts[rank].new_empty(sizes[rank])
-    ordered_sums.reduce_scatter(out, list(parts[rank].split(sizes)))
+    deterministic_collectives.reduce_scatter(out, list(parts[rank].split(sizes)))
     found = {"scattered": torch.equal(buffer[own], expected[own])}
     found["listed"] = torch.equal(out, expected.split(sizes)[rank])
     return [f"{what}-{name}" for what, equal in found.items() if equal]

@@ -15,7 +15,7 @@ SAYS = {
     "theta": "wrong rotary embeddings: the engine computes as the trainer would with rope_theta 5000",
     "scaling": "wrong rotary embeddings: the engine computes as the trainer would with no rope scaling",
     "weights": "all tokens differ",
-    "head": r"head is rounded to 16 bits: its logits lie on multiples of 0\.",
+    "head": r"rounds its logits to 16 bits: they are multiples of 0\.",
 }
 
 

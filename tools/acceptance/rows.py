@@ -13,7 +13,7 @@ from typing import Literal
 Platform = Literal["cpu", "cuda"]
 
 PASS, FAIL, FIGURE = "pass", "fail", ""
-NO_MEANING = "has no meaning on a CPU"
+NOT_APPLICABLE = "not applicable on a CPU"
 SKIPPED = "skipped"
 
 
@@ -41,7 +41,7 @@ class Recorder:
     def check(self, what: str, figure: str, bound: str, good: bool, *, gpu_only: bool = False) -> None:
         """Record a figure and whether it keeps its bound; with `gpu_only` it is not judged on a CPU."""
         if gpu_only and self._platform == "cpu":
-            self._append(Row(what, figure, bound, NO_MEANING))
+            self._append(Row(what, figure, bound, NOT_APPLICABLE))
         else:
             self._append(Row(what, figure, bound, PASS if good else FAIL))
 
@@ -51,7 +51,7 @@ class Recorder:
 
     def no_meaning(self, what: str) -> None:
         """Record what cannot be shown on a CPU."""
-        self._append(Row(what, "", "", NO_MEANING))
+        self._append(Row(what, "", "", NOT_APPLICABLE))
 
     def skip(self, what: str, why: str) -> None:
         """Record what was not measured, and why."""
@@ -74,4 +74,4 @@ def read(file: Path) -> list[Row]:
 def verdict(rows: list[Row]) -> str:
     """Return the verdict on a part that ended well: fail if one row fails, pass if one passes."""
     found = {row.verdict for row in rows}
-    return next((one for one in (FAIL, PASS, NO_MEANING, SKIPPED) if one in found), PASS)
+    return next((one for one in (FAIL, PASS, NOT_APPLICABLE, SKIPPED) if one in found), PASS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gspo_hpc.planning.fixes.search import Fix
 
 _MEANING = {
-    "world_size": "GPUs that train",
+    "world_size": "ranks that train, one for each GPU",
     "dp_size": "world_size / (TP x PP x CP)",
     "expert_dp_size": "the same for expert layers: world_size / (ETP x EP x PP)",
     "micro_batch_size": "completions per micro-batch and DP rank",
@@ -114,7 +114,7 @@ def _exactness(found: Exactness) -> Iterator[RenderableType]:
     yield item("  ", f"{found.grade}: {found.meaning}")
     yield from (item("  -  ", reason) for reason in found.reasons)
     if found.settings:
-        yield item("  ", f"raised by {' '.join(found.settings)}")
+        yield item("  ", f"to raise the grade: {' '.join(found.settings)}")
     if found.cost:
         yield item("  ", found.cost)
 

@@ -48,7 +48,7 @@ _CAUSES = (
     ),
     _Cause(
         "rounded_logits",
-        "head is rounded to 16 bits",
+        "rounds its logits to 16 bits",
         "the engine rounds its logits to 16 bits, and the trainer does not",
         ("rollout.engine.hf_overrides.head_dtype=float32",),
         "the engine's log: vLLM says there if it replaces head_dtype",
@@ -74,7 +74,7 @@ _OTHER = _Cause(
 def mismatch(run: Evidence) -> Finding | None:
     """Find an attempt that ended because engine and trainer disagreed, and name the cause that its error gives.
 
-    A head that rounds is a warning where the run goes on.
+    Rounded logits are a warning where the run goes on.
     """
     hit = failure_matching(run, MISMATCH)
     if hit is None:

@@ -62,7 +62,7 @@ class ExpertLoader:
         """Raise ValueError if a layer is not complete."""
         for prefix, missing in self._missing.items():
             if missing:
-                raise ValueError(f"{prefix} lacks {len(missing)} tensors of its experts")
+                raise ValueError(f"layer {prefix}: {len(missing)} expert tensors were not sent")
 
 
 def _runs(numbers: Sequence[int], places: Sequence[int]) -> Iterator[tuple[int, int]]:

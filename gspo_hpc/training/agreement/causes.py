@@ -48,10 +48,10 @@ def name_cause(found: ProbeAnswers) -> str:
     step = None if found.top is None else rounding_step(found.top)
     if step is not None and found.probe.mean() <= step:  # rounding alone makes a quarter of it
         return (
-            f"the engine's head is rounded to 16 bits: its logits lie on multiples of {step:g} (rollout.engine."
-            "hf_overrides: {head_dtype: float32})"
+            f"the engine rounds its logits to 16 bits: they are multiples of {step:g}; set "
+            "rollout.engine.hf_overrides.head_dtype=float32"
         )
-    also = "" if step is None else f"; its head is rounded too, to multiples of {step:g}"
+    also = "" if step is None else f"; its logits are rounded too, to multiples of {step:g}"
     return f"all tokens differ: the engine does not have the trainer's weights, or computes in another precision{also}"
 
 

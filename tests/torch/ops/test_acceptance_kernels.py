@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gspo_hpc.ops import attention
 from tools.acceptance.parts import kernels
-from tools.acceptance.rows import FAIL, NO_MEANING, PASS, Recorder, Row, read
+from tools.acceptance.rows import FAIL, NOT_APPLICABLE, PASS, Recorder, Row, read
 from tools.acceptance.setting import Setting
 
 Attend = Callable[..., Tensor]
@@ -32,7 +32,7 @@ def failed(found: list[Row]) -> set[str]:
 def test_kernels_of_this_machine_pass(tmp_path: Path) -> None:
     found = rows(tmp_path)
     assert not failed(found) and sum(row.verdict == PASS for row in found) > 20
-    assert [row.what for row in found if row.verdict == NO_MEANING] == ["attention, torch.nn.attention.varlen"]
+    assert [row.what for row in found if row.verdict == NOT_APPLICABLE] == ["attention, torch.nn.attention.varlen"]
 
 
 def _louder(attend: Attend) -> Attend:

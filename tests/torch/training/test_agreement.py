@@ -94,9 +94,7 @@ def test_causes_are_told_apart() -> None:
     )
     assert "experts 2 and 5 of layer 1" in name_cause(of_experts)
     grid = np.cumsum(np.full((20, 8), -1 / 64), axis=1, dtype=np.float32)
-    assert "head is rounded to 16 bits: its logits lie on multiples of 0.015625" in name_cause(
-        evidence(0.01, 0.01, top=grid)
-    )
+    assert "rounds its logits to 16 bits: they are multiples of 0.015625" in name_cause(evidence(0.01, 0.01, top=grid))
     assert "all tokens differ" in name_cause(evidence(0.5, 0.5, top=grid))  # more than rounding does
     ropes = {"rope_theta 10000": 0.02, "rope_theta 1e+06": 0.5}
     assert "as the trainer would with rope_theta 10000" in name_cause(evidence(0.4, 0.01, ropes=ropes))

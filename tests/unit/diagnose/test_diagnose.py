@@ -137,8 +137,8 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "rope_parameters",
     ),
     (
-        "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: the engine's head is rounded "
-        "to 16 bits: its logits lie on multiples of 0.0625",
+        "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: the engine rounds its "
+        "logits to 16 bits: they are multiples of 0.0625",
         "rounded_logits",
         "rollout.engine.hf_overrides.head_dtype=float32",
         "replaces head_dtype",

@@ -16,7 +16,7 @@ from tools.acceptance import __main__ as command
 from tools.acceptance import page, plugin, registry, rows, runner
 from tools.acceptance.hardware import Gpus
 from tools.acceptance.registry import PARTS, Part
-from tools.acceptance.rows import FAIL, FIGURE, NO_MEANING, PASS, SKIPPED, Recorder, Row
+from tools.acceptance.rows import FAIL, FIGURE, NOT_APPLICABLE, PASS, SKIPPED, Recorder, Row
 from tools.acceptance.runner import RUNNING, WAITING, Result, Runner
 from tools.acceptance.setting import Setting
 
@@ -69,7 +69,7 @@ def results(planted: Path, reports: list[list[Result]], tmp_path_factory: pytest
     ("name", "verdict", "reason", "count"),
     [
         ("good", PASS, "", 2),
-        ("on_a_gpu", NO_MEANING, "", 1),
+        ("on_a_gpu", NOT_APPLICABLE, "", 1),
         ("misses", FAIL, "", 2),
         ("raises", FAIL, "it ended with code 1: ValueError: the reason", 1),
         ("dies", FAIL, "it ended with signal SIGSEGV: ", 0),
@@ -150,9 +150,9 @@ def test_gpus_and_time_that_are_not_there(tmp_path: Path) -> None:
     [
         ([FIGURE], PASS),
         ([], PASS),
-        ([PASS, FAIL, NO_MEANING], FAIL),
-        ([PASS, NO_MEANING, SKIPPED], PASS),
-        ([NO_MEANING, FIGURE], NO_MEANING),
+        ([PASS, FAIL, NOT_APPLICABLE], FAIL),
+        ([PASS, NOT_APPLICABLE, SKIPPED], PASS),
+        ([NOT_APPLICABLE, FIGURE], NOT_APPLICABLE),
     ],
 )
 def test_verdict_of_rows(found: list[str], expected: str) -> None:
@@ -169,19 +169,19 @@ def test_no_number_keeps_no_bound(tmp_path: Path) -> None:
 
 
 def test_page(tmp_path: Path) -> None:
-    measured = (Row("a | b", "1\n2", "at most 1", FAIL), Row("c", "3", "", NO_MEANING), Row("d", "4"))
+    measured = (Row("a | b", "1\n2", "at most 1", FAIL), Row("c", "3", "", NOT_APPLICABLE), Row("d", "4"))
     found = [
         Result(part("good"), FAIL, "", 12.3, measured),
         Result(part("dies"), FAIL, "it ended with code 1"),
         Result(part("lacks"), SKIPPED, "not installed: x"),
-        Result(part("on_a_gpu"), NO_MEANING, "", 1.0, measured[1:]),
+        Result(part("on_a_gpu"), NOT_APPLICABLE, "", 1.0, measured[1:]),
     ]
     text = page.render({"device": "one"}, found)
     assert "| good | The part good | 12 | **fail**, 1 of 3 rows |" in text
     assert "| a \\| b | 1 2 | at most 1 | **fail** |" in text and "| d | 4 |  |  |" in text
     assert "| the part as a whole | it ended with code 1 | | **fail** |" in text
     assert "| lacks | The part lacks |  | skipped: not installed: x |" in text and "## lacks" not in text
-    assert "| 1 | has no meaning on a CPU; 1 of 2 rows: has no meaning on a CPU |" in text
+    assert "| 1 | not applicable on a CPU; 1 of 2 rows: not applicable on a CPU |" in text
     file = tmp_path / "new" / "page.md"
     page.write(file, text)
     page.write(file, text)

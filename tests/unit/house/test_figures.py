@@ -7,7 +7,10 @@ those in docs, a figure in README that nothing holds, and a measurement without 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +51,28 @@ def in_file(name: str, pattern: str) -> tuple[float, ...]:
     """The numbers in the only place of a file that fits the pattern."""
     (found,) = set(re.findall(pattern, read(name)))
     return tuple(map(number, (found,) if isinstance(found, str) else found))
+
+
+def planned(command: str, *path: str) -> float:
+    """A number of the JSON of a plan, by the command that a page names."""
+    words = [sys.executable, "-m", "gspo_hpc", *command.split()[1:], "--json"]
+    found = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=False, cwd=pages.PROJECT).stdout)
+    for key in path:
+        found = found[key]
+    return float(found)
+
+
+def of_a_thousand() -> tuple[float, ...]:
+    """Seconds of a rollout and of a step, by the command of docs/scale.md."""
+    (command,) = re.findall(r"`(gspo-hpc plan [^`]+)` estimates", read("docs/scale.md"))
+    return tuple(round(planned(command, "time", key), 1) for key in ("seconds_per_rollout", "seconds_per_step"))
+
+
+def syncs() -> tuple[float, ...]:
+    """Seconds of a weight sync with the trainer on the GPU, by the command of docs/weight-sync.md."""
+    configs = ("qwen3_30b_a3b_ep8", "qwen3_235b_a22b_tp4_pp2_ep32")
+    command = "gspo-hpc plan {} memory.offload_parts=[]"
+    return tuple(float(f"{planned(command.format(one), 'time', 'phases', 'sync'):.2g}") for one in configs)
 
 
 def rooms() -> tuple[float, ...]:
@@ -165,6 +190,8 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     ),
     ("docs/doctor.md", r"a limit of\s+(\w+) minutes", lambda: (nodes.JOB_MINUTES,)),
     ("docs/doctor.md", r"`--wait` seconds \((\d+)\)", lambda: (examine.WAIT_SECONDS,)),
+    ("docs/scale.md", r"estimates ([\d.]+) s for a rollout[^.]*? steps, ([\d.]+) s a step", of_a_thousand),
+    ("docs/weight-sync.md", r"_a3b_ep8`: 8 H200 \| ([\d.]+) \|[\s\S]*?_ep32`: 128 H200 \| ([\d.]+) \|", syncs),
     (
         "docs/diagnose.md",
         r"the last (\d+) steps \(at least (\w+) rollouts\)",

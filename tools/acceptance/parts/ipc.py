@@ -1,8 +1,8 @@
 """Weights into a bare child process, round after round: every bit arrives, and memory stays flat.
 
 The trainer's end is the package's own (:mod:`gspo_hpc.engine.transfer`); the other end is a process without vLLM that
-maps what a bucket names, as vLLM's worker does. On GPUs that is memory of the same GPU (CUDA IPC), and host memory
-for engines with tensor parallelism; on a CPU it is host memory.
+maps what a bucket names, as vLLM's worker does. On GPUs the memory is shared by CUDA IPC, or through
+host memory where one process serves an engine with tensor parallelism; on a CPU it is host memory.
 """
 
 from __future__ import annotations
