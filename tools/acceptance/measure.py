@@ -11,7 +11,6 @@ import torch
 from .setting import Setting
 
 FLAT = 64 << 20  # bytes by which memory may move where it should stay the same
-MIB = 2**20
 
 
 def wait(setting: Setting) -> None:

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-MIB = 1 << 20
+from gspo_hpc.system.text import MIB
 
 
 def cut(wheel: Path, out: Path, limit: int, without: Sequence[str] = ()) -> list[Path]:

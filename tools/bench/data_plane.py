@@ -48,11 +48,11 @@ from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.rollout.notices import POLL_SECONDS, NodeRank, Notices
 from gspo_hpc.runs.journal import Journal, journals, read_journal
+from gspo_hpc.system.text import MIB
 
 PROMPT, SAMPLES, BUDGET = 512, 16, 16384
 LAYERS, TOP_K = 48, 8  # of Qwen3-30B-A3B
 NODE = 8  # ranks
-MIB = 2**20
 
 
 def say(text: str) -> None:

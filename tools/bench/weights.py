@@ -28,9 +28,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.system.text import MIB
+
 REPO = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("GSPO_HPC_PEERS_VENV", REPO / ".venv-peers"))
-MIB = 2**20
 SIZES: dict[str, Any] = {
     "hidden": 1024,
     "layers": 5,

@@ -17,6 +17,7 @@ import torch
 from gspo_hpc.engine.transfer import WeightSender
 from gspo_hpc.engine.weight_buffers import mapped, view
 from gspo_hpc.ops.weight_parts import Part, stream_of
+from gspo_hpc.system.text import MIB
 
 from .. import measure
 from ..rows import Recorder
@@ -72,13 +73,13 @@ def _rounds(
         wrong += reader.found != expected
         measure.wait(setting)
         sizes.append(measure.taken(setting, [child.pid]))
-        print(f"round {number}: {seconds:.3f} s, {sizes[-1] / measure.MIB:.1f} MiB taken", flush=True)
+        print(f"round {number}: {seconds:.3f} s, {sizes[-1] / MIB:.1f} MiB taken", flush=True)
     ours.send(None)
     child.join(30)
     count = setting.sizes.rounds
     record.check(f"{what}: {count} rounds", f"{wrong} with other bits", "0 with other bits", wrong == 0)
-    growth = (max(sizes[WARM_UP:]) - sizes[WARM_UP - 1]) / measure.MIB
-    record.at_most(f"{what}: growth of memory after round {WARM_UP}", growth, measure.FLAT / measure.MIB, " MiB")
+    growth = (max(sizes[WARM_UP:]) - sizes[WARM_UP - 1]) / MIB
+    record.at_most(f"{what}: growth of memory after round {WARM_UP}", growth, measure.FLAT / MIB, " MiB")
     size = sum(tensor.nbytes for tensor in tensors.values())
     figure = f"{size / seconds / 1e9:.2f} GB/s"
     record.figure(f"{what}: speed of the last round, with checksums at the other end", figure)

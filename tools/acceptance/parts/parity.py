@@ -22,6 +22,7 @@ from gspo_hpc.algorithms import objective as algorithms
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.policy.process_groups import drop_layout
 from gspo_hpc.system.environment import no_gpus
+from gspo_hpc.system.text import MIB
 from gspo_hpc.training import update
 
 from .. import REPO, measure, models
@@ -96,7 +97,7 @@ def _offloaded(setting: Setting, record: Recorder, what: str, policy: Any, group
     gone = time.perf_counter() - began
     left = f"{what}: still allocated while offloaded"
     if setting.cuda:
-        record.at_most(left, torch.cuda.memory_allocated() / measure.MIB, LEFT / measure.MIB, " MiB")
+        record.at_most(left, torch.cuda.memory_allocated() / MIB, LEFT / MIB, " MiB")
     else:
         record.no_meaning(left)
     began = time.perf_counter()
@@ -104,9 +105,7 @@ def _offloaded(setting: Setting, record: Recorder, what: str, policy: Any, group
     measure.wait(setting)
     back = time.perf_counter() - began
     same = before == _fingerprint(policy)
-    figure = (
-        f"{freed / measure.MIB:.2f} MiB in {gone:.3f} s and {back:.3f} s; {'the same bits' if same else 'other bits'}"
-    )
+    figure = f"{freed / MIB:.2f} MiB in {gone:.3f} s and {back:.3f} s; {'the same bits' if same else 'other bits'}"
     record.check(f"{what}: there and back, weights", figure, "the same bits", same)
     gap = float(np.abs(logprobs - _logprobs(policy, groups, settings)).max())
     record.figure(f"{what}: there and back, log-probs, largest difference", f"{gap:.3g} nats")

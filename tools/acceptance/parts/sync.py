@@ -9,6 +9,7 @@ import torch
 
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.policy.policy import Policy
+from gspo_hpc.system.text import MIB
 from gspo_hpc.training import sync as syncing
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 
@@ -61,7 +62,7 @@ def turns(setting: Setting, record: Recorder, model: Path, dtype: str, count: in
             worst = max(worst[0], found[0]), max(worst[1], found[1])
             peak = device.peak_memory()
             sizes.append(measure.taken(setting, engine.pids()))
-            print(f"sync {number}: {seconds:.2f} s, {sizes[-1] / measure.MIB:.0f} MiB taken", flush=True)
+            print(f"sync {number}: {seconds:.2f} s, {sizes[-1] / MIB:.0f} MiB taken", flush=True)
     finally:
         engine.close()
         device.close()
@@ -72,8 +73,8 @@ def turns(setting: Setting, record: Recorder, model: Path, dtype: str, count: in
     figure = f"{seconds:.2f} s, {size / seconds / 1e9:.2f} GB/s with wake-up and probe"
     record.figure(f"{what}: the last one", figure)
     if count > WARM_UP:
-        growth = (max(sizes[WARM_UP:]) - sizes[WARM_UP - 1]) / measure.MIB
-        record.at_most(f"{what}: growth of memory after sync {WARM_UP}", growth, measure.FLAT / measure.MIB, " MiB")
+        growth = (max(sizes[WARM_UP:]) - sizes[WARM_UP - 1]) / MIB
+        record.at_most(f"{what}: growth of memory after sync {WARM_UP}", growth, measure.FLAT / MIB, " MiB")
     parts = planned(setting, settings)
     own = sum(parts["sync"][part] for part in ("weights", "buckets"))
     own = max(own, sum(parts["save"][part] for part in ("weights", "gradients", "optimizer")))  # all home as it begins
