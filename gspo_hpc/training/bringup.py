@@ -23,7 +23,7 @@ from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
-from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, store
+from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, largest, store
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.notices import NodeRank, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
@@ -151,7 +151,8 @@ def start_rollout_worker(
         with waiting():  # for engines that take longer
             barrier(ranks.device)
     cluster = config.cluster
-    notices = Notices(store(), NodeRank(ranks.local_rank, cluster.gpus_per_node, cluster.nodes))
+    place = NodeRank(ranks.local_rank, cluster.gpus_per_node, cluster.nodes)
+    notices = Notices(store(), place, patience=config.faults.heartbeat_timeout)
     return RolloutWorker(
         config=config,
         ranks=ranks,
@@ -166,6 +167,8 @@ def start_rollout_worker(
             ranks.rank,
             config.faults.max_engine_restarts,
             sync_weights,
+            stop_requested=stop_requested,
+            agree=lambda values: largest(values, ranks.device),
             shares_memory=derived.offload_trainer(config),
             sleep_level=config.rollout.sleep_level,
         ),
