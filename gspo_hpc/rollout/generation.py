@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
@@ -28,16 +28,13 @@ def ignore_progress(completions: int, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts and how to sample them; the same on every rank."""
+    """Prompts and how to sample them; but for the prompts, the same on every rank."""
 
-    prompts: Mapping[int, Prompt]  # by slot
+    slots: Sequence[int]  # in the order in which they are generated
+    prompts: Mapping[int, Prompt]  # by slot, at least of these; ranks that own no engine need none
     samples: int  # completions of each prompt
     sampling: Sampling
     rollout: int  # its number, on which every seed depends
-
-    def slots(self) -> list[int]:
-        """Return the slots in the order in which they are generated."""
-        return sorted(self.prompts)
 
     def seeds(self, run_seed: int, slot: int) -> list[int]:
         """Return the seed of each completion of a slot's prompt."""
@@ -113,7 +110,7 @@ class Generation:
     _exhausted: bool = False  # no prompt is left to take
 
     def __post_init__(self) -> None:
-        self._slots = self.request.slots()
+        self._slots = self.request.slots
         self._tokens_before = self.engine.tokens_generated
 
     def run(self) -> dict[int, Group]:

@@ -65,10 +65,10 @@ class RolloutWorker:
         was requested, EngineLost if an engine cannot be restarted any more.
         """
         self._calls += 1
-        counters = CallCounters(self.store, self.notices, self._calls, len(request.prompts))
+        counters = CallCounters(self.store, self.notices, self._calls, len(request.slots))
         mine: dict[int, Group] = {}
         engine_time, waited = EngineTime(), 0.0
-        if request.prompts:
+        if request.slots:
             try:
                 if self.engine is not None:
                     generation = self._generation(request, counters, journal, progress)

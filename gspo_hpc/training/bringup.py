@@ -106,7 +106,8 @@ class LoadedPrompts:
 
     count: int  # for training
     train: list[Prompt]  # on rank 0; empty elsewhere
-    unseen: list[Prompt]
+    unseen: list[Prompt]  # on ranks that own an engine
+    unseen_count: int
     probe: list[list[int]]  # tokens of its sequences
 
 
@@ -120,7 +121,7 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
         found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
     with waiting():  # for rank 0
         count, unseen_count, probe = json.loads(exchange.transport.tree_reduce(found, lambda parts: parts[0]))
-    return LoadedPrompts(count, train, exchange.broadcast_prompts(unseen, unseen_count), probe)
+    return LoadedPrompts(count, train, exchange.broadcast_prompts(unseen, unseen_count), unseen_count, probe)
 
 
 def start_rollout_worker(

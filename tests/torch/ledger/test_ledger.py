@@ -118,7 +118,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
             attempt=1,
         )
         stream = PromptStream(recipe.num_rollout_prompts, 1, True, window=recipe.num_rollout_prompts)
-        data = PromptData(stream, [prompt(i) for i in range(stream.num_prompts)], [prompt(0)])
+        data = PromptData(stream, [prompt(i) for i in range(stream.num_prompts)], [prompt(0)], 1)
         weights = EngineWeights(policy, worker, [[1, 2, 3]], clock)
         observers = Observers()
         saver: Any = parts.Saver(policy)

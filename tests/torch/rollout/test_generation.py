@@ -91,7 +91,7 @@ def generation(engine: Any, pool: Any, stop: Callable[[], bool] = lambda: False,
     notices = Notices(store)
     recovery = EngineRecovery(engine, notices, 0, 1, lambda fill: None, stop_requested=stop)
     return Generation(
-        request=Request(prompts, 2, SAMPLING, rollout=5),
+        request=Request(range(3), prompts, 2, SAMPLING, rollout=5),
         counters=CallCounters(store, notices, 1, len(prompts)),
         engine=engine,
         pool=pool,
@@ -179,7 +179,8 @@ def workers(
 
 
 def request() -> Request:
-    return Request({slot: Prompt(slot, np.ones(2, np.int32), "", {}) for slot in range(4)}, 2, SAMPLING, rollout=5)
+    prompts = {slot: Prompt(slot, np.ones(2, np.int32), "", {}) for slot in range(4)}
+    return Request(range(4), prompts, 2, SAMPLING, rollout=5)
 
 
 def test_a_stop_in_the_middle_of_a_sync_interrupts_all_ranks() -> None:
@@ -236,3 +237,35 @@ def test_ranks_that_wait_for_others_do_not_count_as_moving_on() -> None:
         world.run(rank)
     assert min(looks) > 300
     assert moved[0] > 50 and max(moved[1], moved[2]) < 40
+
+
+def test_a_rank_that_has_left_does_not_count_as_moving_on() -> None:
+    """Until all others have left, however long these take."""
+    world = World(2, 0)
+    make = workers(world, [Busy(), None], lambda fill: None, lambda: False)
+    looks, moved, gone = [0, 0], [0, 0], threading.Event()
+
+    def mark(phase: str | None = None) -> None:
+        moved[world.rank] += 1
+
+    def rank() -> None:
+        worker = make()
+        counters = CallCounters(worker.store, worker.notices, 1, 1)
+        look = worker.notices.look
+
+        def counted(**options: Any) -> int:
+            looks[world.rank] += 1
+            if looks[1] > 100:
+                gone.set()
+            return look(**options)
+
+        worker.notices.look = counted  # type: ignore[method-assign]
+        if world.rank == 0:
+            assert gone.wait(20)
+        worker._leave(counters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("rollout.worker", "system.progress"):
+            patch.setattr(f"gspo_hpc.{module}.mark", mark)
+        world.run(rank)
+    assert looks[1] > 100 and moved[1] < 10

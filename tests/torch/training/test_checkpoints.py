@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ def one_rank() -> Iterator[None]:
 def checkpoints(
     run: RunDir, control: Any, screen: io.StringIO, new_staging: Callable[[int], Path] | None = None
 ) -> Checkpoints:
-    ranks: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    ranks: Any = SimpleNamespace(rank=0, device=torch.device("cpu"), timeout=timedelta(seconds=60))
     policy: Any = SimpleNamespace(ranks=ranks)
     clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext())
     observers = Observers([ConsoleLines(Console(screen, 9)), CheckpointCommit(run, {"ranks": 1}, keep=9)])
