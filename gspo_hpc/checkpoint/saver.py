@@ -7,17 +7,19 @@ error in the thread is raised when the loop calls the saver next.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch.distributed as dist
 
 from gspo_hpc.checkpoint import sharded
+from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.system.files import Entry
 
@@ -31,7 +33,7 @@ class Saver:
         self.seconds = 0.0  # wall time of the last whole save, from the copy to the commit
         self._copies = sharded.Copies(background=background)
         self._policy, self._background = policy, background
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=policy.ranks.timeout)
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="save", initializer=_yield_cores if background else None
         )
@@ -76,10 +78,9 @@ class Saver:
 
     def _gather(self, mine: dict[str, Entry]) -> dict[str, Entry]:
         """Return what all ranks have written, on rank 0; an empty dictionary on the others."""
-        first = self._policy.ranks.rank == 0
-        of_all: list[dict[str, Entry]] | None = [{}] * dist.get_world_size() if first else None
-        dist.gather_object(mine, of_all, group=self._group)
-        return {name: entry for entries in of_all or () for name, entry in entries.items()}
+        found = Transport(self._group).tree_gather(json.dumps(mine).encode(), _joined)
+        entries: dict[str, Entry] = {} if found is None else json.loads(found)
+        return entries
 
     def check(self) -> None:
         """Raise the error of a save that has ended by now, if it failed."""
@@ -96,6 +97,11 @@ class Saver:
 def _yield_cores() -> None:
     """Lower the priority of this thread and of those that it starts, so that training gets the cores that it wants."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    """Return the entries of several ranks as one JSON object; no two ranks write one file."""
+    return json.dumps({name: entry for part in parts for name, entry in json.loads(part).items()}).encode()
 
 
 def _remove(staging: Path, mine: bool) -> None:

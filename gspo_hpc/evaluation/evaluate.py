@@ -19,16 +19,19 @@ from gspo_hpc.rollout.worker import RolloutWorker
 EVAL_ROLLOUT = -1  # seeds of evaluation samples are those of no training rollout
 
 
-def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tuple[dict[str, float], ShardedGroups]:
+def run(
+    worker: RolloutWorker, prompts: Sequence[Prompt], count: int, config: Config
+) -> tuple[dict[str, float], ShardedGroups]:
     """Return the scores by name, and the greedy groups. Collective.
 
+    Ranks that own an engine give the prompts, and all ranks their number.
     `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
     """
-    chosen = dict(enumerate(prompts))
+    slots, chosen = range(count), dict(enumerate(prompts))
     length = config.rollout.max_response_length
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=length)
     exchange = worker.ranks.exchange
-    groups = exchange.shard(worker.generate(Request(chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
+    groups = exchange.shard(worker.generate(Request(slots, chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
     right = are_right(groups.table, config)
     lengths = groups.table.rows["response_len"].tolist()
     low, high = wilson_interval(sum(right), len(right))
@@ -41,7 +44,7 @@ def run(worker: RolloutWorker, prompts: Sequence[Prompt], config: Config) -> tup
     k = config.eval.samples
     if k > 1:
         sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
-        drawn = exchange.shard(worker.generate(Request(chosen, k, sampled, EVAL_ROLLOUT)).own.values())
+        drawn = exchange.shard(worker.generate(Request(slots, chosen, k, sampled, EVAL_ROLLOUT)).own.values())
         marks = are_right(drawn.table, config)
         table = [marks[i : i + k] for i in range(0, len(marks), k)]
         scores[f"eval/avg@{k}"] = avg_at_k(table)

@@ -54,6 +54,7 @@ class Exchange:
 
     transport: Transport = field(default_factory=Transport)
     replicas: Replicas = field(default_factory=Replicas)
+    owners: tuple[int, ...] = (0,)  # ranks that own an engine
 
     def shard(self, own: Iterable[Group]) -> ShardedGroups:
         """Return the groups of all ranks, of which this rank holds `own`."""
@@ -63,9 +64,15 @@ class Exchange:
         return ShardedGroups(GroupTable.from_bytes(whole), held)
 
     def broadcast_prompts(self, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-        """Return the `count` prompts of rank 0 on all ranks; other ranks' are ignored."""
+        """Return the `count` prompts of rank 0 on ranks that own an engine, and an empty list on the others.
+
+        The argument of ranks other than 0 is ignored.
+        """
+        members = sorted({0, *self.owners})
+        if self.transport.rank not in members:
+            return []
         items = [Item(prompt.index, -1, (prompt.tokens, _text_array(prompt.text, prompt.fields))) for prompt in prompts]
-        every = self.transport.broadcast(items, count, range(self.transport.world_size))
+        every = self.transport.broadcast(items, count, members)
         return [_prompt(item) for item in every] if self.transport.rank else list(prompts)
 
     def partition_files(

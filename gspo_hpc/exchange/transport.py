@@ -78,14 +78,31 @@ class Transport:
 
         They are merged up a binary tree, so `merge` also gets its own results; the root's result is sent down.
         """
-        above, below = (self.rank - 1) // 2, range(2 * self.rank + 1, 2 * self.rank + 3)
-        children = [rank for rank in below if rank < self.world_size]
-        merged = merge([mine, *(self._receive(rank) for rank in children)])
-        if self.rank:
-            self._send(merged, [above])
-            merged = self._receive(above)
-        self._send(merged, children)
+        merged = self.tree_gather(mine, merge)
+        if merged is None:
+            merged = self._receive(self._above)
+        self._send(merged, self._below)
         return merged
+
+    def tree_gather(self, mine: bytes, merge: Merge) -> bytes | None:
+        """Return on rank 0 what `merge` makes of every rank's bytes, as :meth:`tree_reduce` does, and None elsewhere.
+
+        Collective.
+        """
+        merged = merge([mine, *(self._receive(rank) for rank in self._below)])
+        if not self.rank:
+            return merged
+        self._send(merged, [self._above])
+        return None
+
+    @property
+    def _above(self) -> int:
+        return (self.rank - 1) // 2
+
+    @property
+    def _below(self) -> list[int]:
+        first = 2 * self.rank + 1
+        return [rank for rank in (first, first + 1) if rank < self.world_size]
 
     def _down(self, pieces: Iterable[npt.NDArray[np.uint8]], parent: int | None, children: Sequence[int]) -> None:
         """Hand every piece on to the children, after it has come from the parent if there is one."""

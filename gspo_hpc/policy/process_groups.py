@@ -10,6 +10,7 @@ import datetime
 import gc
 import json
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,12 @@ from gspo_hpc.exchange.transport import Transport, all_gather
 from gspo_hpc.policy import compat, deterministic_collectives
 from gspo_hpc.system import heap
 from gspo_hpc.system.progress import mark, waiting
+
+# How long a rank waits for others in a collective. In a job that is watched, faults.heartbeat_timeout and
+# faults.hang_timeout end it if a rank hangs. A rank that works may take as long as it needs: rank 0, while it tokenizes
+# large data, or one that reads weights from a slow disk. So this limit is longer than any of that.
+WATCHED_MINUTES = 7 * 24 * 60.0
+UNWATCHED_MINUTES = 30.0  # as torch has it for gloo
 
 _DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it torch refuses deterministic matrix products
@@ -47,11 +54,11 @@ class Meeting(Protocol):
     def host(self) -> str:
         """The address of this rank's node."""
 
-    def publish_store(self, port: int) -> None:
-        """Tell the others, as rank 0, on which port the store listens."""
+    def publish_store(self, port: int, secret: str) -> None:
+        """Tell the others, as rank 0, on which port the store listens, and with what the keys of this job begin."""
 
-    def wait_for_store(self, timeout: float) -> tuple[str, int]:
-        """Return host and port of the store."""
+    def wait_for_store(self, timeout: float) -> tuple[str, int, str]:
+        """Return host and port of the store, and with what the keys of this job begin."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Ranks:
     cp_rank: int
     cp_size: int
     ep_size: int
+    timeout: datetime.timedelta = datetime.timedelta(minutes=UNWATCHED_MINUTES)  # of every collective
     exchange: Exchange = field(default_factory=Exchange)  # with the ranks that hold or compute the same samples
 
     @property
@@ -79,10 +87,11 @@ class Ranks:
         return self.pp_rank == self.pp_size - 1
 
 
-def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None = None) -> Ranks:
+def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: Meeting | None = None) -> Ranks:
     """Join the job: set this rank's device, make the default process group and Megatron's, and return its place.
 
-    With `control` the ranks meet at a free port that rank 0 finds, else at MASTER_ADDR and MASTER_PORT.
+    With `control` the ranks meet at a free port that rank 0 finds, else at MASTER_ADDR and MASTER_PORT. A rank waits
+    for others in a collective of any group for `timeout_minutes` at most.
     """
     local_rank = int(os.environ["LOCAL_RANK"])
     cpu = config.cluster.platform == "cpu"
@@ -139,23 +148,26 @@ def start(config: Config, timeout_minutes: float = 30.0, control: Meeting | None
         cp_rank=parallel_state.get_context_parallel_rank(),
         cp_size=parallel_state.get_context_parallel_world_size(),
         ep_size=parallel_state.get_expert_model_parallel_world_size(),
+        timeout=timeout,
     )
-    return replace(ranks, exchange=_exchange(ranks, timeout))
+    return replace(ranks, exchange=_exchange(ranks, config))
 
 
-def _exchange(ranks: Ranks, timeout: datetime.timedelta) -> Exchange:
+def _exchange(ranks: Ranks, config: Config) -> Exchange:
     """Return the exchange of samples between all ranks, which takes place in host memory. Collective."""
     if ranks.world_size == 1:
         return Exchange()
     cpu = ranks.device.type == "cpu"
-    transport = Transport(dist.group.WORLD if cpu else dist.new_group(backend="gloo", timeout=timeout))
+    transport = Transport(dist.group.WORLD if cpu else dist.new_group(backend="gloo", timeout=ranks.timeout))
     leads = ranks.tp_rank == ranks.pp_rank == ranks.cp_rank == 0
     mine = json.dumps([ranks.rank, ranks.dp_rank, leads]).encode()
     places = sorted(json.loads(one) for one in all_gather(transport, mine))
     leaders = {slice_: rank for rank, slice_, first in places if first}
     members = [rank for rank, slice_, _ in places if slice_ == ranks.dp_rank and rank != leaders[slice_]]
     own = Replicas(tuple(leaders[n] for n in range(ranks.dp_size)), ranks.dp_rank, (leaders[ranks.dp_rank], *members))
-    return Exchange(transport, own)
+    per_node = config.cluster.gpus_per_node
+    owners = tuple(rank for rank in range(ranks.world_size) if engine_place(config, rank % per_node) == 0)
+    return Exchange(transport, own, owners)
 
 
 def cuda_environment(config: Config) -> dict[str, str]:
@@ -174,7 +186,9 @@ def cuda_environment(config: Config) -> dict[str, str]:
 def _rendezvous(control: Meeting | None, timeout: datetime.timedelta) -> dict[str, Any]:
     """Return where ranks meet: a store on a port that the kernel gives to rank 0 and that nobody can take meanwhile.
 
-    How long a rank may take to come is up to those who watch them all; `timeout` is for a job that nobody watches.
+    How long a rank may take to come is up to those who watch them all; `timeout` is for a job that nobody watches. All
+    keys begin with a random text that ranks learn from `control`: a process of another job that finds the port, because
+    it was its own before, meets none of ours. This keeps nobody out who asks the store for its keys.
     """
     if control is None:
         return {}
@@ -182,14 +196,15 @@ def _rendezvous(control: Meeting | None, timeout: datetime.timedelta) -> dict[st
     if control.rank == 0:
         with socket.create_server((control.host, 0), backlog=min(world_size, 4096)) as free:
             host, port, listener = control.host, free.getsockname()[1], free.detach()
-        control.publish_store(port)
+        secret = secrets.token_hex(16)
+        control.publish_store(port, secret)
     else:
-        host, port = control.wait_for_store(timeout.total_seconds())
+        host, port, secret = control.wait_for_store(timeout.total_seconds())
     # The store owns the listener from here on.
     store = dist.TCPStore(
         host, port, world_size, listener is not None, timeout, wait_for_workers=False, master_listen_fd=listener
     )
-    return {"store": store, "rank": control.rank, "world_size": world_size}
+    return {"store": dist.PrefixStore(secret, store), "rank": control.rank, "world_size": world_size}
 
 
 def use_groups(ranks: Ranks) -> None:
@@ -244,8 +259,8 @@ def store() -> dist.Store:
 class EnginePeers:
     """The ranks on the GPUs of one engine, whose owner is the first of them. They talk from CPU to CPU."""
 
-    def __init__(self, ranks: list[int]) -> None:
-        self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    def __init__(self, ranks: list[int], timeout: datetime.timedelta) -> None:
+        self._group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         self._size = len(ranks)
 
     def gather(self, payload: bytes) -> list[bytes]:
@@ -271,7 +286,7 @@ def engine_peers(config: Config, ranks: Ranks) -> EnginePeers | None:
     if size == 1 or place is None:
         return None
     first = ranks.rank - place
-    return EnginePeers(list(range(first, first + size)))
+    return EnginePeers(list(range(first, first + size)), ranks.timeout)
 
 
 def engine_place(config: Config, local_rank: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
@@ -28,16 +28,13 @@ def ignore_progress(completions: int, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts and how to sample them; the same on every rank."""
+    """Prompts and how to sample them; but for the prompts, the same on every rank."""
 
-    prompts: Mapping[int, Prompt]  # by slot
+    slots: Sequence[int]  # in the order in which they are generated
+    prompts: Mapping[int, Prompt]  # by slot, at least of these; ranks that own no engine need none
     samples: int  # completions of each prompt
     sampling: Sampling
     rollout: int  # its number, on which every seed depends
-
-    def slots(self) -> list[int]:
-        """Return the slots in the order in which they are generated."""
-        return sorted(self.prompts)
 
     def seeds(self, run_seed: int, slot: int) -> list[int]:
         """Return the seed of each completion of a slot's prompt."""
@@ -55,7 +52,10 @@ class CallCounters:
     """The counters and notices that ranks share in one call of generation of `groups` groups."""
 
     def __init__(self, store: dist.Store, notices: Notices, call: int, groups: int) -> None:
-        self._store, self._notices, self._name, self._groups = store, notices, f"generate/{call}", groups
+        """Take the number of the call; what this rank has read of the calls before it is forgotten."""
+        self.notices = notices
+        self._store, self._name, self._groups = store, f"generate/{call}", groups
+        notices.forget(*(f"generate/{call - 1}/{what}" for what in ("done", "left", "stop")))
 
     def take(self) -> int:
         """Return the place of the next prompt, for this rank alone."""
@@ -64,29 +64,29 @@ class CallCounters:
     def add_finished(self) -> None:
         """Count one more finished group; with the last one, all ranks are told."""
         if self._store.add(f"{self._name}/done", 1) == self._groups:
-            self._notices.post(f"{self._name}/done")
+            self.notices.post(f"{self._name}/done")
 
     def all_finished(self) -> bool:
         """Return True once this rank knows that all groups of all ranks are finished."""
-        return self._notices.has(f"{self._name}/done")
+        return self.notices.has(f"{self._name}/done")
 
     def leave(self) -> None:
         """Note that this rank has nothing more to do in the call."""
-        if self._notices.arrive(f"{self._name}/left"):
-            self._notices.post(f"{self._name}/left")
+        if self.notices.arrive(f"{self._name}/left"):
+            self.notices.post(f"{self._name}/left")
 
     def all_left(self) -> bool:
         """Return True once this rank knows that all ranks called :meth:`leave`."""
-        return self._notices.has(f"{self._name}/left")
+        return self.notices.has(f"{self._name}/left")
 
     def stop(self) -> None:
         """Have all ranks stop the call."""
         if not self.stopped():
-            self._notices.post(f"{self._name}/stop")
+            self.notices.post(f"{self._name}/stop")
 
     def stopped(self) -> bool:
         """Return True once this rank knows that a rank called :meth:`stop`."""
-        return self._notices.has(f"{self._name}/stop")
+        return self.notices.has(f"{self._name}/stop")
 
 
 @dataclass
@@ -110,16 +110,16 @@ class Generation:
     _exhausted: bool = False  # no prompt is left to take
 
     def __post_init__(self) -> None:
-        self._slots = self.request.slots()
+        self._slots = self.request.slots
         self._tokens_before = self.engine.tokens_generated
 
     def run(self) -> dict[int, Group]:
         """Return the groups that this rank generated and graded, by slot, once those of all ranks are finished."""
+        notices = self.counters.notices
         while True:
             mark("generate")  # a step of an engine that hangs ends with EngineDied, after faults.engine_timeout
-            if self.stop_requested():
-                self.counters.stop()
-            if self.counters.stopped():
+            seen = notices.look()
+            if self._stops():
                 self.engine.abort()
                 break
             self._submit_prompts()
@@ -132,10 +132,16 @@ class Generation:
                     break
                 if self._exhausted:  # others still generate
                     self.recovery.join_syncs()
-                    time.sleep(POLL_SECONDS)
+                    notices.wait(seen, self.stop_requested)
             elif self.num_engines > 1:
                 self.recovery.join_syncs()
         return self._finished
+
+    def _stops(self) -> bool:
+        """Return True if the call is to be stopped, of which all ranks are told."""
+        if self.stop_requested():
+            self.counters.stop()
+        return self.counters.stopped()
 
     def _submit_prompts(self) -> None:
         """Take prompts until the engine has half of its fair share.
@@ -156,13 +162,15 @@ class Generation:
     def _step_engine(self) -> None:
         """Make one step of the engine, and submit the groups that it finished for grading.
 
-        A dead engine is restarted, filled and given its unfinished groups again.
+        A dead engine is restarted, filled and given its unfinished groups again, but not if a stop is requested: the
+        restart would take the time that is left for the save.
         """
         running, began = self.engine.running, time.monotonic()
         try:
             ready = self.engine.step()
         except EngineDied as death:
-            self.recovery.recover(death)
+            if not self._stops():
+                self.recovery.recover(death)
             ready = []
         self.time.add(time.monotonic() - began, running)
         self.time.tokens = self._tokens()

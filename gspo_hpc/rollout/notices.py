@@ -2,23 +2,23 @@
 
 Each has a number in the store of the job, so all ranks read them in one order. Ranks look every POLL_SECONDS, and not
 all at one place: a rank of each node copies new notices from the store of the job into a store of the node, and the
-others look there. So the store of the job answers once per node, and more rarely where there are thousands of nodes.
+others look there. So the store of the job answers once per node, and more rarely where there are thousands of nodes. A
+look reads only what is new, however many notices there have been.
 """
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from gspo_hpc.system import environment
+from gspo_hpc.rollout.node_store import COUNT, NodeStore, find
+from gspo_hpc.system.progress import waiting
 
 POLL_SECONDS = 0.05
 _LOOKS_PER_SECOND = 20_000.0  # that the store of the job answers, however many nodes there are
-_COUNT = "notices"
 
 
 @dataclass(frozen=True)
@@ -31,37 +31,75 @@ class NodeRank:
 
 
 class Notices:
-    """The notices that this rank has read. Every rank makes one."""
+    """The notices that this rank has read, by kind. Every rank makes one.
 
-    def __init__(self, store: dist.Store, place: NodeRank | None = None, interval: float = POLL_SECONDS) -> None:
-        """Take the store of the job; with several nodes, ranks of one node meet at a store of their own."""
+    Methods that look raise NoticesLost, on every rank of a node, once notices no longer reach it.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        place: NodeRank | None = None,
+        interval: float = POLL_SECONDS,
+        patience: float = 30.0,
+    ) -> None:
+        """Take the store of the job; with several nodes, ranks of one node meet at a store of their own.
+
+        `patience`: seconds for which the store of the job may give the node no answer.
+        """
         self._store, self._place, self._interval = store, place or NodeRank(), interval
-        self._relay: _Relay | None = None
-        self._near = store if self._place.nodes == 1 else self._node_store()
-        self._read: list[str] = []
-        self._texts: set[str] = set()
+        self._node: NodeStore | None = None
+        if self._place.nodes > 1:
+            slowest = max(interval, self._place.nodes / _LOOKS_PER_SECOND)
+            self._node = NodeStore(store, self._place.local_rank, slowest, patience)
+        self._near = store if self._node is None else self._node.store
+        self._count = 0
+        self._texts: dict[str, list[str]] = {}  # by kind
         self._next_look = 0.0
 
-    def post(self, text: str) -> None:
+    def post(self, kind: str, text: str = "") -> None:
         """Tell all ranks, and return when this rank has read it, too."""
-        number = self._store.add(_COUNT, 1)
-        self._store.set(f"{_COUNT}/{number}", text)
-        while len(self.read(at_once=True)) < number:
+        number = self._store.add(COUNT, 1)
+        self._store.set(f"{COUNT}/{number}", f"{kind}\n{text}")
+        while self.look(at_once=True) < number:
             time.sleep(self._interval)
 
-    def read(self, *, at_once: bool = False) -> list[str]:
-        """Return all notices so far, in their order; `at_once`: look even if this rank has looked a moment ago."""
+    def look(self, *, at_once: bool = False) -> int:
+        """Return how many notices this rank has read; `at_once`: look even if it has looked a moment ago."""
         if at_once or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._interval
-            while (text := _find(self._near, len(self._read) + 1)) is not None:
-                self._read.append(text)
-                self._texts.add(text)
-        return self._read
+            if self._node is not None:
+                self._node.check()
+            while (found := find(self._near, self._count + 1)) is not None:
+                kind, _, text = found.partition("\n")
+                self._texts.setdefault(kind, []).append(text)
+                self._count += 1
+        return self._count
 
-    def has(self, text: str) -> bool:
-        """Return True once this rank has read this notice."""
-        self.read()
-        return text in self._texts
+    def has(self, kind: str) -> bool:
+        """Return True once this rank has read a notice of this kind."""
+        self.look()
+        return kind in self._texts
+
+    def texts(self, kind: str, *, at_once: bool = False) -> Sequence[str]:
+        """Return the texts of all notices of a kind so far, in their order; `at_once`: see :meth:`look`."""
+        self.look(at_once=at_once)
+        return self._texts.get(kind, ())
+
+    def forget(self, *kinds: str) -> None:
+        """Forget what this rank has read of some kinds, which nobody posts any more."""
+        for kind in kinds:
+            self._texts.pop(kind, None)
+
+    def wait(self, seen: int, interrupted: Callable[[], bool]) -> None:
+        """Return once this rank has read more than `seen` notices, or `interrupted` returns True.
+
+        Meanwhile the rank counts as one that waits for others, and not as one that moves on: where all wait, because a
+        notice never came, those who watch them see it.
+        """
+        with waiting():
+            while self.look() <= seen and not interrupted():
+                time.sleep(self._interval)
 
     def arrive(self, name: str) -> bool:
         """Count this rank, and return True on the last of all ranks: ranks count on their node, then nodes."""
@@ -72,49 +110,5 @@ class Notices:
 
     def close(self) -> None:
         """Stop copying notices. Calling it again does nothing."""
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
-
-    def _node_store(self) -> dist.Store:
-        """Return the store of this node, which its first rank opens on the loopback interface and keeps filled."""
-        key = f"node_store/{environment.node_name()}"
-        if self._place.local_rank:
-            port = int(self._store.get(key))
-            return dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-        with socket.create_server(("127.0.0.1", 0), backlog=1024) as free:
-            port, listener = free.getsockname()[1], free.detach()
-        near = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener)
-        self._store.set(key, str(port))
-        self._relay = _Relay(self._store, near, max(self._interval, self._place.nodes / _LOOKS_PER_SECOND))
-        return near
-
-
-class _Relay:
-    """A thread that copies new notices from one store to another."""
-
-    def __init__(self, source: dist.Store, target: dist.Store, interval: float) -> None:
-        self._source, self._target, self._interval = source, target, interval
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        copied = 0
-        while not self._closed.wait(self._interval):
-            try:
-                while (text := _find(self._source, copied + 1)) is not None:
-                    copied += 1
-                    self._target.set(f"{_COUNT}/{copied}", text)
-            except RuntimeError:  # rank 0 is gone, and whoever watches the ranks ends this one
-                return
-
-
-def _find(store: dist.Store, number: int) -> str | None:
-    """Return a notice, or None if it is not there: to wait for it would keep other threads from the store."""
-    key = f"{_COUNT}/{number}"
-    return store.get(key).decode() if store.check([key]) else None
+        if self._node is not None:
+            self._node.close()

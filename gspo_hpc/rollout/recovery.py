@@ -1,20 +1,22 @@
 """Recovery of engines that died in a rollout.
 
 A restarted engine has no weights of use; the current ones come with a weight sync, which is collective. The
-rank of the engine posts a notice, every other rank reads it at its next look, and all take part.
+rank of the engine posts a notice, every other rank reads it at its next look, and all take part. They begin by agreeing
+on how many engines wait: one sync fills all of them. If one of the ranks is to stop, they agree to leave.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.policy.passes import Abandoned, never
 from gspo_hpc.rollout.notices import Notices
-from gspo_hpc.system.progress import limited
+from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
 
-_DEATH, _RESYNC = "engine died: ", "resync"  # notices
+_DEATH, _RESYNC = "engine died", "resync"  # kinds of notices
 
 
 class EngineLost(RuntimeError):
@@ -32,62 +34,77 @@ class EngineRecovery:
         max_restarts: int,
         sync_weights: Callable[[Engine | None], EngineDied | None],
         *,
+        stop_requested: Callable[[], bool] = never,
+        agree: Callable[[Sequence[float]], list[float]] = list,
         shares_memory: bool = False,
         sleep_level: int = 2,
     ) -> None:
         """Take `sync_weights`, which every rank calls together.
 
         It fills and checks an engine, or only takes part if it gets None, and returns how the engine died, if it did.
+        `agree` returns the largest of each number over all ranks, which call it together; by default there is one rank.
         `shares_memory`: the trainer's weights take the GPU's memory in a sync, so other engines must leave it. They
         sleep at `sleep_level`; at 2 they are filled, too.
         """
         self._engine, self._notices, self._rank, self._max_restarts = engine, notices, rank, max_restarts
-        self._sync_weights = sync_weights
+        self._sync_weights, self._stop_requested, self._agree = sync_weights, stop_requested, agree
         self._shares_memory, self._sleep_level = shares_memory, sleep_level
         self._restarts = 0  # of this rank's engine
-        self._syncs_seen = 0
+        self._served = 0  # requests for a sync
 
-    def restart(self, death: EngineDied) -> None:
+    def restart(self, death: EngineDied) -> bool:
         """Restart this rank's engine, to which the caller gives the current weights.
 
-        Raises EngineLost if that is one restart too many.
+        Return False, with an engine that is not to be used, if a stop is requested: there is no time for it. Raises
+        EngineLost if that is one restart too many.
         """
         assert self._engine is not None
         reason: Exception = death
         limit = self._max_restarts
-        while True:
+        while not self._stop_requested():
             self._restarts += 1
             if self._restarts > limit:
                 times = f"{self._restarts} times (faults.max_engine_restarts {limit})"
                 raise EngineLost(f"the engine of rank {self._rank} died {times}: {reason}") from reason
             print(f"engine died ({reason}); restart {self._restarts} of at most {limit}", flush=True)
-            self._notices.post(f"{_DEATH}rank {self._rank}: {reason}")
+            self._notices.post(_DEATH, f"rank {self._rank}: {reason}")
             try:
                 with signals_default_in_children(), limited():  # START_SECONDS ends it
                     self._engine.restart()
-                return
+                return not self._stop_requested()
             except RuntimeError as error:
                 reason = error
+        return False
 
     def recover(self, death: EngineDied) -> None:
-        """Restart this rank's engine, have all ranks fill it, and give it its unfinished groups again."""
+        """Restart this rank's engine, have all ranks fill it, and give it its unfinished groups again.
+
+        If a stop is requested meanwhile, the engine is left as it is, and the caller gives up the groups. Raises
+        Abandoned as :meth:`join_syncs` does.
+        """
         assert self._engine is not None
         lost: EngineDied | None = death
         while lost is not None:
-            self.restart(lost)
+            if not self.restart(lost):
+                return
             self._notices.post(_RESYNC)
             lost = self.join_syncs(self._engine)
         self._engine.resubmit()
 
     def join_syncs(self, fill: Engine | None = None) -> EngineDied | None:
-        """Take part in every weight sync that was requested, and return how `fill` died, if it did.
+        """Take part in a weight sync if one was requested, and return how `fill` died, if it did.
 
-        The first sync fills `fill` too. An engine of this rank that has its weights leaves the GPU's memory meanwhile,
-        if the trainer needs that, and samples its unfinished groups again: the same completions, for their seeds are.
+        It fills `fill`, and the engines of all ranks that requested one by now. An engine of this rank that has its
+        weights leaves the GPU's memory meanwhile, if the trainer needs that, and samples its unfinished groups again:
+        the same completions, for their seeds are. Raises Abandoned, on all ranks, if one of them is to stop.
         """
-        requested = self._notices.read().count(_RESYNC)
-        while self._syncs_seen < requested:
-            self._syncs_seen += 1
+        while self._served < (requested := len(self._notices.texts(_RESYNC))):
+            with waiting():  # for ranks whose engines are started again
+                most, stops = self._agree([requested, self._stop_requested()])
+            # A rank requests before it comes here, so nobody is left that asked for more than the most of all ranks.
+            self._served = int(most)
+            if stops:
+                raise Abandoned
             suspended = self._engine if self._shares_memory and fill is None else None
             if suspended is not None:
                 suspended.suspend(self._sleep_level)
@@ -102,7 +119,6 @@ class EngineRecovery:
             fill = None
         return None
 
-    def deaths(self) -> list[str]:
+    def deaths(self) -> Sequence[str]:
         """Return how engines died in this attempt, on any rank: one text each."""
-        notices = self._notices.read(at_once=self._rank == 0)  # which writes them down
-        return [text.removeprefix(_DEATH) for text in notices if text.startswith(_DEATH)]
+        return self._notices.texts(_DEATH, at_once=self._rank == 0)  # which writes them down

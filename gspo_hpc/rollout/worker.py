@@ -9,7 +9,6 @@ done: only then can no sync be requested any more, and all have read the same no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +17,11 @@ import torch.distributed as dist
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Group
 from gspo_hpc.engine.engine import Engine
+from gspo_hpc.policy.passes import Abandoned, never
 from gspo_hpc.policy.process_groups import Ranks, largest
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.generation import CallCounters, Generation, ProgressCallback, Request, ignore_progress
-from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
+from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime, engine_extremes, engine_metrics
 from gspo_hpc.runs.journal import Journal
@@ -65,17 +65,22 @@ class RolloutWorker:
         was requested, EngineLost if an engine cannot be restarted any more.
         """
         self._calls += 1
-        counters = CallCounters(self.store, self.notices, self._calls, len(request.prompts))
+        counters = CallCounters(self.store, self.notices, self._calls, len(request.slots))
         mine: dict[int, Group] = {}
         engine_time, waited = EngineTime(), 0.0
-        if request.prompts:
-            if self.engine is not None:
-                generation = self._generation(request, counters, journal, progress)
-                mine = generation.run()
-                engine_time, waited = generation.time, generation.seconds_waiting_for_rewards
-            else:
-                self._wait(counters)
-            self._leave(counters)
+        if request.slots:
+            try:
+                if self.engine is not None:
+                    generation = self._generation(request, counters, journal, progress)
+                    mine = generation.run()
+                    engine_time, waited = generation.time, generation.seconds_waiting_for_rewards
+                else:
+                    self._wait(counters)
+                self._leave(counters)
+            except Abandoned:  # of a sync that was to fill an engine: all ranks left it together
+                if self.engine is not None:
+                    self.engine.abort()  # one that generates cannot sleep
+                raise Interrupted from None
         if counters.stopped():
             raise Interrupted
         extremes = engine_extremes(engine_time if self.engine is not None else None)
@@ -108,19 +113,25 @@ class RolloutWorker:
 
     def _wait(self, counters: CallCounters) -> None:
         """Wait until the others have finished all groups, or a stop was requested."""
-        while not counters.all_finished():
+        while True:
             mark("generate")
+            seen = self.notices.look()
+            if counters.all_finished():
+                return
             if self.stop_requested():
                 counters.stop()
             if counters.stopped():
                 return
             self.recovery.join_syncs()
-            time.sleep(POLL_SECONDS)
+            self.notices.wait(seen, self.stop_requested)
 
     def _leave(self, counters: CallCounters) -> None:
         """Stay reachable for the weight syncs of others until every rank has come here."""
         counters.leave()
-        while not counters.all_left():
+        while True:
             mark("generate")
+            seen = self.notices.look()
+            if counters.all_left():
+                return
             self.recovery.join_syncs()
-            time.sleep(POLL_SECONDS)
+            self.notices.wait(seen, never)

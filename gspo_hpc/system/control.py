@@ -138,7 +138,8 @@ class Server:
         state.signal = message.get("signal", state.signal)
         state.save_seconds = float(message.get("save_seconds", state.save_seconds))
         if "store" in message:
-            self._broadcast({"store": [self.host, int(message["store"])]})
+            port, secret = message["store"]
+            self._broadcast({"store": [self.host, int(port), str(secret)]})
         if "outcome" in message:
             state.outcome, state.detail, state.ended_at = str(message["outcome"]), str(message["detail"]), now
 
@@ -179,7 +180,7 @@ class _Received:
 
     stop: str | None = None
     deadline: float | None = None
-    store: tuple[str, int] | None = None
+    store: tuple[str, int, str] | None = None
     changed: threading.Event = field(default_factory=threading.Event)
 
 
@@ -221,12 +222,18 @@ class Client:
         """Time at which this process will be killed, in seconds since the epoch; None if it is not known."""
         return self._received.deadline
 
-    def publish_store(self, port: int) -> None:
-        """Report the port on which torch.distributed's store listens on this host. Called by rank 0."""
-        self._send({"store": port})
+    def publish_store(self, port: int, secret: str) -> None:
+        """Report the port on which torch.distributed's store listens on this host, and what its keys begin with.
 
-    def wait_for_store(self, timeout: float) -> tuple[str, int]:
-        """Return host and port of rank 0's store. Raises TimeoutError after `timeout` seconds."""
+        Called by rank 0.
+        """
+        self._send({"store": [port, secret]})
+
+    def wait_for_store(self, timeout: float) -> tuple[str, int, str]:
+        """Return host and port of rank 0's store, and what its keys begin with.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while self._received.store is None:
             if not self._received.changed.wait(max(0.0, deadline - time.monotonic())):
@@ -263,8 +270,8 @@ class Client:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "store" in message:
-            host, port = message["store"]
-            self._received.store = (str(host), int(port))
+            host, port, secret = message["store"]
+            self._received.store = (str(host), int(port), str(secret))
         if "stop" in message:
             self._received.deadline = message["deadline"]
             if self._received.stop is None:

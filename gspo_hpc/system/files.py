@@ -84,14 +84,20 @@ def cut_torn_tail(fd: int) -> int:
     return os.lseek(fd, end, os.SEEK_SET)
 
 
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Replace the content of `path`, on disk, or leave it as it was. Raises OSError, with a fix if the disk is full."""
+def write_atomically(path: Path, data: str | bytes | Iterable[bytes]) -> None:
+    """Replace the content of `path`, on disk, or leave it as it was. Raises OSError, with a fix if the disk is full.
+
+    Of an iterable, one piece is held at a time.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    if isinstance(data, str):
+        data = data.encode()
     with plain_disk_full(path):
         fd = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
-                write_all(fd, data.encode() if isinstance(data, str) else data)
+                for piece in (data,) if isinstance(data, bytes) else data:
+                    write_all(fd, piece)
                 os.fsync(fd)
             finally:
                 os.close(fd)

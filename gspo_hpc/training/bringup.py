@@ -23,7 +23,7 @@ from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
-from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, store
+from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, largest, store
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.notices import NodeRank, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
@@ -106,7 +106,8 @@ class LoadedPrompts:
 
     count: int  # for training
     train: list[Prompt]  # on rank 0; empty elsewhere
-    unseen: list[Prompt]
+    unseen: list[Prompt]  # on ranks that own an engine
+    unseen_count: int
     probe: list[list[int]]  # tokens of its sequences
 
 
@@ -120,7 +121,7 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
         found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
     with waiting():  # for rank 0
         count, unseen_count, probe = json.loads(exchange.transport.tree_reduce(found, lambda parts: parts[0]))
-    return LoadedPrompts(count, train, exchange.broadcast_prompts(unseen, unseen_count), probe)
+    return LoadedPrompts(count, train, exchange.broadcast_prompts(unseen, unseen_count), unseen_count, probe)
 
 
 def start_rollout_worker(
@@ -151,7 +152,8 @@ def start_rollout_worker(
         with waiting():  # for engines that take longer
             barrier(ranks.device)
     cluster = config.cluster
-    notices = Notices(store(), NodeRank(ranks.local_rank, cluster.gpus_per_node, cluster.nodes))
+    place = NodeRank(ranks.local_rank, cluster.gpus_per_node, cluster.nodes)
+    notices = Notices(store(), place, patience=config.faults.heartbeat_timeout)
     return RolloutWorker(
         config=config,
         ranks=ranks,
@@ -166,6 +168,8 @@ def start_rollout_worker(
             ranks.rank,
             config.faults.max_engine_restarts,
             sync_weights,
+            stop_requested=stop_requested,
+            agree=lambda values: largest(values, ranks.device),
             shares_memory=derived.offload_trainer(config),
             sleep_level=config.rollout.sleep_level,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,15 +35,24 @@ class CheckpointState:
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
 
-        Rank 0 writes one in any case.
+        Rank 0 writes one in any case. One group at a time is held as text.
         """
         if rank and not self.groups:
             return {}
         path = staging / ROLLOUT
         path = path.with_stem(f"{path.stem}-{rank:05d}") if rank else path
-        content = "".join(group.to_json() + "\n" for group in self.groups).encode()
-        write_atomically(path, content)
-        return {path.name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+        digest, size = hashlib.sha256(), 0
+
+        def lines() -> Iterator[bytes]:
+            nonlocal size
+            for group in self.groups:
+                line = f"{group.to_json()}\n".encode()
+                digest.update(line)
+                size += len(line)
+                yield line
+
+        write_atomically(path, lines())
+        return {path.name: {"size": size, "sha256": digest.hexdigest()}}
 
     @classmethod
     def read(cls, checkpoint: Path, exchange: Exchange | None = None) -> CheckpointState:

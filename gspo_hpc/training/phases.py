@@ -56,8 +56,8 @@ class Sampler:
         )
         samples = config.batch.num_generations
         assert samples is not None
-        todo = {slot: prompt for slot, prompt in prompts.items() if slot not in done}
-        request = Request(todo, samples, _training_sampling(config), cursor.rollout)
+        todo = [slot for slot in range(self._recipe.num_rollout_prompts) if slot not in done]
+        request = Request(todo, prompts, samples, _training_sampling(config), cursor.rollout)
         fresh = self._generate(request, folder, fingerprint)
         self._weights.sleep()
         own = sorted([*finished.values(), *fresh.own.values()], key=lambda group: group.slot)
@@ -68,10 +68,10 @@ class Sampler:
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
         """Generate what is requested; this rank's finished groups go into its journal."""
         writer = None
-        if self._worker.engine is not None and request.prompts:
+        if self._worker.engine is not None and request.slots:
             rank = self._worker.ranks.rank
             writer = journal.Journal(folder, rank, fingerprint=fingerprint, rollout=request.rollout)
-        completions = len(request.prompts) * request.samples
+        completions = len(request.slots) * request.samples
         with self._clock.phase("generate"), self._observers.rollout(request.rollout, completions) as progress:
             try:
                 generated = self._worker.generate(request, writer, progress)
@@ -126,21 +126,21 @@ class Evaluator:
         observers: StepObserver,
         clock: StepClock,
     ) -> None:
-        self._config, self._prompts, self._worker, self._weights = config, data.unseen, worker, weights
+        self._config, self._data, self._worker, self._weights = config, data, worker, weights
         self._observers, self._clock = observers, clock
 
     @property
     def has_prompts(self) -> bool:
         """True if there is anything to evaluate on."""
-        return bool(self._prompts)
+        return self._data.unseen_count > 0
 
     def run(self, step: int, phase: str) -> dict[str, float]:
         """Return the scores of the current weights; `phase` is "before", "during" or "after". Collective."""
         self._weights.sync()
         with self._clock.phase("eval"):
-            scores, groups = evaluate.run(self._worker, self._prompts, self._config)
+            scores, groups = evaluate.run(self._worker, self._data.unseen, self._data.unseen_count, self._config)
         shown = self._worker.ranks.exchange.gather_samples(groups, self._config.tracking.samples)
         self._observers.samples(step, phase, shown)
         accuracy = scores["eval/accuracy"]
-        self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {len(self._prompts)} unseen prompts")
+        self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {self._data.unseen_count} unseen prompts")
         return scores

@@ -48,11 +48,15 @@ class PromptData:
 
     stream: PromptStream
     train: Sequence[Prompt]  # on rank 0; empty elsewhere
-    unseen: Sequence[Prompt]
+    unseen: Sequence[Prompt]  # on ranks that own an engine
+    unseen_count: int
     exchange: Exchange = field(default_factory=Exchange)
 
     def take(self, start: Position, count: int) -> tuple[dict[int, Prompt], Position]:
-        """Return the prompts of a rollout by slot, and where the next rollout's begin. Collective."""
+        """Return the prompts of a rollout by slot, and where the next rollout's begin. Collective.
+
+        Slots are 0 .. `count` - 1. Ranks that own no engine get no prompts.
+        """
         indices, after = self.stream.take(start, count)
         mine = [self.train[index] for index in indices] if self.train else []
         return dict(enumerate(self.exchange.broadcast_prompts(mine, len(indices)))), after

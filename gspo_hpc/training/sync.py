@@ -14,7 +14,7 @@ from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
 from gspo_hpc.policy import offload
-from gspo_hpc.policy.passes import PassMonitor
+from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes, engine_peers, engine_place
 from gspo_hpc.rollout.worker import RolloutWorker
@@ -141,7 +141,8 @@ class EngineWeights:
     def sync(self) -> Synced:
         """Wake the engines, and give them the current weights unless they have them. Collective.
 
-        Engines that die on the way are restarted and filled again.
+        Engines that die on the way are restarted and filled again. Raises Abandoned, on every rank, if a stop is
+        requested by then.
         """
         engine, ranks = self._worker.engine, self._policy.ranks
         if self.newest is not None and self._engine_version == self._version:
@@ -163,7 +164,9 @@ class EngineWeights:
                     with contextlib.suppress(EngineDied):  # found dead by the next sync
                         engine.sleep(self._policy.config.rollout.sleep_level)  # the trainer's weights come back first
                 with waiting():  # for engines that start again
-                    offload.wait_for_all(self._policy)
+                    stops = any_rank(self._clock.monitor.stop_requested(), ranks.device)
+                if stops:
+                    raise Abandoned
         self.newest, self._engine_version = synced, self._version
         self._first_gap = self._first_gap or synced.gap
         return synced

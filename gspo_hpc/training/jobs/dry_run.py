@@ -29,11 +29,11 @@ class FolderMeeting:
         self._path = folder / "store.json"
         self.rank, self.host = int(os.environ["RANK"]), _own_address()
 
-    def publish_store(self, port: int) -> None:
+    def publish_store(self, port: int, secret: str) -> None:
         """See policy.process_groups.Meeting."""
-        write_json(self._path, {"host": self.host, "port": port})
+        write_json(self._path, {"host": self.host, "port": port, "secret": secret})
 
-    def wait_for_store(self, timeout: float) -> tuple[str, int]:
+    def wait_for_store(self, timeout: float) -> tuple[str, int, str]:
         """See policy.process_groups.Meeting. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         while self._path.name not in os.listdir(self._path.parent):  # NFS caches that a file did not exist
@@ -41,7 +41,7 @@ class FolderMeeting:
                 raise TimeoutError(f"rank 0 did not write {self._path} within {timeout:.0f} s")
             time.sleep(0.1)
         found = read_json(self._path)
-        return str(found["host"]), int(found["port"])
+        return str(found["host"]), int(found["port"]), str(found["secret"])
 
 
 def _own_address() -> str:

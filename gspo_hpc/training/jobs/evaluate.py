@@ -57,7 +57,7 @@ def evaluate(
         )
         if (death := sync_weights(worker.engine)) is not None:
             raise death
-        scores, _ = evaluation.run(worker, unseen, config)
+        scores, _ = evaluation.run(worker, unseen, len(unseen), config)
     finally:
         if worker is not None:
             worker.close()

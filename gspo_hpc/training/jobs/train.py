@@ -21,7 +21,15 @@ from gspo_hpc.planning import plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.process_groups import Ranks, barrier, broadcast_bytes, start, stop
+from gspo_hpc.policy.process_groups import (
+    UNWATCHED_MINUTES,
+    WATCHED_MINUTES,
+    Ranks,
+    barrier,
+    broadcast_bytes,
+    start,
+    stop,
+)
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.directory import Attempt, RunDir
@@ -77,7 +85,7 @@ def train(
     """
     config = loader.load(attempt.config)
     collectives = CollectiveTime(config.cluster.platform)  # before there are any
-    ranks = start(config, control=control)
+    ranks = start(config, UNWATCHED_MINUTES if control is None else WATCHED_MINUTES, control)
     set_threads(config)
     job = TrainingJob(run, attempt, config, ranks, Console(terminal, config.run.max_steps or 0))
     try:
@@ -104,7 +112,7 @@ class TrainingJob:
         """Build all parts and run the loop; return "done" or "stopped"."""
         config, ranks = self._config, self._ranks
         prompts = load_prompts(config, ranks.exchange)
-        self._note(f"{prompts.count} training prompts, {len(prompts.unseen)} unseen prompts")
+        self._note(f"{prompts.count} training prompts, {prompts.unseen_count} unseen prompts")
         policy, reference, progress = self._load_policy()
         if progress.cursor.step >= (config.run.max_steps or 0) and progress.record is None:
             self._note(f"all {progress.cursor.step} steps are done; raise run.max_steps to train further")
@@ -229,7 +237,7 @@ class TrainingJob:
     def _make_data(self, recipe: Recipe, prompts: LoadedPrompts) -> PromptData:
         config = recipe.config
         stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window=recipe.num_rollout_prompts)
-        return PromptData(stream, prompts.train, prompts.unseen, self._ranks.exchange)
+        return PromptData(stream, prompts.train, prompts.unseen, prompts.unseen_count, self._ranks.exchange)
 
     def _note(self, text: str) -> None:
         if self._ranks.rank == 0:

@@ -202,11 +202,15 @@ def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_hold
     on_ranks(ranks, work)
 
 
-def test_prompts_that_rank_0_gives_are_the_same_everywhere() -> None:
+def test_ranks_with_an_engine_get_the_prompts_that_rank_0_gives_and_others_no_byte() -> None:
     prompts = [group.prompt for group in make_groups(5)]
 
     def work(link: Transport) -> None:
-        found = Exchange(link).broadcast_prompts([] if link.rank else prompts, 5)
+        owners = tuple(range(0, link.world_size, 2))
+        found = Exchange(link, owners=owners).broadcast_prompts([] if link.rank else prompts, 5)
+        if link.rank not in owners:
+            assert found == [] and link.received == link.sent == 0
+            return
         assert [(p.index, p.text, p.fields) for p in found] == [(p.index, p.text, p.fields) for p in prompts]
         assert all(equal(one.tokens, other.tokens) for one, other in zip(found, prompts, strict=True))
 
@@ -288,3 +292,15 @@ def test_items_come_out_of_their_bytes_as_they_went_in(sent: list[Item], size: i
 def test_an_array_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="arrays of float64 with 1 dimensions cannot be sent"):
         wire_format.header_of([Item(0, 0, (np.zeros(1),))])
+
+
+def test_a_gathered_text_reaches_rank_0_alone_with_what_each_rank_gave() -> None:
+    def work(link: Transport) -> tuple[bytes | None, int]:
+        found = link.tree_gather(b"%d" % link.rank, b" ".join)
+        return found, link.received
+
+    for ranks in (1, 2, 7):
+        (whole, _), *others = on_ranks(ranks, work)
+        assert whole is not None and sorted(map(int, whole.split())) == list(range(ranks))
+        assert all(found is None for found, _ in others)
+        assert all(received == 0 for rank, (_, received) in enumerate(others, 1) if 2 * rank + 1 >= ranks)

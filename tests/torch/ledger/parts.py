@@ -275,7 +275,8 @@ class LedgerWorker(RolloutWorker):
             raise Interrupted
         empty, one = np.zeros(1, np.float32), np.zeros(1, np.int32)
         completions = tuple(Completion(one, empty, "", "stop", seed, reward=seed) for seed in range(request.samples))
-        return Generated({slot: Group(slot, p, completions) for slot, p in request.prompts.items()}, {}, 0.0)
+        groups = {slot: Group(slot, request.prompts[slot], completions) for slot in request.slots}
+        return Generated(groups, {}, 0.0)
 
     def _check_awake(self) -> None:
         if self.engine is not None:

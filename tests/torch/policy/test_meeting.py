@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from gspo_hpc.policy import process_groups
 
@@ -17,10 +18,11 @@ class Late:
     def __init__(self, rank: int) -> None:
         self.rank, self.waited = rank, 0.0
 
-    def publish_store(self, port: int) -> None:
-        """Nobody asks."""
+    def publish_store(self, port: int, secret: str) -> None:
+        """Keep what the others would get."""
+        self.published = port, secret
 
-    def wait_for_store(self, timeout: float) -> tuple[str, int]:
+    def wait_for_store(self, timeout: float) -> tuple[str, int, str]:
         """Rank 0 never comes."""
         self.waited = timeout
         raise TimeoutError
@@ -35,3 +37,33 @@ def test_who_waits_for_a_late_rank_waits_as_long_as_in_any_collective(monkeypatc
     with pytest.raises(TimeoutError):
         process_groups._rendezvous(second, limit)
     assert second.waited == limit.total_seconds()
+
+
+class Met(Late):
+    """The connection of a rank that comes after rank 0."""
+
+    def __init__(self, rank: int, first: Late) -> None:
+        super().__init__(rank)
+        self._first = first
+
+    def wait_for_store(self, timeout: float) -> tuple[str, int, str]:
+        """Rank 0 has come."""
+        return self.host, *self._first.published
+
+
+def test_a_process_of_another_job_that_finds_the_store_meets_no_key_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports are used again, and every job of torch has the same names of keys."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    limit = timedelta(seconds=20)
+    first = Late(0)
+    ours = process_groups._rendezvous(first, limit)["store"]
+    second = process_groups._rendezvous(Met(1, first), limit)["store"]
+    port, secret = first.published
+    stranger = dist.TCPStore("127.0.0.1", port, None, False, limit, wait_for_workers=False)
+    stranger.set("notices/1", "stop")
+    assert not ours.check(["notices/1"])
+    ours.set("notices/1", "go on")
+    assert second.get("notices/1") == b"go on" and stranger.get("notices/1") == b"stop"
+    others = Late(0)
+    process_groups._rendezvous(others, limit)
+    assert len(secret) == 32 and others.published[1] != secret

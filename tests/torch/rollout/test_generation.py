@@ -1,22 +1,34 @@
-"""One call of generation with a real store and journal, and stand-ins for engine and reward pool."""
+"""Calls of generation with a real store and journal, and stand-ins for engine and reward pool.
+
+Catches a stop that costs the attempt or the time of an engine's start, and ranks that wait and count as moving on.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 import torch.distributed as dist
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import EngineDied, Sampling
+from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.rewards.pool import RewardResult
 from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
-from gspo_hpc.rollout.notices import Notices
+from gspo_hpc.rollout.notices import NodeRank, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
+from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
 from gspo_hpc.runs.journal import Journal, read_journals
+from gspo_hpc.system import progress
+from tests.torch.ledger.world import World
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=4)
 
@@ -77,9 +89,9 @@ def generation(engine: Any, pool: Any, stop: Callable[[], bool] = lambda: False,
     store = dist.HashStore()
     prompts = {slot: Prompt(slot + 10, np.ones(2, np.int32), "", {}) for slot in range(3)}
     notices = Notices(store)
-    recovery = EngineRecovery(engine, notices, 0, 1, lambda fill: None)
+    recovery = EngineRecovery(engine, notices, 0, 1, lambda fill: None, stop_requested=stop)
     return Generation(
-        request=Request(prompts, 2, SAMPLING, rollout=5),
+        request=Request(range(3), prompts, 2, SAMPLING, rollout=5),
         counters=CallCounters(store, notices, 1, len(prompts)),
         engine=engine,
         pool=pool,
@@ -122,3 +134,138 @@ def test_a_grader_that_dies_of_the_stop_signal_has_not_failed() -> None:
     engine = StandInEngine()
     work = generation(engine, StandInPool(failure="killed"), stop=lambda: next(asked))
     assert work.run() == {} and engine.aborted and work.counters.stopped() and not work.counters.all_finished()
+
+
+def test_an_engine_that_dies_while_a_stop_is_pending_stays_dead() -> None:
+    """Its start takes minutes, and the save needs them. The stop comes with the signal that ended the engine."""
+    engine = StandInEngine(deaths=1)
+    work = generation(engine, StandInPool(), stop=lambda: engine.deaths == 0)
+    assert work.run() == {} and engine.restarts == 0 and engine.aborted and work.counters.stopped()
+
+
+class Busy(StandInEngine):
+    """An engine that finishes nothing, until it dies or is aborted."""
+
+    def step(self) -> list[Group]:
+        if self.deaths:
+            return super().step()
+        time.sleep(0.001)
+        return []
+
+    def abort(self) -> None:
+        super().abort()
+        self.waiting.clear()
+
+
+def workers(
+    world: World, engines: list[Any], sync_weights: Callable[[Any], Any], stop: Callable[[], bool]
+) -> Callable[[], RolloutWorker]:
+    """What makes a rank's worker, with an engine where there is one."""
+    store = dist.HashStore()
+
+    def make() -> RolloutWorker:
+        engine, notices = engines[world.rank], Notices(store, NodeRank(world.rank, world.size), interval=0.001)
+
+        def agree(values: Any) -> list[float]:
+            return [max(column) for column in zip(*world.gather(values), strict=True)]
+
+        ranks: Any = SimpleNamespace(rank=world.rank, device=torch.device("cpu"))
+        recovery = EngineRecovery(engine, notices, world.rank, 1, sync_weights, stop_requested=stop, agree=agree)
+        pool: Any = StandInPool()
+        config = from_dict({"run": {"seed": 7}})
+        return RolloutWorker(config, ranks, store, notices, engine, pool, 2, recovery, stop)
+
+    return make
+
+
+def request() -> Request:
+    prompts = {slot: Prompt(slot, np.ones(2, np.int32), "", {}) for slot in range(4)}
+    return Request(range(4), prompts, 2, SAMPLING, rollout=5)
+
+
+def test_a_stop_in_the_middle_of_a_sync_interrupts_all_ranks() -> None:
+    """The pass of the probe is abandoned. Engines that generate cannot sleep, and the save has them sleep."""
+    world = World(3, 0)
+    engines: list[Any] = [Busy(deaths=1), Busy(), None]
+
+    def sync_weights(fill: Any) -> None:
+        world.wait()
+        raise Abandoned
+
+    make = workers(world, engines, sync_weights, lambda: False)
+
+    def rank() -> None:
+        with pytest.raises(Interrupted):
+            make().generate(request())
+
+    world.run(rank)
+    assert engines[0].restarts == 1
+    assert all(engine.aborted and not engine.pending for engine in engines[:2])
+
+
+def test_ranks_that_wait_for_others_do_not_count_as_moving_on() -> None:
+    """In the rollout, with an engine and without one, and after it: only an engine that works counts."""
+    world = World(3, 0)
+    finish, looks = threading.Event(), [0, 0, 0]
+    first, second = Busy(), StandInEngine()
+    engines: list[Any] = [first, second, None]
+    make = workers(world, engines, lambda fill: None, finish.is_set)
+    moved: dict[int, int] = {}
+    marks = progress.mark
+
+    def mark(phase: str | None = None) -> None:
+        moved[world.rank] = moved.get(world.rank, 0) + 1
+        marks(phase)
+
+    def rank() -> None:
+        worker = make()
+        look = worker.notices.look
+
+        def counted(**options: Any) -> int:
+            looks[world.rank] += 1
+            if min(looks) > 300:
+                finish.set()
+            return look(**options)
+
+        worker.notices.look = counted  # type: ignore[method-assign]
+        with pytest.raises(Interrupted):
+            worker.generate(request())
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("rollout.generation", "rollout.worker", "system.progress"):
+            patch.setattr(f"gspo_hpc.{module}.mark", mark)
+        world.run(rank)
+    assert min(looks) > 300
+    assert moved[0] > 50 and max(moved[1], moved[2]) < 40
+
+
+def test_a_rank_that_has_left_does_not_count_as_moving_on() -> None:
+    """Until all others have left, however long these take."""
+    world = World(2, 0)
+    make = workers(world, [Busy(), None], lambda fill: None, lambda: False)
+    looks, moved, gone = [0, 0], [0, 0], threading.Event()
+
+    def mark(phase: str | None = None) -> None:
+        moved[world.rank] += 1
+
+    def rank() -> None:
+        worker = make()
+        counters = CallCounters(worker.store, worker.notices, 1, 1)
+        look = worker.notices.look
+
+        def counted(**options: Any) -> int:
+            looks[world.rank] += 1
+            if looks[1] > 100:
+                gone.set()
+            return look(**options)
+
+        worker.notices.look = counted  # type: ignore[method-assign]
+        if world.rank == 0:
+            assert gone.wait(20)
+        worker._leave(counters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("rollout.worker", "system.progress"):
+            patch.setattr(f"gspo_hpc.{module}.mark", mark)
+        world.run(rank)
+    assert looks[1] > 100 and moved[1] < 10

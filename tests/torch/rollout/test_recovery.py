@@ -1,15 +1,23 @@
-"""The part of ranks in the weight syncs that fill restarted engines, with a real store and stand-ins for engines."""
+"""The part of ranks in the weight syncs that fill restarted engines, with a real store and stand-ins for engines.
+
+Catches a rank that misses a sync or comes to one of its own, a sync for each of several engines that one could fill,
+and a stop that does not reach all ranks of a sync.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from gspo_hpc.engine.engine import EngineDied
+from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.rollout.notices import Notices
-from gspo_hpc.rollout.recovery import EngineRecovery
+from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
+from tests.torch.ledger.world import World
 
 
 class Restarted:
@@ -25,8 +33,8 @@ class Restarted:
         self.resubmitted += 1
 
 
-def test_every_requested_sync_is_joined_once() -> None:
-    """A rank that polls late finds two requests: each is a collective, which hangs without it."""
+def test_every_request_is_served_once() -> None:
+    """A rank that looks late finds two requests, and one sync fills both engines."""
     store, here = dist.HashStore(), []
     engine: Any = Restarted()
     dying = EngineRecovery(engine, Notices(store, interval=0.0), 0, 3, lambda fill: None)
@@ -35,11 +43,13 @@ def test_every_requested_sync_is_joined_once() -> None:
     dying.recover(EngineDied("gone"))
     dying.recover(EngineDied("gone again"))
     assert engine.resubmitted == 2
-    assert other.join_syncs() is None and here == [None, None]
+    assert other.join_syncs() is None and here == [None]
+    assert other.join_syncs() is None and here == [None]
+    dying.recover(EngineDied("gone once more"))
     assert other.join_syncs() is None and here == [None, None]
 
 
-def test_of_several_syncs_the_first_fills_the_engine() -> None:
+def test_a_sync_that_others_requested_fills_the_engine() -> None:
     store = dist.HashStore()
     engine: Any = Restarted()
     filled: list[Any] = []
@@ -49,7 +59,7 @@ def test_of_several_syncs_the_first_fills_the_engine() -> None:
         EngineRecovery(engine, Notices(store, interval=0.0), 1, 3, lambda fill: filled.append(fill)).join_syncs(engine)
         is None
     )
-    assert filled == [engine, None]
+    assert filled == [engine]
 
 
 def test_a_sync_that_kills_the_engine_leaves_the_others_to_be_joined() -> None:
@@ -65,8 +75,94 @@ def test_a_sync_that_kills_the_engine_leaves_the_others_to_be_joined() -> None:
     for _ in range(2):
         EngineRecovery(engine, Notices(store, interval=0.0), 1, 3, lambda fill: None).recover(EngineDied("gone"))
     EngineRecovery(engine, Notices(store, interval=0.0), 0, 3, sync_weights).recover(EngineDied("gone"))
-    # Three were requested by then, and the engine died of the first; it requested a fourth for the next start.
-    assert filled == [engine, engine, None, None] and engine.resubmitted == 3
+    # Three were requested by then, and the engine died of the sync; it requested a fourth for the next start.
+    assert filled == [engine, engine] and engine.resubmitted == 3
+
+
+def ranks_of(world: World, work: Callable[[EngineRecovery], object], stops: Callable[[], bool]) -> list[list[Any]]:
+    """Run `work` on ranks that have an engine each; return what every rank's syncs filled."""
+    store = dist.HashStore()
+    filled: list[list[Any]] = [[] for _ in range(world.size)]
+
+    def sync_weights(fill: Any) -> None:
+        filled[world.rank].append(fill)
+        world.wait()
+
+    def rank() -> None:
+        engine: Any = Restarted()
+        agree = lambda values: [max(column) for column in zip(*world.gather(values), strict=True)]  # noqa: E731
+        notices = Notices(store, interval=0.0)
+        work(EngineRecovery(engine, notices, world.rank, 3, sync_weights, stop_requested=stops, agree=agree))
+
+    world.run(rank)
+    return filled
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_engines_that_die_at_about_the_same_time_cost_one_sync(seed: int) -> None:
+    """Each used to cost one, of which all but the first filled nobody."""
+    world = World(4, seed, delay=0.02)
+    all_dead = threading.Barrier(3)
+
+    def work(recovery: EngineRecovery) -> None:
+        if world.rank < 3:
+            all_dead.wait(20)
+            world.dawdle()
+            recovery.recover(EngineDied("gone"))
+            assert recovery._engine is not None and recovery._engine.resubmitted == 1  # type: ignore[attr-defined]
+        else:
+            while not recovery._served:
+                recovery.join_syncs()
+
+    filled = ranks_of(world, work, lambda: False)
+    assert [[engine is not None for engine in of_rank] for of_rank in filled] == [[True], [True], [True], [False]]
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stop_on_one_rank_keeps_all_from_a_sync(stopped: int) -> None:
+    """Whether it reaches the rank whose engine died, or another, after the request."""
+    world = World(2, 1)
+    requested = threading.Event()
+
+    def work(recovery: EngineRecovery) -> None:
+        with pytest.raises(Abandoned):
+            if world.rank:
+                while not recovery._notices.has("resync"):
+                    world.dawdle()
+                requested.set()
+                recovery.join_syncs()
+            else:
+                recovery._notices.post("resync")
+                requested.wait(20)
+                recovery.join_syncs(recovery._engine)
+
+    assert ranks_of(world, work, lambda: requested.is_set() and world.rank == stopped) == [[], []]
+
+
+class Unstartable(Restarted):
+    """An engine whose start the signal ends that stops the job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = 0
+
+    def restart(self) -> None:
+        self.starts += 1
+        raise RuntimeError("vLLM did not start: terminated")
+
+
+def test_no_engine_is_started_once_a_stop_is_requested() -> None:
+    """It would cost the time that is left for the save, and its failure the attempt."""
+    engine: Any = Unstartable()
+    notices = Notices(dist.HashStore(), interval=0.0)
+    recovery = EngineRecovery(engine, notices, 0, 1, lambda fill: None, stop_requested=lambda: engine.starts > 0)
+    recovery.recover(EngineDied("gone"))
+    assert engine.starts == 1 and engine.resubmitted == 0 and not notices.has("resync")
+    recovery.recover(EngineDied("gone"))
+    assert engine.starts == 1 and len(recovery.deaths()) == 1
+    never_stopped = EngineRecovery(engine, notices, 0, 1, lambda fill: None)
+    with pytest.raises(EngineLost):
+        never_stopped.recover(EngineDied("gone"))
 
 
 class Suspended(Restarted):

@@ -6,6 +6,7 @@ Catches a group that is lost or read twice where the number of ranks changes, an
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,16 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "rollout-00001.jsonl").write_text("{}")
     with pytest.raises(ValueError, match=r"rollout-00001.jsonl cannot be read: KeyError"):
         CheckpointState.read(tmp_path)
+
+
+def test_groups_are_written_one_at_a_time(tmp_path: Path) -> None:
+    """A rank holds gigabytes of them, and training goes on beside the save."""
+    groups = make_groups(40, samples=4, length=20_000)
+    largest = max(len(group.to_json()) for group in groups)
+    tracemalloc.start()
+    try:
+        (entry,) = CheckpointState(CURSOR, groups, None).write_groups(tmp_path, 0).values()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert entry["size"] > 15 * largest and peak < 6 * largest

@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,13 @@ from gspo_hpc.checkpoint import sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.checkpoints import Checkpoints
+from gspo_hpc.training.jobs import train
 from gspo_hpc.training.observers.base import Observers
 from gspo_hpc.training.observers.console import ConsoleLines
 from gspo_hpc.training.observers.files import CheckpointCommit
@@ -43,7 +46,7 @@ def one_rank() -> Iterator[None]:
 def checkpoints(
     run: RunDir, control: Any, screen: io.StringIO, new_staging: Callable[[int], Path] | None = None
 ) -> Checkpoints:
-    ranks: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    ranks: Any = SimpleNamespace(rank=0, device=torch.device("cpu"), timeout=timedelta(seconds=60))
     policy: Any = SimpleNamespace(ranks=ranks)
     clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext())
     observers = Observers([ConsoleLines(Console(screen, 9)), CheckpointCommit(run, {"ranks": 1}, keep=9)])
@@ -53,6 +56,47 @@ def checkpoints(
 
 def state(step: int) -> CheckpointState:
     return CheckpointState(Cursor(step=step), [], None)
+
+
+def test_a_save_waits_for_other_ranks_as_long_as_any_collective(
+    tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank with a slow disk may write for longer than the half hour of torch."""
+    limits: list[timedelta | None] = []
+    new_group = dist.new_group
+
+    def noted(ranks: Any = None, timeout: timedelta | None = None, backend: str | None = None, **others: Any) -> Any:
+        limits.append(timeout)
+        return new_group(ranks, timeout, backend, **others)
+
+    monkeypatch.setattr(dist, "new_group", noted)
+    checkpoints(RunDir(tmp_path / "run"), None, io.StringIO())
+    assert limits == [timedelta(seconds=60)]
+
+
+@pytest.mark.parametrize(("control", "minutes"), [(None, 30), (SimpleNamespace(rank=0), 7 * 24 * 60)])
+def test_in_a_job_that_is_watched_ranks_wait_for_one_that_works(
+    control: Any, minutes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 tokenizes large data while the others are in a collective; whoever watches ends a job that hangs."""
+    found: list[Any] = []
+
+    class Joins(Exception):
+        """The rank joins the others."""
+
+    def start(config: Any, *arguments: Any) -> None:
+        found.append(arguments)
+        raise Joins
+
+    monkeypatch.setattr(train, "start", start)
+    monkeypatch.setattr(train, "CollectiveTime", lambda platform: None)
+    monkeypatch.setattr(train.loader, "load", lambda path: from_dict({}))
+    attempt: Any = SimpleNamespace(config=None)
+    with pytest.raises(Joins):
+        unused: Any = None
+        train.train(unused, attempt, unused, unused, control, unused)
+    assert found == [(minutes, control)]
+    assert minutes >= START_SECONDS / 60  # others wait for an engine that starts
 
 
 def test_a_save_begins_once_the_one_before_is_committed(

@@ -101,3 +101,16 @@ def test_private_interfaces_are_in_compat_modules_only(project: Path) -> None:
 )
 def test_a_planted_use_is_seen(planted: str, seen: list[str]) -> None:
     assert list(private(planted)) == seen
+
+
+# Collectives of torch that pickle what they send, and run what a pickle says where it arrives.
+PICKLING = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
+
+
+def test_ranks_send_each_other_no_pickles(project: Path) -> None:
+    for file in sorted((project / "gspo_hpc").rglob("*.py")):
+        nodes = ast.walk(ast.parse(file.read_text("utf-8")))
+        assert not PICKLING & {node.attr for node in nodes if isinstance(node, ast.Attribute)}, file

@@ -80,9 +80,9 @@ def test_ranks_meet_where_rank_0_says(server: Server) -> None:
     first, second = client(server, 0), client(server, 1)
     with pytest.raises(TimeoutError, match="rank 0"):
         second.wait_for_store(0.2)
-    first.publish_store(4321)
+    first.publish_store(4321, "prefix")
     until(server, lambda: second._received.store is not None)
-    assert second.wait_for_store(5.0) == ("127.0.0.1", 4321)
+    assert second.wait_for_store(5.0) == ("127.0.0.1", 4321, "prefix")
 
 
 def test_an_outcome_is_kept_and_a_killed_rank_is_lost(server: Server) -> None:
