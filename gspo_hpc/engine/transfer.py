@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from gspo_hpc.engine.weight_buffers import Address, CudaBuffer, HostBuffer, WeightBuffer
-from gspo_hpc.models.weight_files import MAX_HEADER
+from gspo_hpc.models import weight_files
 from gspo_hpc.ops.weight_parts import ALIGNMENT, Part, Stream
 
 BACKEND = "gspo_hpc"  # the name under which the plugin registers with vLLM
@@ -25,24 +25,25 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor in a Hugging Face folder of safetensors files, from their headers alone.
+    """Return name and shape of every tensor of a Hugging Face folder that is trained, from the headers of its files.
 
     Raises ValueError if there are no such files, or one of them is damaged.
     """
+    settings = json.loads((model_path / "config.json").read_text("utf-8"))
+    text = settings.get("text_config")
+    num_layers = (text if isinstance(text, dict) else settings).get("num_hidden_layers")
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(model_path.glob("*.safetensors")):
+    for file in weight_files.paths(model_path):
         with file.open("rb") as stream:
             try:
                 (length,) = struct.unpack("<Q", stream.read(8))
-                if length > MAX_HEADER:
+                if length > weight_files.MAX_HEADER:
                     raise ValueError(f"its header has {length} bytes")
                 header = json.loads(stream.read(length))
                 shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
             except (struct.error, ValueError, KeyError, AttributeError) as error:
                 raise ValueError(f"{file} is not a complete safetensors file: {error}") from error
-    if not shapes:
-        raise ValueError(f"{model_path} has no *.safetensors files: save the model with save_pretrained")
-    return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    return {name: shape for name, shape in shapes.items() if weight_files.is_trained(name, num_layers)}
 
 
 class StreamCheck:

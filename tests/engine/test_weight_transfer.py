@@ -325,10 +325,14 @@ def test_tensors_of_any_stride_are_packed() -> None:
 
 def test_shapes_come_from_the_files_alone(model_path: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
     assert checkpoint_shapes(model_path) == {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    with pytest.raises(ValueError, match="no \\*.safetensors files"):
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
+    with pytest.raises(ValueError, match="has no model.safetensors and no model.safetensors.index.json"):
         checkpoint_shapes(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
+        checkpoint_shapes(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 5}')
+    with pytest.raises(ValueError, match="index.json is not readable"):
         checkpoint_shapes(tmp_path)
 
 
@@ -352,7 +356,7 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
         except ValueError as error:
             raise RuntimeError("planted") from error
 
-    receiver.settle = refuse
+    receiver.wait_loaded = refuse
     gc.collect()
     gc.disable()
     try:
