@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import offload_trainer
@@ -60,14 +61,13 @@ def synchronize(
 
 def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tuple[str, EngineDied | None]:
     """Stream the current weights into `engine` (only take part if it is None), and return their fingerprint."""
-    device = policy.ranks.device
-    fingerprint = Fingerprint() if policy.ranks.rank == 0 else None
+    ranks, device = policy.ranks, policy.ranks.device
+    fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share of them
 
     def stream(memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         for parts in policy.parts(memory):
-            if fingerprint is not None:
-                for part in parts:
-                    fingerprint.add(part)
+            for part in parts:
+                fingerprint.add(part)
             yield parts
 
     if engine is not None:
@@ -81,7 +81,10 @@ def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tu
     else:
         for _ in stream():
             pass
-    text = "" if fingerprint is None else fingerprint.text()
+    values = fingerprint.values(device)
+    if ranks.world_size > 1:
+        dist.reduce(values, 0)
+    text = fingerprint.text(values) if ranks.rank == 0 else ""
     return broadcast_bytes(text.encode(), device).decode(), death
 
 

@@ -61,10 +61,16 @@ class Workers:
                 named = Part(part["name"], tensor.shape, tensor, tuple(part["experts"]))
                 for name, one in named.tensors():
                     assert found.setdefault(name, one) is one
-        self._called("settle")
+            if bucket["unmap"]:
+                del self._mapped[number]
+        self._called("wait_loaded")
 
     def finish(self) -> None:
         self._called("finish")
+
+    def kill(self) -> None:
+        self._fails = ""
+        self._called("kill")
 
 
 @st.composite
@@ -133,7 +139,7 @@ class Threads:
         return Peers()
 
 
-@pytest.mark.parametrize("fails", ["", "begin", "post", "settle", "finish", "nobody"])
+@pytest.mark.parametrize("fails", ["", "begin", "post", "wait_loaded", "finish", "nobody"])
 def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) -> None:
     """No rank overwrites what a worker still reads; all come to the end where the engine fails, or is dead before."""
     threads, workers = Threads(3), Workers(3, fails)
@@ -157,6 +163,7 @@ def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) 
     for one in running:
         one.join(20)
     assert sorted(ended) == [0, 1, 2]
+    assert workers.calls.count("kill") == len(errors) and (not errors or workers.calls[-2:] == [fails, "kill"])
     assert [str(error) for error in errors] == ([f"planted in {fails}"] if fails not in ("", "nobody") else [])
     if not fails:
         for (tensors, _), found in zip(streams, workers.found, strict=True):
@@ -348,7 +355,7 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
 
     sender = WeightSender("cpu", 1, ALIGNMENT)
     sender._buffer = Fresh()
-    receiver: Any = SimpleNamespace(**dict.fromkeys(("begin", "check", "post", "finish"), lambda *bucket: None))
+    receiver: Any = SimpleNamespace(**dict.fromkeys(("begin", "check", "post", "finish", "kill"), lambda *_: None))
 
     def refuse() -> None:
         try:
