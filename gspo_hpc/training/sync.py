@@ -21,7 +21,7 @@ from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes, engine_pee
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.system.progress import waiting
 from gspo_hpc.training import probe
-from gspo_hpc.training.agreement.gap import Gap
+from gspo_hpc.training.agreement.gap import Baseline, Gap
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 
@@ -44,8 +44,8 @@ def synchronize(
 
     If offloading of the trainer is configured, only its weights stay meanwhile, and nothing afterwards: the engines
     have the memory. The error of an engine that died on the way is returned, not raised, so that all other ranks go on;
-    the caller restarts the engine and syncs again. `first` is the gap of the first sync, which later ones are compared
-    with. Raises ProbeMismatch, on every rank.
+    the caller restarts the engine and syncs again. `first` is the gap of the run's first sync, which later ones are
+    compared with. Raises ProbeMismatch, on every rank.
     """
     offload.leave_to_engines(policy, keep_weights=True)
     death: EngineDied | None = None
@@ -129,9 +129,10 @@ class EngineWeights:
         worker: RolloutWorker,
         sequences: Sequence[Sequence[int]],  # of the probe
         clock: StepClock,
+        baseline: Baseline | None = None,  # gets the gap of the run's first sync, unless it has it
     ) -> None:
         self.newest: Synced | None = None  # the result of the newest sync
-        self._first_gap: Gap | None = None
+        self._baseline = baseline or Baseline()
         self._policy, self._worker, self._sequences, self._clock = policy, worker, sequences, clock
         self._version = 0  # of the policy's weights, in this attempt
         self._engine_version: int | None = None  # of those that the engines have; None: no weights
@@ -157,7 +158,8 @@ class EngineWeights:
         self._awake = True
         with self._clock.phase("sync"):
             while True:
-                synced, death = synchronize(self._policy, engine, self._sequences, self._clock.monitor, self._first_gap)
+                monitor, first = self._clock.monitor, self._baseline.probe
+                synced, death = synchronize(self._policy, engine, self._sequences, monitor, first)
                 if not any_rank(death is not None, ranks.device):
                     break
                 if death is not None:
@@ -168,7 +170,7 @@ class EngineWeights:
                 with waiting():  # for engines that start again
                     offload.wait_for_all(self._policy)
         self.newest, self._engine_version = synced, self._version
-        self._first_gap = self._first_gap or synced.gap
+        self._baseline.probe = self._baseline.probe or synced.gap
         return synced
 
     def sleep(self, level: int | None = None) -> None:
