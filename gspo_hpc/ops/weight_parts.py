@@ -91,22 +91,22 @@ class Fingerprint:
         self._rank = rank
         self._loads = [(0, one) for one in range(size)]  # a heap: bytes that each rank has hashed
         self._names: list[str] = []
+        self._new = torch.empty(0, dtype=torch.int64)  # where tensors are
         self._sums: list[torch.Tensor | int] = []  # one of each tensor, or their number: another rank hashes them
 
     def add(self, part: Part) -> None:
         """Take a part into account. Nothing waits for a GPU here."""
         shape = part.shape[1:] if part.experts else part.shape
         self._names += [f"{name}:{shape}:{part.tensor.dtype}:" for name in part.names()]
+        self._new = self._new.to(part.tensor.device)
         load, rank = self._loads[0]
         heapq.heapreplace(self._loads, (load + part.tensor.nbytes, rank))
         self._sums.append(_hashes(part, shape) if rank == self._rank else len(part.names()))
 
-    def values(self, device: torch.device) -> torch.Tensor:
-        """Return a number of each tensor (int64), or 0 where another rank has it."""
-        found = [
-            torch.zeros(one, dtype=torch.int64, device=device) if isinstance(one, int) else one for one in self._sums
-        ]
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=device)
+    def values(self) -> torch.Tensor:
+        """Return a number of each tensor (int64), where the tensors are, or 0 where another rank has it."""
+        found = [self._new.new_zeros(one) if isinstance(one, int) else one for one in self._sums]
+        return torch.cat([self._new, *found])
 
     def text(self, values: torch.Tensor) -> str:
         """Return the fingerprint of all parts that were added, from the values of all ranks together."""

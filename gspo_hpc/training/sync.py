@@ -81,7 +81,7 @@ def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tu
     else:
         for _ in stream():
             pass
-    values = fingerprint.values(device)
+    values = fingerprint.values()
     if ranks.world_size > 1:
         dist.reduce(values, 0)
     text = fingerprint.text(values) if ranks.rank == 0 else ""
