@@ -1,8 +1,9 @@
 """Save and load all that a resumed run needs: sharded by Megatron-Core, committed by ``gspo_hpc.runs.commit``.
 
 A checkpoint directory holds ``megatron/`` (shards of model and optimizer, independent of the layout that wrote them,
-with their index), ``rng-RANK.json`` (states of random generators), ``cursor.json`` (the position of the run) and
-``rollout.jsonl`` (the groups of the rollout in use, with what its later updates need). Nothing of it is unpickled but
+with their index), ``rng-RANK.json`` (states of random generators), ``cursor.json`` (the position of the run),
+``baseline.json`` (the gaps of the first sync and update, which later ones are judged against) and ``rollout.jsonl``
+(the groups of the rollout in use, with what its later updates need). Nothing of it is unpickled but
 tensors, by a reader that admits nothing else. All ranks call :func:`prepare` and :func:`load`;
 ``gspo_hpc.checkpoint.saver`` lets a thread write what was prepared.
 """

@@ -360,3 +360,7 @@ class _Update:
         self._check.finish()
         self._engine._llm("finish_weight_update")
         self._engine.reset_prefix_cache()
+
+    def kill(self) -> None:
+        """See Receiver."""
+        self._client.kill("a weight update failed")

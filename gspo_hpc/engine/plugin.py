@@ -68,6 +68,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
     memory: list[dict[str, Any]]
     parts: list[dict[str, Any]]
+    unmap: bool  # GPU memory, which its owner frees once this bucket is answered
     last: bool  # of its update
 
 
@@ -115,8 +116,9 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._experts = None
             heap.return_freed_memory()
             if memory.is_cuda:
-                self._mapped = None
                 torch.cuda.empty_cache()  # of layers that were loaded beside the engine's own
+        if update_info.unmap and memory.is_cuda:
+            self._mapped = None
 
     def finish_weight_update(self) -> None:
         """Repack the layers that are not repacked yet."""

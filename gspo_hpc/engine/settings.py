@@ -74,6 +74,7 @@ class EngineSettings:
     whole_distribution: bool = False
     starts_asleep: bool = False  # at level 2: without weights, and without a cache
     loads_weights: bool = True  # else it starts with noise, and computes nothing before its owner has sent all weights
+    dequantized: bool = False  # weights are quantized in the folder, and sent in `dtype`: the engine computes in that
     batch_invariant: bool = False  # completions do not depend on what else is in the batch; GPUs only
     report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -116,11 +117,13 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
     if settings.report_experts:
         values["enable_return_routed_experts"] = True
     given = dict(settings.engine_args)
+    own: dict[str, Any] = {"quantization_config": None} if settings.dequantized else {}
     if settings.dtype != "float32":
         # The trainer adds logits up in fp32. Rounded to 16 bits, a log-prob is off by up to 0.06 where |logit| is 16.
-        overrides = given.get("hf_overrides", {})
-        if isinstance(overrides, dict):
-            given["hf_overrides"] = {"head_dtype": "float32"} | overrides
+        own["head_dtype"] = "float32"
+    overrides = given.get("hf_overrides", {})
+    if own and isinstance(overrides, dict):
+        given["hf_overrides"] = own | overrides
     return values | given
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from gspo_hpc.engine.weight_buffers import Address, CudaBuffer, HostBuffer, WeightBuffer
-from gspo_hpc.models.weight_files import MAX_HEADER
+from gspo_hpc.models import weight_files
 from gspo_hpc.ops.weight_parts import ALIGNMENT, Part, Stream
 
 BACKEND = "gspo_hpc"  # the name under which the plugin registers with vLLM
@@ -25,24 +25,25 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor in a Hugging Face folder of safetensors files, from their headers alone.
+    """Return name and shape of every tensor of a Hugging Face folder that is trained, from the headers of its files.
 
     Raises ValueError if there are no such files, or one of them is damaged.
     """
+    settings = json.loads((model_path / "config.json").read_text("utf-8"))
+    text = settings.get("text_config")
+    num_layers = (text if isinstance(text, dict) else settings).get("num_hidden_layers")
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(model_path.glob("*.safetensors")):
+    for file in weight_files.paths(model_path):
         with file.open("rb") as stream:
             try:
                 (length,) = struct.unpack("<Q", stream.read(8))
-                if length > MAX_HEADER:
+                if length > weight_files.MAX_HEADER:
                     raise ValueError(f"its header has {length} bytes")
                 header = json.loads(stream.read(length))
                 shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
             except (struct.error, ValueError, KeyError, AttributeError) as error:
                 raise ValueError(f"{file} is not a complete safetensors file: {error}") from error
-    if not shapes:
-        raise ValueError(f"{model_path} has no *.safetensors files: save the model with save_pretrained")
-    return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    return {name: shape for name, shape in shapes.items() if weight_files.is_trained(name, num_layers)}
 
 
 class StreamCheck:
@@ -104,6 +105,9 @@ class Receiver(Protocol):
     def finish(self) -> None:
         """Wait until the engine computes with what it was sent."""
 
+    def kill(self) -> None:
+        """End all of the engine's processes after an error, before memory that they map is freed."""
+
 
 class WeightSender:
     """This rank's part in weight updates, with memory that is kept from one to the next."""
@@ -149,20 +153,18 @@ class _Transfer:
             for part in parts:
                 self._tell("check", part)
                 self._entries.append(self._entry(part))
-        self._pass_on(last=True)
-        self._tell("wait_loaded")
+        self._pass_on(unmap=True, last=True)
+        self._release()
         self._tell("finish")
-        ended = [b"dead" if self._receiver is None or self.error is not None else b"done"]
-        if self._peers is not None:
-            ended = self._peers.gather(ended[0])
-        self._bytes = None
-        self._buffer.release_unused(unmapped=ended[0] == b"done")
 
     def allocate(self, size: int) -> torch.Tensor:
         """See Memory: `size` bytes of the half that is being filled, which is passed on before if they do not fit."""
         asked, size = size, -(-size // ALIGNMENT) * ALIGNMENT
         large = size > self._half
-        if self._used and (large or self._used + size > self._half):
+        if self._bytes is not None and self._bytes.numel() < size:
+            self._pass_on(unmap=True)
+            self._release()
+        elif self._used and (large or self._used + size > self._half):
             self._pass_on()
         if large:  # both halves, and more if need be: nothing may be read meanwhile
             self._tell("wait_loaded")
@@ -174,8 +176,20 @@ class _Transfer:
         self._used += size
         return self._bytes[begin : begin + asked]
 
-    def _pass_on(self, *, last: bool = False) -> None:
-        """Have workers load the filled half once they have loaded the other, which is filled next."""
+    def _release(self) -> None:
+        """Free the memory, whose last bucket told workers to unmap it; they have if the engine answered to that."""
+        self._tell("wait_loaded")
+        told = [b"dead" if self._receiver is None or self.error is not None else b"unmapped"]
+        if self._peers is not None:
+            told = self._peers.gather(told[0])
+        self._bytes = None
+        self._buffer.release_unused(unmapped=told[0] == b"unmapped")
+
+    def _pass_on(self, *, unmap: bool = False, last: bool = False) -> None:
+        """Have workers load the filled half once they have loaded the other, which is filled next.
+
+        With `unmap` they let go of GPU memory then, before they answer.
+        """
         if self._bytes is None:
             return  # the stream was empty
         address = self._buffer.address()  # waits until everything is written
@@ -184,7 +198,7 @@ class _Transfer:
             self._addresses = [json.loads(one) for one in (self._peers.gather(every[0]) if self._peers else every)]
         self._tell("wait_loaded")
         self._wait()  # all have written, and may write into the other half
-        self._tell("post", {"memory": self._addresses, "parts": self._entries, "last": last})
+        self._tell("post", {"memory": self._addresses, "parts": self._entries, "unmap": unmap, "last": last})
         if self._used > self._half:  # it took the other half, too
             self._tell("wait_loaded")
             self._wait()
@@ -211,6 +225,7 @@ class _Transfer:
                 getattr(self._receiver, call)(*arguments)
             except Exception as error:
                 self.error = _without_frames(error)
+                self._receiver.kill()
 
     def _wait(self) -> None:
         if self._peers is not None:

@@ -24,13 +24,16 @@ class WeightBuffer(Protocol):
     """Bytes that one worker can read."""
 
     def memory(self, size: int) -> torch.Tensor:
-        """Return all bytes, at least `size`; growing them may lose what was there before."""
+        """Return all bytes, at least `size`; before it grows, :meth:`release_unused` is called."""
 
     def address(self) -> Address:
         """Return where a worker finds these bytes, after all writes have ended."""
 
     def release_unused(self, *, unmapped: bool) -> None:
-        """Free what is not needed between two updates; `unmapped`: the worker unmapped it."""
+        """Free what is not needed between two updates.
+
+        `unmapped`: the worker has said that it unmapped the memory; else it is dead, or was never told of it.
+        """
 
     def close(self) -> None:
         """Free everything."""
@@ -78,8 +81,8 @@ class CudaBuffer:
     """GPU memory that exists during an update only: workers on the same GPU map it, and unmap it when the update ends.
 
     It has not been run on a GPU yet. Every export is counted: torch frees memory once the worker reports that it has
-    unmapped it. One export per update, mapped once and unmapped once, keeps that count right in every version of
-    vLLM; if the worker died before, this side corrects the count.
+    unmapped it. An export is mapped once and unmapped once, which keeps that count right in every version of vLLM; if
+    the worker died before it said so, this side corrects the count.
     """
 
     def __init__(self) -> None:
@@ -89,7 +92,8 @@ class CudaBuffer:
     def memory(self, size: int) -> torch.Tensor:
         """See WeightBuffer."""
         if self._bytes is None or self._bytes.numel() < size:
-            self.release_unused(unmapped=True)
+            assert self._exported is None, "whether the worker has unmapped it is not known here"
+            self._bytes = None
             with compat.ordinary_segments():
                 self._bytes = torch.empty(size, dtype=torch.uint8, device="cuda")
         return self._bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import catalog
+from gspo_hpc.models import catalog, weight_files
 from gspo_hpc.models.parts import Experts, Mixer, Rope
 
 SUPPORTED = (
@@ -137,6 +137,8 @@ def untrained(model_path: str, provider: str) -> str | None:
         return None
     if provider != "own":
         part = next((part for part in ("vision_config", "audio_config") if part in raw), None)
+        if part is None and not weight_files.is_block_fp8(raw):
+            return _quantized(raw, "16 or 32 bits, and FP8 in blocks")
         return f"it has a {part}, and only text models are trained" if part else None
     try:
         parse(raw)
@@ -322,7 +324,21 @@ def _yarn_magnitude(factor: float, mscale: float | None, mscale_all_dim: float |
     return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
 
 
+def _quantized(raw: Mapping[str, Any], known: str) -> str | None:
+    """Return why weights that are quantized cannot be loaded; None for others. `known` says what would be loaded."""
+    found = raw.get("quantization_config")
+    if found is None:
+        return None
+    method = found.get("quant_method") if isinstance(found, Mapping) else found
+    return (
+        f"its weights are quantized (quantization_config: {str(method)[:40]}), and this loads {known}. "
+        "Give the model's folder in 16 bits"
+    )
+
+
 def _refuse(raw: dict[str, Any], family: str, where: str) -> None:
+    if reason := _quantized(raw, "16 or 32 bits, with model.provider=mcore_bridge also FP8 in blocks"):
+        raise ValueError(f"{where}: {reason}")
     expected: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -332,7 +348,6 @@ def _refuse(raw: dict[str, Any], family: str, where: str) -> None:
             {"sliding_window": ()} if family in ("MistralForCausalLM", "MixtralForCausalLM") else {}
         ),  # Qwen's has another switch
         "attention_dropout": (0, 0.0),
-        "quantization_config": (),
         "partial_rotary_factor": (1, 1.0),
         "pretraining_tp": (1,),
         "router_jitter_noise": (0, 0.0),

@@ -94,6 +94,7 @@ def write(
                 shutil.copyfile(path, staging / path.name)
         settings = json.loads((staging / "config.json").read_text("utf-8"))
         settings.pop("torch_dtype", None)
+        settings.pop("quantization_config", None)  # of weights that were trained, and are written, in `dtype`
         settings["dtype"] = str(dtype).removeprefix("torch.")
         (staging / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         if out.exists():

@@ -1,11 +1,11 @@
-"""The part of a checkpoint that is not the policy's: where the run stands, the rollout in use, the step's record."""
+"""What a checkpoint holds beside the policy: position, rollout in use, the step's record, gaps to compare with."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +13,10 @@ from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.system.files import Entry, write_atomically
+from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
+BASELINE = "baseline.json"
 
 T = TypeVar("T")
 
@@ -26,11 +28,13 @@ class CheckpointState:
     cursor: Cursor
     groups: Sequence[Group]  # of the rollout that is not used up: those that this rank holds
     record: dict[str, Any] | None  # of the checkpoint's step, which is not logged yet when it is saved
+    baseline: Baseline = field(default_factory=Baseline)  # empty in checkpoints of versions that did not save it
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
         write_atomically(staging / CURSOR, json.dumps(self.cursor.to_dict(), indent=1))
         write_atomically(staging / RECORD, json.dumps(self.record))
+        write_atomically(staging / BASELINE, json.dumps(self.baseline.to_dict(), indent=1))
 
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
@@ -62,11 +66,13 @@ class CheckpointState:
         """
         cursor = _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
         record = _parsed(checkpoint / RECORD, json.loads)
+        path = checkpoint / BASELINE
+        baseline = _parsed(path, lambda text: Baseline.from_dict(json.loads(text))) if path.exists() else Baseline()
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _parsed(checkpoint / name, _groups),
         )
-        return cls(cursor, list(groups.values()), record)
+        return cls(cursor, list(groups.values()), record, baseline)
 
 
 def _groups(text: str) -> dict[int, Group]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.checkpoint_state import CheckpointState
 
 
@@ -31,6 +32,7 @@ class Progress:
     record: dict[str, Any] | None = None  # of the step that is done but not logged
     evaluated: bool = False  # the evaluation before the first step is logged
     engines: Mapping[str, float] = field(default_factory=dict)  # metrics of the newest rollout of this attempt
+    baseline: Baseline = field(default_factory=Baseline)  # of the gaps between engine and trainer
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
@@ -57,4 +59,5 @@ class Progress:
     def checkpoint_state(self) -> CheckpointState:
         """Return what a checkpoint of this moment holds besides the policy's state."""
         unused = self.groups if self.cursor.update else None
-        return CheckpointState(self.cursor, list(unused.own.values()) if unused is not None else [], self.record)
+        groups = list(unused.own.values()) if unused is not None else []
+        return CheckpointState(self.cursor, groups, self.record, replace(self.baseline))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import offload_trainer
@@ -20,7 +21,7 @@ from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes, engine_pee
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.system.progress import waiting
 from gspo_hpc.training import probe
-from gspo_hpc.training.agreement.gap import Gap
+from gspo_hpc.training.agreement.gap import Baseline, Gap
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 
@@ -43,8 +44,8 @@ def synchronize(
 
     If offloading of the trainer is configured, only its weights stay meanwhile, and nothing afterwards: the engines
     have the memory. The error of an engine that died on the way is returned, not raised, so that all other ranks go on;
-    the caller restarts the engine and syncs again. `first` is the gap of the first sync, which later ones are compared
-    with. Raises ProbeMismatch, on every rank.
+    the caller restarts the engine and syncs again. `first` is the gap of the run's first sync, which later ones are
+    compared with. Raises ProbeMismatch, on every rank.
     """
     offload.leave_to_engines(policy, keep_weights=True)
     death: EngineDied | None = None
@@ -60,14 +61,13 @@ def synchronize(
 
 def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tuple[str, EngineDied | None]:
     """Stream the current weights into `engine` (only take part if it is None), and return their fingerprint."""
-    device = policy.ranks.device
-    fingerprint = Fingerprint() if policy.ranks.rank == 0 else None
+    ranks, device = policy.ranks, policy.ranks.device
+    fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share of them
 
     def stream(memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         for parts in policy.parts(memory):
-            if fingerprint is not None:
-                for part in parts:
-                    fingerprint.add(part)
+            for part in parts:
+                fingerprint.add(part)
             yield parts
 
     if engine is not None:
@@ -81,7 +81,10 @@ def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tu
     else:
         for _ in stream():
             pass
-    text = "" if fingerprint is None else fingerprint.text()
+    values = fingerprint.values()
+    if ranks.world_size > 1:
+        dist.reduce(values, 0)
+    text = fingerprint.text(values) if ranks.rank == 0 else ""
     return broadcast_bytes(text.encode(), device).decode(), death
 
 
@@ -126,9 +129,10 @@ class EngineWeights:
         worker: RolloutWorker,
         sequences: Sequence[Sequence[int]],  # of the probe
         clock: StepClock,
+        baseline: Baseline | None = None,  # gets the gap of the run's first sync, unless it has it
     ) -> None:
         self.newest: Synced | None = None  # the result of the newest sync
-        self._first_gap: Gap | None = None
+        self._baseline = baseline or Baseline()
         self._policy, self._worker, self._sequences, self._clock = policy, worker, sequences, clock
         self._version = 0  # of the policy's weights, in this attempt
         self._engine_version: int | None = None  # of those that the engines have; None: no weights
@@ -155,7 +159,8 @@ class EngineWeights:
         self._awake = True
         with self._clock.phase("sync"):
             while True:
-                synced, death = synchronize(self._policy, engine, self._sequences, self._clock.monitor, self._first_gap)
+                monitor, first = self._clock.monitor, self._baseline.probe
+                synced, death = synchronize(self._policy, engine, self._sequences, monitor, first)
                 if not any_rank(death is not None, ranks.device):
                     break
                 if death is not None:
@@ -168,7 +173,7 @@ class EngineWeights:
                 if stops:
                     raise Abandoned
         self.newest, self._engine_version = synced, self._version
-        self._first_gap = self._first_gap or synced.gap
+        self._baseline.probe = self._baseline.probe or synced.gap
         return synced
 
     def sleep(self, level: int | None = None) -> None:

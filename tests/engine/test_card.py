@@ -26,6 +26,7 @@ from tests.engine.card.memory import PAGE, Card, Misuse, OnCard, Pool
 from tests.engine.card.wiring import WIDTH, ClientOnCard, Engines, insert
 
 BUCKET = 3 * WIDTH * WIDTH * 4  # bytes: the largest tensor fills one
+SMALL = 1 << 10  # bytes: the largest tensors take more than two of these buckets
 SHAPES = {"first.weight": (3 * WIDTH, WIDTH), "second.weight": (WIDTH, 3 * WIDTH), "second.bias": (WIDTH,)}
 
 
@@ -56,10 +57,11 @@ class Bench:
         """Return the weights that the engine would compute with."""
         return {name: p.data for name, p in self.engines.worker.model_runner.model.named_parameters()}
 
-    def sync(self, seed: int) -> dict[str, torch.Tensor]:
-        """Wake the engine, give it new weights, and return them: the loop's order."""
+    def sync(self, seed: int, without: str = "") -> dict[str, torch.Tensor]:
+        """Wake the engine, give it new weights, the smallest first, and return them: the loop's order."""
         generator = torch.Generator().manual_seed(seed)
-        sent = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+        sent = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items() if name != without}
+        sent = dict(sorted(sent.items(), key=lambda one: one[1].nbytes))
         self.engine.wake_up(["weights"])
         self.engine.update_weights(stream_of(sent.items()))
         self.engine.wake_up()
@@ -96,7 +98,8 @@ def start(
     def started(**options: Any) -> Bench:
         engines = Engines(card)
         monkeypatch.setattr(engine_module, "Client", type("Client", (ClientOnCard,), {"engines": engines}))
-        made.append(Engine(EngineSettings(str(tmp_path), platform="cuda", bucket_bytes=BUCKET, **options)))
+        options = {"bucket_bytes": BUCKET} | options
+        made.append(Engine(EngineSettings(str(tmp_path), platform="cuda", **options)))
         made[0].start()
         return Bench(made[0], engines, card)
 
@@ -188,6 +191,36 @@ def test_engines_that_die_in_an_update_cost_no_memory(
         sent = bench.sync(update)
         assert same(bench.model(), sent)
     assert bench.card.used() == before
+
+
+@pytest.mark.parametrize("bucket_bytes", [BUCKET, SMALL])
+@pytest.mark.parametrize("fails_at", [1, 2, 3, None], ids=["first", "second", "third", "finish"])
+def test_an_engine_is_killed_before_the_memory_that_it_maps_is_freed(
+    start: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, bucket_bytes: int, fails_at: int | None
+) -> None:
+    """Wherever it fails: before memory has grown, after, or at the very end, when it has unmapped it."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    bench = start(bucket_bytes=bucket_bytes)
+    before = bench.card.used()
+    for update in range(2):
+        bench.count_loads(fails_at)
+        with pytest.raises((RuntimeError, ValueError), match="planted" if fails_at is not None else "were not sent"):
+            bench.sync(update, without="" if fails_at is not None else "second.weight")
+        assert bench.card.used() <= before, "of the engine, which is dead, nothing is left"
+        assert set(bench.card.counts()) == {0}
+        bench.engine.restart()
+        assert same(bench.model(), bench.sync(update))
+    assert bench.card.used() == before and set(bench.card.counts()) == {0}
+
+
+def test_memory_grows_in_the_middle_of_an_update(start: Callable[..., Bench]) -> None:
+    """For a tensor that is larger than both halves: the worker unmaps the smaller memory first."""
+    bench = start(bucket_bytes=SMALL)
+    before = bench.card.used()
+    for update in range(3):
+        assert same(bench.model(), bench.sync(update))
+        assert bench.card.used() == before and set(bench.card.counts()) == {0}
+    assert len(bench.card.exports) == 3 * 2, "the memory never grew"
 
 
 def test_the_card_is_strict() -> None:

@@ -61,10 +61,16 @@ class Workers:
                 named = Part(part["name"], tensor.shape, tensor, tuple(part["experts"]))
                 for name, one in named.tensors():
                     assert found.setdefault(name, one) is one
-        self._called("settle")
+            if bucket["unmap"]:
+                del self._mapped[number]
+        self._called("wait_loaded")
 
     def finish(self) -> None:
         self._called("finish")
+
+    def kill(self) -> None:
+        self._fails = ""
+        self._called("kill")
 
 
 @st.composite
@@ -133,7 +139,7 @@ class Threads:
         return Peers()
 
 
-@pytest.mark.parametrize("fails", ["", "begin", "post", "settle", "finish", "nobody"])
+@pytest.mark.parametrize("fails", ["", "begin", "post", "wait_loaded", "finish", "nobody"])
 def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) -> None:
     """No rank overwrites what a worker still reads; all come to the end where the engine fails, or is dead before."""
     threads, workers = Threads(3), Workers(3, fails)
@@ -157,6 +163,7 @@ def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) 
     for one in running:
         one.join(20)
     assert sorted(ended) == [0, 1, 2]
+    assert workers.calls.count("kill") == len(errors) and (not errors or workers.calls[-2:] == [fails, "kill"])
     assert [str(error) for error in errors] == ([f"planted in {fails}"] if fails not in ("", "nobody") else [])
     if not fails:
         for (tensors, _), found in zip(streams, workers.found, strict=True):
@@ -325,10 +332,14 @@ def test_tensors_of_any_stride_are_packed() -> None:
 
 def test_shapes_come_from_the_files_alone(model_path: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
     assert checkpoint_shapes(model_path) == {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    with pytest.raises(ValueError, match="no \\*.safetensors files"):
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
+    with pytest.raises(ValueError, match="has no model.safetensors and no model.safetensors.index.json"):
         checkpoint_shapes(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
+        checkpoint_shapes(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 5}')
+    with pytest.raises(ValueError, match="index.json is not readable"):
         checkpoint_shapes(tmp_path)
 
 
@@ -344,7 +355,7 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
 
     sender = WeightSender("cpu", 1, ALIGNMENT)
     sender._buffer = Fresh()
-    receiver: Any = SimpleNamespace(**dict.fromkeys(("begin", "check", "post", "finish"), lambda *bucket: None))
+    receiver: Any = SimpleNamespace(**dict.fromkeys(("begin", "check", "post", "finish", "kill"), lambda *_: None))
 
     def refuse() -> None:
         try:
@@ -352,7 +363,7 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
         except ValueError as error:
             raise RuntimeError("planted") from error
 
-    receiver.settle = refuse
+    receiver.wait_loaded = refuse
     gc.collect()
     gc.disable()
     try:

@@ -395,6 +395,7 @@ def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Ar
     `engine_ranks` tensor-parallel workers."""
     settings = config(model, world, rollout={"tensor_parallel_size": engine_ranks}, **sections)
     made, ranks = policy(settings)
+    fingerprint, _ = sync._push(made, None, None)  # of the folder's weights
     _two_steps(made, settings)
     _probes.append(model)
     with torch.no_grad():
@@ -407,7 +408,7 @@ def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Ar
         raise AssertionError("the engine has these weights before it was given them")
     synced, death = sync.synchronize(made, engine, probe)
     assert death is None
-    return {"gap": np.array([synced.gap.max, synced.gap.mean])}
+    return {"gap": np.array([synced.gap.max, synced.gap.mean]), "fingerprint": np.array(fingerprint)}
 
 
 def slept(model: str, world: int, level: int) -> Arrays:

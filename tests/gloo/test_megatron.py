@@ -190,6 +190,13 @@ def test_an_engine_agrees_with_every_layout(layout: str, results: dict[str, Arra
     assert 0 < gap_mean <= gap_max < 1e-3
 
 
+@pytest.mark.parametrize("model", ["qwen3-untied", EXPERTS[-1]])
+def test_the_fingerprint_is_that_of_the_weights_in_every_layout(model: str, results: dict[str, Arrays]) -> None:
+    """Whatever ranks cut, and whichever of them hashed a tensor."""
+    layouts = [name for world in (2, 4) for name, (probed, _) in PROBED[world].items() if probed == model]
+    assert len(layouts) > 5 and len({str(results[f"probed-{name}"]["fingerprint"]) for name in layouts}) == 1
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_weights_that_sleep_dropped_are_pushed_again(level: int, results: dict[str, Arrays]) -> None:
     """Once, not again while the engine is awake, and after a sleep at level 2 again though no update has changed them:

@@ -42,6 +42,10 @@ def test_killed_run_equals_the_uninterrupted_one(tiny_config: Path, uninterrupte
 
     assert harness.comparable(run_dir) == harness.comparable(uninterrupted)
     assert harness.samples(run_dir) == harness.samples(uninterrupted)
+    baselines = [
+        (run / "checkpoints" / f"{harness.STEPS:06d}" / "baseline.json").read_text() for run in (run_dir, uninterrupted)
+    ]
+    assert baselines[0] == baselines[1] and json.loads(baselines[0])["probe"]["mean"] > 0
     reasons = [json.loads(p.read_text()) for p in sorted((run_dir / "attempts").glob("*/attempt.json"))]
     assert len(reasons) == len(MOMENTS) + 1 and reasons[-1]["reason"] == "done"
     ours = harness.export(run_dir, tmp_path / "exported")

@@ -120,6 +120,8 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     if colocated:
         sync["buckets"] += _loading(arch, config)
         sync |= {"engine_weights": engine["engine_weights"], **asleep}
+        if waiting := parameters.waiting_vocabulary(arch):
+            sync["padded_vocabulary"] = waiting * _engine_itemsize(config)
     if colocated:
         generation = engine | own | resting
     else:  # on a GPU of its own, where nothing sleeps
@@ -176,11 +178,11 @@ def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tok
 def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
     """Return the bytes of one token in the cache of one GPU. Heads that are fewer than an engine's GPUs are copied."""
     heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
-    wide = (config.rollout.dtype or config.model.dtype) == "float32"
+    item = _engine_itemsize(config)
     if arch.mixers:
         parts = (mixer.cache // min(config.rollout.tensor_parallel_size, mixer.cache_heads) for mixer in arch.mixers)
-        return sum(parts) * (4 if wide else 2)
-    return 2 * arch.num_layers * heads * arch.head_dim * (4 if wide else 2)
+        return sum(parts) * item
+    return 2 * arch.num_layers * heads * arch.head_dim * item
 
 
 def micro_batch_tokens(config: Config, name: str = "update") -> int:
@@ -261,8 +263,7 @@ def _working(arch: Architecture, config: Config) -> float:
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
     """Return the bytes that a worker of vLLM holds: it fills its share of the card with cache."""
-    tp, wide = config.rollout.tensor_parallel_size, (config.rollout.dtype or config.model.dtype) == "float32"
-    item = 4 if wide else 2
+    tp, item = config.rollout.tensor_parallel_size, _engine_itemsize(config)
     weights = parameters.of_engine(arch, tp) * item
     tokens = int(engine_setting(config, "max_num_batched_tokens"))
     inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
@@ -283,16 +284,17 @@ def _loading(arch: Architecture, config: Config) -> int:
 
     Besides, a tensor that ranks cut by columns is copied into one piece, and other layers wait for the next bucket.
     """
-    tp, item = (
-        config.rollout.tensor_parallel_size,
-        4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2,
-    )
+    tp, item = config.rollout.tensor_parallel_size, _engine_itemsize(config)
     largest = _largest_parameter(arch)
     loading = largest + largest // tp
     if arch.experts is not None:
         experts = 3 * arch.experts.count * arch.experts.ffn_hidden_size * arch.hidden_size
         loading = max(loading, experts // tp + GATHER_BUCKET_BYTES["cuda"] // item)
     return loading * item
+
+
+def _engine_itemsize(config: Config) -> int:
+    return 4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2
 
 
 def _largest_parameter(arch: Architecture) -> int:

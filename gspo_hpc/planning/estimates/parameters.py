@@ -15,6 +15,8 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import divisions
 
+_VOCABULARY_BLOCK = 64  # rows: vLLM's DEFAULT_VOCAB_PADDING_SIZE
+
 
 @dataclass(frozen=True)
 class Count:
@@ -148,3 +150,14 @@ def _ends(arch: Architecture, tp: int, *, first: bool, last: bool) -> Count:
     vocabulary = -(-arch.vocab_size // tp) * arch.hidden_size  # padded, so that ranks have equally many rows
     heads = int(last and not (arch.tie_word_embeddings and first))
     return Count(vocabulary * (first + heads) + arch.hidden_size * last + arch.vision_parameters * first, 0)
+
+
+def waiting_vocabulary(arch: Architecture) -> int:
+    """Return the elements of a vocabulary that each worker of vLLM keeps until a weight update ends.
+
+    vLLM pads it to whole blocks of rows. The layer then never gets all of its elements, so it is loaded last, and what
+    came for it, all rows of embedding and head, is kept so long.
+    """
+    if arch.vocab_size % _VOCABULARY_BLOCK == 0:
+        return 0
+    return (1 if arch.tie_word_embeddings else 2) * arch.vocab_size * arch.hidden_size

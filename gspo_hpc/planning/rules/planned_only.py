@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gspo_hpc.config.derived import engine_over_nodes
+from gspo_hpc.models.weight_files import is_block_fp8
 from gspo_hpc.planning.builder import NotRun, PlanBuilder
 
 Reasons = Callable[[PlanBuilder], Iterator[str]]
@@ -56,3 +57,13 @@ def _family(plan: PlanBuilder) -> Iterator[str]:
     model = plan.config.model
     if model.path is not None and (reason := plan.models.untrained(model.path, model.provider)) is not None:
         yield f"model.path {model.path} can be planned, but this version does not train it: {reason}"
+
+
+@planned_only("load_format_of_fp8")
+def _load_format(plan: PlanBuilder) -> Iterator[str]:
+    load_format = plan.config.rollout.engine.get("load_format", "dummy")
+    if load_format != "dummy" and is_block_fp8(plan.model_file.content or {}):
+        yield (
+            f"rollout.engine.load_format {load_format} would read FP8 weights into an engine that computes in "
+            "model.dtype, as the trainer does: leave it out, since the first weight sync brings all weights"
+        )

@@ -7,8 +7,9 @@ In float32 rounding is small everywhere, and every token counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,28 @@ class Gap:
     def values(self) -> tuple[float, ...]:
         """Return the numbers, which ranks reduce to their maxima."""
         return astuple(self)
+
+
+@dataclass
+class Baseline:
+    """The gaps of a run's first sync and first update, in whichever attempt: later ones are judged against them.
+
+    It is saved with checkpoints, so that an attempt that resumes does not take those of bad weights for the first.
+    """
+
+    probe: Gap | None = None
+    update: float | None = None  # mean |log p - log q| of its tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Baseline:
+        """Return what :meth:`to_dict` gave. Raises TypeError or ValueError for other values."""
+        probe, update = values.get("probe"), values.get("update")
+        numbers = None if probe is None else {str(name): float(value) for name, value in probe.items()}
+        return cls(None if numbers is None else Gap(**numbers), None if update is None else float(update))
 
 
 def measure(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Gap:

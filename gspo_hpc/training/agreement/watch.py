@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from gspo_hpc.algorithms.terms.places import CACHED_NAMES, POSITION_NAMES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.schema import Config
+from gspo_hpc.training.agreement.gap import Baseline
 
 _FEWEST = 256  # tokens from which a mean is judged
 _GROWTH = 5.0  # times the gap elsewhere: so much larger is another cause than rounding
@@ -27,12 +28,13 @@ class GapMismatch(RuntimeError):
 
 
 class RolloutGapMonitor:
-    """The limits of a run for the gaps of its updates, and the gap of the first of them in this attempt."""
+    """The limits of a run for the gaps of its updates."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, baseline: Baseline | None = None) -> None:
+        """`baseline` gets the gap of the run's first update, unless it has it."""
         # The gap is of log-probs at the temperature of the rollout, which stretches logits.
         self._allowed = gap_limits(config).mean / min(1.0, config.rollout.temperature or 1.0)
-        self._first: float | None = None
+        self._baseline = baseline or Baseline()
 
     def judge(self, sums: Sums, version: int) -> None:
         """Raise GapMismatch, with the likely cause, if tokens of a rollout have too large a gap.
@@ -51,14 +53,14 @@ class RolloutGapMonitor:
                 f"difference| {mean:.2e} (allowed {self._allowed:g}); {_shown(sums, CACHED_NAMES)}; "
                 f"{_shown(sums, POSITION_NAMES)}. Likely cause: {cause}. {fix}"
             )
-        if self._first is None:
-            self._first = mean
+        if self._baseline.update is None:
+            self._baseline.update = mean
 
     def _stale_places(self, sums: Sums) -> list[str]:
         """Return the lengths of cached prefixes behind which the gap is far larger than without, or than at first."""
         means = _means(sums, CACHED_NAMES)
         plain = means.pop(CACHED_NAMES[0], None)
-        usual = plain if plain is not None else self._first
+        usual = plain if plain is not None else self._baseline.update
         if usual is None:
             return []
         most = max(_GROWTH * usual, _FLOOR * self._allowed)

@@ -38,6 +38,7 @@ from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training import loop, sync
+from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.bringup import (
     LoadedPrompts,
@@ -118,7 +119,7 @@ class TrainingJob:
             self._note(f"all {progress.cursor.step} steps are done; raise run.max_steps to train further")
             return "done"
         monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
-        worker = self._start_worker(policy, prompts.probe, monitor)
+        worker = self._start_worker(policy, prompts.probe, monitor, progress.baseline)
         observers = Observers([*self._make_observers(), *self._make_memory_watch(flag)])
         recipe = self._make_recipe()
         data = self._make_data(recipe, prompts)
@@ -130,7 +131,7 @@ class TrainingJob:
             traces=self._attempt.traces,
             rank=ranks.rank,
         )
-        weights = EngineWeights(policy, worker, prompts.probe, clock)
+        weights = EngineWeights(policy, worker, prompts.probe, clock, progress.baseline)
         staging = partial(new_staging, self._run, ranks)
         self._checkpoints = Checkpoints(saver, staging, control, observers, clock, ranks)
         session = Session(
@@ -140,7 +141,7 @@ class TrainingJob:
             logprobs=LogprobPasses(recipe, policy, reference, clock),
             evaluator=Evaluator(config, data, worker, weights, observers, clock),
             weights=weights,
-            watch=RolloutGapMonitor(config),
+            watch=RolloutGapMonitor(config, progress.baseline),
             checkpoints=self._checkpoints,
             recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock),
             observers=observers,
@@ -188,11 +189,13 @@ class TrainingJob:
         state = CheckpointState.read(whole, ranks.exchange)
         groups = ranks.exchange.shard(state.groups)
         record = state.record if logged < state.cursor.step else None
-        return policy, reference, Progress(state.cursor, groups, record, evaluated=True)
+        return policy, reference, Progress(state.cursor, groups, record, evaluated=True, baseline=state.baseline)
 
-    def _start_worker(self, policy: Policy, sequences: list[list[int]], monitor: PassMonitor) -> RolloutWorker:
+    def _start_worker(
+        self, policy: Policy, sequences: list[list[int]], monitor: PassMonitor, baseline: Baseline
+    ) -> RolloutWorker:
         def sync_weights(engine: Engine | None) -> EngineDied | None:
-            return sync.synchronize(policy, engine, sequences, monitor)[1]
+            return sync.synchronize(policy, engine, sequences, monitor, baseline.probe)[1]
 
         self._worker = start_rollout_worker(
             self._config,

@@ -74,6 +74,7 @@ class Card:
         self._reserved: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._plain: list[tuple[StorageWeakRef, int, int]] = []  # tensors outside of vLLM's pools: address, bytes
         self._process = 0  # which engine's process maps exports now
+        self._maps: set[int] = set()  # exports that it maps
         self._pool: Pool | None = None
         self._callbacks: tuple[Callable[[Handle], None], Callable[[int], Handle]] | None = None
 
@@ -177,17 +178,25 @@ class Card:
         export = self.exports[counter]
         if export.storage.expired():
             raise Misuse("an export was mapped whose memory its owner has freed")
+        if counter in self._maps or export.count < 1:
+            raise Misuse("an export was mapped a second time, or after it was released")
+        self._maps.add(counter)
         memory = (ctypes.c_char * nbytes).from_address(export.address + offset)
         weakref.finalize(memory, self._end_mapping, self._process, counter)
         return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
     def release(self, counters: bytes, counter: int) -> None:
-        """Count a release of an export."""
+        """Count a release of an export. Raises Misuse as long as a process maps it, and for a second one."""
+        if counter in self._maps:
+            raise Misuse("memory was given back that a worker still maps")
         self.exports[counter].count -= 1
+        if self.exports[counter].count < 0:
+            raise Misuse("an export was released twice")
 
     def end_process(self) -> None:
         """End the engine's process as SIGKILL does: what it has mapped is gone, and nobody counts."""
         self._process += 1
+        self._maps.clear()
         self.mapped.clear()
 
     def collect(self) -> None:
@@ -200,6 +209,7 @@ class Card:
 
     def _end_mapping(self, process: int, counter: int) -> None:
         if process == self._process:
+            self._maps.discard(counter)
             self.release(b"", counter)
 
 

@@ -34,6 +34,14 @@ def test_heads_are_in_fp32_unless_the_user_says_otherwise(dtype: str, given: dic
     assert made.engine_args == extra, "what the user gave is left as it is"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_of_a_folder_in_fp8_computes_in_its_own_type(dtype: str) -> None:
+    made = EngineSettings("model", dtype=dtype, dequantized=True, engine_args={"hf_overrides": {"rope_theta": 5.0}})
+    overrides = arguments(made, "gspo_hpc")["hf_overrides"]
+    assert overrides["quantization_config"] is None and overrides["rope_theta"] == 5.0
+    assert ("head_dtype" in overrides) == (dtype != "float32")
+
+
 def test_batch_invariance_is_for_gpus_that_are_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings.torch.cuda, "current_device", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

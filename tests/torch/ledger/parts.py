@@ -18,6 +18,7 @@ import torch
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
+from gspo_hpc.engine.weight_buffers import HostBuffer
 from gspo_hpc.models import architecture
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
 from gspo_hpc.planning.estimates import parameters
@@ -33,6 +34,7 @@ from tests.torch.ledger.world import World
 
 OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases that stay on the card all the time
 STATE = ("weights", "gradients", "optimizer")
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass
@@ -113,13 +115,46 @@ class LedgerPolicy(Policy):
         self.weight_offload, self.gradient_offload, self.state_offload = buffers
 
     def parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
-        """Hold the buckets while weights travel."""
-        gpu, node = self.job.world.rank, self.job.node
+        """Hold the buckets while weights travel, where no engine's memory holds them."""
         self.settle()
-        with node.phase(gpu, "sync"):
-            node.put(gpu, "buckets", self.job.parts("sync")["buckets"])
+        if memory is not None:
             yield from super().parts(memory)
-            node.drop(gpu, "buckets")
+            return
+        buckets = Buckets(self.job)
+        buckets.memory(1)
+        yield from super().parts(memory)
+        buckets.close()
+
+
+class Buckets(HostBuffer):
+    """The counterpart of CudaBuffer: on the card from the first bucket of a sync until the worker has let go of it."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job, self._phase = job, contextlib.ExitStack()
+        self._taken = False
+
+    def memory(self, size: int) -> torch.Tensor:
+        """See WeightBuffer."""
+        gpu, node = self._job.world.rank, self._job.node
+        if not self._taken:
+            self._taken = True
+            self._phase.enter_context(node.phase(gpu, "sync"))
+            node.put(gpu, "buckets", self._job.parts("sync")["buckets"])
+        return super().memory(size)
+
+    def release_unused(self, *, unmapped: bool) -> None:
+        """See WeightBuffer."""
+        if self._taken:
+            self._taken = False
+            self._job.node.drop(self._job.world.rank, "buckets")
+            self._phase.close()
+        super().release_unused(unmapped=unmapped)
+
+    def close(self) -> None:
+        """See WeightBuffer."""
+        self.release_unused(unmapped=False)
+        super().close()
 
 
 def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult:
@@ -180,11 +215,23 @@ class LLM:
         """Do nothing."""
 
     def update_weights(self, info: Any) -> None:
-        """Take a bucket, for which the weights must be mapped."""
+        """Take a bucket, for which the weights must be mapped; keep a vocabulary that has to be padded."""
         assert all("weights" in self.job.node.mapped(gpu) for gpu in self.gpus)
+        arch = architecture.find(self.job.config)
+        assert arch is not None
+        wide = (self.job.config.rollout.dtype or self.job.config.model.dtype) == "float32"
+        for part in info["update_info"]["parts"]:
+            if part["name"] in VOCABULARY and arch.vocab_size % 64:  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
+                for gpu in self.gpus:
+                    size = arch.vocab_size * arch.hidden_size * (4 if wide else 2)
+                    self.job.node.map(gpu, f"pending {part['name']}", size)
 
     def finish_weight_update(self) -> None:
-        """Do nothing."""
+        """Load what was kept."""
+        for gpu in self.gpus:
+            for name in self.job.node.mapped(gpu):
+                if name.startswith("pending"):
+                    self.job.node.unmap(gpu, name)
 
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
         """Return that it was reset."""

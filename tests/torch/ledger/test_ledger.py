@@ -6,6 +6,7 @@ that do not wait for the engine of their neighbour, vLLM's memory mapped twice, 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -25,7 +26,8 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine import engine as engines
-from gspo_hpc.engine.weight_buffers import HostBuffer
+from gspo_hpc.models import architecture, catalog
+from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
@@ -86,7 +88,9 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     monkeypatch.setattr(engines, "environment", lambda settings: {})
     monkeypatch.setattr(engines, "Client", lambda environment, log_path: parts.Client(job))
     monkeypatch.setattr(engines.Engine, "prompt_logprobs", lambda self, sequences: [np.zeros(2, np.float32)])
-    monkeypatch.setattr(sync.transfer, "CudaBuffer", HostBuffer)
+    monkeypatch.setattr(sync.transfer, "CudaBuffer", lambda: parts.Buckets(job))
+    no_sums = SimpleNamespace(reduce=lambda values, rank: None)
+    monkeypatch.setattr(sync, "dist", no_sums)
     monkeypatch.setattr(sync, "engine_peers", lambda config, ranks: world.peers(config.rollout.tensor_parallel_size))
 
     def rank() -> None:
@@ -162,6 +166,9 @@ def job_of(config: Config, model: Path, seed: int, script: Mapping[int, str], de
     assert plan.valid and plan.memory is not None, [broken.message for broken in plan.broken]
     gpus = config.cluster.gpus_per_node
     tensors = load_file(model / "model.safetensors")
+    arch = architecture.find(config)
+    if arch is not None and not arch.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     return Job(config, plan.memory, Node(gpus, plan.memory.card), World(gpus, seed, delay), tensors, script)
 
 
@@ -267,6 +274,29 @@ def test_random_layouts_never_pass_their_cards(model: Path) -> None:
             run(job, Cursor(), monkeypatch, model)
         planned = host_of(job)
         assert job.node.host <= planned, (number, job.node.host / 2**30, planned / 2**30)
+
+
+def odd_vocabulary(folder: Path, tied: bool) -> Config:
+    """Return a preset's config for a model with a vocabulary that vLLM pads."""
+    settings = catalog.content("Qwen2.5-7B") | {"vocab_size": 152_065, "tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "model.safetensors").write_bytes(b"")
+    return loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", [*EVENTS, f"model.path={folder}"])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("forgotten", [False, True], ids=["planned", "forgotten"])
+def test_a_padded_vocabulary_is_kept_until_a_sync_ends(
+    tied: bool, forgotten: bool, monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
+) -> None:
+    """A plan without it has another peak than the ledger."""
+    if forgotten:
+        monkeypatch.setattr(parameters, "waiting_vocabulary", lambda arch: 0)
+    job = job_of(odd_vocabulary(tmp_path, tied), model, 1, {2: "stop"})
+    run(job, Cursor(), monkeypatch, model)
+    planned = next(one for one in job.estimate.phases if one.name == "sync")
+    missed = job.node.peaks["sync"] - planned.total
+    assert missed == (2 - tied) * 152_065 * 3584 * 2 * forgotten
 
 
 @pytest.mark.parametrize("fault", ["start", "sync", "save", "wait", "wake"])

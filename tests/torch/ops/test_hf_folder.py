@@ -21,7 +21,9 @@ Named = tuple[str, torch.Tensor]
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"hidden_size": 8, "torch_dtype": "float16"}))
+    (folder / "config.json").write_text(
+        json.dumps({"hidden_size": 8, "torch_dtype": "float16", "quantization_config": {"quant_method": "fp8"}})
+    )
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_text("not to be copied")
     return folder

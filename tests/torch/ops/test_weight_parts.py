@@ -1,11 +1,15 @@
-"""The fingerprint says which weights these are, and not how they came."""
+"""The fingerprint says which weights these are, and not how they came.
+
+A second. Catches rows, columns or blocks that change places on their way, and a fingerprint that depends on the layout.
+"""
 
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from gspo_hpc.ops import weight_parts
 from gspo_hpc.ops.weight_parts import Fingerprint, Part, Scratch, stream_of
 
 
@@ -13,7 +17,7 @@ def fingerprint(parts: list[Part]) -> str:
     made = Fingerprint()
     for part in parts:
         made.add(part)
-    return made.text()
+    return made.text(made.values())
 
 
 @given(
@@ -41,6 +45,99 @@ def test_it_does_not_depend_on_division_and_order(
     assert fingerprint(single) == one
     columns = head.view(6, 3).t().contiguous().t()
     assert fingerprint([stack, others[0], Part("head", (6, 3), columns), others[2]]) == one
+
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
+WORDS = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.data(), DTYPES, st.integers(1, 4), st.integers(1, 4), st.integers(1, 40), st.integers(1, 50))
+@settings(max_examples=150, deadline=None)
+def test_it_does_not_depend_on_where_rows_and_columns_are_cut(
+    data: st.DataObject, dtype: torch.dtype, ranks: int, experts: int, rows: int, columns: int
+) -> None:
+    """Matrices of any size, in pieces of any number of cached words, as ranks gather them: cut by rows or columns."""
+    whole = torch.randn(experts, rows * ranks, columns * ranks).to(dtype)
+    shape, numbers = tuple(whole.shape[1:]), tuple(range(experts))
+    by_columns = whole.unflatten(2, (ranks, columns)).permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    by_rows = whole.unflatten(1, (ranks, rows)).transpose(0, 1).contiguous().transpose(0, 1)
+    turned = whole.transpose(1, 2).contiguous().transpose(1, 2)
+    found = set()
+    for view in (whole, by_columns, by_rows, turned):
+        weight_parts._CACHED, kept = data.draw(st.sampled_from([1, 7, 64, 500, 1 << 16])), weight_parts._CACHED
+        try:
+            found.add(fingerprint([Part("e.{}.w", (experts, *shape), view, numbers)]))
+        finally:
+            weight_parts._CACHED = kept
+    found.add(fingerprint([Part(f"e.{number}.w", shape, whole[number]) for number in numbers]))
+    assert len(found) == 1
+
+
+def matrix(data: st.DataObject, rows: int, columns: int) -> torch.Tensor:
+    """Words of which many may be equal, as they are in norms, or differ in their signs only."""
+    if data.draw(st.booleans()):
+        seed = data.draw(st.integers(0, 2**31))
+        return torch.randint(-(2**62), 2**62, (rows, columns), generator=torch.Generator().manual_seed(seed))
+    few = data.draw(st.lists(WORDS, min_size=2, max_size=3, unique=True))
+    picks = torch.randint(
+        len(few), (rows, columns), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    )
+    return torch.tensor(few)[picks]
+
+
+def of_words(words: torch.Tensor, experts: int = 0) -> str:
+    """Return the fingerprint of float64 numbers with these words: a matrix, or one in a stack of equal ones."""
+    values = words.view(torch.float64)
+    if not experts:
+        return fingerprint([Part("w", tuple(values.shape), values)])
+    stack = torch.stack([*[torch.zeros_like(values)] * experts, values])
+    return fingerprint([Part("e.{}.w", tuple(stack.shape), stack, tuple(range(experts + 1)))])
+
+
+@given(st.data(), st.sampled_from([(1, 6), (8, 1), (4, 4), (40, 40), (7, 200)]), st.integers(0, 2))
+@settings(max_examples=200, deadline=None)
+def test_two_words_that_change_places_change_it(data: st.DataObject, shape: tuple[int, int], experts: int) -> None:
+    """In vectors, and in matrices of which only sums are mixed."""
+    words = matrix(data, *shape)
+    one, other = data.draw(st.integers(0, words.numel() - 1)), data.draw(st.integers(0, words.numel() - 1))
+    flat = words.flatten()
+    assume(flat[one] != flat[other])
+    swapped = flat.clone()
+    swapped[one], swapped[other] = flat[other], flat[one]
+    assert of_words(swapped.view(shape), experts) != of_words(words, experts)
+
+
+@given(st.data(), st.sampled_from([(4, 4), (40, 40), (64, 64)]), st.integers(0, 2), st.integers(1, 39))
+@settings(max_examples=200, deadline=None)
+def test_shifts_transpositions_and_blocks_that_change_places_change_it(
+    data: st.DataObject, shape: tuple[int, int], experts: int, steps: int
+) -> None:
+    words, half = matrix(data, *shape), shape[0] // 2
+    block = words.clone()
+    block[:half, half:] = words[:half, half:].t()
+    columns = torch.cat([words[:, half:], words[:, :half]], 1)
+    whole = of_words(words, experts)
+    for other in (words.t().contiguous(), block, columns, columns.t().contiguous(), words.flip(0), words.flip(1)):
+        assert torch.equal(other, words) or of_words(other, experts) != whole
+    for moved in (words.roll(steps), words.roll(steps, 0), words.roll(steps, 1)):
+        assert torch.equal(moved, words) or of_words(moved, experts) != whole
+
+
+@given(st.integers(1, 5), st.lists(st.integers(1, 60), min_size=1, max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_ranks_share_the_work(ranks: int, sizes: list[int]) -> None:
+    """Each tensor is hashed by one of them, and all together have the fingerprint of one rank by itself."""
+    parts = [Part(f"w{number}", (size, 8), torch.randn(size, 8)) for number, size in enumerate(sizes)]
+    parts += [Part("e.{}.w", (3, 4, 4), torch.randn(3, 4, 4), (0, 1, 2))]
+    made = [Fingerprint(rank, ranks) for rank in range(ranks)]
+    for one in made:
+        for part in parts:
+            one.add(part)
+    values = torch.stack([one.values() for one in made])
+    assert ((values != 0).sum(0) == 1).all()
+    loads = [sum(part.tensor.nbytes for part, v in zip(parts, row, strict=False) if v) for row in values]
+    assert max(loads) - min(loads) <= max(part.tensor.nbytes for part in parts) or len(parts) < ranks
+    assert {one.text(values.sum(0)) for one in made} == {fingerprint(parts)}
 
 
 def test_any_other_bit_name_or_shape_is_another() -> None:

@@ -1,21 +1,32 @@
 """A rollout in use in a checkpoint: every rank writes the groups that it holds, and any number of ranks reads them.
 
-Catches a group that is lost or read twice where the number of ranks changes, and a file whose hash is not its own.
+Catches a group that is lost or read twice where the number of ranks changes, a file whose hash is not its own, and an
+attempt that judges the gap between engine and trainer by that of weights that went bad before it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gspo_hpc.config.derived import gap_limits
+from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training import sync
+from gspo_hpc.training.agreement.gap import Baseline, Gap, excess
+from gspo_hpc.training.agreement.watch import GapMismatch, RolloutGapMonitor
 from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.progress import Progress
+from gspo_hpc.training.sync import EngineWeights, Synced
 from tests.torch.exchange.test_exchange import make_groups, on_ranks
 
 CURSOR = Cursor(step=3, rollout=1, update=1)
@@ -72,3 +83,68 @@ def test_groups_are_written_one_at_a_time(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert entry["size"] > 15 * largest and peak < 6 * largest
+
+
+HALF = from_dict({"model": {"dtype": "bfloat16"}})
+FIRST, BAD = Gap(0.1, 0.01, 0.01, 0.003, 0.125), Gap(0.3, 0.04, 0.04, 0.02)
+UPDATES = {"good": 0.004, "bad": 0.03}  # mean gaps
+
+
+class Run:
+    """What an attempt judges gaps with, in the loop's order, from where a checkpoint left it."""
+
+    def __init__(self, state: CheckpointState | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.progress = Progress() if state is None else Progress(state.cursor, baseline=state.baseline)
+        self.firsts: list[Gap | None] = []
+        self._gap = FIRST
+        policy: Any = SimpleNamespace(config=HALF, ranks=SimpleNamespace(device=None))
+        worker: Any = SimpleNamespace(engine=None)
+        clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext(), monitor=None)
+        self._weights = EngineWeights(policy, worker, [], clock, self.progress.baseline)
+        self._watch = RolloutGapMonitor(HALF, self.progress.baseline)
+        monkeypatch.setattr(sync, "any_rank", lambda value, device: value)
+        monkeypatch.setattr(sync, "synchronize", self._synchronize)
+
+    def _synchronize(self, *arguments: Any) -> tuple[Synced, None]:
+        self.firsts.append(arguments[-1])
+        return Synced("", self._gap), None
+
+    def sync(self, gap: Gap) -> str | None:
+        """Sync new weights, and return what is wrong with their gap."""
+        self._gap = gap
+        self._weights.mark_updated()
+        self._weights.sync()
+        return excess(gap, gap_limits(HALF), self.firsts[-1])
+
+    def update(self, mean: float) -> None:
+        """Judge an update whose prompts were all in the prefix cache."""
+        self._watch.judge({"gap": (1000.0 * mean, 1000.0), "gap/cached_256": (1000.0 * mean, 1000.0)}, 0)
+
+
+def test_a_resumed_run_judges_gaps_as_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(run: Run) -> tuple[str | None, str]:
+        wrong = run.sync(BAD)
+        with pytest.raises(GapMismatch) as mismatch:
+            run.update(UPDATES["bad"])
+        return wrong, str(mismatch.value)
+
+    run = Run(None, monkeypatch)
+    assert run.sync(FIRST) is None
+    run.update(UPDATES["good"])
+    run.progress.checkpoint_state().write(tmp_path)
+    whole = judged(run)
+    assert "3.00e-03 at the first sync" in str(whole[0]) and "stale prefix cache" in whole[1]
+    resumed = Run(CheckpointState.read(tmp_path), monkeypatch)
+    assert resumed.progress.baseline == Baseline(FIRST, UPDATES["good"]) == run.progress.baseline
+    assert judged(resumed) == whole
+
+
+def test_a_checkpoint_of_a_version_that_saved_no_gaps_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first sync and update count, as they did."""
+    CheckpointState(CURSOR, [], None).write(tmp_path)
+    (tmp_path / "baseline.json").unlink()
+    resumed = Run(CheckpointState.read(tmp_path), monkeypatch)
+    assert resumed.sync(BAD) is None and resumed.progress.baseline.probe == BAD
+    (tmp_path / "baseline.json").write_text('{"probe": {"highest": 1}}')
+    with pytest.raises(ValueError, match=r"baseline.json cannot be read: TypeError"):
+        CheckpointState.read(tmp_path)

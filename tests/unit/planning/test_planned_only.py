@@ -123,3 +123,30 @@ def test_no_fix_leads_to_what_is_not_run(monkeypatch: pytest.MonkeyPatch) -> Non
             yield "cluster.nodes above 1"
 
     assert keys() and "cluster.nodes" not in keys()
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("provider", "quantization", "engine", "reason"),
+    [
+        ("mcore_bridge", None, {"load_format": "auto"}, None),
+        ("mcore_bridge", FP8, {}, None),
+        ("mcore_bridge", FP8, {"load_format": "dummy"}, None),
+        ("mcore_bridge", FP8, {"load_format": "auto"}, "load_format auto would read FP8 weights"),
+        ("mcore_bridge", {"quant_method": "mxfp4"}, {}, r"\(quantization_config: mxfp4\).* Give .* in 16 bits"),
+        ("mcore_bridge", {"quant_method": "fp8"}, {}, r"\(quantization_config: fp8\).* Give .* in 16 bits"),
+        ("own", FP8, {}, r"\(quantization_config: fp8\).* with model.provider=mcore_bridge also FP8 in blocks"),
+    ],
+)
+def test_quantized_folders(provider: str, quantization: Any, engine: Any, reason: str | None, tmp_path: Path) -> None:
+    """DeepSeek's FP8 in blocks is trained in 16 bits; what else is quantized is refused before anything starts."""
+    settings = catalog.content("Qwen3-8B") | {"quantization_config": quantization}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    model = {"path": str(tmp_path), "provider": provider}
+    found = make_plan(from_dict(WHOLE | {"model": model, "rollout": {"engine": engine}})).not_run
+    assert len(found) == (reason is not None), found
+    if reason is not None:
+        assert re.search(reason, found[0].reason), found

@@ -112,6 +112,9 @@ class Reader:
     def finish(self) -> None:
         """Do nothing: the child lets go of the memory after the last bucket."""
 
+    def kill(self) -> None:
+        """Do nothing: the child ends with the part that has failed."""
+
 
 def _digest(tensor: torch.Tensor) -> int:
     return int(torch.hash_tensor(tensor).item())
@@ -130,7 +133,7 @@ def receive(connection: Connection, platform: str) -> None:
         found = {part["name"]: _digest(view(memory, part)) for part in bucket["parts"]}
         if platform == "cuda":
             torch.cuda.synchronize()
-            if bucket["last"]:
+            if bucket["unmap"]:
                 memory = known = None
                 torch.cuda.ipc_collect()
         connection.send(found)
