@@ -78,7 +78,6 @@ def prepare(
     renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(tensors, True)
     if copy is not None:
         copy(renamed)
-    found = mcore_to_pyt_state_dict(renamed, False)
     if dist.get_rank() == 0:
         torch.save(common, shards / _COMMON)
     writer = _Writer(shards, sync_files=False)  # the commit syncs them
@@ -86,6 +85,7 @@ def prepare(
     planner = planner or MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
 
     def write() -> None:
+        found = mcore_to_pyt_state_dict(renamed, False)  # not before the copy: training need not wait for it
         checksums = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)  # every file gets a hash instead
         try:

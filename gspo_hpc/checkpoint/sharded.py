@@ -25,7 +25,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_hpc.checkpoint import compat, optimizer_state
-from gspo_hpc.ops.host_memory import HostMemory
+from gspo_hpc.ops.host_memory import HostCopy, HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
 from gspo_hpc.system.files import Entry, plain_disk_full, read_json
@@ -43,6 +43,7 @@ class Copies:
         self._tensors: dict[tuple[str, tuple[int, ...], str], torch.Tensor] = {}
         self._host = HostMemory()
         self._locked = False
+        self._copy = HostCopy(())
         self._placed: set[int] = set()  # where memory begins that was given out, and holds a copy already
 
     def on(self, device: torch.device) -> None:
@@ -57,25 +58,25 @@ class Copies:
         return found
 
     def take(self, state: dict[str, list[ShardedBase]]) -> None:
-        """Replace the data in `state`, Megatron's sharded state by key, by copies that nothing else changes."""
+        """Replace the data in `state`, Megatron's sharded state by key, by copies, which :meth:`finish` completes."""
         if not self._background:
             return
-        on_gpu = False
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for key, parts in state.items():
             for part in parts:
                 if isinstance(part, ShardedTensor) and part.data.untyped_storage().data_ptr() in self._placed:
                     continue
                 if isinstance(part, ShardedTensor):
                     name = (key, tuple(part.global_offset), str(part.flattened_range))
-                    on_gpu |= part.data.is_cuda
-                    part.data = self._copy(name, part.data)
+                    pairs.append((self._memory(name, part.data.shape, part.data.dtype), part.data))
+                    part.data = pairs[-1][0]
                 else:
                     part.data = copy.deepcopy(part.data)
-        if on_gpu:
-            torch.cuda.current_stream().synchronize()
+        self._copy = HostCopy(pairs)
 
-    def _copy(self, name: tuple[str, tuple[int, ...], str], source: torch.Tensor) -> torch.Tensor:
-        return self._memory(name, source.shape, source.dtype).copy_(source.detach(), non_blocking=True)
+    def finish(self) -> None:
+        """Return when nothing of what was taken is needed any more. Any thread may call this, and shares the work."""
+        self._copy.finish()
 
     def _memory(self, name: tuple[str, tuple[int, ...], str], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         found = self._tensors.get(name)
@@ -93,8 +94,10 @@ def _state(policy: Policy, copies: Copies | None = None) -> dict[str, Any]:
 def prepare(
     policy: Policy, staging: Path, group: dist.ProcessGroup, copies: Copies, *, check: bool = True
 ) -> Callable[[], dict[str, Entry]]:
-    """Copy this rank's part of the state, and return a function that writes it into the existing folder `staging`.
+    """Begin a copy of this rank's part of the state, and return a function that writes it into the folder `staging`.
 
+    The folder exists. What is on a GPU has been copied when this returns. In host memory the function copies first, and
+    meanwhile the policy lets nothing change its state: a step of the optimizer, for one, helps to copy, and then steps.
     All ranks call this and then the function, which returns what is in this rank's shards. The function may run in a
     thread beside training: its collectives are those of `group`, a gloo group of all ranks, and once it has returned on
     rank 0, all ranks have written. `check` verifies that all ranks together hold every piece of every parameter exactly
@@ -110,9 +113,11 @@ def prepare(
     with plain_disk_full(staging):
         copies.on(policy.ranks.device)
         write_shards = compat.prepare(_state(policy, copies), shards, group, written, copy=copies.take, check=check)
+        policy.finish_copy = copies.finish
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
 
     def write() -> dict[str, Entry]:
+        copies.finish()
         with plain_disk_full(staging):
             try:
                 write_shards()

@@ -8,8 +8,10 @@ locked by ``cudaHostRegister``; torch recognizes them, so copies with ``non_bloc
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -20,6 +22,7 @@ from gspo_hpc.system.text import in_gib
 # Locking a block takes a millisecond, so small tensors share one.
 BLOCK_BYTES = 256 << 20
 _ALIGNMENT = 256  # bytes, as of GPU memory
+_PIECE_BYTES = 8 << 20  # of a copy that threads share
 
 
 class HostMemory:
@@ -69,6 +72,45 @@ class HostMemory:
                 "ulimit -l, or the memory limit of the job, may be too small"
             )
         self._locked.append(address)
+
+
+class HostCopy:
+    """A copy of tensors into host memory, which other work may go on beside.
+
+    The second tensor of every pair is copied into the first, of the same shape and in host memory. What comes from a
+    GPU has been copied when this is made. Copies within host memory are made by those who call :meth:`finish`; until it
+    has returned once, the sources must stay as they are.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._pairs = pairs  # keeps their memory
+        pieces: list[tuple[int, int, int]] = []
+        for target, source in pairs:
+            alike = target.dtype == source.dtype and target.device == source.device
+            if not (alike and target.is_contiguous() and source.is_contiguous()):
+                target.copy_(source.detach(), non_blocking=True)
+                continue
+            assert target.shape == source.shape
+            for begin in range(0, source.nbytes, _PIECE_BYTES):
+                size = min(_PIECE_BYTES, source.nbytes - begin)
+                pieces.append((target.data_ptr() + begin, source.data_ptr() + begin, size))
+        if any(source.is_cuda for _, source in pairs):
+            torch.cuda.current_stream().synchronize()
+        self._rest, self._left = iter(pieces), len(pieces)
+        self._moved = threading.Condition()
+
+    def finish(self) -> None:
+        """Return when everything is copied. Threads that call this share the work, so none waits for a slower one."""
+        moved = 0
+        for piece in self._rest:  # whoever is free takes the next one, which is atomic
+            ctypes.memmove(*piece)  # without the interpreter's lock
+            moved += 1
+        with self._moved:
+            self._left -= moved
+            if self._left == 0:
+                self._pairs = ()
+                self._moved.notify_all()
+            self._moved.wait_for(lambda: self._left == 0)
 
 
 def _unlock(addresses: Sequence[int]) -> None:

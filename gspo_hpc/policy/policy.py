@@ -6,7 +6,7 @@ Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from gspo_hpc.policy.process_groups import Ranks
 
 class Policy:
     """This rank's part of the model, with its gradients, optimizer and learning-rate schedule."""
+
+    finish_copy: Callable[[], None] | None = None  # of what a checkpoint in the background is written from
 
     def __init__(self, arch: Architecture, config: Config, ranks: Ranks) -> None:
         self.arch = arch
@@ -87,12 +89,18 @@ class Policy:
         }
         return {kind: sum(storage.nbytes() for storage in found.values()) for kind, found in storages.items()}
 
+    def before_change(self) -> None:
+        """Finish a copy of the state that is under way. Called before weights or optimizer change or move."""
+        if self.finish_copy is not None:
+            self.finish_copy()
+
     def offload(self, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.
 
         memory.offload_parts names those that go; what needs them later brings them back. With `keep_weights` the
         weights stay.
         """
+        self.before_change()
         parts = self.config.memory.offload_parts
         freed = self._offload_state() if "optimizer" in parts else 0
         if "gradients" in parts and not self.gradient_offload.is_offloaded:
@@ -109,6 +117,8 @@ class Policy:
 
     def restore_for_update(self) -> None:
         """Bring back what an update needs until the optimizer steps: its state only if that stays on this rank."""
+        if overlaps(self.config).param_gather or self.config.memory.offload_optimizer:
+            self.before_change()
         if not self.config.memory.offload_optimizer:
             self.restore()
             return
@@ -119,6 +129,7 @@ class Policy:
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
         """Keep the optimizer's state on this rank within the block."""
+        self.before_change()
         self.state_offload.restore()
         yield
         if self.config.memory.offload_optimizer:
@@ -147,6 +158,7 @@ class Policy:
         """
         self.weight_offload.restore()
         if overlaps(self.config).param_gather:
+            self.before_change()
             for wrapped in self.wrapped:
                 wrapped.start_param_sync(force_sync=True)
 
@@ -163,6 +175,7 @@ class Policy:
 
     def load(self, folder: str | Path) -> None:
         """Load weights from a Hugging Face folder; raise ValueError if they are not those of this model."""
+        self.before_change()
         self.provider.load(self.chunks, folder)
 
     def make_optimizer(self) -> None:

@@ -31,6 +31,7 @@ class Reference:
         Tokens go to the experts that the reference chooses.
         """
         policy.settle()
+        policy.before_change()
         parameters = list(policy.parameters())
         with torch.no_grad():
             if self._current is None:

@@ -355,11 +355,15 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
             assert update.step(which, rollout, objective, settings) is not None
 
     advance(made)
-    saver = Saver(made)
-    for _ in range(2):  # the second into the memory that the first has used
-        saver.wait()
-        saver.save(_empty(Path(folder), ranks), lambda known: None)
-    advance(made)  # while it is written
+    saver, gate = Saver(made), threading.Event()
+    saver.save(_empty(Path(folder), ranks), lambda known: None)
+    saver.wait()
+    held = saver._thread.submit(gate.wait)  # so the first of the steps to come finds a copy that nobody has begun
+    saver.save(_empty(Path(folder), ranks), lambda known: None)  # into the memory that the first has used
+    assert update.step(made, rollout, objective, settings) is not None
+    gate.set()
+    assert update.step(made, rollout, objective, settings) is not None  # while it is written
+    assert held.result()
     saver.wait()
     barrier(ranks.device)
     straight = {f"straight/{name}": t.float().clone().numpy() for name, t in made.stream()}
@@ -535,6 +539,37 @@ def streamed(model: str, world: int, **sections: Any) -> Arrays:
     value = torch.tensor(grown[1:])
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return {"grown": value.numpy(), "total": np.array([total])}
+
+
+def shared_peaks(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """Host memory that a save and a load of a shared optimizer take at their peaks, in bytes, on the rank that takes
+    most; of the save beside the copy that is kept. Then its part of the optimizer's state in that copy, the state of
+    all ranks, and what may travel at a time."""
+    shared_optimizer.SAVE_TRANSIT_BYTES = transit = 4 << 20
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    objective = algorithms.resolve(settings.algorithm)
+    assert update.step(made, spread(made), objective, settings) is not None  # moments that are in memory
+    device, group, copies = Accelerator(ranks.device), dist.new_group(backend="gloo"), sharded.Copies()
+
+    def grown(work: Callable[[], object]) -> int:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        barrier(ranks.device)
+        device.reset_peak()
+        before = device.peak_memory()
+        work()
+        barrier(ranks.device)
+        return device.peak_memory() - before
+
+    for _ in range(2):  # the first time, connections and the copy take some
+        staging = _empty(Path(folder), ranks)
+        found = [grown(lambda to=staging: sharded.prepare(made, to, group, copies)())]
+    owned = sum(t.nbytes for (name, *_), t in copies._tensors.items() if name.endswith((".exp_avg", ".exp_avg_sq")))
+    whole = 2 * sum(parameter.numel() * 4 for parameter in made.parameters())
+    found.append(grown(lambda: sharded.load(made, Path(folder))))
+    value = torch.tensor([*found, owned, whole, transit])
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return {"bytes": value.numpy()}
 
 
 LENGTHS = (1024, 2048, 4096)  # tokens
@@ -803,6 +838,7 @@ def main() -> None:
             ordered,
             lent,
             streamed,
+            shared_peaks,
             long,
             converted,
             to_folder,

@@ -248,6 +248,9 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     repeat = {"moe": {"router_replay": "old_logprobs"}}
     one[f"repeated-{EXPERTS[-1]}"] = ("steps", {"model": model, **fast, **repeat})
     one["mismatched"] = ("mismatched", {"model": model})
+    (folder / "peaks").mkdir()
+    large = {"model": str(models["llama-large"]), "folder": str(folder / "peaks")}
+    four["shared-peaks"] = ("shared_peaks", {**large, **DISTRIBUTED})
     four["ordered"] = ("ordered", {"model": tied})
     exact = {"run": {"deterministic": True}}
     one["steps-one-deterministic"] = ("steps", {"model": tied, **exact})

@@ -193,6 +193,7 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     from gspo_hpc.algorithms import objective as algorithms
     from gspo_hpc.checkpoint.saver import Saver
     from gspo_hpc.config.loader import from_dict
+    from gspo_hpc.ops.host_memory import HostCopy
     from gspo_hpc.policy.process_groups import stop
     from gspo_hpc.runs import commit
     from gspo_hpc.training import update
@@ -205,6 +206,17 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     def make(staging: Path, step: int, known: Mapping[str, commit.Entry]) -> None:
         commit.commit(staging, step, known=known)
 
+    late = 0.0  # seconds that the step has waited for the copy, or has helped with it
+    finish = HostCopy.finish
+
+    def finish_copy(copy: HostCopy) -> None:
+        nonlocal late
+        began = time.perf_counter()
+        finish(copy)
+        if threading.current_thread() is threading.main_thread():
+            late += time.perf_counter() - began
+
+    setattr(HostCopy, "finish", finish_copy)  # noqa: B010 (a method)
     saver = Saver(policy)
     found: dict[str, list[float]] = {f"{what}/{kind}": [] for what in ("blocked", "whole", "step") for kind in "sa"}
     for turn in range(args.saves + 1):  # the first of each kind is not measured
@@ -215,9 +227,10 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
             if kind == "s":
                 saver.wait()
             blocked = time.perf_counter() - began
-            began = time.perf_counter()
+            began, late = time.perf_counter(), 0.0
             result = update.step(policy, groups, objective, config)
             seconds = time.perf_counter() - began
+            blocked += late
             assert result is not None and not result.skipped
             saver.wait()
             if turn:
@@ -229,6 +242,18 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     found["bytes"] = [float(size)]
     stop()
     return found
+
+
+def show_saves(saves: Mapping[str, Sequence[float]], longer: float) -> None:
+    """Print what was measured of saves; the ratio is that of the two saves of each turn, which are neighbours."""
+    ratios = [100 * a / b for a, b in zip(saves["blocked/a"], saves["blocked/s"], strict=True)]
+    head: tuple[str, ...] = ("checkpoint", "s waited for", "s blocked in the background")
+    head += ("blocked / waited for, %, pair by pair",)
+    head = (*head, "s until committed", "s longer for the step beside it")
+    print(f"| {' | '.join(head)} |\n|---|---|---|---|---|---|")
+    cells = [f"{saves['bytes'][0] / 2**20:,.0f} MiB", spread(saves["blocked/s"], 2), spread(saves["blocked/a"], 2)]
+    cells += [spread(ratios, 1), spread(saves["whole/a"], 2), f"{longer:.2f}"]
+    print(f"| {' | '.join(map(str, cells))} |\n")
 
 
 def main() -> int:
@@ -245,6 +270,7 @@ def main() -> int:
     parser.add_argument(
         "--saves", type=int, default=5, help="saves of each kind that are measured (default: %(default)s)"
     )
+    parser.add_argument("--only-saves", action="store_true", help="measure saves alone")
     args = parser.parse_args()
     tiny = argparse.Namespace(model=args.tiny / "model", data=args.tiny / "data/train.jsonl", steps=args.short_steps)
     for path in (args.model / "config.json", args.data, tiny.model / "config.json", tiny.data):
@@ -255,6 +281,13 @@ def main() -> int:
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="gspo_hpc-safety-") as name:
         work = Path(name)
+        if args.only_saves:
+            os.environ["OMP_NUM_THREADS"] = str(cores)
+            saves = measure_saves(args, work / "saves")
+            print(f"{cores} cores of {cpu_model()}; load average before the start: {load:.1f}, at the end:", end=" ")
+            print(f"{os.getloadavg()[0]:.1f}; {args.saves} pairs of saves; medians, with least and most.\n")
+            show_saves(saves, statistics.median(saves["step/a"]) - statistics.median(saves["step/s"]))
+            return 0
         short, _ = measure_steps(tiny, work / "short")
         rows, beside = measure_steps(args, work / "long")
         os.environ["OMP_NUM_THREADS"] = str(cores)  # before torch is imported
@@ -280,13 +313,8 @@ def main() -> int:
         f"\nA short step takes {shares[0]:.4f} s longer with safety than the bare one beside it (95% interval {ends})."
     )
     print(f"Beside a long one {beside:.4f} CPU s are used, those of the watching process included.\n")
-    blocked = statistics.median(saves["blocked/a"]) / statistics.median(saves["blocked/s"])
     longer = statistics.median(saves["step/a"]) - statistics.median(saves["step/s"])
-    head = ("checkpoint", "s waited for", "s blocked in the background", "blocked / waited for", "s until committed")
-    print(f"| {' | '.join((*head, 's longer for the step beside it'))} |\n|---|---|---|---|---|---|")
-    cells = [f"{saves['bytes'][0] / 2**20:,.0f} MiB", spread(saves["blocked/s"], 2), spread(saves["blocked/a"], 2)]
-    cells += [f"{100 * blocked:.1f}%", spread(saves["whole/a"], 2), f"{longer:.2f}"]
-    print(f"| {' | '.join(map(str, cells))} |\n")
+    show_saves(saves, longer)
     interval = Checkpoint().interval
     save = (statistics.median(saves["blocked/a"]) + max(0.0, longer)) / interval / step
     parts = [shares[0] / step, beside / cores / step, save]

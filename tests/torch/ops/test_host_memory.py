@@ -5,6 +5,7 @@ It would catch memory that overlaps, is locked twice or never unlocked, and bloc
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo_hpc.ops import host_memory
-from gspo_hpc.ops.host_memory import HostMemory
+from gspo_hpc.ops.host_memory import HostCopy, HostMemory
 
 SHAPES = st.lists(st.integers(0, 40), min_size=1, max_size=3)
 DTYPES = st.sampled_from([torch.uint8, torch.bfloat16, torch.float32])
@@ -83,3 +84,35 @@ def test_memory_that_cannot_be_locked_is_told(runtime: Runtime) -> None:
     runtime.code = 2
     with pytest.raises(RuntimeError, match=r"did not lock .* GiB of host memory \(error 2\); ulimit -l"):
         HostMemory().empty([10], torch.uint8, locked=True)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_copy_is_whole_for_every_thread_that_has_waited_for_it(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of what torch alone can copy: other dtypes, and views with gaps."""
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 24)
+    sources = [torch.randn(n) for n in (0, 1, 6, 7, 1000)]
+    sources += [torch.randn(8, 6).t(), torch.randn(5, dtype=torch.float64), torch.tensor(3.0)]
+    targets = [torch.empty(one.shape) for one in sources]
+    copy = HostCopy(list(zip(targets, sources, strict=True)))
+    seen: list[bool] = []
+
+    def wait() -> None:
+        copy.finish()
+        seen.append(all(torch.equal(a, b.float()) for a, b in zip(targets, sources, strict=True)))
+
+    others = [threading.Thread(target=wait) for _ in range(threads)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
+    wait()
+    assert seen == [True] * (threads + 1)
+
+
+def test_nothing_is_copied_within_host_memory_before_somebody_waits() -> None:
+    """Or the loop would do so itself, and training would stand still meanwhile."""
+    source, target = torch.ones(4), torch.zeros(4)
+    copy = HostCopy([(target, source)])
+    assert target.sum() == 0
+    copy.finish()
+    assert target.sum() == 4
