@@ -39,7 +39,8 @@ _PROGRAM = "gspo-hpc"
 _LAYOUT: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
 _EPILOG = """\
 gspo-hpc COMMAND --help explains a command with examples.
-exit codes: 0 done, 1 failed, 2 refused before anything began, 75 stopped and saved, can be resumed"""
+exit codes: 0 done, 1 failed, 2 refused before anything began, 3 an incomplete plan,
+75 stopped and saved, can be resumed"""
 
 
 class UsageError(SystemExit):

@@ -18,6 +18,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
+from gspo_hpc.system.exit_codes import DONE, INCOMPLETE, REFUSED
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
 
@@ -38,10 +39,11 @@ def plan(
     sbatch: bool,
     price: float | None,
     response_tokens: float | None,
-) -> bool:
+) -> int:
     """Print the plan.
 
-    Return whether every rule holds, this version runs what it plans, and there is a batch script if one was asked for.
+    Return DONE if a run could be started from the config and there is a batch script if one was asked for, REFUSED if
+    not, and INCOMPLETE if all that is known is that no rule is broken.
 
     `ranks` prints every rank, however many there are.
     """
@@ -58,12 +60,14 @@ def plan(
         notes.append("--price and --response-tokens change nothing: time is not estimated.")
     found = replace(found, notes=(*found.notes, *notes))
     script = _batch_script(config) if sbatch else None
+    refused = found.broken or found.not_run or bool(script) != sbatch
+    code = REFUSED if refused else DONE if found.runnable else INCOMPLETE
     if as_json:
         more: dict[str, object] = {"time": None if times is None else times.to_json(price) | {"asynchrony": beside}}
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(_content(found, places, offered, ranks) | more, indent=2))
-        return found.valid and not found.not_run and bool(script) == sbatch
+        return code
     from gspo_hpc.cli.pages import plan as plan_page  # only here: JSON is printed without rich
     from gspo_hpc.cli.pages import render
 
@@ -75,7 +79,7 @@ def plan(
         if times is not None:
             render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price, beside)])
     print(f"\n{script}" if script else "", end="")
-    return found.valid and not found.not_run and bool(script) == sbatch
+    return code
 
 
 def suggest_layouts(
@@ -169,10 +173,10 @@ def _keys() -> set[str]:
 
 
 def _known_rewards(config: Config, places: Places) -> None:
-    """Raise ConfigError for reward functions that are neither built in nor given as a file."""
+    """Raise ConfigError for reward functions that are neither built in nor in a file, and for wrong arguments."""
     from gspo_hpc.rewards.builtin import REGISTRY
 
-    if all(term.function in REGISTRY for term in config.reward.functions):
+    if all(term.function in REGISTRY and not term.args for term in config.reward.functions):
         return
     from gspo_hpc.rewards import registry
 
@@ -194,11 +198,17 @@ def _cut(config: Config, response_tokens: float | None) -> Iterator[str]:
 
 
 def _absent(config: Config) -> Iterator[str]:
-    """Yield a note for each data file that a run needs and that does not exist."""
+    """Yield a note for each file of data or of a reward function that a run needs and that does not exist."""
     for key, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if name is not None and not os.path.exists(name):
             counted = ": its prompts are not counted" if key == "data.train" else ""
             yield f"{key} {name} is not there{counted}. A run needs the file."
+    if all(":" not in term.function for term in config.reward.functions):
+        return
+    from gspo_hpc.rewards import registry
+
+    for number, path in registry.absent(config.reward).items():
+        yield f"reward.functions[{number}]: {path} is not there. A run needs the file."
 
 
 def _rows(path: str | None) -> int | None:

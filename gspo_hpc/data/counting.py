@@ -1,8 +1,15 @@
-"""Count the rows of a data file without reading what is in them: no numpy, for commands that answer at once."""
+"""Look at a data file as far as a plan needs it: its number of rows, and the fields of the first ones.
+
+No numpy, for commands that answer at once.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
+
+_FIRST, _FIRST_BYTES = 20, 2**20  # lines of a JSONL file that are looked at, and bytes of each
 
 
 def count_rows(path: str | Path | None, most_bytes: float = float("inf")) -> int | None:
@@ -19,6 +26,42 @@ def count_rows(path: str | Path | None, most_bytes: float = float("inf")) -> int
         return None
     with file.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
+
+
+def fields(path: str | Path) -> tuple[str, ...] | None:
+    """Return the fields that any of the first rows of a data file has, in their order.
+
+    None where that cannot be said: the file is missing, empty or of another kind, or one of these rows is no object.
+    """
+    file = Path(path)
+    try:
+        if not file.is_file():
+            return None
+        if file.suffix == ".parquet":
+            return _parquet_fields(file)
+        return _jsonl_fields(file) if file.suffix == ".jsonl" else None
+    except (OSError, ValueError, RecursionError):  # a run says what is wrong with it
+        return None
+
+
+def _jsonl_fields(file: Path) -> tuple[str, ...] | None:
+    found: dict[str, None] = {}
+    with file.open("rb") as lines:
+        for line in itertools.islice(iter(lambda: lines.readline(_FIRST_BYTES), b""), _FIRST):
+            if line.strip():
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    return None
+                found |= dict.fromkeys(row)
+    return tuple(found) or None
+
+
+def _parquet_fields(file: Path) -> tuple[str, ...] | None:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        return None
+    return tuple(map(str, pyarrow.parquet.read_schema(file).names))
 
 
 def _parquet_rows(file: Path) -> int | None:

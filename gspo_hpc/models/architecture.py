@@ -116,7 +116,10 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        text = f"{path} is not there: heads, layers, experts and positions of the model are not checked."
+        text = f"{path} is not there: heads, layers, experts and positions of the model are not checked"
+        if named_family(model_path) is None:
+            text += ", nor whether this version trains it. A local folder with the model's config.json makes both known"
+        text += "."
         near = None if there else catalog.nearest(model_path)
         return None, f"{text} Nearest model whose config comes with gspo_hpc: {near}." if near else text
     except (OSError, ValueError, RecursionError):
@@ -134,7 +137,7 @@ def untrained(model_path: str, provider: str) -> str | None:
     except ValueError:  # a rule of the plan says so
         return None
     if raw is None:
-        return None
+        return _untrained_family(named_family(model_path), provider)
     if provider != "own":
         part = next((part for part in ("vision_config", "audio_config") if part in raw), None)
         if part is None and not weight_files.is_block_fp8(raw):
@@ -147,6 +150,26 @@ def untrained(model_path: str, provider: str) -> str | None:
     except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         return f"config.json cannot be understood: {error}"
     return None
+
+
+def named_family(model_path: str) -> catalog.Family | None:
+    """Return the untrained family that a model belongs to by its name, where there is no folder to read."""
+    try:
+        return None if Path(model_path).exists() else catalog.family(model_path)
+    except OSError:  # such as a folder that one may not look into
+        return None
+
+
+def _untrained_family(family: catalog.Family | None, provider: str) -> str | None:
+    """Return why models of a family are not trained; None if they may be, or if nothing is known of them."""
+    if family is None or (provider != "own" and family.text_only):
+        return None
+    if provider != "own":
+        return f"by its name it is a {family.architecture}, and only text models are trained"
+    return (
+        f"by its name it is a {family.architecture}, which is not supported; supported: {', '.join(SUPPORTED)}. "
+        "If its config.json says otherwise, give a local folder that has it"
+    )
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Configurations of well-known models that ship with the package: a run is planned before its model is there.
 
 configs/NAME.json holds what architecture.parse reads of the config.json of a model on the Hub; configs/variants.json
-lists models that have the sizes of one of these. A base model and its chat model have one entry, the chat model's: they
+lists models that have the sizes of one of these, and configs/families.json names by which a family that is not trained
+is known although its sizes are not. A base model and its chat model have one entry, the chat model's: they
 differ in the longest sequence at most. Nothing but planning uses these: a run reads the folder of its own model.
 """
 
@@ -11,7 +12,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo_hpc.config import paths
 from gspo_hpc.system import text
@@ -20,13 +21,21 @@ _FOLDER = paths.PACKAGE / "models" / "configs"
 _VARIANT = re.compile(r"(-instruct|-base|-v0\.1)+$")  # Mixtral-8x7B-Instruct-v0.1
 
 
-_VARIANTS = "variants.json"
+_VARIANTS, _FAMILIES = "variants.json", "families.json"
+
+
+class Family(NamedTuple):
+    """A family of models that are not trained."""
+
+    architecture: str  # as config.json has it
+    text_only: bool  # whether its models neither see nor hear
 
 
 @cache
 def names() -> tuple[str, ...]:
     """The models that have a configuration of their own here, such as Qwen3-8B."""
-    return tuple(sorted(path.name.removesuffix(".json") for path in _FOLDER.glob("*.json") if path.name != _VARIANTS))
+    own = (path.name for path in _FOLDER.glob("*.json") if path.name not in (_VARIANTS, _FAMILIES))
+    return tuple(sorted(name.removesuffix(".json") for name in own))
 
 
 @cache
@@ -45,6 +54,18 @@ def find(path: str) -> str | None:
     return next((name for name in _known() if _squeezed(name) == wanted), None)
 
 
+def family(path: str) -> Family | None:
+    """Return the untrained family that the last part of a path or of a Hub name names; None: it names none.
+
+    The first name in families.json that the last part begins with decides; no letter or digit may follow it.
+    """
+    wanted = _plain(path)
+    for start, (architecture, kind) in _families().items():
+        if wanted.startswith(start) and not wanted[len(start) : len(start) + 1].isalnum():
+            return Family(architecture, kind == "text")
+    return None
+
+
 def nearest(path: str) -> str | None:
     """The known model whose name is most like the last part of a path; None: none is like it."""
     known = {name.lower(): name for name in _known()}
@@ -60,6 +81,12 @@ def content(name: str) -> dict[str, Any]:
         return content(variant["like"]) | own
     raw: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
     return raw
+
+
+@cache
+def _families() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads((_FOLDER / _FAMILIES).read_text("utf-8"))
+    return found
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
@@ -62,11 +63,12 @@ class ModelFile:
 
 
 class Models:
-    """The models that plans are made for. Each is read once, however many plans are made."""
+    """The models and data files that plans are made for. Each is read once, however many plans are made."""
 
     def __init__(self) -> None:
         self.planned = cache(architecture.planned)  # by model.path
         self.untrained = cache(architecture.untrained)  # by model.path and model.provider
+        self.fields = cache(_fields)  # of the first rows, by the path of a data file
         self._found: dict[tuple[str | None, str], architecture.Architecture | None] = {}
         self._files: dict[str | None, ModelFile] = {None: ModelFile(None)}
 
@@ -83,6 +85,13 @@ class Models:
             self._files[path] = self._file(str(path))
         return self._files[path]
 
+    def unknown(self, config: Config) -> bool:
+        """Return whether nothing says that the model can be trained, or why not: no file, and no known name."""
+        path, file = config.model.path, self.file(config.model.path)
+        if path is None or file.content is not None or file.error is not None:
+            return False
+        return self.untrained(path, config.model.provider) is None
+
     def _file(self, path: str) -> ModelFile:
         try:
             content, note = self.planned(path)
@@ -91,6 +100,14 @@ class Models:
         if content is not None and isinstance(content.get("text_config"), dict):
             content = content["text_config"]
         return ModelFile(content, note)
+
+
+def _fields(path: str) -> tuple[str, ...] | None:
+    if not os.path.exists(path):
+        return None
+    from gspo_hpc.data import counting  # only here: most plans are made where there is no data
+
+    return counting.fields(path)
 
 
 class PlanBuilder:

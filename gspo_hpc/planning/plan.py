@@ -54,6 +54,7 @@ class Plan:
     broken: tuple[Broken, ...] = ()
     not_run: tuple[NotRun, ...] = ()  # what this version can plan, but not run
     missing: tuple[str, ...] = ()  # keys that a run needs besides
+    unknown_model: str | None = None  # model.path, where nothing says whether that model can be trained
     warnings: tuple[str, ...] = ()  # allowed, but hardly meant
     notes: tuple[str, ...] = ()
     exactness: Exactness | None = None  # what is equal after a kill
@@ -65,9 +66,14 @@ class Plan:
         return not self.broken
 
     @property
-    def runnable(self) -> bool:
-        """Return whether `train` or `submit` would start the run, if its model and data are there."""
-        return not (self.broken or self.not_run or self.missing)
+    def runnable(self) -> bool | None:
+        """Return whether `train` or `submit` would start the run, if its model, data and reward functions are there.
+
+        None: no rule is broken and nothing is missing, but nothing is known of the model.
+        """
+        if self.broken or self.not_run or self.missing:
+            return False
+        return None if self.unknown_model is not None else True
 
     def require(self, hint: str = "") -> None:
         """Raise ValueError for what this version does not run; PlanError, with the hint, for all broken rules."""
@@ -85,6 +91,7 @@ class Plan:
             "broken": [{"rule": str(item.rule), "message": item.message} for item in self.broken],
             "not_run": [item._asdict() for item in self.not_run],
             "missing": list(self.missing),
+            "unknown_model": self.unknown_model,
             "layout": self.layout,
             "passes": {name: size._asdict() for name, size in self.passes.items()},
             "warnings": list(self.warnings),
@@ -110,6 +117,7 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
         broken=registry.listed(plan.broken),
         not_run=tuple(plan.not_run),
         missing=tuple(config.missing()),
+        unknown_model=config.model.path if plan.models.unknown(config) else None,
         warnings=tuple(plan.warnings),
         notes=tuple(plan.notes),
         exactness=exactness.assess(config),

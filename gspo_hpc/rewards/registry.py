@@ -52,15 +52,26 @@ def check(reward: Reward) -> None:
 
 
 def unknown(reward: Reward) -> dict[int, str]:
-    """Return what is wrong with each name that is neither built in nor a file's function, by its position.
+    """Return what is wrong with each function that cannot be called, by its position.
 
-    No file is read: a config can be planned where its files are not.
+    A file that is not there is not wrong: a config can be planned where its files are not (:func:`absent`).
     """
-    return {
-        number: f"is {term.function!r}, which is not built in{_unknown(term.function)}"
-        for number, term in enumerate(reward.functions)
-        if not _is_file(term.function) and term.function not in REGISTRY
-    }
+    found, without = {}, absent(reward)
+    for number, term in enumerate(reward.functions):
+        if not _is_file(term.function) and term.function not in REGISTRY:
+            found[number] = f"is {term.function!r}, which is not built in{_unknown(term.function)}"
+        elif number not in without:
+            try:
+                _check_term(term)
+            except ValueError as mistake:
+                found[number] = f"is {term.function!r}: {mistake}"
+    return found
+
+
+def absent(reward: Reward) -> dict[int, str]:
+    """Return the files of functions that are not there, by the position of the function."""
+    paths = ((number, snapshot.grader_file(term.function)) for number, term in enumerate(reward.functions))
+    return {number: str(path) for number, path in paths if path is not None and not snapshot.source(path).exists()}
 
 
 def load(function: str) -> Grader:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 from gspo_hpc.cli.parser import describe, takes_config, takes_response_tokens
-from gspo_hpc.system.exit_codes import DONE, REFUSED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
         "Needs no GPU and starts nothing. If sizes do not fit, it names broken rules and fixes, and exits with 2. It "
-        "also exits with 2 if this version can plan the config, but not run it, and says why."
+        "also exits with 2 if this version can plan the config, but not run it, and says why. It exits with 3 if no "
+        "rule is broken, but the config lacks settings that a run needs, or nothing is known of its model."
     )
     examples = """
         gspo-hpc plan tiny_cpu
@@ -31,11 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; REFUSED if a rule is broken, or if this version does not run it."""
+    """Print the plan; return the exit code that `plans.plan` gives it."""
     from gspo_hpc.cli.inputs import load_config
     from gspo_hpc.cli.plans import plan
 
     config = load_config(args)
     options = {"as_json": args.json, "ranks": args.ranks, "sbatch": args.sbatch, "price": args.price}
-    valid = plan(args.config, config, args.places, **options, response_tokens=args.response_tokens)
-    return DONE if valid else REFUSED
+    return plan(args.config, config, args.places, **options, response_tokens=args.response_tokens)

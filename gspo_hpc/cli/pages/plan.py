@@ -61,7 +61,8 @@ def page(
     verdict = _verdict(plan)
     head = item("", f"plan of {name}: {verdict}")
     head.stylize("bold", 0, len("plan"))
-    head.stylize("red" if plan.broken or plan.not_run else "green", -len(verdict))
+    colour = "red" if plan.broken or plan.not_run else "green" if plan.runnable else "yellow"
+    head.stylize(colour, -len(verdict))
     yield head
     yield from title("Layout")
     yield grid(_layout(plan))
@@ -122,7 +123,11 @@ def _exactness(found: Exactness) -> Iterator[RenderableType]:
 def _verdict(plan: Plan) -> str:
     if plan.broken:
         return f"{len(plan.broken)} broken rule{'s' * (len(plan.broken) > 1)}"
-    return "valid, but not run by this version" if plan.not_run else "valid"
+    if plan.not_run:
+        return "valid, but not run by this version"
+    if plan.missing:
+        return "what is given is valid; a run needs more"
+    return "valid" if plan.runnable else "what could be checked is valid; nothing is known of the model"
 
 
 def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:

@@ -27,6 +27,7 @@ from gspo_hpc.system.text import nearest
 
 LENGTHS = ("rollout.max_response_length", "rollout.max_prompt_length")
 _OF_LENGTHS = (Topic.OTHER, Topic.SEQUENCES, Topic.MEMORY)  # topics in which the longest sequence may have a part
+_PROMPTS = ("prompt", "question", "problem", "query", "messages", "instruction", "input")  # usual names of that field
 _BUDGETS = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
 
 
@@ -46,7 +47,7 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
     if topics.intersection(_OF_LENGTHS):
         found |= _lengths(config, plan)
     if Topic.OTHER in topics:
-        found |= _recomputed(config, plan) | _stages(config, plan)
+        found |= _recomputed(config, plan) | _stages(config, plan) | _prompt_keys(config, plan)
     return {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
 
 
@@ -283,6 +284,14 @@ def _stages(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
         return {}
     both = divisions.end_candidates(layers, parallel)
     return {key: values | {None} for key, values in zip(keys_of, both, strict=True)}
+
+
+def _prompt_keys(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
+    """Return the fields of the training data that may be the prompts', where none has the given name."""
+    fields = plan.models.fields(config.data.train) if config.data.train is not None else None
+    if fields is None or config.data.prompt_key in fields:
+        return {}
+    return {"data.prompt_key": {name for name in fields if name.lower() in _PROMPTS} or set(fields)}
 
 
 def _is_set(config: Config, key: str) -> bool:

@@ -18,6 +18,7 @@ class DataRule(RuleId):
     EVALUATION_PROMPTS_GIVEN_ONCE = auto()
     TRAIN_RATIO_LEAVES_PROMPTS = auto()
     EVALUATION_REWARD_IS_GIVEN = auto()
+    DATA_HAS_PROMPTS = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -62,6 +63,16 @@ def _reward(plan: PlanBuilder) -> Iterator[str]:
     name, given = plan.config.eval.reward, [term.function for term in plan.config.reward.functions]
     if name is not None and given and name not in given:
         yield f"eval.reward ({name}) must be one of reward.functions: {', '.join(given)}"
+
+
+@rule(DataRule.DATA_HAS_PROMPTS, "rows of `data.train` and `data.eval` have `data.prompt_key`", estimable=True)
+def _prompt_key(plan: PlanBuilder) -> Iterator[str]:
+    """The first rows are looked at, so this is broken only where none of them has a prompt."""
+    data = plan.config.data
+    for key, path in (("data.train", data.train), ("data.eval", data.eval)):
+        found = None if path is None else plan.models.fields(path)
+        if found is not None and data.prompt_key not in found:
+            yield f"{key} {path} has no {data.prompt_key!r} (data.prompt_key); its rows have: {', '.join(found[:20])}"
 
 
 def _all_held_out(plan: PlanBuilder) -> bool:

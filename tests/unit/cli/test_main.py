@@ -43,10 +43,10 @@ def gspo_hpc(*words: str, env: dict[str, str] | None = None) -> subprocess.Compl
 
 
 def test_plan_page_of_a_valid_config(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", config]) == 0
+    assert main(["plan", config]) == 3
     page = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in page.splitlines()]
-    assert lines[0] == f"plan of {config}: valid"
+    assert lines[0] == f"plan of {config}: what is given is valid; a run needs more"
     assert "ranks TP 2 x PP 1 x CP 1 x DP 8 = 16" in lines
     assert "num_rollout_prompts 16 prompts per rollout" in lines
     assert "update micro_batch_size 1" in lines and "old_logprobs micro_batch_size 1" in lines
@@ -60,7 +60,7 @@ def test_plan_page_of_a_valid_config(config: str, capsys: pytest.CaptureFixture[
 
 def test_each_pass_shows_its_own_size(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["batch.logprob_micro_batch_size=3", "batch.reference_micro_batch_tokens=4096", "algorithm.kl_beta=0.1"]
-    assert main(["plan", config, *sizes]) == 0
+    assert main(["plan", config, *sizes]) == 3
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"update micro_batch_size 1", "old_logprobs micro_batch_size 3", "reference micro_batch_tokens 4,096"} <= {
         *lines
@@ -80,9 +80,9 @@ def test_plan_refuses_with_every_broken_rule(config: str, capsys: pytest.Capture
 
 
 def test_plan_as_json_wherever_the_flag_stands(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", config, "--json", "batch.steps_per_generation=1"]) == 0
+    assert main(["plan", config, "--json", "batch.steps_per_generation=1"]) == 3
     first = capsys.readouterr().out
-    assert main(["plan", "--json", config, "batch.steps_per_generation=1"]) == 0
+    assert main(["plan", "--json", config, "batch.steps_per_generation=1"]) == 3
     assert capsys.readouterr().out == first
     plan = json.loads(first)
     assert plan["valid"] is True and plan["quantities"]["num_rollout_prompts"] == 8
@@ -94,12 +94,12 @@ def test_plan_as_json_wherever_the_flag_stands(config: str, capsys: pytest.Captu
 def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n\n' * 20)
-    assert main(["plan", config, f"data.train={rows}", "--json"]) == 0
+    assert main(["plan", config, f"data.train={rows}", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["quantities"]["num_rows"] == 20
     rows.write_text('{"prompt": "a"}\n' * 15)
     assert main(["plan", config, f"data.train={rows}"]) == 2
     assert "the training data has 15 prompts" in capsys.readouterr().out
-    assert main(["plan", config, f"data.train={tmp_path}/rows.parquet", "--json"]) == 0
+    assert main(["plan", config, f"data.train={tmp_path}/rows.parquet", "--json"]) == 3
     assert "num_rows" not in json.loads(capsys.readouterr().out)["quantities"]
 
 
@@ -214,7 +214,7 @@ def test_every_command_has_a_file_of_its_own() -> None:
 
 def test_the_program_itself(config: str) -> None:
     done = gspo_hpc("plan", config, "run.name=other")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (3, "")
     refused = gspo_hpc("plan", config, "run.nmae=other")
     assert refused.returncode == 2 and refused.stdout == ""
     assert refused.stderr.splitlines() == ["error: command line: unknown key run.nmae; nearest: run.name"]
@@ -271,10 +271,10 @@ def test_colour_only_on_a_terminal(config: str) -> None:
         except OSError:  # the other end is closed
             pass
         os.close(ours)
-        assert process.wait(60) == 0
+        assert process.wait(60) == 3
         return seen
 
-    assert b"\033[32mvalid\033[0m" in on_a_terminal()
+    assert b"\033[33mwhat is given is valid; a run needs more\033[0m" in on_a_terminal()
     assert b"\033" not in on_a_terminal(NO_COLOR="1")
     assert b"\033" not in on_a_terminal(TERM="dumb")
 
@@ -290,7 +290,7 @@ def test_a_config_without_any_key_is_refused_in_one_line(
         output = capsys.readouterr()
         assert output.out == "" and len(output.err.splitlines()) == 1
         assert output.err.startswith(f"error: {given}: the config is empty; ") and "tiny_cpu" in output.err
-    assert main(["plan", str(path), "batch.steps_per_generation=4"]) == 0  # a partial config can be planned
+    assert main(["plan", str(path), "batch.steps_per_generation=4"]) == 3  # a partial config can be planned
 
 
 def test_the_name_of_the_nearest_preset_can_be_typed(

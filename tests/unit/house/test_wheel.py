@@ -94,11 +94,12 @@ def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
     assert not any(name.startswith("tests/") for name in names)
 
 
-@pytest.mark.parametrize("name", ["qwen3_30b_a3b_ep8", "tiny_cpu"])
-def test_presets_are_planned_by_name(installed: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "code"), [("qwen3_30b_a3b_ep8", 0), ("tiny_cpu", 3)])
+def test_presets_are_planned_by_name(installed: Path, tmp_path: Path, name: str, code: int) -> None:
+    """The model of tiny_cpu is made on the spot: nothing is known of it where it is not there."""
     assert name in PRESETS
     done = call(installed, tmp_path, "plan", name, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     assert json.loads(done.stdout)["valid"] is True
 
 

@@ -230,7 +230,7 @@ def test_convert_writes_a_config_that_loads_and_plans(tmp_path: Path, capsys: py
     assert out.read_text() == printed.out and "not carried over:\n" in said
     assert "\n  --reward_funcs accuracy format: " in said
     assert loader.load(out).batch.global_batch_size == 128
-    assert main(["plan", str(out), "batch.micro_batch_size=2"]) == 0
+    assert main(["plan", str(out), "batch.micro_batch_size=2"]) == 3
     capsys.readouterr()
     assert main(["convert", str(script), "--out", str(out)]) == 2
     assert "is there already; name another file" in capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_every_model_is_there_and_installed_with_the_package(project: Path) -> N
     setup = configparser.ConfigParser()
     setup.read(project / "setup.cfg")
     (pattern,) = setup["options.package_data"]["gspo_hpc.models"].split()
-    assert len([*(project / "gspo_hpc" / "models").glob(pattern)]) == len(every) + 1  # and the variants
+    assert len([*(project / "gspo_hpc" / "models").glob(pattern)]) == len(every) + 2  # and variants, and families
 
 
 class _Asked(dict[str, Any]):
@@ -181,6 +181,47 @@ def test_names(path: str, name: str | None) -> None:
     assert catalog.find(path) == name
 
 
+@pytest.mark.parametrize(
+    ("path", "family"),
+    [
+        ("google/gemma-3-27b-it", "Gemma3ForConditionalGeneration"),
+        ("google/gemma-2b", "GemmaForCausalLM"),
+        ("moonshotai/Moonlight-16B-A3B-Instruct", "DeepseekV3ForCausalLM"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "DeepseekV32ForCausalLM"),
+        ("deepseek_v3_of_mine", "DeepseekV3ForCausalLM"),
+        ("Qwen/Qwen2-VL-7B-Instruct", "Qwen2VLForConditionalGeneration"),
+        ("THUDM/glm-4-9b-chat", "ChatGLMModel"),
+        ("THUDM/GLM-4-9B-0414", "Glm4ForCausalLM"),
+        ("zai-org/GLM-4.5V", "Glm4vMoeForConditionalGeneration"),
+        ("Qwen/Qwen2-57B-A14B", None),  # a family that is trained
+        ("Qwen/Qwen3-8B", None),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None),
+        ("google/gemma-200b", None),
+        ("", None),
+    ],
+)
+def test_families_that_are_known_by_name(path: str, family: str | None) -> None:
+    found = catalog.family(path)
+    assert (found and found.architecture) == family
+    assert (architecture.untrained(path, "own") is None) is (family is None)
+
+
+def test_no_family_that_is_known_by_name_is_one_that_is_trained() -> None:
+    families = json.loads((catalog._FOLDER / "families.json").read_text("utf-8"))
+    assert all(catalog.family(name) is not None for name in families)
+    for name, (family, kind) in families.items():
+        assert family not in architecture.SUPPORTED and kind in ("text", "vision", "audio"), name
+    trained = [name for name in catalog.names() if architecture.untrained(name, "own") is None]
+    assert trained and not any(catalog.family(name) for name in trained)
+
+
+def test_a_family_that_a_bridge_may_know() -> None:
+    """Text models may be trained through a bridge, so nothing is known of them; what sees is refused by name."""
+    assert architecture.untrained("google/gemma-2-9b", "mcore_bridge") is None
+    told = architecture.untrained("google/gemma-3-27b-it", "mcore_bridge")
+    assert told is not None and "only text models are trained" in told
+
+
 def of(path: str, **sections: Any) -> Config:
     return from_dict({"model": {"path": path}, **sections})
 
@@ -214,7 +255,8 @@ def test_a_folder_that_is_there_is_read_itself(tmp_path: Path) -> None:
     assert architecture.find(config) is None
     (note,) = make_plan(config).notes
     assert note == (
-        f"{folder / 'config.json'} is not there: heads, layers, experts and positions of the model are not checked."
+        f"{folder / 'config.json'} is not there: heads, layers, experts and positions of the model are not checked, "
+        "nor whether this version trains it. A local folder with the model's config.json makes both known."
     )
     own = catalog.content("Qwen3-8B") | {"num_hidden_layers": 7}
     (folder / "config.json").write_text(json.dumps(own))
@@ -236,7 +278,7 @@ def test_a_folder_that_cannot_be_looked_at_is_not_taken_for_another(tmp_path: Pa
 
 def test_a_name_that_is_not_known_gets_the_nearest() -> None:
     (note,) = make_plan(of("Qwen/Qwen3-80B")).notes
-    assert "are not checked. Nearest model whose config comes with gspo_hpc: Qwen3-8B." in note
+    assert "makes both known. Nearest model whose config comes with gspo_hpc: Qwen3-8B." in note
     (note,) = make_plan(of("somewhere/else")).notes
-    assert note.endswith("are not checked.")
+    assert note.endswith("makes both known.")
     assert architecture.find(of("Qwen/Qwen3-80B")) is None and architecture.find(Config()) is None

@@ -63,7 +63,7 @@ def test_no_script_of_a_run_that_would_be_refused(
     assert json.loads(capsys.readouterr().out)["sbatch"] is None
     partial = tmp_path / "partial.yaml"
     partial.write_text(PARTIAL)
-    assert main(["plan", str(partial)]) == 0
+    assert main(["plan", str(partial)]) == 3
     capsys.readouterr()
     assert main(["plan", str(partial), "--sbatch"]) == 2  # a plan, but not of a run
     assert (
@@ -84,8 +84,8 @@ def test_the_name_of_a_preset_is_enough(
     for folder, shown in ((Path("configs"), "configs/"), (Path(), "")):
         folder.mkdir(exist_ok=True)
         (folder / "qwen2.5_32b_tp4_pp4.yaml").write_text(PARTIAL)
-        assert main(["plan", "qwen2.5_32b_tp4_pp4"]) == 0
-        assert capsys.readouterr().out.startswith(f"plan of {shown}qwen2.5_32b_tp4_pp4.yaml: valid\n")
+        assert main(["plan", "qwen2.5_32b_tp4_pp4"]) == 3
+        assert capsys.readouterr().out.startswith(f"plan of {shown}qwen2.5_32b_tp4_pp4.yaml: what is given is valid; ")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_every_rank_has_a_row_with_ranks(preset: str, capsys: pytest.CaptureFixt
 
 
 def test_a_single_group_is_one_group(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "tiny_cpu", "cluster.gpus_per_node=4"]) == 0
+    assert main(["plan", "tiny_cpu", "cluster.gpus_per_node=4"]) in (0, 3)  # 3 where nobody has made its model
     text = " ".join(capsys.readouterr().out.split())
     assert "DP 1 group of 4 ranks" in text and " 1 groups" not in text
 
@@ -229,7 +229,7 @@ def test_settings_of_an_engine_that_are_null_or_absurd(
 ) -> None:
     partial = tmp_path / "partial.yaml"
     partial.write_text(PARTIAL)
-    assert main(["plan", str(partial), *BATCH, f"rollout.engine.{engine}"]) == (2 if engine.endswith("0") else 0)
+    assert main(["plan", str(partial), *BATCH, f"rollout.engine.{engine}"]) == (2 if engine.endswith("0") else 3)
     page = capsys.readouterr().out
     assert ("\nTime\n" in page) is not engine.endswith("0")
     assert ("rollout.engine.max_num_seqs (0) must be a whole number" in " ".join(page.split())) is engine.endswith("0")

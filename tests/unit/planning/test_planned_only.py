@@ -74,6 +74,40 @@ def test_plan_says_so_on_the_page_in_json_and_by_its_exit_code(
 
 
 @pytest.mark.parametrize(
+    ("path", "code", "runnable", "head"),
+    [
+        ("Qwen/Qwen3-8B", 0, True, "valid"),
+        ("deepseek-ai/DeepSeek-V3-0324", 2, False, "valid, but not run by this version"),
+        ("google/gemma-3-27b-it", 2, False, "valid, but not run by this version"),
+        ("moonshotai/Moonlight-16B-A3B", 2, False, "valid, but not run by this version"),
+        ("Qwen/Qwen2-VL-7B", 2, False, "valid, but not run by this version"),
+        ("Qwen/Qwen2-57B-A14B", 3, None, "what could be checked is valid; nothing is known of the model"),
+        ("my/own", 3, None, "what could be checked is valid; nothing is known of the model"),
+        (None, 3, False, "what is given is valid; a run needs more"),
+    ],
+)
+def test_what_train_would_refuse_is_not_called_runnable(
+    path: str | None, code: int, runnable: bool | None, head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan ends with 0 only where nothing but the files is left to be looked at."""
+    run = tmp_path / "run.yaml"
+    run.write_text(json.dumps(WHOLE | {"model": {"path": path}}))
+    assert main(["plan", str(run)]) == code
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"plan of {run}: {head} Layout")
+    assert main(["plan", str(run), "--json"]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["runnable"] is runnable and told["valid"] is True
+    assert told["unknown_model"] == (path if runnable is None else None)
+    assert any("A local folder with the model's config.json" in note for note in told["notes"]) is (runnable is None)
+
+
+def test_a_bridge_may_know_a_text_family_that_only_its_name_tells() -> None:
+    model = {"path": "google/gemma-2-9b", "provider": "mcore_bridge"}
+    plan = make_plan(from_dict(WHOLE | {"model": model, "batch": WHOLE["batch"] | {"share_prompts": False}}))
+    assert plan.not_run == () and plan.runnable is None and plan.unknown_model == "google/gemma-2-9b"
+
+
+@pytest.mark.parametrize(
     ("change", "provider", "reason"),
     [
         ({}, "own", None),
