@@ -55,6 +55,8 @@ class Draft:
         self.differs: list[str] = []  # where the meaning of a size is another
         self.assumed: list[str] = []  # what was not given, and is needed
         self.problems: list[str] = []
+        self.doubts: tuple[str, ...] = ()  # places of a Python file that may change the arguments `doubted`
+        self.doubted: frozenset[str] = frozenset()
         self.around: list[str] = []  # of the script and its launcher: what only running the script would tell
         self._decided: dict[str, list[str]] = {}  # argument -> our keys that it decides
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
@@ -247,6 +249,8 @@ class Draft:
     def label(self, name: str) -> str:
         """Return an argument and its value as they were given."""
         flag, value = self.source.flag, self.values.get(name)
+        if name.startswith("*"):  # of a Python file: **more
+            return name
         name = self._older.get(name, name)
         if value is None or (value is True and flag):
             return f"{flag}{name}"
@@ -292,6 +296,11 @@ class Draft:
             shown, given = self._older.get(name, name), self.label(name)
             if name in self._left:
                 left.append(Argument(shown, given, tuple(self._decided.get(name, ())), self._left[name]))
+            elif name in self._decided and name in self.doubted:
+                why = "its value is known only when the script runs; the one that it is given is used instead"
+                left.append(
+                    Argument(shown, given, tuple(self._decided[name]), f"{'; '.join(self.doubts)} may change it: {why}")
+                )
             elif name in self._decided:
                 carried.append(Argument(shown, given, tuple(self._decided[name])))
             elif self._is_known(name):
@@ -302,7 +311,8 @@ class Draft:
 
     def open_arguments(self) -> list[str]:
         """Return the arguments whose value only running the script would tell, as they were given."""
-        return [self.label(name) for name in self.values if name in self._open]
+        open_ = self._open | (self.doubted & {*self._decided})
+        return [*(self.label(name) for name in self.values if name in open_), *self.doubts]
 
     # -- inside
 
@@ -336,6 +346,11 @@ class Draft:
         """Say why the arguments that decide nothing are not carried over; a near miss of a known name is a mistake."""
         for name, value in self.values.items():
             if name in self._left or name in self._decided:
+                continue
+            if name.startswith("*"):
+                self._left[name] = "it may give any argument that is not listed, known only when the script runs"
+                self._open.add(name)
+                self.assumed.append(f"{name}: {self._left[name]}; defaults are used instead")
                 continue
             text = " ".join(map(str, value)) if isinstance(value, list) else value
             reasons = self.source.table.reasons.items()

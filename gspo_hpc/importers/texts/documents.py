@@ -82,8 +82,22 @@ def from_python(text: str) -> Found:
     if project := foreign.of_imports(run.imports):
         raise foreign.refusal(project)
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.values.items()}
-    note = f"the GRPOConfig in line {run.line} is read; the rest of the file is not"
-    return Found("trl", values, {}, [], (note,))
+    note = f"the GRPOConfig in line {run.line} is read, and what the file does with it; the rest of the file is not"
+    return with_python(Found("trl", values, {}, [], (note,)), run, "the file")
+
+
+def with_python(found: Found, run: python_source.PythonRun, word: str) -> Found:
+    """Return a run with what its Python file `word` changes after the config is made or parsed."""
+    values = {**run.defaults, **found.values, **run.changed}
+    notes = list(found.notes)
+    if names := [name for name in run.changed if found.values.get(name) != run.changed[name]]:
+        notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
+    if run.doubts:
+        text = "which may set any argument: those that are not given have their defaults here"
+        notes.append(f"{word} has {'; '.join(run.doubts)}, {text}")
+    doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
+    left = {**found.left, **run.left}
+    return found._replace(values=values, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted)
 
 
 def refuse_toml(text: str) -> NoReturn:
