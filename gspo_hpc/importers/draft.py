@@ -17,7 +17,7 @@ from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.report import Argument
-from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset
 from gspo_hpc.importers.tables import Table
 from gspo_hpc.importers.typos import misspelt
 from gspo_hpc.system.text import near_miss
@@ -25,7 +25,6 @@ from gspo_hpc.system.text import near_miss
 _OFF: tuple[Any, ...] = (None, False, "false", "False", "null", "None", "none", "", "disabled", [], {})
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 _CHOICE = 0.75  # how alike a misspelt choice is
-_EVERYWHERE = {"HOME", "USER", "PWD"}  # variables that a shell has in any case: their text in a path is what is meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +219,7 @@ class Draft:
 
     def keep(self, key: str, name: str, value: str, comment: str = "") -> None:
         """Set a key of ours to a text in which shell variables may still stand, as in a path."""
-        unset = set(re.findall(r"\$\{?(\w+)\}?", value)) - _EVERYWHERE
+        unset = set(re.findall(r"\$\{?(\w+)\}?", value)) - ALWAYS  # their text in a path is what is meant
         if not is_unset(value):
             self.put(key, value, name, comment)
             return
@@ -266,14 +265,15 @@ class Draft:
             if why := self.unknown.get(name) or self.unknown.get("*"):
                 return f"${name} {why}"
         if found:
-            return f"${found[0]} is not set in the script"
+            own = "is set by the shell" if found[0] in ALWAYS else "is not set in the script"
+            return f"${found[0]} {own}"
         return "its value is known only when the script runs"
 
     def finish(self) -> tuple[Config, str]:
         """Return the config and its YAML. Raises ValueError with one line for each mistake of the original run."""
         self._leftovers()
         if self.problems:
-            raise ValueError("\n".join(dict.fromkeys(self.problems)))
+            raise ValueError("\n".join(dict.fromkeys(map(self._explained, self.problems))))
         raw: dict[str, dict[str, Any]] = {}
         for key, (value, _) in self.settings.items():
             section, name = key.split(".")
@@ -281,7 +281,7 @@ class Draft:
         try:
             config = loader.from_dict(raw)
         except loader.ConfigError as error:
-            raise ValueError("\n".join(self._translated(line) for line in error.problems)) from None
+            raise ValueError("\n".join(self._explained(self._translated(line)) for line in error.problems)) from None
         return config, report.yaml_of(self.settings)
 
     def lists(self) -> tuple[list[Argument], list[Argument], list[Argument]]:
@@ -366,6 +366,16 @@ class Draft:
             else:
                 blank = name not in self._taken or name in self.source.table.blank
                 self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")
+
+    def _explained(self, problem: str) -> str:
+        """Return a mistake with the arguments in it whose values are not known: it may be one of their defaults."""
+        for name in self.values:
+            keys = [key for key, origin in self.origins.items() if origin == name]
+            if name in self._open and any(
+                re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", problem) for text in (name, *keys)
+            ):
+                problem += f"; {self.label(name)}: {self._left[name]}"
+        return problem
 
     def _translated(self, line: str) -> str:
         """Return a mistake in a key of ours as one of the argument that it came from."""

@@ -22,6 +22,12 @@ _NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
 
 def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
     """Return the run in a mapping. Raises ValueError if it does not show whose it is, or it is another project's."""
+    if (
+        raw
+        and all(name in Config.model_fields for name in raw)
+        and any(isinstance(own, Mapping) for own in raw.values())
+    ):
+        raise ValueError("it is a config of gspo_hpc already, so there is nothing to convert: gspo-hpc plan FILE")
     if "compute_environment" in raw or ("num_processes" in raw and "mixed_precision" in raw):
         raise ValueError("this is accelerate's config; convert takes the GRPOConfig, and --gpus N for num_processes")
     if source is None:
@@ -68,9 +74,7 @@ def nearest_project(given: Mapping[str, Any]) -> str:
         counts["swift"] += len(given)
     best = max(counts, key=lambda project: counts[project])
     if counts[best] < 2 or counts["swift"] == counts["trl"]:
-        ours = len(given) > 1 and all(name in Config.model_fields for name in given)
-        what = "it is a config of ours already" if ours else "these arguments do not show whose they are"
-        raise ValueError(f"{what}; name the project with --from swift, verl or trl")
+        raise ValueError("these arguments do not show whose they are; name the project with --from swift, verl or trl")
     return best
 
 
