@@ -74,6 +74,7 @@ def convert(
     description = Source(project, kind, sign, tables.load(found.source))
     draft = Draft(description, found.values, found.variables, found.unknown)
     draft.assumed += found.notes
+    draft.doubts, draft.doubted = found.doubts, found.doubted
     draft.rename()
     draft.copy()
     converter(draft, found.commands, gpus, rows)
@@ -88,9 +89,14 @@ def convert(
         draft.assumed.append(
             f"{count} not known as {project}'s, and may change what is trained: see the end of the YAML"
         )
-    decided = {key for argument in carried for key in argument.keys} - {"algorithm.name"}
+    told = [*carried, *(argument for argument in left if argument.name in draft.doubted)]
+    decided = {key for argument in told for key in argument.keys} - {"algorithm.name"}
     if not any(key.partition(".")[0] in _TRAINING or key == "run.max_steps" for key in decided):
-        raise ValueError(f"no argument of {project} that says how to train is in it, so there is nothing to convert")
+        lost = draft.open_arguments()[:3]
+        why = f"; {', '.join(lost)}: known only when the script runs" if lost else ""
+        raise ValueError(
+            f"no argument of {project} that says how to train is in it, so there is nothing to convert{why}"
+        )
     dropped = report.by_reason(left, sign)
     unknown = f"not known as arguments of {project}: " + "; ".join(argument.given for argument in strange)
     head = [

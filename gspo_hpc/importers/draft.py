@@ -17,7 +17,7 @@ from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.report import Argument
-from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset
 from gspo_hpc.importers.tables import Table
 from gspo_hpc.importers.typos import misspelt
 from gspo_hpc.system.text import near_miss
@@ -25,7 +25,6 @@ from gspo_hpc.system.text import near_miss
 _OFF: tuple[Any, ...] = (None, False, "false", "False", "null", "None", "none", "", "disabled", [], {})
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 _CHOICE = 0.75  # how alike a misspelt choice is
-_EVERYWHERE = {"HOME", "USER", "PWD"}  # variables that a shell has in any case: their text in a path is what is meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +54,8 @@ class Draft:
         self.differs: list[str] = []  # where the meaning of a size is another
         self.assumed: list[str] = []  # what was not given, and is needed
         self.problems: list[str] = []
+        self.doubts: tuple[str, ...] = ()  # places of a Python file that may change the arguments `doubted`
+        self.doubted: frozenset[str] = frozenset()
         self.around: list[str] = []  # of the script and its launcher: what only running the script would tell
         self._decided: dict[str, list[str]] = {}  # argument -> our keys that it decides
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
@@ -218,7 +219,7 @@ class Draft:
 
     def keep(self, key: str, name: str, value: str, comment: str = "") -> None:
         """Set a key of ours to a text in which shell variables may still stand, as in a path."""
-        unset = set(re.findall(r"\$\{?(\w+)\}?", value)) - _EVERYWHERE
+        unset = set(re.findall(r"\$\{?(\w+)\}?", value)) - ALWAYS  # their text in a path is what is meant
         if not is_unset(value):
             self.put(key, value, name, comment)
             return
@@ -247,6 +248,8 @@ class Draft:
     def label(self, name: str) -> str:
         """Return an argument and its value as they were given."""
         flag, value = self.source.flag, self.values.get(name)
+        if name.startswith("*"):  # of a Python file: **more
+            return name
         name = self._older.get(name, name)
         if value is None or (value is True and flag):
             return f"{flag}{name}"
@@ -262,14 +265,15 @@ class Draft:
             if why := self.unknown.get(name) or self.unknown.get("*"):
                 return f"${name} {why}"
         if found:
-            return f"${found[0]} is not set in the script"
+            own = "is set by the shell" if found[0] in ALWAYS else "is not set in the script"
+            return f"${found[0]} {own}"
         return "its value is known only when the script runs"
 
     def finish(self) -> tuple[Config, str]:
         """Return the config and its YAML. Raises ValueError with one line for each mistake of the original run."""
         self._leftovers()
         if self.problems:
-            raise ValueError("\n".join(dict.fromkeys(self.problems)))
+            raise ValueError("\n".join(dict.fromkeys(map(self._explained, self.problems))))
         raw: dict[str, dict[str, Any]] = {}
         for key, (value, _) in self.settings.items():
             section, name = key.split(".")
@@ -277,7 +281,7 @@ class Draft:
         try:
             config = loader.from_dict(raw)
         except loader.ConfigError as error:
-            raise ValueError("\n".join(self._translated(line) for line in error.problems)) from None
+            raise ValueError("\n".join(self._explained(self._translated(line)) for line in error.problems)) from None
         return config, report.yaml_of(self.settings)
 
     def lists(self) -> tuple[list[Argument], list[Argument], list[Argument]]:
@@ -292,6 +296,11 @@ class Draft:
             shown, given = self._older.get(name, name), self.label(name)
             if name in self._left:
                 left.append(Argument(shown, given, tuple(self._decided.get(name, ())), self._left[name]))
+            elif name in self._decided and name in self.doubted:
+                why = "its value is known only when the script runs; the one that it is given is used instead"
+                left.append(
+                    Argument(shown, given, tuple(self._decided[name]), f"{'; '.join(self.doubts)} may change it: {why}")
+                )
             elif name in self._decided:
                 carried.append(Argument(shown, given, tuple(self._decided[name])))
             elif self._is_known(name):
@@ -302,7 +311,8 @@ class Draft:
 
     def open_arguments(self) -> list[str]:
         """Return the arguments whose value only running the script would tell, as they were given."""
-        return [self.label(name) for name in self.values if name in self._open]
+        open_ = self._open | (self.doubted & {*self._decided})
+        return [*(self.label(name) for name in self.values if name in open_), *self.doubts]
 
     # -- inside
 
@@ -337,6 +347,11 @@ class Draft:
         for name, value in self.values.items():
             if name in self._left or name in self._decided:
                 continue
+            if name.startswith("*"):
+                self._left[name] = "it may give any argument that is not listed, known only when the script runs"
+                self._open.add(name)
+                self.assumed.append(f"{name}: {self._left[name]}; defaults are used instead")
+                continue
             text = " ".join(map(str, value)) if isinstance(value, list) else value
             reasons = self.source.table.reasons.items()
             why = next((text for pattern, text in reasons if fnmatch(name, pattern)), None)
@@ -351,6 +366,16 @@ class Draft:
             else:
                 blank = name not in self._taken or name in self.source.table.blank
                 self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")
+
+    def _explained(self, problem: str) -> str:
+        """Return a mistake with the arguments in it whose values are not known: it may be one of their defaults."""
+        for name in self.values:
+            keys = [key for key, origin in self.origins.items() if origin == name]
+            if name in self._open and any(
+                re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", problem) for text in (name, *keys)
+            ):
+                problem += f"; {self.label(name)}: {self._left[name]}"
+        return problem
 
     def _translated(self, line: str) -> str:
         """Return a mistake in a key of ours as one of the argument that it came from."""

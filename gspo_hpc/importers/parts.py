@@ -84,11 +84,15 @@ def server(draft: Draft, nodes: int, each: int, command: Command | None, name: s
         tp = positive(draft, "tensor_parallel_size", sizes.get("tensor_parallel_size")) or 1
         count = positive(draft, "data_parallel_size", sizes.get("data_parallel_size"))
         engines = count or max(1, (visible(draft, command.variables) or tp) // tp)
-    beside(draft, each, max(1, engines // nodes), tp, name)
+    beside(draft, nodes, each, nodes if command is None else engines, tp, name)
 
 
-def beside(draft: Draft, each: int, engines: int, tp: int, name: str) -> None:
-    """Put `engines` engines a node on GPUs of their own, beside `each` training ones."""
+def beside(draft: Draft, nodes: int, each: int, total: int, tp: int, name: str) -> None:
+    """Put `total` engines on GPUs of their own, equally many on each node, beside `each` training ones."""
+    engines = max(1, total // nodes)
+    if engines * nodes != total:
+        text = f"engines of {name}, each of {tp} GPUs: {total} in the original, and {engines * nodes} here"
+        draft.differs.append(f"{text}, {engines} on each of {nodes} nodes")
     draft.put("rollout.mode", "server", of=("vllm_mode",))
     draft.put("rollout.tensor_parallel_size", tp)
     draft.put("rollout.engines_per_node", engines)

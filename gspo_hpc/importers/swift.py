@@ -7,6 +7,7 @@ those of ms-swift 4.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report
@@ -66,9 +67,17 @@ def machines(draft: Draft, gpus: int | None) -> tuple[int, int]:
     nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes")) or draft.whole("nnodes")
     each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
     if (trains := draft.whole("train.gpus")) is not None:  # of a YAML for Ray: all of its nodes together
-        each = max(1, trains // (nodes or 1))
+        if nodes is None:
+            nodes, each = parts.split_nodes(trains)
+            if nodes > 1 and gpus is None:
+                draft.assumed.append(f"{draft.label('train.gpus')}: taken for {nodes} nodes of {each}")
+        elif trains % nodes:
+            draft.wrong("train.gpus", f"must be divisible by the number of nodes ({nodes})")
+        else:
+            each = trains // nodes
     draft.credit("cluster.nodes", "nnodes")
-    draft.credit("cluster.gpus_per_node", "train.gpus")
+    for key in ("cluster.nodes", "cluster.gpus_per_node"):
+        draft.credit(key, "train.gpus")
     each = each or parts.visible(draft, env)
     return parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
 
@@ -83,7 +92,9 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
     if apart is not None and not together:
         draft.credit("rollout.engines_per_node", "rollout.gpus")
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
-        parts.beside(draft, each, max(1, apart // tp // nodes), tp, "the group rollout")
+        if apart % tp:
+            draft.wrong("rollout.gpus", f"must be divisible by vllm_tensor_parallel_size ({tp})")
+        parts.beside(draft, nodes, each, max(1, apart // tp), tp, "the group rollout")
     elif draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
         hosted = next((item for item in commands if item.words[:2] == ("swift", "rollout")), None)
         parts.server(draft, nodes, each, hosted, "swift rollout")
@@ -181,6 +192,28 @@ def held_out(draft: Draft) -> bool:
     return share > 0
 
 
+def training_rows(draft: Draft, rows: int | None) -> tuple[int | None, str]:
+    """Return how many prompts are trained on, None if that is not known, and how many they are of in words.
+
+    `rows` (--rows) goes before the numbers of the data sets (file.jsonl#1000). Of each data set, ms-swift first takes
+    its number of rows, and of these it holds out int(rows x split_dataset_ratio), or 1.
+    """
+    names = draft.texts("dataset")
+    numbers = [text.rpartition("#")[2] for text in names if "#" in text]
+    told = bool(numbers) and len(numbers) == len(names) and all(text.isdigit() for text in numbers)
+    sizes = [rows] if rows is not None else [int(text) for text in numbers] if told else []
+    if not sizes:
+        return None, ""
+    share = draft.number("split_dataset_ratio", 0.0) or 0.0
+    if not 0 < share < 1 or draft.text("eval_strategy") == "no" or draft.texts("val_dataset"):
+        return sum(sizes), f"{sum(sizes)} prompts"
+    trained = max(1, sum(size - max(int(size * share), 1) for size in sizes))
+    here = math.floor(sum(sizes) * (1 - Fraction(str(share))))
+    if here != trained:
+        draft.differs.append(f"of {sum(sizes)} prompts, ms-swift trains on {trained}, and data.train_ratio on {here}")
+    return trained, f"{trained} prompts, the other {sum(sizes) - trained} of {sum(sizes)} being held out"
+
+
 def dtype(draft: Draft) -> None:
     """Put the type that the trainer computes in."""
     kind = draft.choice("torch_dtype", ("bfloat16", "float16", "float32"), "bfloat16")
@@ -272,29 +305,22 @@ def _sleep(draft: Draft) -> None:
 def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
     """Put the length of the run, and the schedule that follows from it."""
     steps, epochs = draft.whole("train_iters"), draft.number("num_train_epochs")
-    named = [text.rpartition("#")[2] for text in draft.texts("dataset") if "#" in text]
-    if rows is None and named and all(text.isdigit() for text in named) and len(named) == len(draft.texts("dataset")):
-        rows = sum(map(int, named))
+    rows, told = training_rows(draft, rows)
     if epochs and rows:
         at = {key.split(".")[1]: value for key, (value, _) in draft.settings.items()}
         sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
         ranks = max(1, world // math.prod(at.get(name, 1) for name in sizes))
         whole = rows // (at.get("micro_batch_size", 1) * ranks) * at.get("micro_batch_size", 1) * ranks
         steps = int(whole * at.get("num_generations", 8) * epochs // update)
-        text = f"num_train_epochs {epochs:g} of {rows} prompts" + (
-            ", before train_iters" if draft.given("train_iters") else ""
-        )
+        text = f"num_train_epochs {epochs:g} of {told}" + (", before train_iters" if draft.given("train_iters") else "")
         draft.put("run.max_steps", max(1, steps), comment=text, of=("num_train_epochs",))
         draft.drop("train_iters", "num_train_epochs takes precedence over it")
-    elif steps is not None:
-        draft.put("run.max_steps", steps, "train_iters")
-        if epochs:
-            draft.drop(
-                "num_train_epochs",
-                "it overrides train_iters in Megatron-SWIFT; give --rows N to use it here",
-            )
     elif epochs:
         parts.epochs(draft, "num_train_epochs", epochs)
+        draft.drop("train_iters", "num_train_epochs takes precedence over it")
+        steps = None
+    elif steps is not None:
+        draft.put("run.max_steps", steps, "train_iters")
     else:
         parts.steps_unknown(draft, "neither train_iters nor num_train_epochs")
     adapters = draft.text("tuner_type") not in (None, "full")

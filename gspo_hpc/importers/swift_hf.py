@@ -39,7 +39,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     swift.dtype(draft)
     swift.generation(draft)
     swift.objective(draft)
-    trl.length(draft, update, rows, "cosine", rate)
+    rows, told = swift.training_rows(draft, rows)
+    trl.length(draft, update, rows, "cosine", rate, told)
     evaluated = "steps" if swift.held_out(draft) else "never"
     trl.saving(draft, ("swanlab_exp_name", "run_name", "output_dir"), evaluated)
     if not draft.given("report_to"):

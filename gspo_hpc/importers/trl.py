@@ -175,8 +175,11 @@ def _generation(draft: Draft) -> None:
         draft.drop("vllm_importance_sampling_correction", text)
 
 
-def length(draft: Draft, update: int, rows: int | None, style: str, rate: float) -> None:
-    """Put the length of the run and the schedule; `style` and `rate` are those where none is given."""
+def length(draft: Draft, update: int, rows: int | None, style: str, rate: float, told: str = "") -> None:
+    """Put the length of the run and the schedule; `style` and `rate` are those where none is given.
+
+    `told`: what `rows` are in words.
+    """
     steps, epochs = draft.whole("max_steps", -1, least=-1), draft.number("num_train_epochs", 3.0) or 3.0
     whole = steps if steps and steps > 0 else None
     if whole is not None:
@@ -186,9 +189,8 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float)
         group = draft.whole("num_generations", 8) or 8
         passes = draft.whole("num_iterations", 1) or 1
         whole = max(1, int(max_steps(rows, group, update, 1, 1, passes) * epochs))
-        draft.put(
-            "run.max_steps", whole, comment=f"num_train_epochs {epochs:g} of {rows} prompts", of=("num_train_epochs",)
-        )
+        text = f"num_train_epochs {epochs:g} of {told or f'{rows} prompts'}"
+        draft.put("run.max_steps", whole, comment=text, of=("num_train_epochs",))
     else:
         parts.epochs(draft, "num_train_epochs", epochs)
         if draft.given("max_steps"):

@@ -201,6 +201,10 @@ def assign(reader: Reader, node: Node) -> None:
             value = {} if not items and not adds else lost
         else:
             value = (*(held if isinstance(held, tuple) else (held,) if held else ()), *items) if adds else tuple(items)
+    elif key in scope.integers:
+        text = "0" if given is None else text_of(given, scope)
+        number = evaluate(f"{held or 0} + ({text})" if adds else text, scope, line_of(node))
+        value = lost if number is None else str(number)
     else:
         text = "" if given is None else text_of(given, scope)
         if adds and isinstance(held, tuple):
@@ -245,12 +249,16 @@ def declare(reader: Reader, node: Node) -> bool:
             frame[name] = scope.values.get(name)
             if not equals:
                 scope.values.pop(name, None)
+        if "i" in flags:
+            scope.integers.add(name)
         if "A" in flags and not isinstance(scope.values.get(name), dict):
             scope.set(name, {})
         if child.type == "variable_assignment":
             assign(reader, child)
         elif equals:
             scope.set(name, value)
+        if ("l" in flags or "u" in flags) and kind != "export" and equals:
+            scope.set(name, Unknown(f"is declared in line {line_of(node)} with letters that are changed"))
         if kind == "export" or "x" in flags:
             scope.exported.add(name)
     return True

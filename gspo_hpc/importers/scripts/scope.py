@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _LEFT = re.compile(r"\$(?:[A-Za-z_{(]|\d)")
+# Variables that a shell has in any case: where a script does not set them, they are set, to what is not known.
+ALWAYS = frozenset(
+    "HOME USER LOGNAME HOSTNAME PWD OLDPWD UID EUID SHELL PATH PPID RANDOM SECONDS OSTYPE HOSTTYPE".split()
+)
 _LONGEST = 1 << 16  # characters of a value; X=$X$X in a few lines makes it as long as one likes
 
 
@@ -32,6 +36,7 @@ class Scope:
     sourced: str = ""  # why a variable that is not set here may still be set: a file is sourced
     empty: bool = False  # a variable that is not set counts as empty, as in conditions
     exported: set[str] = field(default_factory=set)
+    integers: set[str] = field(default_factory=set)  # declared with -i: what is assigned to them is computed
     partly: dict[str, Unknown] = field(default_factory=dict)  # variable -> what may stand at its ${NAME} in a value
 
     def get(self, name: str) -> Value | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.parse import line_of, source_of
-from gspo_hpc.importers.scripts.scope import Piece, Scope, Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.scope import ALWAYS, Piece, Scope, Unknown, Value, is_unset
 
 if TYPE_CHECKING:  # the parser is imported by read_script alone
     from tree_sitter import Node
@@ -165,6 +165,10 @@ def _substituted(node: Node, scope: Scope) -> str | None:
         scope.script
     ]:
         return scope.script
+    if name == "expr":
+        plain = all(re.fullmatch(r"-?\d{1,18}|[-+*/%()]", word) for word in words)
+        value = evaluate(" ".join(words), Scope()) if plain and words else None
+        return None if value is None else str(value)
     if any(word.startswith("-") for word in words):
         return None
     if name == "echo" and not any("\\" in word or "*" in word for word in words):
@@ -225,7 +229,7 @@ def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted:
         return
     if isinstance(found, dict | tuple) or subscript not in (None, "0"):
         found = _element(found, subscript or "0", scope)
-    if found is None and scope.empty and re.match(r"\w", name):
+    if found is None and scope.empty and re.match(r"\w", name) and name not in ALWAYS:
         yield Piece("", not quoted)
     else:
         yield Piece(found, not quoted) if isinstance(found, str) else Piece(_left(raw))
@@ -262,7 +266,7 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
         return
     found = scope.get(name) if subscript in (None, "0") else _element(scope.get(name), subscript or "", scope)
     found = _element(found, "0", scope) if isinstance(found, tuple | dict) else found
-    if sign is None or isinstance(found, Unknown):
+    if sign is None or isinstance(found, Unknown) or (found is None and name in ALWAYS):
         yield Piece(_left(raw))
         return
     kind = sign[0].decode()

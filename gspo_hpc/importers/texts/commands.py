@@ -106,21 +106,29 @@ def _from_python_file(
     word = command.words[number]
     given = options(command.words[number + 1 :])[0]
     text: str | None = ""
+    run = None
     try:
         text = documents.text_of(place, word, command.files)
-        run = None if text is None else python_source.read(text)
-    except ValueError:
-        run = None
+    except ValueError:  # no text
+        pass
+    if text:
+        try:
+            run = python_source.read(text)
+        except python_source.ParseError:
+            pass
+        except ValueError as error:
+            raise ValueError(f"{word}: {error}") from None
     if run is not None:
         if project := foreign.of_imports(run.imports):
             raise foreign.refusal(project)
         if run.values:  # its own arguments are not TRL's
             left = {f"--{name}": f"an argument of {word} itself" for name in given}
-            note = f"the GRPOConfig in line {run.line} of {word} is read; the rest of the file is not"
+            note = f"the GRPOConfig in line {run.line} of {word} is read, and what is done with it; the rest is not"
             found = _make("trl", command, number, len(command.words), commands, place)
-            return found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
+            found = found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
+            return documents.with_python(found, run, word)
         if run.parses:
-            return _make("trl", command, number, number + 1, commands, place)
+            return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
     name = os.path.basename(word)
     known = tables.load("trl").known & {*given}
     shown = _trains_with_trl(command.words[number + 1 :])

@@ -22,6 +22,12 @@ _NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
 
 def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
     """Return the run in a mapping. Raises ValueError if it does not show whose it is, or it is another project's."""
+    if (
+        raw
+        and all(name in Config.model_fields for name in raw)
+        and any(isinstance(own, Mapping) for own in raw.values())
+    ):
+        raise ValueError("it is a config of gspo_hpc already, so there is nothing to convert: gspo-hpc plan FILE")
     if "compute_environment" in raw or ("num_processes" in raw and "mixed_precision" in raw):
         raise ValueError("this is accelerate's config; convert takes the GRPOConfig, and --gpus N for num_processes")
     if source is None:
@@ -68,9 +74,7 @@ def nearest_project(given: Mapping[str, Any]) -> str:
         counts["swift"] += len(given)
     best = max(counts, key=lambda project: counts[project])
     if counts[best] < 2 or counts["swift"] == counts["trl"]:
-        ours = len(given) > 1 and all(name in Config.model_fields for name in given)
-        what = "it is a config of ours already" if ours else "these arguments do not show whose they are"
-        raise ValueError(f"{what}; name the project with --from swift, verl or trl")
+        raise ValueError("these arguments do not show whose they are; name the project with --from swift, verl or trl")
     return best
 
 
@@ -82,8 +86,22 @@ def from_python(text: str) -> Found:
     if project := foreign.of_imports(run.imports):
         raise foreign.refusal(project)
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.values.items()}
-    note = f"the GRPOConfig in line {run.line} is read; the rest of the file is not"
-    return Found("trl", values, {}, [], (note,))
+    note = f"the GRPOConfig in line {run.line} is read, and what the file does with it; the rest of the file is not"
+    return with_python(Found("trl", values, {}, [], (note,)), run, "the file")
+
+
+def with_python(found: Found, run: python_source.PythonRun, word: str) -> Found:
+    """Return a run with what its Python file `word` changes after the config is made or parsed."""
+    values = {**run.defaults, **found.values, **run.changed}
+    notes = list(found.notes)
+    if names := [name for name in run.changed if found.values.get(name) != run.changed[name]]:
+        notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
+    if run.doubts:
+        text = "which may set any argument: those that are not given have their defaults here"
+        notes.append(f"{word} has {'; '.join(run.doubts)}, {text}")
+    doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
+    left = {**found.left, **run.left}
+    return found._replace(values=values, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted)
 
 
 def refuse_toml(text: str) -> NoReturn:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gspo_hpc.importers.texts import foreign
+from gspo_hpc.importers.texts import config_flow, foreign, trainers
+from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
 
-_CONFIG, _TRAINER = "GRPOConfig", "GRPOTrainer"
-# What a trainer is given beside its config, as TRL's scripts name it.
-_TRAINERS_OWN = {"model": "model_name_or_path", "reward_funcs": "reward_funcs", "train_dataset": "dataset_name"}
+_CONFIG = "GRPOConfig"
+APART = frozenset({"model_name_or_path", "dataset_name", "reward_funcs"})  # given to the trainer, not in its config
+_MUTATED = {"append", "extend", "insert", "remove", "clear", "pop", "popitem", "update", "setdefault", "sort"}
+
+
+class ParseError(ValueError):
+    """A text that Python cannot parse."""
 
 
 class PythonRun(NamedTuple):
@@ -22,44 +27,112 @@ class PythonRun(NamedTuple):
     imports: tuple[str, ...]
     trainer: str  # the class of TRL's trainer or config, "" if there is none
     line: int = 0  # of the GRPOConfig
+    changed: Mapping[str, Any] = {}  # where it takes one from the command line: what it sets afterwards
+    defaults: Mapping[str, Any] = {}  # there: what counts where the command does not say
+    doubts: tuple[str, ...] = ()  # places of the file that may change any argument
+    left: Mapping[str, str] = {}  # what the file changes in the trainer -> why it is not carried over
 
 
 def read(text: str) -> PythonRun:
     """Return what a Python file says. Raises ValueError if Python cannot parse it, or it makes several configs."""
     try:
-        tree = ast.parse(text)
+        module = ast.parse(text)
+        tree = Tree(module)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f"line {line}: " if line else ""
-        raise ValueError(f"{where}Python cannot parse this: {getattr(error, 'msg', error)}") from None
+        raise ParseError(f"{where}Python cannot parse this: {getattr(error, 'msg', error)}") from None
     known = dict(_constants(tree))
-    imports = tuple(dict.fromkeys(_imports(tree)))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    made = [call for call in calls if _called(call) == _CONFIG and (call.keywords or call.args)]
+    imports = tuple(dict.fromkeys(_imports(module)))
+    calls = tree.calls
+    own, fields, doubts = _own_configs(tree, known)
+    made = [call for call in calls if called(call) in own and (call.keywords or call.args)]
     if len(made) > 1:
         lines = ", ".join(str(call.lineno) for call in made)
         raise ValueError(f"it makes {len(made)} GRPOConfigs (lines {lines}): leave one in the file")
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    parses = bool(not made and _CONFIG in names and any("Parser" in _called(call) for call in calls))
-    found = next((_called(call) for call in calls if _called(call).endswith(("Trainer", "Config"))), "")
-    trainer = next((_called(call) for call in calls if _called(call).endswith(_TRAINER)), found)
-    if not made:
-        return PythonRun({}, parses, imports, trainer)
+    names = {node.id for node in tree.nodes if isinstance(node, ast.Name)}
+    parses = bool(not made and _CONFIG in names and any("Parser" in called(call) for call in calls))
+    found = next((called(call) for call in calls if called(call).endswith(("Trainer", "Config"))), "")
+    trainer = next((called(call) for call in calls if called(call).endswith(trainers.TRAINER)), found)
+    if not made and not parses:
+        return PythonRun({}, False, imports, trainer)
+    seeds = made or [
+        call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
+    ]
+    changes = config_flow.follow(tree, seeds, not made, lambda node: _value(node, known), _left)
+    doubts += changes.doubts
+    given: dict[str, Any] = {}
+    left = trainers.of_patches(changes.patches)
+    for call in changes.trainers:
+        left |= trainers.of_class(tree, called(call))
+        more = trainers.of_trainer(tree, call, lambda node: _value(node, known), made[0] if made else None)
+        given = more | given
+    if parses:
+        doubts += tuple(_other_parses(seeds))
+        defaults = {name: value for call in calls if called(call) == "set_defaults"
+                    for name, value in _keywords(call, known).items()}  # fmt: skip
+        if isinstance(given.get("use_peft"), bool):  # the command says whether there are adapters
+            del given["use_peft"]
+        sure = {name: value for name, value in given.items() if not _is_left(value) and name != "reward_funcs"}
+        below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
+        return PythonRun({}, True, imports, trainer, 0, sure | changes.values, below, doubts, left)
     (config,) = made
-    values = _keywords(config, known) | dict(_set_later(tree, config, known))
-    for call in calls:
-        if _called(call) == _TRAINER:
-            for name, value in _keywords(call, known).items():
-                if name in _TRAINERS_OWN:
-                    values.setdefault(_TRAINERS_OWN[name], value)
-                elif name == "peft_config" and value is not None:
-                    values.setdefault("use_peft", True)
-            if call.args and "model_name_or_path" not in values:
-                values["model_name_or_path"] = _value(call.args[0], known)
-    values = {
-        name: value for name, value in values.items() if value is not ... and value != [...]
-    }  # left out in a page
-    return PythonRun(values, parses, imports, _called(config), config.lineno)
+    values = _told(fields | _keywords(config, known) | changes.values)
+    if called(config) != _CONFIG:
+        left[f"class {called(config)}({_CONFIG})"] = "the defaults of its fields are read; what else it does is not"
+    for name, value in _told(given).items():
+        values.setdefault(name, value)
+    return PythonRun(values, False, imports, called(config), config.lineno, {}, {}, doubts, left)
+
+
+def _told(values: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments without those that a page leaves out with dots."""
+    return {name: value for name, value in values.items() if value is not ... and value not in ([...], [])}
+
+
+def _parsers(calls: Iterable[ast.Call]) -> set[str]:
+    """Return the methods by which the file parses its command line."""
+    names = {
+        call.func.attr for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("parse")
+    }
+    return names - {"parse_args", "parse_known_args"} or names
+
+
+def _other_parses(seeds: Sequence[ast.Call]) -> Iterator[str]:
+    """Yield the calls that take the arguments from elsewhere, where none takes them from the command line."""
+    elsewhere = [call for call in seeds
+                 if called(call) in ("parse_dict", "parse_json_file", "parse_yaml_file") or call.args
+                 or any(keyword.arg == "args" for keyword in call.keywords)]  # fmt: skip
+    if len(elsewhere) == len(seeds):
+        yield from (f"line {call.lineno}: {shown(call)}" for call in elsewhere)
+
+
+def _own_configs(tree: Tree, known: dict[str, Any]) -> tuple[set[str], dict[str, Any], tuple[str, ...]]:
+    """Return GRPOConfig and the classes derived from it, their defaults, and what makes these uncertain."""
+    names, fields, doubts = {_CONFIG}, dict[str, Any](), list[str]()
+    for name, node in tree.classes.items():
+        if not any(ast.unparse(base).rpartition(".")[2] in names for base in node.bases):
+            continue
+        names.add(name)
+        for item in node.body:
+            target: ast.expr | None = item.target if isinstance(item, ast.AnnAssign) else None
+            if isinstance(item, ast.Assign) and len(item.targets) == 1:
+                target = item.targets[0]
+            if isinstance(target, ast.Name) and isinstance(item, ast.AnnAssign | ast.Assign) and item.value is not None:
+                fields[target.id] = _default(item.value, known)
+            elif isinstance(item, Function) and item.name in ("__init__", "__post_init__", "__setattr__"):
+                doubts.append(f"line {item.lineno}: {name}.{item.name}")
+    module = tree.imported.get(_CONFIG, "trl")
+    if module.partition(".")[0] != "trl" and _CONFIG not in tree.classes:
+        doubts.append(f"{_CONFIG} is {module}'s, not TRL's")
+    return names, fields, tuple(doubts)
+
+
+def _default(node: ast.expr, known: dict[str, Any]) -> Any:
+    """Return the default of a field of a dataclass."""
+    if isinstance(node, ast.Call) and called(node) == "field":
+        return next((_value(word.value, known) for word in node.keywords if word.arg == "default"), _left(node))
+    return _value(node, known)
 
 
 # How a command begins that starts a Python file: variables, then a launcher.
@@ -88,22 +161,18 @@ def command_shown(text: str, name: str) -> str:
     )
 
 
-def _called(call: ast.Call) -> str:
-    function = call.func
-    return (
-        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
-    )
-
-
 def _keywords(call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    for place, node in enumerate(call.args):
+        values["output_dir" if not place and not isinstance(node, ast.Starred) else f"*{shown(node)}"] = _value(
+            node, known
+        )
     for keyword in call.keywords:
         if keyword.arg is None:  # **more
             more = _value(keyword.value, known)
-            values |= more if isinstance(more, dict) else {f"**{ast.unparse(keyword.value)}": _left(keyword.value)}
+            values |= more if isinstance(more, dict) else {f"**{shown(keyword.value)}": _left(keyword.value)}
         else:
-            by_name = keyword.arg == "reward_funcs"
-            values[keyword.arg] = _functions(keyword.value, known) if by_name else _value(keyword.value, known)
+            values[keyword.arg] = _value(keyword.value, known)
     return values
 
 
@@ -113,16 +182,6 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
-
-
-def _functions(node: ast.expr, known: dict[str, Any]) -> Any:
-    """Return reward functions, which are given as such or by their names."""
-    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-    return [item.id if isinstance(item, ast.Name) else _value(item, known) for item in items if _told(item)]
-
-
-def _told(node: ast.expr) -> bool:
-    return not (isinstance(node, ast.Constant) and node.value is ...)
 
 
 def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -135,36 +194,51 @@ def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _straight(statement.body)
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the names that the file sets once, to a value that stands in it."""
-    counts: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            counts[node.id] = counts.get(node.id, 0) + 1
-        elif isinstance(node, ast.arg):
-            counts[node.arg] = counts.get(node.arg, 0) + 1
+def _constants(tree: Tree) -> Iterator[tuple[str, Any]]:
+    """Yield the names that the file sets once, to a value that stands in it and does not change afterwards."""
+    counts: dict[str, int] = dict.fromkeys(tree.imported, 1)
+    changed: set[str] = set()
+    for node in tree.nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                counts[name] = counts.get(name, 0) + 1
+            case ast.Name(id=name, ctx=ast.Load()) if not _only_read(tree, node):
+                changed.add(name)
     known: dict[str, Any] = {}
-    for statement in _straight(tree.body):
+    for statement in _straight(tree.module.body):
         target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
         target = statement.target if isinstance(statement, ast.AnnAssign) else target
         given = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
         if isinstance(target, ast.Name) and given is not None and counts.get(target.id) == 1:
             value = _value(given, known)
-            if not _is_left(value):
+            if not _is_left(value) and not (isinstance(value, list | dict | set) and target.id in changed):
                 known[target.id] = value
                 yield target.id, value
 
 
-def _set_later(tree: ast.Module, config: ast.Call, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments that are set on the config after it is made: config.name = value."""
-    straight = {id(statement) for statement in _straight(tree.body)}
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    names = {target.id for node in assigned if node.value is config
-             for target in node.targets if isinstance(target, ast.Name)}  # fmt: skip
-    for node in assigned:
-        for target in node.targets:
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id in names:
-                yield target.attr, _value(node.value, known) if id(node) in straight else _left(node.value)
+def _only_read(tree: Tree, node: ast.Name) -> bool:
+    """Tell whether a mapping or list is read where its name stands, and not changed or handed to what may change it."""
+    parent = tree.parent(node)
+    above = None if parent is None else tree.parent(parent)
+    match parent:
+        case ast.Attribute(attr=attribute):
+            return not (isinstance(above, ast.Call) and attribute in _MUTATED)
+        case ast.Subscript(ctx=context):
+            return isinstance(context, ast.Load)
+        case ast.Call():
+            name = called(parent)
+            return name.endswith(("Config", "Trainer")) or name in (
+                "print",
+                "len",
+                "dict",
+                "list",
+                "str",
+                "sorted",
+                "info",
+            )
+        case ast.Assign() | ast.AnnAssign() | ast.Return() | ast.NamedExpr():
+            return False  # another name for it
+    return True
 
 
 def _value(node: ast.expr, known: dict[str, Any]) -> Any:
@@ -199,9 +273,9 @@ def _value(node: ast.expr, known: dict[str, Any]) -> Any:
     return _left(node)
 
 
-def _left(node: ast.expr) -> str:
-    """Return an expression as a shell's $(...), which stands for whatever only running the file would tell."""
-    return f"$({' '.join(ast.unparse(node).split())[:60]})"
+def _left(node: Any) -> str:
+    """Return an expression, or a value, as a shell's $(...): what only running the file would tell."""
+    return f"$({shown(node) if isinstance(node, ast.AST) else node})"
 
 
 def _is_left(value: Any) -> bool:

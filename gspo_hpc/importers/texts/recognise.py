@@ -53,7 +53,10 @@ def _from_python(text: str, folder: Path, name: str) -> Found:
         return documents.from_python(text)
     found = _from_script(shown, "trl", folder, "")
     note = "the command in the docstring is read: the file takes its GRPOConfig from the command line"
-    return found._replace(notes=(note, *(line for line in found.notes if not line.endswith(NOT_AT_HAND))))
+    found = found._replace(notes=(note, *(line for line in found.notes if not line.endswith(NOT_AT_HAND))))
+    if found.doubts or found.source != "trl":  # the command found the file itself
+        return found
+    return documents.with_python(found, python_source.read(text), "the file")
 
 
 def _from_script(text: str, source: str | None, folder: Path, name: str) -> Found:

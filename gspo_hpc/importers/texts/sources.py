@@ -21,3 +21,5 @@ class Found(NamedTuple):
     left: Mapping[str, str] = {}  # what was given and is no setting of the run, as it was given -> why
     unknown: Mapping[str, str] = {}  # shell variable (*: any other) -> why
     launcher: Mapping[str, Any] = {}  # options of the program that starts the ranks
+    doubts: tuple[str, ...] = ()  # places of a Python file that may change any argument
+    doubted: frozenset[str] = frozenset()  # arguments that they may change

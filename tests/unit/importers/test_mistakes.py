@@ -101,7 +101,7 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
         # what is no run at all
         ("", "it is empty"),
         ("ls -l\n", "no run of ms-swift, verl or TRL is recognised"),
-        ("run: {seed: 1}\nbatch: {num_generations: 8}\n", "it is a config of ours already"),
+        ("run: {seed: 1}\nbatch: {num_generations: 8}\n", "it is a config of gspo_hpc already"),
         ("compute_environment: LOCAL_MACHINE\nnum_processes: 8\n", "this is accelerate's config"),
         ("a: [1\nb: 2\n", "line 2: not valid YAML"),
         ("megatron rlhf --model 'a", "a quote (') is opened and never closed"),
@@ -408,3 +408,14 @@ def test_options_take_several_values_dashes_and_equals_signs() -> None:
     )
     assert before == ["run"]
     assert values == {"target_modules": ["a", "b"], "top_k": "-1", "lr": "1e-6", "finetune": True, "x": "{}"}
+
+
+def test_a_mistake_says_which_values_are_not_known() -> None:
+    run = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+    with pytest.raises(ValueError) as refused:
+        convert(f"{run} actor_rollout_ref.rollout.n=$(nproc) trainer.nnodes=$N")
+    text = str(refused.value)
+    assert "must be 2 or more" in text and "actor_rollout_ref.rollout.n=$(nproc): its value is known only" in text
+    assert "nnodes" not in text and len(text.splitlines()) == 1
+    with pytest.raises(ValueError, match=r"gspo_hpc already, so there is nothing to convert"):
+        convert("model: {path: m}\nrollout: {top_p: 1}\noptimizer: {lr: 1e-6}\n", "swift")

@@ -133,6 +133,30 @@ def test_groups_of_workers_on_gpus_of_their_own() -> None:
         convert(RAY.format(groups="teacher: {gpus: 2, teacher_model: m}\n"))
 
 
+def _ray(groups: str, train: int, rollout: int) -> str:
+    text = RAY.format(groups=groups)
+    return text.replace("train:\n  gpus: 4", f"train:\n  gpus: {train}").replace(
+        "rollout:\n  gpus: 4", f"rollout:\n  gpus: {rollout}"
+    )
+
+
+def test_groups_of_workers_on_more_gpus_than_a_node_has() -> None:
+    found = convert(_ray("colocate_groups: [[train, rollout]]\n", 16, 16))
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (2, 8)
+    assert "--train.gpus 16: taken for 2 nodes of 8" in found.assumed
+    found = convert(_ray("", 16, 8))
+    config = found.config
+    assert (config.cluster.nodes, config.cluster.gpus_per_node, config.rollout.engines_per_node) == (2, 12, 2)
+    found = convert(_ray("", 32, 4))  # 2 engines on 4 nodes
+    assert found.config.cluster.nodes == 4 and any(
+        "each of 2 GPUs: 2 in the original, and 4 here" in line for line in found.differs
+    )
+    with pytest.raises(ValueError, match="train.gpus 12: must be divisible by the number of nodes"):
+        convert(_ray("nnodes: 8\n", 12, 12))
+    with pytest.raises(ValueError, match="rollout.gpus 3: must be divisible by vllm_tensor_parallel_size"):
+        convert(_ray("", 8, 3))
+
+
 def test_the_script_that_starts_ray_names_its_yaml(tmp_path: Path) -> None:
     (tmp_path / "ray.yaml").write_text(RAY.format(groups="colocate_groups: [[train, rollout]]\n"))
     script = (

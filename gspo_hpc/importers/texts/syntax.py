@@ -1,0 +1,156 @@
+"""Ask where the nodes of a Python file's syntax tree stand: in which function, before what, and whether they run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+When = tuple[tuple[int, int], ...]  # (line, column) of the calls that lead to a node, and of the node
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_DEEPEST = 12  # calls within each other that are followed
+
+
+def called(call: ast.Call) -> str:
+    """Return the last part of the name that a call calls, "" if it has none."""
+    function = call.func
+    return (
+        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    )
+
+
+def shown(node: ast.AST, length: int = 60) -> str:
+    """Return the code of a node in one line, cut off after `length` characters."""
+    return " ".join(ast.unparse(node).split())[:length]
+
+
+class Tree:
+    """A syntax tree whose nodes know what they stand in."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.module = tree
+        self.nodes = [*ast.walk(tree)]
+        self.parents = {id(child): node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.functions = [node for node in self.nodes if isinstance(node, Function)]
+        self.classes = {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
+        self.imported = dict(self._imported())
+        self._locals = {id(node): self._names_of(node) for node in self.nodes if isinstance(node, _SCOPES)}
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """Return what a node stands in."""
+        return self.parents.get(id(node))
+
+    def function_of(self, node: ast.AST) -> ast.AST | None:
+        """Return the function or lambda that a node stands in, None if it stands in none."""
+        above = self.parent(node)
+        while above is not None and not isinstance(above, _SCOPES):
+            above = self.parent(above)
+        return above
+
+    def variable(self, name: ast.Name) -> tuple[int, str]:
+        """Return which variable a name is: the scope that binds it (0: the module), and the name."""
+        scope = self.function_of(name)
+        while scope is not None and name.id not in self._locals[id(scope)]:
+            scope = self.function_of(scope)
+        return (0 if scope is None else id(scope), name.id)
+
+    def defined(self, call: ast.Call) -> tuple[Function | None, int]:
+        """Return the function of the file that a call calls, and how many parameters stand before its arguments."""
+        name = called(call)
+        if isinstance(call.func, ast.Name) and name in self.classes:
+            inits = [item for item in self.classes[name].body if isinstance(item, Function) and item.name == "__init__"]
+            return (inits[0], 1) if inits else (None, 0)
+        found = [function for function in self.functions if function.name == name]
+        if len(found) != 1:
+            return None, 0
+        method = isinstance(self.parent(found[0]), ast.ClassDef)
+        if method != isinstance(call.func, ast.Attribute):
+            return None, 0
+        static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in found[0].decorator_list)
+        return found[0], int(method and not static)
+
+    def parameters(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """Yield the parameters of a function of the file with what a call gives them."""
+        function, skipped = self.defined(call)
+        if function is not None:
+            names = [item.arg for item in (*function.args.posonlyargs, *function.args.args)][skipped:]
+            if not any(isinstance(item, ast.Starred) for item in call.args):
+                yield from zip(names, call.args, strict=False)
+            known = {*names, *(item.arg for item in function.args.kwonlyargs)}
+            yield from ((item.arg, item.value) for item in call.keywords if item.arg in known and item.arg is not None)
+
+    def certain(self, node: ast.AST) -> bool:
+        """Tell whether a node runs, once, whenever the function runs that it stands in."""
+        below, above = node, self.parent(node)
+        while above is not None and not isinstance(above, _SCOPES):
+            if isinstance(above, ast.If) and not (below is above.test or "__name__" in ast.unparse(above.test)):
+                return False
+            if isinstance(above, ast.For | ast.AsyncFor) and below is not above.iter:
+                return False
+            if isinstance(above, ast.While | ast.Try | ast.Match | ast.IfExp | ast.BoolOp | ast.comprehension):
+                return False
+            if isinstance(above, ast.ClassDef):
+                return False
+            below, above = above, self.parent(above)
+        before = (item for item in (above.body if isinstance(above, Function) else ()) if item.lineno < below.lineno)  # type: ignore[attr-defined]
+        return not any(isinstance(part, ast.Return) for item in before for part in self._own(item))
+
+    def when(self, node: ast.AST, depth: int = 0) -> When | None:
+        """Return when a node runs, to be compared with another node's; None if that is not plain.
+
+        Plain is a function that is called in one place, which runs, or in none.
+        """
+        place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+        function = self.function_of(node)
+        if function is None:
+            return (place,)
+        if not isinstance(function, Function) or depth > _DEEPEST:
+            return None
+        name = function.name
+        outer = self.parent(function)
+        if name == "__init__" and isinstance(outer, ast.ClassDef):
+            name = outer.name
+        uses = [item for item in self.nodes if (isinstance(item, ast.Name) and item.id == name)
+                or (isinstance(item, ast.Attribute) and item.attr == name)]  # fmt: skip
+        if not uses:
+            return ((function.lineno, function.col_offset), place)
+        call = self.parent(uses[0])
+        if len(uses) > 1 or not isinstance(call, ast.Call) or call.func is not uses[0] or not self.certain(call):
+            return None
+        before = self.when(call, depth + 1)
+        return None if before is None else (*before, place)
+
+    def root(self, node: ast.expr) -> str:
+        """Return the package that what is called was imported from, "" if it was not imported."""
+        while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return self.imported.get(node.id, "").partition(".")[0] if isinstance(node, ast.Name) else ""
+
+    def _imported(self) -> Iterator[tuple[str, str]]:
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                yield from ((alias.asname or alias.name.partition(".")[0], alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                module = "." * node.level + (node.module or "")
+                yield from ((alias.asname or alias.name, module) for alias in node.names)
+
+    def _names_of(self, scope: ast.AST) -> set[str]:
+        """Return the names that a function binds."""
+        given = scope.args  # type: ignore[attr-defined]
+        names = {item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+                 if item is not None}  # fmt: skip
+        outside: set[str] = set()
+        for node in self._own(scope):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                outside |= {*node.names}
+        return names - outside
+
+    def _own(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield a node and what it holds, without the functions in it."""
+        yield node
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, _SCOPES):
+                yield from self._own(child)

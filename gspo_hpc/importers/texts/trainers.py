@@ -1,0 +1,117 @@
+"""Read what a Python file gives TRL's trainer beside its config, and what it changes in the trainer itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
+
+TRAINER = "GRPOTrainer"
+# What a trainer is given, in the order of its parameters.
+_ORDER = (
+    "model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "reward_processing_classes",
+    "callbacks", "optimizers", "peft_config",
+)  # fmt: skip
+# The names that TRL's scripts have for what a trainer is given.
+_NAMES = {"model": "model_name_or_path", "train_dataset": "dataset_name"}
+# Methods that decide what is trained: losses, advantages, log-probabilities, rewards, and what completions are made of.
+_OBJECTIVE = re.compile(
+    r"loss|advantage|logps|log_prob|_generate|_calculate_rewards|_prepare_inputs|training_step|create_optimizer|_step$"
+)
+
+
+def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], config: ast.AST | None) -> dict[str, Any]:
+    """Return the arguments that a trainer is given beside its config. Raises ValueError for another optimizer.
+
+    `value` evaluates an expression; `config`: where the config is made, if it is made in the call.
+    """
+    found: dict[str, Any] = {}
+    for name, node in _given(call):
+        if name == "args" or node is config or (name in ("eval_dataset", "peft_config", "callbacks") and _none(node)):
+            continue
+        if name == "reward_funcs":
+            found[name] = _functions(node, value)
+        elif name == "peft_config":
+            found["use_peft"] = True
+        elif name == "optimizers":
+            if not (isinstance(node, ast.Tuple) and all(map(_none, node.elts))):
+                _refuse_optimizer(node)
+                found[name] = f"$({shown(node)})"
+        else:
+            found[_NAMES.get(name, name)] = value(node)
+    return found
+
+
+def _given(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    for place, node in enumerate(call.args):
+        name = _ORDER[place] if place < len(_ORDER) and not isinstance(node, ast.Starred) else f"*{shown(node)}"
+        yield name, node
+    for keyword in call.keywords:
+        if keyword.arg is None and isinstance(keyword.value, ast.Dict):
+            yield from ((str(getattr(key, "value", "")), node)
+                        for key, node in zip(keyword.value.keys, keyword.value.values, strict=True))  # fmt: skip
+        else:
+            yield keyword.arg or f"**{shown(keyword.value)}", keyword.value
+
+
+def _none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _functions(node: ast.expr, value: Callable[[ast.expr], Any]) -> Any:
+    """Return reward functions, which are given as such or by their names."""
+    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    told = [item for item in items if not (isinstance(item, ast.Constant) and item.value is ...)]
+    return [item.id if isinstance(item, ast.Name) else value(item) for item in told]
+
+
+def _refuse_optimizer(node: ast.expr) -> None:
+    first = node.elts[0] if isinstance(node, ast.Tuple) and node.elts else node
+    if (
+        isinstance(first, ast.Call)
+        and "adam" not in called(first).lower()
+        and ast.unparse(first.func).startswith(("torch.optim.", "optim."))
+    ):
+        raise ValueError(f"line {node.lineno}: optimizers {shown(first)}: there is only AdamW here")
+
+
+def of_class(tree: Tree, name: str) -> dict[str, str]:
+    """Return what a class of the file, derived from TRL's trainer, changes: what it is -> why it is not carried over.
+
+    Raises ValueError where it changes what is trained.
+    """
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    while (own := tree.classes.get(name)) is not None and name not in seen:
+        seen.add(name)
+        methods = [item for item in own.body if isinstance(item, Function) and item.name != "__init__"]
+        for method in methods:
+            if _OBJECTIVE.search(method.name):
+                raise ValueError(
+                    f"line {method.lineno}: {own.name} overrides {method.name} of TRL's trainer: what it trains has no "
+                    "counterpart here"
+                )
+        if names := [item.name for item in own.body if isinstance(item, Function)]:
+            text = "a trainer of the file's own: what these methods do is not carried over"
+            found[f"class {own.name}: {', '.join(names)}"] = text
+        bases = [ast.unparse(base).rpartition(".")[2] for base in own.bases]
+        name = next((base for base in bases if base.endswith("Trainer") or base in tree.classes), "")
+    if name and name != TRAINER:
+        found[name] = "a trainer of its own, which the file imports: what it changes is not known"
+    elif (module := tree.imported.get(TRAINER, "trl")).partition(".")[0] != "trl":
+        found[f"{module}.{TRAINER}"] = "it is not TRL's: what it changes is not known"
+    return found
+
+
+def of_patches(patches: Mapping[str, int]) -> dict[str, str]:
+    """Return what is set on trainers or on TRL's class. Raises ValueError where it changes what is trained."""
+    for name, line in patches.items():
+        if _OBJECTIVE.search(name):
+            raise ValueError(
+                f"line {line}: {name} of TRL's trainer is replaced: what it trains has no counterpart here"
+            )
+    why = "it is set on the trainer: what that changes is known only when the script runs"
+    return {f"{TRAINER}.{name} (line {line})": why for name, line in patches.items()}

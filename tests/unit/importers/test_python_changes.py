@@ -1,0 +1,216 @@
+"""What a Python file does to its GRPOConfig after making it, and what it gives TRL's trainer beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+HEAD = "import copy, dataclasses\nfrom dataclasses import replace\nfrom trl import GRPOConfig, GRPOTrainer\n"
+MADE = "args = GRPOConfig(num_generations=8, per_device_train_batch_size=8, epsilon=0.2)\n"
+TRAINED = "trainer = GRPOTrainer(model='m/m', reward_funcs=[f], args=args, train_dataset=ds)\n"
+
+
+def _of(body: str, after: str = "") -> Converted:
+    return convert(f"{HEAD}{MADE}{body}\n{TRAINED}{after}\n", gpus=1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "args.epsilon = 0.5",
+        "args = dataclasses.replace(args, epsilon=0.5)",
+        "args = replace(args, **{'epsilon': 0.5})",
+        "setattr(args, 'epsilon', 0.5)",
+        "args.__setattr__('epsilon', 0.5)",
+        "NAME = 'epsilon'\nsetattr(args, NAME, 0.5)",
+        "for k, v in {'epsilon': 0.5}.items(): setattr(args, k, v)",
+        "MORE = {'epsilon': 0.5}\nfor k, v in MORE.items():\n    setattr(args, k, v)",
+        "args.__dict__.update(epsilon=0.5)",
+        "args.__dict__['epsilon'] = 0.5",
+        "vars(args).update({'epsilon': 0.5})",
+        "def tune(a):\n    a.epsilon = 0.5\ntune(args)",
+        "def tune(a):\n    a.epsilon = 0.5\n    return a\nargs = tune(args)",
+        "def tune():\n    args.epsilon = 0.5\ntune()",
+        "class T:\n  def __init__(self, a):\n    self.a = a\n  def go(self):\n    self.a.epsilon = 0.5\nT(args).go()",
+        "other = args\nother.epsilon = 0.5",
+        "other, n = args, 3\nother.epsilon = 0.5",
+        "args.epsilon = 0.1\nargs.epsilon = 0.5",
+        "if (same := args): pass\nsame.epsilon = 0.5",
+    ],
+)
+def test_a_literal_that_is_written_in_plain_order_counts(body: str) -> None:
+    found = _of(body)
+    assert found.config.algorithm.clip_low == 0.5 and found.open == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "args.epsilon += 0.1",
+        "if x: args.epsilon = 0.5",
+        "for s in range(3):\n    args.epsilon = 0.5",
+        "try:\n    args.epsilon = 0.5\nexcept E:\n    pass",
+        "args.epsilon = compute()",
+        "setattr(args, 'epsilon', compute())",
+        "for k, v in {'epsilon': 0.5}.items(): setattr(args, k, v * 2)",
+        "del args.epsilon",
+        "def tune(a, e):\n    a.epsilon = e\ntune(args, 0.5)",
+        "def tune(a):\n    if a: return\n    a.epsilon = 0.5\ntune(args)",
+        "def tune(a):\n    a.epsilon = 0.5\nif x: tune(args)",
+        "def a(c):\n    c.epsilon = 0.5\ndef b(c):\n    c.epsilon = 0.1\nfor go in (a, b):\n    go(1)\na(args)",
+        "other = copy.deepcopy(args)\nother.epsilon = 0.5",  # which is not the trainer's
+    ],
+)
+def test_a_write_that_may_not_happen_is_known_only_when_the_script_runs(body: str) -> None:
+    found = _of(body)
+    (left,) = [item for item in found.left if item.name == "epsilon"]
+    assert "known only when the script runs" in left.why
+    assert any(given.startswith("epsilon=$(") for given in found.open)
+
+
+def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
+    for line in ("trainer.args.epsilon = 0.5", "args.epsilon = 0.5"):
+        assert _of("", line).open == ("epsilon=$(0.5)",)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "tune(args)",
+        "from mine import tune\ntune(x, config=args)",
+        "mine.tune([args])",
+        "for name in names: setattr(args, name, 1)",
+        "args.__dict__.update(more)",
+        "args = replace(args, **more)",
+        "args.set_training(batch_size=3)",
+        "held = {}\nheld['args'] = args",
+        "def tune(*all):\n    all[0].epsilon = 0.5\ntune(args)",
+        "GRPOConfig.epsilon = 0.5",
+    ],
+)
+def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: str) -> None:
+    found = _of(body)
+    left = {item.name: item.why for item in found.left}
+    for name in ("num_generations", "per_device_train_batch_size", "epsilon"):
+        assert "may change it: its value is known only when the script runs" in left[name]
+    assert found.config.batch.num_generations == 8  # as it is given
+    assert {item.name for item in found.carried} == {"model_name_or_path"}
+    assert any(given.startswith("line ") for given in found.open)
+    assert any("which may set any argument" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print(args)",
+        "import json\nlogger.info(f'{args}')\njson.dumps(args.to_dict())",
+        "from transformers import set_seed\nset_seed(args.seed)\nos.makedirs(args.output_dir)",
+        "def show(a):\n    print(a.epsilon)\nshow(args)",
+        "assert args and isinstance(args, GRPOConfig)",
+        "n = getattr(args, 'seed')\nnames = [name for name in vars(args)]",
+    ],
+)
+def test_reading_a_config_changes_nothing(body: str) -> None:
+    found = _of(body)
+    assert found.open == () and "epsilon" in {item.name for item in found.carried}
+
+
+def test_a_function_may_return_the_config() -> None:
+    text = (
+        f"{HEAD}def cfg(lr=1e-6):\n    return GRPOConfig(num_generations=8, learning_rate=lr), 3\n"
+        "args, n = cfg()\nargs.beta = 0.2\nGRPOTrainer('m/m', [f], args)\n"
+    )
+    found = convert(text, gpus=1)
+    assert found.config.algorithm.kl_beta == 0.2 and found.config.model.path == "m/m"
+    assert found.open == ("learning_rate=$(lr)",)
+
+
+def test_a_mapping_that_is_edited_is_not_what_it_was() -> None:
+    text = f"{HEAD}kw = {{'num_generations': 8, 'beta': 0.1}}\n%sargs = GRPOConfig(max_steps=4, **kw)\n{TRAINED}"
+    assert convert(text % "", gpus=1).config.algorithm.kl_beta == 0.1
+    for edit in ("kw['beta'] = 0.3\n", "kw.update(beta=0.3)\n", "tune(kw)\n", "k = kw\n", "del kw['beta']\n"):
+        found = convert(text % edit, gpus=1)
+        assert found.open == ("**kw",) and found.config.algorithm.kl_beta == 0
+        assert "it may give any argument" in next(item.why for item in found.left if item.name == "**kw")
+
+
+PARSED = "from trl import GRPOConfig, GRPOTrainer, TrlParser\n"
+
+
+def test_what_a_script_sets_after_its_parser_goes_before_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "t.py"
+    run = "accelerate launch --num_processes 1 t.py --num_generations 8 --epsilon 0.2 --beta 0.01"
+
+    def of(body: str) -> Converted:
+        file.write_text(f"{PARSED}{body}")
+        return convert(run, folder=tmp_path)
+
+    parse = "(args,) = TrlParser((GRPOConfig,)).parse_args_and_config()\n"
+    found = of(f"{parse}args.epsilon = 0.5\nargs.num_iterations = 4\nGRPOTrainer(model='m/m', args=args)\n")
+    config = found.config
+    assert (config.algorithm.clip_low, config.batch.num_iterations, config.algorithm.kl_beta) == (0.5, 4, 0.01)
+    assert config.model.path == "m/m" and found.open == ()
+    assert any("t.py sets model_name_or_path, epsilon, num_iterations itself" in line for line in found.assumed)
+    body = "def main(s, args):\n    args.epsilon = 0.5\n    tune(s, args)\n    GRPOTrainer(model=s.model, args=args)\n"
+    found = of(f"{body}p = TrlParser((S, GRPOConfig))\nscript, args = p.parse_args_and_config()\nmain(script, args)\n")
+    assert found.config.algorithm.clip_low == 0.5 and found.config.algorithm.kl_beta == 0.01
+    assert "tune(s, args) may change it" in {item.name: item.why for item in found.left}["beta"]
+    found = of(f"p = TrlParser((GRPOConfig,))\np.set_defaults(beta=0.3, learning_rate=2e-6)\n{parse}")
+    assert found.config.algorithm.kl_beta == 0.01 and found.config.optimizer.lr == 2e-6
+    found = of("(args,) = TrlParser((GRPOConfig,)).parse_dict({'beta': 0.5})\n")
+    assert "parse_dict" in {item.name: item.why for item in found.left}["beta"]
+
+
+def test_defaults_of_a_config_class_of_the_files_own_are_read(tmp_path: Path) -> None:
+    own = "from dataclasses import field\nclass Mine(GRPOConfig):\n    epsilon: float = 0.4\n"
+    own += "    beta: float = field(default=0.3)\n"
+    found = convert(f"{HEAD}{own}args = Mine(num_generations=8, beta=0.1)\n{TRAINED}", gpus=1)
+    assert (found.config.algorithm.clip_low, found.config.algorithm.kl_beta) == (0.4, 0.1)
+    (tmp_path / "t.py").write_text(f"{PARSED}{own}(args,) = TrlParser((Mine,)).parse_args_and_config()\n")
+    found = convert("python t.py --num_generations 8 --beta 0.2", folder=tmp_path, gpus=1)
+    assert (found.config.algorithm.clip_low, found.config.algorithm.kl_beta) == (0.4, 0.2)
+    other = convert(f"from trl import GRPOTrainer\nfrom mine import GRPOConfig\n{MADE}{TRAINED}", gpus=1)
+    assert "GRPOConfig is mine's, not TRL's may change it" in other.left[0].why
+
+
+def test_every_argument_of_the_trainer_is_in_a_list() -> None:
+    given = "'m/m', [f], args, ds, callbacks=[X()], eval_dataset=es, processing_class=tok, foo=3, **kw"
+    found = convert(f"{HEAD}{MADE}GRPOTrainer({given})", gpus=1)
+    left = {item.name for item in found.left}
+    assert {"callbacks", "eval_dataset", "processing_class", "dataset_name", "reward_funcs", "**kw"} <= left
+    assert [item.given for item in found.strange] == ["foo=3"] and "**kw" in found.open
+    assert "model_name_or_path" in {item.name for item in found.carried}
+    found = convert(f"{HEAD}{MADE}GRPOTrainer('m/m', optimizers=(AdamW(p, lr=1), None), args=args)", gpus=1)
+    assert "it is AdamW here" in {item.name: item.why for item in found.left}["optimizers"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("class T(GRPOTrainer):\n    def _compute_loss(self, m, i): ...\nT(args=args)", "overrides _compute_loss"),
+        (
+            "class A(GRPOTrainer):\n    def _get_per_token_logps(self): ...\nclass B(A): pass\nB(args=args)",
+            "A overrides",
+        ),
+        ("GRPOTrainer.compute_loss = mine\nGRPOTrainer(args=args)", "compute_loss of TRL's trainer is replaced"),
+        ("t = GRPOTrainer(args=args)\nt._compute_loss = mine", "_compute_loss of TRL's trainer is replaced"),
+        ("GRPOTrainer(args=args, optimizers=(torch.optim.SGD(p, lr=1), None))", "there is only AdamW here"),
+    ],
+)
+def test_another_objective_or_optimizer_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(f"{HEAD}{MADE}{text}\n", gpus=1)
+    assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_trainer_that_is_not_trls_is_listed() -> None:
+    own = "class T(GRPOTrainer):\n    def log(self, x): ...\nT('m/m', args=args)\n"
+    found = convert(f"{HEAD}{MADE}{own}", gpus=1)
+    assert "class T: log" in {item.given for item in found.left} and found.config.model.path == "m/m"
+    found = convert(f"{HEAD}{MADE}from mine import MyGRPOTrainer\nMyGRPOTrainer('m/m', args=args)\n", gpus=1)
+    assert "MyGRPOTrainer" in {item.given for item in found.left}
+    found = _of("", "trainer.beta = 0.5")
+    assert "GRPOTrainer.beta (line 7)" in {item.given for item in found.left}

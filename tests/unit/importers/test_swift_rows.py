@@ -1,0 +1,48 @@
+"""The length of a run of ms-swift: rows that are held out are not trained on, and epochs go before iterations."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+from gspo_hpc.planning.settings import value_of
+
+MEGATRON = (
+    "NPROC_PER_NODE=8 megatron rlhf --rlhf_type grpo --global_batch_size 64 --micro_batch_size 1 "
+    "--steps_per_generation 4 --num_generations 8 --tensor_model_parallel_size 4 "
+)
+SWIFT = (
+    "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --tuner_type full --per_device_train_batch_size 8 "
+    "--gradient_accumulation_steps 1 --num_generations 8 "
+)
+
+
+def steps(found: Converted) -> int | None:
+    value = value_of(found.config, "run.max_steps")
+    return value if isinstance(value, int) else None
+
+
+@pytest.mark.parametrize("run", [MEGATRON, SWIFT])
+def test_rows_that_are_held_out_are_not_trained_on(run: str) -> None:
+    two = f"{run} --num_train_epochs 2 --split_dataset_ratio 0.2"
+    assert steps(convert(f"{two} --dataset d.jsonl#5000")) == 1000
+    assert steps(convert(f"{two} --dataset d.jsonl", rows=5000)) == 1000
+    assert steps(convert(f"{two} --dataset d.jsonl#5000 --val_dataset v.jsonl")) == 1250
+    assert steps(convert(f"{two} --dataset d.jsonl#5000 --eval_strategy no")) == 1250
+    assert steps(convert(f"{run} --num_train_epochs 2 --dataset d.jsonl#5000")) == 1250
+    assert "4000 prompts, the other 1000 of 5000 being held out" in convert(f"{two} --dataset d.jsonl", rows=5000).text
+
+
+def test_each_data_set_is_split_on_its_own() -> None:
+    found = convert(f"{MEGATRON} --num_train_epochs 8 --split_dataset_ratio 0.5 --dataset a.jsonl#7 b.jsonl#9")
+    assert "9 prompts, the other 7 of 16 being held out" in found.text  # 4 of 7 and 5 of 9
+    assert "of 16 prompts, ms-swift trains on 9, and data.train_ratio on 8" in found.differs
+
+
+def test_epochs_go_before_iterations() -> None:
+    found = convert(f"{MEGATRON} --num_train_epochs 3 --train_iters 77 --lr_warmup_fraction 0.1")
+    assert found.config.run.max_epochs == 3 and "max_steps" not in found.text.partition("#\n")[0]
+    left = {item.name: item.why for item in found.left}
+    assert left["train_iters"] == "num_train_epochs takes precedence over it"
+    assert "once that is known" in left["lr_warmup_fraction"]
+    assert steps(convert(f"{MEGATRON} --train_iters 77")) == 77
