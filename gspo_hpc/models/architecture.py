@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import catalog, weight_files
+from gspo_hpc.models import catalog
 from gspo_hpc.models.parts import Experts, Mixer, Rope
 
 SUPPORTED = (
@@ -140,7 +140,7 @@ def untrained(model_path: str, provider: str) -> str | None:
         return _untrained_family(named_family(model_path), provider)
     if provider != "own":
         part = next((part for part in ("vision_config", "audio_config") if part in raw), None)
-        if part is None and not weight_files.is_block_fp8(raw):
+        if part is None and not is_block_fp8(raw):
             return _quantized(raw, "16 or 32 bits, and FP8 in blocks")
         return f"it has a {part}, and only text models are trained" if part else None
     try:
@@ -345,6 +345,13 @@ def _yarn_magnitude(factor: float, mscale: float | None, mscale_all_dim: float |
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
     return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
+
+
+def is_block_fp8(settings: Mapping[str, Any]) -> bool:
+    """Return True for the content of a config.json whose weights are FP8 in blocks, as DeepSeek-V3's."""
+    quantization = settings.get("quantization_config")
+    found = quantization if isinstance(quantization, Mapping) else {}
+    return found.get("quant_method") == "fp8" and bool(found.get("weight_block_size"))
 
 
 def _quantized(raw: Mapping[str, Any], known: str) -> str | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 SINGLE = "model.safetensors"  # all weights, where they fit into one file
 INDEX = "model.safetensors.index.json"  # the names of several files, by tensor
@@ -33,13 +31,6 @@ def paths(folder: Path) -> list[Path]:
     if not (folder / SINGLE).exists():
         raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}: save the model with save_pretrained")
     return [folder / SINGLE]
-
-
-def is_block_fp8(settings: Mapping[str, Any]) -> bool:
-    """Return True for the content of a config.json whose weights are FP8 in blocks, as DeepSeek-V3's."""
-    quantization = settings.get("quantization_config")
-    found = quantization if isinstance(quantization, Mapping) else {}
-    return found.get("quant_method") == "fp8" and bool(found.get("weight_block_size"))
 
 
 def is_trained(name: str, num_layers: int | None) -> bool:

@@ -19,7 +19,7 @@ from gspo_hpc.data.prompts import Row
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.exchange.exchange import Exchange
-from gspo_hpc.models import architecture, weight_files
+from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
@@ -194,7 +194,7 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
         timeout=config.faults.engine_timeout,
         starts_asleep=derived.offload_trainer(config),  # the first sync needs room for the trainer's weights
         loads_weights="load_format" in rollout.engine,  # that sync brings all of them: reading them twice takes minutes
-        dequantized=weight_files.is_block_fp8(model),
+        dequantized=architecture.is_block_fp8(model),
         whole_distribution=derived.samples_part_of_distribution(rollout),  # as the trainer measures them
         report_experts=experts and derived.router_replay(config) == "rollout",
         batch_invariant=derived.deterministic_kernels(config),

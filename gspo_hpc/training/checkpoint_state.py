@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the policy: position, rollout in use, the step's record, gaps to compare with."""
+"""The part of a checkpoint beside the policy: position, rollout in use, the step's record, gaps to compare with."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gspo_hpc.config.derived import engine_over_nodes
-from gspo_hpc.models.weight_files import is_block_fp8
+from gspo_hpc.models.architecture import is_block_fp8
 from gspo_hpc.planning.builder import NotRun, PlanBuilder
 
 Reasons = Callable[[PlanBuilder], Iterator[str]]
