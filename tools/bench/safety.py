@@ -201,7 +201,7 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     config = from_dict(settings(args, work))
     policy = make_policy(args.model, config)
     objective = algorithms.resolve(config.algorithm)
-    groups = noise(policy, COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
+    groups = noise(policy, 1 if args.only_saves else COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
 
     def make(staging: Path, step: int, known: Mapping[str, commit.Entry]) -> None:
         commit.commit(staging, step, known=known)
@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument(
         "--saves", type=int, default=5, help="saves of each kind that are measured (default: %(default)s)"
     )
-    parser.add_argument("--only-saves", action="store_true", help="measure saves alone")
+    parser.add_argument("--only-saves", action="store_true", help="measure saves alone, beside steps of one group")
     args = parser.parse_args()
     tiny = argparse.Namespace(model=args.tiny / "model", data=args.tiny / "data/train.jsonl", steps=args.short_steps)
     for path in (args.model / "config.json", args.data, tiny.model / "config.json", tiny.data):
