@@ -15,7 +15,8 @@ _TOKEN = re.compile(
     r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*""",
     re.DOTALL,
 )
-_WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b)")  # a line whose here-document becomes a file
+# A line whose here-document becomes a file, or is code that may write one.
+_WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s+(?:-\s*)?(?:-?<<|.*-\s*<<))")
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
 

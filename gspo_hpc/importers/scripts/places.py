@@ -19,12 +19,24 @@ def plain_path(name: str) -> str:
     return os.path.normpath(_HERE.sub("", name))
 
 
-def text_at(name: str, script: Path | None, written: Mapping[str, str]) -> str | None:
+def written_text(name: str, written: Mapping[str, str | None]) -> str | None:
+    """Return the text of a file that a script has written, None if it has not. Raises ValueError if it is not known."""
+    path = plain_path(name)
+    if path in written and written[path] is None:
+        raise ValueError(
+            f"{name} is changed by the script in a way that is not followed: put its final text beside the script, and "
+            "take out the commands that write it"
+        )
+    return written.get(path)
+
+
+def text_at(name: str, script: Path | None, written: Mapping[str, str | None]) -> str | None:
     """Return the text of a file that a script has written, or that is at hand; None if it is neither.
 
-    Raises OSError or UnicodeError for a file that cannot be read as text.
+    Raises ValueError for one that the script changes in a way that is not known, and OSError or UnicodeError for one
+    that cannot be read as text.
     """
-    if (text := written.get(plain_path(name))) is not None:
+    if (text := written_text(name, written)) is not None:
         return text
     path = find_file(name, script)
     return None if path is None else path.read_text(encoding="utf-8")

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts import effects, heredocs
+from gspo_hpc.importers.scripts import effects, files, heredocs
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
+from gspo_hpc.importers.scripts.places import text_at
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value
 from gspo_hpc.importers.scripts.words import computed, expand, fields, text_of
 
@@ -37,7 +38,7 @@ class Command:
     variables: Mapping[str, str]  # an unknown value is the variable's own name, $NAME
     unknown: Mapping[str, str] = field(default_factory=dict)  # variable (*: any other) -> why it is not known
     might: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # variable -> words that it may hold
-    files: Mapping[str, str] = field(default_factory=dict)  # path -> text, of files that the script has written
+    files: Mapping[str, str | None] = field(default_factory=dict)  # path -> text that the script has written, if known
     exported: frozenset[str] = frozenset()  # variables that the command sees in its environment
 
 
@@ -85,7 +86,7 @@ class Reader:
         self.found: list[Command] = []
         self.possible: list[Command] = []
         self.read: list[str] = []
-        self.written: dict[str, str] = {}  # path -> text, of here-documents
+        self.written: dict[str, str | None] = {}  # path -> text, of here-documents; None: changed, not known how
         self.document: heredocs.Document | None = None  # what the present pipeline was given to read
         self.certain = True  # the statements that are followed do run
         self.recording = True  # commands are noted
@@ -132,7 +133,12 @@ class Reader:
                 if body is None or body.type == "command":
                     redirects = node.children_by_field_name("redirect")
                     return self._command(node, [*(body.children if body else ()), *redirects])
-                return self.run(body)
+                status = self.run(body)
+                for redirect in node.children_by_field_name("redirect"):
+                    if redirect.type == "file_redirect" and (names := redirect.children_by_field_name("destination")):
+                        place = ((redirect.children[0].type, text_of(names[0], self.scope)),)
+                        self.written.update(dict.fromkeys(files.changed((), place, "")))
+                return status
             case "variable_assignment":
                 effects.assign(self, node)
                 return True
@@ -241,24 +247,42 @@ class Reader:
                 before = dict(self.scope.values) if before is None else before
                 self.scope.set(name, value)
                 self.scope.exported.add(name)
-        words = self._write(statement, words, redirects)
+        words, document, path = self._write(statement, words, redirects)
         status = effects.call(self, words, line_of(statement)) if words else True
+        for name in files.changed(words, redirects, document):
+            if name != path:
+                self.written[name] = "" if words and words[0] == "rm" and self.certain else None
         if before is not None and words:
             self.scope.values, self.scope.exported = before, exported
         return status
 
-    def _write(self, statement: Node, words: list[str], redirects: Sequence[tuple[str, str]]) -> list[str]:
-        """Keep the file that a command writes its here-document to; return its words without that."""
+    def _write(
+        self, statement: Node, words: list[str], redirects: Sequence[tuple[str, str]]
+    ) -> tuple[list[str], str, str]:
+        """Keep the file that a command writes; return its words without a here-document, that, and the file."""
         words, document = heredocs.taken_out(words)
         piped = statement.parent is not None and statement.parent.type == "pipeline"
         if document is not None or not piped or statement.prev_named_sibling is None:
-            self.document = document
+            self.document = document if words[:1] in (["cat"], ["tee"]) else None
+        code = "" if document is None else document.text
+        text: str | None
         if self.document is not None and (place := heredocs.target(words, redirects)):
             path, adds = place
-            before, text = self.written.pop(path, ""), heredocs.text_with_values(self.document, self.scope)
-            if self.certain and text is not None:
-                self.written[path] = before * adds + text
-        return words
+            text = heredocs.text_with_values(self.document, self.scope)
+        elif not piped and (echo := files.echoed(words, redirects)):
+            path, adds, text = echo
+        else:
+            return words, code, ""
+        before = self._text_before(path) if adds else ""
+        self.written[path] = before + text if self.certain and text is not None and before is not None else None
+        return words, code, path
+
+    def _text_before(self, path: str) -> str | None:
+        """Return what a file has that is added to: nothing if it is not there, None where that is not known."""
+        try:
+            return text_at(path, self.file, self.written) or ""
+        except (OSError, ValueError):
+            return None
 
     # -- statements whose outcome may not be known
 

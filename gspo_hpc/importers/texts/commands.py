@@ -109,8 +109,8 @@ def _from_python_file(
     run = None
     try:
         text = documents.text_of(place, word, command.files)
-    except ValueError:  # no text
-        pass
+    except ValueError:  # no text, or one that is not known
+        text = None
     if text:
         try:
             run = python_source.read(text)
@@ -222,7 +222,7 @@ def _positional(
     before: list[str],
     left: dict[str, str],
     place: Path,
-    written: Mapping[str, str],
+    written: Mapping[str, str | None],
 ) -> None:
     """Read the words of a command line that belong to no option, and the YAML that it names."""
     if source.startswith("swift") and isinstance(values.get("config"), str):
@@ -243,7 +243,11 @@ def _positional(
 
 
 def _overrides(
-    words: tuple[str, ...], variables: dict[str, str], left: dict[str, str], place: Path, written: Mapping[str, str]
+    words: tuple[str, ...],
+    variables: dict[str, str],
+    left: dict[str, str],
+    place: Path,
+    written: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """Return Hydra's overrides with values as YAML; `left` gets words that set nothing, and why."""
     values: dict[str, Any] = {}
@@ -285,7 +289,11 @@ def _is_own(folder: str) -> bool:
 
 
 def _config_file(
-    given: dict[str, str], variables: dict[str, str], left: dict[str, str], place: Path, written: Mapping[str, str]
+    given: dict[str, str],
+    variables: dict[str, str],
+    left: dict[str, str],
+    place: Path,
+    written: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """Return what the file that Hydra's flags name sets; nothing for verl's own, whose defaults are known."""
     name = given.get("--config-name", _VERLS_OWN[0]).removesuffix(".yaml")

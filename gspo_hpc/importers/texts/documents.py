@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml
-from gspo_hpc.importers.scripts.places import find_file, plain_path
+from gspo_hpc.importers.scripts.places import find_file, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
@@ -113,7 +113,7 @@ def refuse_toml(text: str) -> NoReturn:
     raise foreign.refusal(foreign.of_keys(raw) or "a project with configs in TOML (prime-rl, say)")
 
 
-def named(place: Path, name: str, written: Mapping[str, str] | None = None) -> dict[str, Any]:
+def named(place: Path, name: str, written: Mapping[str, str | None] | None = None) -> dict[str, Any]:
     """Return the mapping in a YAML file that a command names; `written`: texts of files that the script writes."""
     text = text_of(place, name, written)
     if text is None:
@@ -125,9 +125,9 @@ def named(place: Path, name: str, written: Mapping[str, str] | None = None) -> d
     return {str(key): value for key, value in raw.items()}
 
 
-def text_of(place: Path, name: str, written: Mapping[str, str] | None = None) -> str | None:
+def text_of(place: Path, name: str, written: Mapping[str, str | None] | None = None) -> str | None:
     """Return the text of a file that a command names, None if it is not at hand. Raises ValueError if it is no text."""
-    if (text := (written or {}).get(plain_path(name))) is not None:
+    if (text := written_text(name, written or {})) is not None:
         return text
     path = find_file(name, place)
     return None if path is None else read_text(path)

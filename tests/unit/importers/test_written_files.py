@@ -40,7 +40,7 @@ def test_what_only_running_the_script_would_tell_is_open_in_a_file_that_it_write
     either = (
         f"if [ -f /x ]; then cat > c.yaml <<E\n{TRL}E\nelse cat > c.yaml <<E\nbeta: 1\nE\nfi\ntrl grpo --config c.yaml"
     )
-    with pytest.raises(ValueError, match=r"c.yaml, which the command reads, is not there"):
+    with pytest.raises(ValueError, match=r"c.yaml is changed by the script in a way that is not followed"):
         convert(either)
 
 

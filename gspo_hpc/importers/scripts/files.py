@@ -1,0 +1,54 @@
+"""Tell which files the commands of a shell script write or change, so that none is read as it was before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from gspo_hpc.importers.scripts.places import plain_path
+
+_READ_LATER = re.compile(r"[\w./${}@+-]+\.(?:ya?ml|json|sh|py|toml)\b")
+_WRITES = re.compile(r"""write|dump|['"][wa]\+?['"]""")
+_IN_PLACE = re.compile(r"-\w*i|--in-?place|--inplace")
+_LAST = ("cp", "mv", "install", "ln", "rsync", "envsubst")
+_OUTPUT = {"curl": ("-o", "--output"), "wget": ("-O", "--output-document")}
+
+
+def echoed(words: Sequence[str], redirects: Sequence[tuple[str, str]]) -> tuple[str, bool, str] | None:
+    """Return the file that an echo writes, whether it appends, and its text; None for anything else."""
+    found = [(sign, name) for sign, name in redirects if sign in (">", ">>", ">|")]
+    if words[:1] != ["echo"] or len(found) != 1 or words[1:2] and words[1].startswith("-"):
+        return None
+    if any("\\" in word for word in words):
+        return None
+    (sign, name) = found[0]
+    return plain_path(name), sign == ">>", " ".join(words[1:]) + "\n"
+
+
+def changed(words: Sequence[str], redirects: Sequence[tuple[str, str]], code: str) -> Iterator[str]:
+    """Yield the files that a command writes or changes. `code`: the here-document that it reads."""
+    for sign, name in redirects:
+        if ">" in sign and name and not name.startswith("/dev/"):
+            yield plain_path(name)
+    if not words:
+        return
+    name, *rest = words
+    name = name.rpartition("/")[2]
+    plain = [word for word in rest if not word.startswith("-")]
+    if (name in ("sed", "perl", "yq") and any(map(_IN_PLACE.match, rest))) or name in (
+        "tee",
+        "rm",
+        "ed",
+        "ex",
+        "truncate",
+    ):
+        yield from map(plain_path, plain)
+    elif name in _LAST and len(plain) > 1:
+        yield plain_path(plain[-1])
+    elif name in _OUTPUT:
+        yield from (plain_path(after) for word, after in zip(rest, rest[1:], strict=False) if word in _OUTPUT[name])
+    elif re.fullmatch(r"python3?(\.\d+)?|perl|ruby|node", name):
+        texts = [after for word, after in zip(rest, rest[1:], strict=False) if word in ("-c", "-e")]
+        for text in (*texts, *([code] if not plain else [])):
+            if _WRITES.search(text):
+                yield from map(plain_path, _READ_LATER.findall(text))

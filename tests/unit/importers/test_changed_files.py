@@ -1,0 +1,61 @@
+"""A file that a script changes is read as it is in the end, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+YAML = "rlhf_type: grpo\nnum_generations: 8\nglobal_batch_size: 64\nmicro_batch_size: 2\ntrain_iters: 9\nlr: 1.0e-6\n"
+WRITE = f"cat > run.yaml <<E\n{YAML}E\n"
+RUN = "NPROC_PER_NODE=8 megatron rlhf run.yaml\n"
+
+
+def test_lines_that_are_added_count(tmp_path: Path) -> None:
+    found = convert(f'{WRITE}B=0.1\necho "beta: $B" >> run.yaml\necho done\n{RUN}')
+    assert found.config.algorithm.kl_beta == 0.1 and found.config.run.max_steps == 9
+    (tmp_path / "run.yaml").write_text(YAML)
+    for added in ("cat >> run.yaml <<E\nbeta: 0.1\nE\n", "echo beta: 0.1 >> run.yaml\n"):
+        found = convert(f"{added}{RUN}", folder=tmp_path)
+        assert found.config.algorithm.kl_beta == 0.1 and found.config.run.max_steps == 9
+    found = convert(f"rm -f run.yaml\n{WRITE}echo\necho beta: 0.1 | tee other.yaml\n{RUN}", folder=tmp_path)
+    assert found.config.run.max_steps == 9
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sed -i 's/1.0e-6/5e-6/' run.yaml",
+        "sed -ri.bak s/1/5/ ./run.yaml",
+        "sed --in-place s/1/5/ run.yaml",
+        "perl -pi -e s/1/5/ run.yaml",
+        "yq -i '.lr = 5e-6' run.yaml",
+        "echo -e 'lr: 5e-6\\n' >> run.yaml",
+        "printf 'lr: 5e-6' >> run.yaml",
+        "[ -d /x ] && echo beta: 0.1 >> run.yaml",
+        "{ echo a; echo b; } >> run.yaml",
+        "for i in 1 2; do echo beta: 0.1; done > run.yaml",
+        "sed s/1/5/ a.yaml > run.yaml",
+        "sed s/1/5/ a.yaml | tee run.yaml",
+        "cp other.yaml run.yaml",
+        "envsubst < a.yaml > run.yaml",
+        'python -c \'import yaml; yaml.safe_dump({}, open("run.yaml", "w"))\'',
+        "python - <<E\nopen('run.yaml', 'w').write(x)\nE",
+        "curl -o run.yaml https://x",
+    ],
+)
+def test_a_file_that_is_changed_otherwise_is_refused(change: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(f"{WRITE}{change}\n{RUN}")
+    assert "run.yaml is changed by the script in a way that is not followed" in str(refused.value)
+    (tmp_path / "run.yaml").write_text(YAML)
+    with pytest.raises(ValueError, match=r"run\.yaml is changed by the script"):
+        convert(f"{change}\n{RUN}", folder=tmp_path)
+
+
+def test_a_file_that_is_only_read_is_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(YAML)
+    reads = "cat run.yaml\nsed -n 1p run.yaml\npython check.py run.yaml\ncp run.yaml kept.yaml > /dev/null\n"
+    assert convert(f"{reads}{RUN.strip()} 2>&1 | tee log.txt\n", folder=tmp_path).config.run.max_steps == 9
