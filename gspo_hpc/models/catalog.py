@@ -9,6 +9,7 @@ differ in the longest sequence at most. Nothing but planning uses these: a run r
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,9 @@ from gspo_hpc.system import text
 _FOLDER = paths.PACKAGE / "models" / "configs"
 _VARIANT = re.compile(r"(-instruct|-base|-v0\.1)+$")  # Mixtral-8x7B-Instruct-v0.1
 
+
+_MAKERS = {"Qwen": "Qwen", "Llama": "meta-llama", "Mixtral": "mistralai", "SmolLM2": "HuggingFaceTB"}  # on the Hub
+_FOLDERS = ("models", "model", "checkpoints", "ckpts", "weights", "data", "hf", "~", "..")  # usual ones, no makers
 
 _VARIANTS, _FAMILIES = "variants.json", "families.json"
 
@@ -71,6 +75,17 @@ def nearest(path: str) -> str | None:
     known = {name.lower(): name for name in _known()}
     found = text.nearest(_plain(path), known, cutoff=0.75)
     return known[found] if found else None
+
+
+def beside(path: str, name: str) -> str:
+    """Return the path of a known model for whoever has the model at `path`: in the same folder, or by its Hub name.
+
+    MAKER/MODEL is a Hub name unless MAKER is a folder here, or called as folders of models are.
+    """
+    parts = Path(path).parts
+    on_hub = len(parts) == 2 and parts[0] not in _FOLDERS and not os.path.isdir(parts[0]) and parts[0] != "/"
+    maker = next((made_by for start, made_by in _MAKERS.items() if name.startswith(start)), None)
+    return f"{maker}/{name}" if on_hub and maker else str(Path(path).with_name(name))
 
 
 @cache

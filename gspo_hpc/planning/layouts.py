@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
@@ -91,6 +91,14 @@ class Candidate:
         return self.times.rollout * _short(self.memory.headroom) * ALIKE ** _cost(self.config)
 
 
+class Least(NamedTuple):
+    """The least that a cut takes of a GPU, in bytes."""
+
+    peak: tuple[int, str]  # with the phase in which it is taken; generation is none of them
+    passes: tuple[int, str]  # the same of the phases in which the trainer has the GPU to itself
+    generation: int  # of an engine where that is too much, otherwise 0, for it fills what there is
+
+
 @dataclass
 class Search:
     """The layouts of one config."""
@@ -143,11 +151,12 @@ class Search:
         """Yield a cut with every way of saving memory with which it fits."""
         return savings.fitting(self.arch, self.device, wanted, self.keep)
 
-    def least_memory(self, wanted: Config) -> tuple[int, str]:
-        """Return what a cut takes of a GPU with all that saves memory, and the phase that takes it."""
+    def least_memory(self, wanted: Config) -> Least:
+        """Return what a cut takes of a GPU with all that saves memory."""
         found = savings.lightest(self.arch, self.device, wanted, self.keep)
-        phases = [found.peak, *(one for one in found.phases if one.name == "generation" and one.total > found.card)]
-        return max((phase.total, phase.name) for phase in phases)
+        generation = found.phase("generation").total
+        peak, passes = ((phase.total, phase.name) for phase in (found.peak, found.busiest))
+        return Least(peak, passes, generation if generation > found.card else 0)
 
     def _best_of_each(self) -> Iterator[Candidate]:
         for wanted in self.allowed():

@@ -112,5 +112,6 @@ def no_layout(text: str, remedies: Sequence[str]) -> Iterator[RenderableType]:
     if remedies:
         yield item("", "Each of these changes was tried, and is enough:")
     else:
-        yield item("", "More GPUs, other GPUs, shorter responses and smaller models were tried; none is enough alone.")
+        tried = "More GPUs, other GPUs, engines over nodes and shorter responses were tried, alone and in pairs"
+        yield item("", f"{tried}, and so were smaller models; none is enough.")
     yield from (item("  - ", remedy) for remedy in remedies)

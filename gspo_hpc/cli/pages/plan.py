@@ -16,7 +16,7 @@ from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from gspo_hpc.planning.fixes.search import Fix
+    from gspo_hpc.planning.fixes.search import Change, Fix
 
 _MEANING = {
     "world_size": "ranks that train, one for each GPU",
@@ -154,11 +154,19 @@ def _fixes(fixes: Sequence[Fix]) -> RenderableType:
         return item("  ", "no change that was tried leaves fewer rules broken")
     rows = []
     for fix in fixes:
-        now = ", ".join(f"now {'not given' if c.before is None else written(c.before)}" for c in fix.changes)
+        several = len(fix.changes) > 1  # then each value has its name
+        now = f"now {', '.join(_before(change, named=several) for change in fix.changes)}"
         more = f"; {fix.warnings} more warning{'s' * (fix.warnings > 1)}" if fix.warnings else ""
         left = f"; still broken then: {', '.join(fix.left)}" if fix.left else ""
         rows.append((str(fix), now + more + left))
     return grid(rows, wrapped=2)
+
+
+def _before(change: Change, *, named: bool) -> str:
+    """Return the present value of a setting that a fix changes, with its name where that is asked for."""
+    if change.before is None:
+        return f"{change.key} not given" if named else "not given"
+    return f"{change.key}={written(change.before)}" if named else written(change.before)
 
 
 def _layout(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -57,9 +57,9 @@ def finer_utilization() -> set[float]:
 
 
 def models(config: Config) -> set[str]:
-    """Return the known models that are trained, as paths beside the config's own."""
+    """Return the known models that are trained, as paths beside the config's own or as names on the Hub."""
     path = config.model.path
-    return {str(Path(path).with_name(name)) for name in _trained()} if path and Path(path).name else set()
+    return {catalog.beside(path, name) for name in _trained()} if path and Path(path).name else set()
 
 
 @cache

@@ -46,7 +46,7 @@ def test_plan_page_of_a_valid_config(config: str, capsys: pytest.CaptureFixture[
     assert main(["plan", config]) == 3
     page = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in page.splitlines()]
-    assert lines[0] == f"plan of {config}: what is given is valid; a run needs more"
+    assert " ".join(page.split()).startswith(f"plan of {config}: what is given is valid; a run needs more Layout")
     assert "ranks TP 2 x PP 1 x CP 1 x DP 8 = 16" in lines
     assert "num_rollout_prompts 16 prompts per rollout" in lines
     assert "update micro_batch_size 1" in lines and "old_logprobs micro_batch_size 1" in lines
@@ -73,7 +73,8 @@ def test_plan_refuses_with_every_broken_rule(config: str, capsys: pytest.Capture
     assert f"plan of {config}: 2 broken" in page
     assert "update_prompts_reach_every_dp_group num_prompts_per_dp_group (0.5) must be at least 1" in page
     assert "objective_consistent algorithm.aggregation token contradicts" in page
-    assert re.search(r"Fixes .* batch\.\w+=\d+ algorithm\.aggregation=sequence now \d+, now token", page), page
+    size, kind = r"batch\.\w+=\d+", r"algorithm\.aggregation"
+    assert re.search(rf"Fixes .* {size} {kind}=sequence now {size}, {kind}=token", page), page
     assert main(["plan", config, "batch.global_batch_size=16", "--json"]) == 2
     (fix, *_) = json.loads(capsys.readouterr().out)["fixes"]
     assert fix == [{"key": "batch.global_batch_size", "before": 16, "value": 32}]
@@ -274,7 +275,7 @@ def test_colour_only_on_a_terminal(config: str) -> None:
         assert process.wait(60) == 3
         return seen
 
-    assert b"\033[33mwhat is given is valid; a run needs more\033[0m" in on_a_terminal()
+    assert b"\033[33mwhat is given" in on_a_terminal()
     assert b"\033" not in on_a_terminal(NO_COLOR="1")
     assert b"\033" not in on_a_terminal(TERM="dumb")
 

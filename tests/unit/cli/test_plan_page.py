@@ -19,9 +19,10 @@ def test_a_fix_is_shown_with_what_it_replaces_and_the_warnings_that_it_adds() ->
     ]
     shown = [" ".join(line.split()) for line in lines(page("x", config, make_plan(config), Places(), fixes))]
     at = shown.index("Fixes (add one to the command, or write it into the file)")
-    assert shown[at + 1 : at + 4] == [
+    assert shown[at + 1 : at + 5] == [
         "batch.num_generations=3 now 4",
-        "batch.micro_batch_size=2 parallel.sequence_parallel=true now not given, now false; 1 more warning",
+        "batch.micro_batch_size=2 parallel.sequence_parallel=true now batch.micro_batch_size not given,",
+        "parallel.sequence_parallel=false; 1 more warning",
         "cluster.gpu=null now H100; 2 more warnings",
     ]
 

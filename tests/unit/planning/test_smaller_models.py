@@ -5,7 +5,6 @@ It would catch a fix that ends in a model that this version does not train, or i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ def test_a_smaller_model_is_the_largest_of_its_family_that_is_trained(model: str
 
 def test_larger_models_of_a_family_come_first_then_those_of_others() -> None:
     config = made("Qwen3-32B", 1, 1)
-    names = remedies._smaller(config, [Path(path).name for path in candidates.models(config)])
+    names = remedies._smaller(config, candidates.models(config))
     assert names[:2] == ["Qwen3-30B-A3B", "Qwen3-14B"] and all(name.startswith("Qwen3-") for name in names[:5])
     sizes = [size(with_value(config, "model.path", name)) for name in names]
     assert sizes[:5] == sorted(sizes[:5], reverse=True) and max(sizes) < size(config)
@@ -78,9 +77,9 @@ def test_engines_over_nodes_are_offered_where_nothing_smaller_holds_the_weights(
     """They are planned, and not run: `suggest` has them only where the config asks for one."""
     config = made("Qwen3-235B-A22B", 16, 4)
     assert not layouts.Search(config).fits()
-    offered = remedies._engine_over_nodes(config, frozenset())
+    offered = remedies._first(config, frozenset(), remedies._engine_over_nodes)
     assert offered is not None and offered.changes == {ENGINE: 8} and "does not run" in offered.text
     assert offered in remedies.find(config, frozenset({"parallel.pipeline_model_parallel_size"}))
-    assert remedies._engine_over_nodes(config, frozenset({ENGINE})) is None
+    assert not any(ENGINE in one.changes for one in remedies.find(config, frozenset({ENGINE})))
     sizes = {value_of(cut, ENGINE) for cut in layouts.Search(with_value(config, ENGINE, 8)).allowed()}
     assert sizes and min(sizes) == 8

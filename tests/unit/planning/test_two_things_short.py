@@ -1,0 +1,104 @@
+"""Changes that `suggest` offers where one alone is not enough, and models that exist under the offered name (15 s).
+
+Catches a search that says nothing helps although two changes together do, or although a fuller node does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture, catalog
+from gspo_hpc.planning import layouts
+from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.settings import with_value
+from gspo_hpc.planning.suggest import remedies
+from tests.unit.planning.test_smaller_models import ENGINE, made
+
+BATCH = {"micro_batch_tokens": 8192, "global_batch_size": 128, "steps_per_generation": 2, "num_generations": 8}
+
+
+def fits(config: Config, one: remedies.Remedy) -> bool:
+    for key, value in one.changes.items():
+        config = with_value(config, key, value)
+    return layouts.Search(config).fits()
+
+
+def test_the_fewest_gpus_may_be_fuller_nodes() -> None:
+    """As many nodes of two GPUs as there may be hold no engine; three nodes of eight do."""
+    config = made("zai-org/GLM-4.5-Air", 3, 2, batch=BATCH | {"global_batch_size": 64, "steps_per_generation": 4})
+    (machine,) = (one for one in remedies.find(config) if "cluster.gpus_per_node" in one.changes)
+    assert machine.changes == {"cluster.gpus_per_node": 8} and fits(config, machine)
+    sizes = [nodes * gpus for nodes, gpus in remedies._machines(3, 2)]
+    assert sizes == sorted(sizes) and min(sizes) > 6
+    assert {(3, 8), (3, 4), (4, 2), (4, 8)} <= {*remedies._machines(3, 2)}
+
+
+def test_two_things_are_short_at_once_and_pairs_of_changes_help() -> None:
+    config = made("deepseek-ai/DeepSeek-V3", 3, 8, "A100-80GB", batch=BATCH)
+    found = remedies.find(config)
+    pairs = [one for one in found if "model.path" not in one.changes]
+    assert {"cluster.nodes", ENGINE} in [one.changes.keys() for one in pairs] and len(pairs) == 2
+    for one in pairs:
+        assert len(one.changes) == 2 and fits(config, one), one
+        for key, value in one.changes.items():
+            assert not fits(config, remedies.Remedy({key: value}, "")), key
+    short = remedies.lacking(layouts.Search(config))
+    assert short.startswith("two things are short at once: the lightest layout takes 4") and "largest engine 1" in short
+    kept = frozenset({ENGINE})
+    assert not any(ENGINE in one.changes for one in remedies.find(config, kept))
+
+
+def test_one_thing_that_is_short_is_said_alone() -> None:
+    told = remedies.lacking(layouts.Search(made("Qwen3-14B", 1, 1)))
+    assert told.startswith("the lightest layout takes ") and "two things" not in told
+    engines = remedies.lacking(layouts.Search(made("Qwen3-235B-A22B", 32, 4)))
+    assert engines.startswith("the lightest layout takes ") and "two things" not in engines
+
+
+def test_nothing_that_helps_is_said_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remedies, "find", lambda config, keep: [])
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({"batch": BATCH, "cluster": {"gpu": "A100-40GB", "nodes": 1, "gpus_per_node": 1}}))
+    words = ["suggest", str(path), "model.path=moonshotai/Kimi-K2", "rollout.max_response_length=16"]
+    assert main(words) == 2
+    assert "alone and in pairs, and so were smaller models" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "beside"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "Qwen2.5-72B", "Qwen/Qwen2.5-72B"),
+        ("meta-llama/Llama-3.1-70B", "Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("somebody/Llama-3.1-70B", "Mixtral-8x7B", "mistralai/Mixtral-8x7B"),
+        ("models/Qwen3-32B", "Llama-3.1-8B", "models/Llama-3.1-8B"),
+        ("here/Qwen3-32B", "Llama-3.1-8B", "here/Llama-3.1-8B"),
+        ("/data/Qwen3-32B", "Llama-3.1-8B", "/data/Llama-3.1-8B"),
+        ("/Qwen3-32B", "Llama-3.1-8B", "/Llama-3.1-8B"),
+        ("../a/Qwen3-32B", "Llama-3.1-8B", "../a/Llama-3.1-8B"),
+        ("Qwen3-32B", "Llama-3.1-8B", "Llama-3.1-8B"),
+    ],
+)
+def test_a_model_is_offered_under_a_name_that_it_has(
+    path: str, name: str, beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert catalog.beside(path, name) == beside
+
+
+def test_every_model_that_is_offered_has_a_maker() -> None:
+    trained = [name for name in catalog.names() if architecture.untrained(name, "own") is None]
+    assert all(catalog.beside("somebody/model", name).split("/")[0] != "somebody" for name in trained)
+
+
+def test_fixes_offer_models_by_the_names_of_their_makers() -> None:
+    offered = search.find(made("meta-llama/Llama-3.1-70B", 1, 8, parallel={"tensor_model_parallel_size": 2}))
+    models = [change.value for fix in offered for change in fix.changes if change.key == "model.path"]
+    assert models and all(value.startswith(("Qwen/Qwen", "meta-llama/Llama")) for value in models)
