@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gspo_hpc.algorithms.objective import Objective
-from gspo_hpc.algorithms.terms import places
+from gspo_hpc.algorithms.terms import gap_buckets
 from gspo_hpc.algorithms.terms.aggregation import Samples
 from gspo_hpc.algorithms.terms.clipping import Clipped
 from gspo_hpc.algorithms.terms.kl import k3
@@ -36,7 +36,7 @@ SUM_NAMES = (
     "reference_kl",
     "gap",
     "trained_length",
-    *places.NAMES,
+    *gap_buckets.NAMES,
 )
 MAX_NAMES = ("ratio_deviation_max", "gap_max")
 
@@ -106,13 +106,13 @@ def policy_loss(
     with torch.no_grad():
         sums, maxima = _metrics(samples, ratios, clipped, current - old, gap.abs(), reference_kl, by_sequence)
         by_place = cp_reduce(_gap_by_place(gap.abs(), batch))
-    return LossResult(loss, sums | dict(zip(places.NAMES, by_place, strict=True)), maxima)
+    return LossResult(loss, sums | dict(zip(gap_buckets.NAMES, by_place, strict=True)), maxima)
 
 
 def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
     """Return sums and counts of |gap| [R] by place; where nothing is known of the prefix cache, nothing was cached."""
     cached = torch.zeros_like(batch.seq_ids) if batch.cached is None else batch.cached[batch.seq_ids]
-    return places.sums_by_place(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
+    return gap_buckets.sums_by_bucket(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
 
 
 def _metrics(
@@ -146,7 +146,7 @@ def _metrics(
         "trained_length": (tokens, (samples.tokens > 0).sum().to(samples.dtype)),
     }
     maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "gap_max": _largest(gap)}
-    assert (*pairs, *places.NAMES) == SUM_NAMES and tuple(maxima) == MAX_NAMES
+    assert (*pairs, *gap_buckets.NAMES) == SUM_NAMES and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
 
 

@@ -93,7 +93,34 @@ def ordinary_segments() -> Iterator[None]:
         memory._set_allocator_settings(given)
 
 
-def let_go(counter: bytes, offset: int) -> None:
+def export_memory(memory: torch.Tensor) -> dict[str, Any]:
+    """Return, in plain values, where another process finds `memory` [bytes], which is on a GPU; counted as one export.
+
+    Relies on the order of the values of ``torch.multiprocessing.reductions.reduce_tensor`` (torch 2.11 to 2.13).
+    """
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    values = reduce_tensor(memory)[1]
+    return {
+        **{"handle": values[7].hex(), "size": values[8], "offset": values[9]},
+        **{"counter": values[11].hex(), "counter_offset": values[12], "event": values[13].hex(), "waits": values[14]},
+    }
+
+
+def map_export(export: dict[str, Any]) -> torch.Tensor:
+    """Return the memory [bytes] that another process on the same GPU has exported; relies on what the export does."""
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    size, device = export["size"], torch.cuda.current_device()
+    handle, counter, event = (bytes.fromhex(export[name]) for name in ("handle", "counter", "event"))
+    storage = (torch.storage.TypedStorage, torch.uint8, device, handle, size, export["offset"], False)
+    mapped: torch.Tensor = rebuild_cuda_tensor(
+        torch.Tensor, (size,), (1,), 0, *storage, counter, export["counter_offset"], event, export["waits"]
+    )
+    return mapped
+
+
+def release_ipc_counter(counter: bytes, offset: int) -> None:
     """Count that a worker which is dead has let go of memory that was exported to it: else torch keeps it for ever.
 
     Relies on ``torch.UntypedStorage._release_ipc_counter`` (torch 2.11 to 2.13), which torch calls for a second

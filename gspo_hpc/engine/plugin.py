@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 from gspo_hpc.engine import compat
 from gspo_hpc.engine.experts.loader import ExpertLoader
 from gspo_hpc.engine.transfer import BACKEND
-from gspo_hpc.engine.weight_buffers import mapped, view
+from gspo_hpc.engine.weight_buffers import map_buffer, view
 from gspo_hpc.system import heap, leftovers
 from gspo_hpc.system.environment import ENGINE_OWNER, MARK
 from gspo_hpc.system.processes import die_with_parent
@@ -40,7 +40,7 @@ def register() -> None:
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)  # a signal that preempts or interrupts the owner's process group must not reach us
         prepare()
-    compat.register_backend(BACKEND, Receiver)
+    compat.register_backend(BACKEND, WeightReceiver)
 
 
 def prepare() -> None:
@@ -72,7 +72,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     last: bool  # of its update
 
 
-class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
+class WeightReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     """The worker's end of :class:`gspo_hpc.engine.transfer.WeightSender`."""
 
     init_info_cls = InitInfo
@@ -132,7 +132,7 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Return the bytes at an address, mapped once as long as it stays the same."""
         if self._mapped is None or self._mapped[0] != address:
             self._mapped = None
-            self._mapped = address, mapped(address)
+            self._mapped = address, map_buffer(address)
         return self._mapped[1]
 
     @staticmethod

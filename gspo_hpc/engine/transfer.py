@@ -87,7 +87,7 @@ class Peers(Protocol):
         """Return when all have come here. Collective."""
 
 
-class Receiver(Protocol):
+class EngineEndpoint(Protocol):
     """The engine, as the owner of it sees it; an exception of any call ends the update for it."""
 
     def begin(self) -> None:
@@ -118,7 +118,7 @@ class WeightSender:
         self._buffer: WeightBuffer = CudaBuffer() if gpu else HostBuffer()
         self._bucket_bytes, self._peers = bucket_bytes, peers
 
-    def send(self, stream: Stream, receiver: Receiver | None = None) -> None:
+    def send(self, stream: Stream, receiver: EngineEndpoint | None = None) -> None:
         """Pass the whole stream on, also where `receiver` fails on the way; raise its error then.
 
         `receiver` is None where another rank owns the engine, or it is dead. The ranks on an engine's GPUs make the
@@ -137,7 +137,7 @@ class WeightSender:
 class _Transfer:
     """One weight update: memory for a stream, in two halves; a half that is full is passed on."""
 
-    def __init__(self, buffer: WeightBuffer, half: int, peers: Peers | None, receiver: Receiver | None) -> None:
+    def __init__(self, buffer: WeightBuffer, half: int, peers: Peers | None, receiver: EngineEndpoint | None) -> None:
         self.error: Exception | None = None  # the first that `receiver` raised
         self._buffer, self._peers, self._receiver = buffer, peers, receiver
         self._half = -(-half // ALIGNMENT) * ALIGNMENT
@@ -171,7 +171,7 @@ class _Transfer:
             self._wait()
             self._begin = 0
         if self._bytes is None or self._bytes.numel() < size:
-            self._bytes, self._addresses = self._buffer.memory(max(size, 2 * self._half)), []
+            self._bytes, self._addresses = self._buffer.reserve(max(size, 2 * self._half)), []
         begin = self._begin + self._used
         self._used += size
         return self._bytes[begin : begin + asked]

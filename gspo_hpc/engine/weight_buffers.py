@@ -1,6 +1,6 @@
 """Memory of this rank that a worker of vLLM maps: on the host through a file without a name, on a GPU through CUDA IPC.
 
-Both are told to workers in one form, an *address*: plain values, of which :func:`mapped` makes a tensor of the same
+Both are told to workers in one form, an *address*: plain values, of which :func:`map_buffer` makes a tensor of the same
 bytes. Nothing that travels has to be unpickled.
 """
 
@@ -23,7 +23,7 @@ _KEPT_BYTES = 512 << 20  # kept between updates: getting cleared pages from the 
 class WeightBuffer(Protocol):
     """Bytes that one worker can read."""
 
-    def memory(self, size: int) -> torch.Tensor:
+    def reserve(self, size: int) -> torch.Tensor:
         """Return all bytes, at least `size`; before it grows, :meth:`release_unused` is called."""
 
     def address(self) -> Address:
@@ -52,7 +52,7 @@ class HostBuffer:
         self._token = secrets.token_hex(8)  # the next file may get this one's path
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def memory(self, size: int) -> torch.Tensor:
+    def reserve(self, size: int) -> torch.Tensor:
         """See WeightBuffer. What was there stays, for it is the same file."""
         if self._bytes.numel() < size:
             size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -89,7 +89,7 @@ class CudaBuffer:
         self._bytes: torch.Tensor | None = None
         self._exported: Address | None = None
 
-    def memory(self, size: int) -> torch.Tensor:
+    def reserve(self, size: int) -> torch.Tensor:
         """See WeightBuffer."""
         if self._bytes is None or self._bytes.numel() < size:
             assert self._exported is None, "whether the worker has unmapped it is not known here"
@@ -103,18 +103,7 @@ class CudaBuffer:
         assert self._bytes is not None
         torch.cuda.current_stream().synchronize()
         if self._exported is None:
-            from torch.multiprocessing.reductions import reduce_tensor
-
-            _, values = reduce_tensor(self._bytes)
-            self._exported = {
-                "handle": values[7].hex(),
-                "size": values[8],
-                "offset": values[9],
-                "counter": values[11].hex(),
-                "counter_offset": values[12],
-                "event": values[13].hex(),
-                "waits": values[14],
-            }
+            self._exported = compat.export_memory(self._bytes)
         return self._exported
 
     def release_unused(self, *, unmapped: bool) -> None:
@@ -122,7 +111,7 @@ class CudaBuffer:
         exported, self._exported, self._bytes = self._exported, None, None
         if exported is not None:
             if not unmapped:
-                compat.let_go(bytes.fromhex(exported["counter"]), exported["counter_offset"])
+                compat.release_ipc_counter(bytes.fromhex(exported["counter"]), exported["counter_offset"])
             torch.cuda.ipc_collect()
 
     def close(self) -> None:
@@ -130,9 +119,9 @@ class CudaBuffer:
         self.release_unused(unmapped=False)
 
 
-def mapped(address: Address) -> torch.Tensor:
+def map_buffer(address: Address) -> torch.Tensor:
     """Return the bytes at an address of another process. Raises PermissionError if they belong to another user."""
-    return _file(address) if "path" in address else _export(address)
+    return _file(address) if "path" in address else compat.map_export(address)
 
 
 def view(memory: torch.Tensor, part: dict[str, Any]) -> torch.Tensor:
@@ -149,32 +138,7 @@ def _file(address: dict[str, Any]) -> torch.Tensor:
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_size < address["size"]:
-            raise PermissionError(f"{address['path']} is not the weight buffer of this user")
+            raise PermissionError(f"{address['path']} belongs to another user, or is smaller than its sender says")
         return torch.frombuffer(mmap.mmap(descriptor, address["size"]), dtype=torch.uint8)
     finally:
         os.close(descriptor)
-
-
-def _export(address: dict[str, Any]) -> torch.Tensor:
-    """Map GPU memory of a rank on the same GPU."""
-    from torch.multiprocessing.reductions import rebuild_cuda_tensor
-
-    size = address["size"]
-    mapped: torch.Tensor = rebuild_cuda_tensor(
-        torch.Tensor,
-        (size,),
-        (1,),
-        0,
-        torch.storage.TypedStorage,
-        torch.uint8,
-        torch.cuda.current_device(),
-        bytes.fromhex(address["handle"]),
-        size,
-        address["offset"],
-        False,
-        bytes.fromhex(address["counter"]),
-        address["counter_offset"],
-        bytes.fromhex(address["event"]),
-        address["waits"],
-    )
-    return mapped

@@ -31,7 +31,7 @@ def run(
     length = config.rollout.max_response_length
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=length)
     exchange = worker.ranks.exchange
-    groups = exchange.shard(worker.generate(Request(slots, chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
+    groups = exchange.gather_table(worker.generate(Request(slots, chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
     right = are_right(groups.table, config)
     lengths = groups.table.rows["response_len"].tolist()
     low, high = wilson_interval(sum(right), len(right))
@@ -44,7 +44,7 @@ def run(
     k = config.eval.samples
     if k > 1:
         sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
-        drawn = exchange.shard(worker.generate(Request(slots, chosen, k, sampled, EVAL_ROLLOUT)).own.values())
+        drawn = exchange.gather_table(worker.generate(Request(slots, chosen, k, sampled, EVAL_ROLLOUT)).own.values())
         marks = are_right(drawn.table, config)
         table = [marks[i : i + k] for i in range(0, len(marks), k)]
         scores[f"eval/avg@{k}"] = avg_at_k(table)

@@ -56,11 +56,11 @@ class Exchange:
     replicas: Replicas = field(default_factory=Replicas)
     owners: tuple[int, ...] = (0,)  # ranks that own an engine
 
-    def shard(self, own: Iterable[Group]) -> ShardedGroups:
+    def gather_table(self, own: Iterable[Group]) -> ShardedGroups:
         """Return the groups of all ranks, of which this rank holds `own`."""
         held = {group.slot: group for group in own}
         mine = GroupTable.of(list(held.values()), self.transport.rank)
-        whole = self.transport.tree_reduce(mine.to_bytes(), _join_tables)
+        whole = self.transport.tree_all_reduce(mine.to_bytes(), _join_tables)
         return ShardedGroups(GroupTable.from_bytes(whole), held)
 
     def broadcast_prompts(self, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
@@ -84,20 +84,22 @@ class Exchange:
         """
         rank, ranks = self.transport.rank, self.transport.world_size
         listed = json.dumps([] if rank else list(files())).encode()
-        named = json.loads(self.transport.tree_reduce(listed, lambda parts: parts[0]))
+        named = json.loads(self.transport.tree_all_reduce(listed, lambda parts: parts[0]))
         found = {number: read(named[number]) for number in range(rank, len(named), ranks)}
         mine = {str(slot): number for number in sorted(found, reverse=True) for slot in found[number]}
-        first = json.loads(self.transport.tree_reduce(json.dumps(mine).encode(), _join_first))
+        first = json.loads(self.transport.tree_all_reduce(json.dumps(mine).encode(), _join_first))
         own = {slot: group for number in found for slot, group in found[number].items() if first[str(slot)] == number}
         return own, {int(slot) for slot in first}
 
-    def fetch(self, groups: ShardedGroups, dealt: BatchesByRank, *, training: bool, experts: bool) -> dict[int, Group]:
+    def fetch(
+        self, groups: ShardedGroups, assignment: BatchesByRank, *, training: bool, experts: bool
+    ) -> dict[int, Group]:
         """Return, by slot, the parts of groups that this rank's replica computes; other completions of them are empty.
 
         With `training` they have all log-probs, else none; with `experts`, the choices of experts that are known.
         """
         holders, me = groups.table.holders, self.transport.rank
-        by_replica = _keys(dealt, prompts=True)
+        by_replica = _keys(assignment, prompts=True)
         outgoing: dict[int, list[Item]] = {}
         for number, keys in enumerate(by_replica):
             items = [
@@ -119,7 +121,7 @@ class Exchange:
     def return_results(
         self,
         groups: ShardedGroups,
-        dealt: BatchesByRank,
+        assignment: BatchesByRank,
         logprobs: Mapping[Key, Floats],
         experts: Mapping[Key, Experts] | None,
     ) -> tuple[dict[Key, Floats], dict[Key, Experts]]:
@@ -129,7 +131,7 @@ class Exchange:
         computed, the first replica's experts count.
         """
         holders, me = groups.table.holders, self.transport.rank
-        by_replica = _keys(dealt, prompts=experts is not None)
+        by_replica = _keys(assignment, prompts=experts is not None)
         outgoing: dict[int, list[Item]] = {}
         if self.replicas.members[0] == me:
             for key in by_replica[self.replicas.own]:
@@ -169,10 +171,10 @@ class Exchange:
         return RolloutView(sorted(shown, key=lambda group: group.slot), Counter(text for _, _, text in failures))
 
 
-def _keys(dealt: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
+def _keys(assignment: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
     """Return the completions of every replica and, if asked for, the prompts that they belong to, in order."""
     found = []
-    for batches in dealt:
+    for batches in assignment:
         samples: list[Sample] = [sample for batch in batches for sample in batch]
         keys = {(sample.group, sample.index) for sample in samples}
         found.append(sorted(keys | ({(sample.group, -1) for sample in samples} if prompts else set())))

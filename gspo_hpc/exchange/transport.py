@@ -73,7 +73,7 @@ class Transport:
         self._down(cut, parent, children)
         return wire_format.unpack(header, payload)
 
-    def tree_reduce(self, mine: bytes, merge: Merge) -> bytes:
+    def tree_all_reduce(self, mine: bytes, merge: Merge) -> bytes:
         """Return on all ranks what `merge` makes of every rank's bytes. Collective.
 
         They are merged up a binary tree, so `merge` also gets its own results; the root's result is sent down.
@@ -85,7 +85,7 @@ class Transport:
         return merged
 
     def tree_gather(self, mine: bytes, merge: Merge) -> bytes | None:
-        """Return on rank 0 what `merge` makes of every rank's bytes, as :meth:`tree_reduce` does, and None elsewhere.
+        """Return on rank 0 what `merge` makes of every rank's bytes, and None elsewhere; see :meth:`tree_all_reduce`.
 
         Collective.
         """
@@ -149,9 +149,9 @@ class Transport:
         return whole.tobytes()
 
 
-def all_gather(transport: Transport, mine: bytes) -> list[bytes]:
+def gather_unordered(transport: Transport, mine: bytes) -> list[bytes]:
     """Return every rank's bytes, which have no line break, on all ranks and in any order. Collective."""
-    return transport.tree_reduce(mine, b"\n".join).split(b"\n")
+    return transport.tree_all_reduce(mine, b"\n".join).split(b"\n")
 
 
 def _bytes(array: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

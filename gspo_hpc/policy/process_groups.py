@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from gspo_hpc.config.derived import deterministic_kernels
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
-from gspo_hpc.exchange.transport import Transport, all_gather
+from gspo_hpc.exchange.transport import Transport, gather_unordered
 from gspo_hpc.policy import compat, deterministic_collectives
 from gspo_hpc.system import heap
 from gspo_hpc.system.progress import mark, waiting
@@ -161,7 +161,7 @@ def _exchange(ranks: Ranks, config: Config) -> Exchange:
     transport = Transport(dist.group.WORLD if cpu else dist.new_group(backend="gloo", timeout=ranks.timeout))
     leads = ranks.tp_rank == ranks.pp_rank == ranks.cp_rank == 0
     mine = json.dumps([ranks.rank, ranks.dp_rank, leads]).encode()
-    places = sorted(json.loads(one) for one in all_gather(transport, mine))
+    places = sorted(json.loads(one) for one in gather_unordered(transport, mine))
     leaders = {slice_: rank for rank, slice_, first in places if first}
     members = [rank for rank, slice_, _ in places if slice_ == ranks.dp_rank and rank != leaders[slice_]]
     own = Replicas(tuple(leaders[n] for n in range(ranks.dp_size)), ranks.dp_rank, (leaders[ranks.dp_rank], *members))

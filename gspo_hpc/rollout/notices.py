@@ -22,7 +22,7 @@ _LOOKS_PER_SECOND = 20_000.0  # that the store of the job answers, however many 
 
 
 @dataclass(frozen=True)
-class NodeRank:
+class NodeTopology:
     """The place of a rank among nodes: what it needs to know to look up notices."""
 
     local_rank: int = 0
@@ -39,7 +39,7 @@ class Notices:
     def __init__(
         self,
         store: dist.Store,
-        place: NodeRank | None = None,
+        place: NodeTopology | None = None,
         interval: float = POLL_SECONDS,
         patience: float = 30.0,
     ) -> None:
@@ -47,7 +47,7 @@ class Notices:
 
         `patience`: seconds for which the store of the job may give the node no answer.
         """
-        self._store, self._place, self._interval = store, place or NodeRank(), interval
+        self._store, self._place, self._interval = store, place or NodeTopology(), interval
         self._node: NodeStore | None = None
         if self._place.nodes > 1:
             slowest = max(interval, self._place.nodes / _LOOKS_PER_SECOND)

@@ -25,7 +25,7 @@ from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
 from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, largest, store
 from gspo_hpc.rewards.pool import RewardPool
-from gspo_hpc.rollout.notices import NodeRank, Notices
+from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit
@@ -120,7 +120,7 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
         train, unseen = read_prompts(config)
         found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
     with waiting():  # for rank 0
-        count, unseen_count, probe = json.loads(exchange.transport.tree_reduce(found, lambda parts: parts[0]))
+        count, unseen_count, probe = json.loads(exchange.transport.tree_all_reduce(found, lambda parts: parts[0]))
     return LoadedPrompts(count, train, exchange.broadcast_prompts(unseen, unseen_count), unseen_count, probe)
 
 
@@ -152,7 +152,7 @@ def start_rollout_worker(
         with waiting():  # for engines that take longer
             barrier(ranks.device)
     cluster = config.cluster
-    place = NodeRank(ranks.local_rank, cluster.gpus_per_node, cluster.nodes)
+    place = NodeTopology(ranks.local_rank, cluster.gpus_per_node, cluster.nodes)
     notices = Notices(store(), place, patience=config.faults.heartbeat_timeout)
     return RolloutWorker(
         config=config,

@@ -61,7 +61,7 @@ class Sampler:
         fresh = self._generate(request, folder, fingerprint)
         self._weights.sleep()
         own = sorted([*finished.values(), *fresh.own.values()], key=lambda group: group.slot)
-        groups = exchange.shard(update.with_advantages(own, self._recipe.objective.normalize_advantage))
+        groups = exchange.gather_table(update.with_advantages(own, self._recipe.objective.normalize_advantage))
         self._observers.samples(cursor.step, "train", exchange.gather_samples(groups, config.tracking.samples))
         return Rollout(groups, after, fresh.engines)
 

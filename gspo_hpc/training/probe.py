@@ -23,7 +23,7 @@ from gspo_hpc.policy.policy import Policy
 from gspo_hpc.training.agreement.causes import TOP, rounding_step
 from gspo_hpc.training.agreement.explain import explain
 from gspo_hpc.training.agreement.gap import Gap, excess, measure
-from gspo_hpc.training.agreement.passes import Sequences, score
+from gspo_hpc.training.agreement.scoring import Sequences, score
 
 
 class ProbeMismatch(RuntimeError):

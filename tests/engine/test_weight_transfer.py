@@ -55,7 +55,7 @@ class Workers:
         for number, found in enumerate(self.found if bucket else ()):
             address = bucket["memory"][number if len(bucket["memory"]) > 1 else 0]
             if self._mapped.get(number, (None,))[0] != address:
-                self._mapped[number] = address, weight_buffers.mapped(address)
+                self._mapped[number] = address, weight_buffers.map_buffer(address)
             for part in bucket["parts"]:
                 tensor = weight_buffers.view(self._mapped[number][1], part).clone()
                 named = Part(part["name"], tensor.shape, tensor, tuple(part["experts"]))
@@ -176,13 +176,13 @@ def test_the_file_has_no_name_takes_little_room_at_rest_and_closes(monkeypatch: 
     before = set(os.listdir("/dev/shm"))
     for size, kept in ((1 << 20, True), (1 << 21, False)):
         made = HostBuffer()
-        made.memory(size).fill_(7)
+        made.reserve(size).fill_(7)
         address = made.address()
-        mapped = weight_buffers.mapped(address)
+        mapped = weight_buffers.map_buffer(address)
         assert int(mapped[5]) == 7
         made.release_unused(unmapped=True)
         assert (os.stat(address["path"]).st_blocks > 0) == kept
-        made.memory(size).fill_(9)  # good for another round
+        made.reserve(size).fill_(9)  # good for another round
         assert int(mapped[5]) == 9
         assert set(os.listdir("/dev/shm")) == before
         made.close()
@@ -192,11 +192,11 @@ def test_the_file_has_no_name_takes_little_room_at_rest_and_closes(monkeypatch: 
 def test_a_file_in_the_place_of_another_is_told_apart() -> None:
     """A worker keeps its mapping as long as the address stays the same."""
     one = HostBuffer()
-    one.memory(10)
+    one.reserve(10)
     first = one.address()
     one.close()
     other = HostBuffer()
-    other.memory(10)
+    other.reserve(10)
     assert other.address()["path"] == first["path"] and other.address() != first
     other.close()
 
@@ -228,7 +228,7 @@ def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter", let_go, raising=False)
     made = CudaBuffer()
     for ended, expected in ((True, []), (False, [(b"counter", 2)]), (True, [(b"counter", 2)])):
-        assert made.memory(4096).numel() == 4096 and made.memory(100).numel() == 4096
+        assert made.reserve(4096).numel() == 4096 and made.reserve(100).numel() == 4096
         address = made.address()
         assert made.address() == address and address["size"] == 4096 and address["offset"] == 512
         made.release_unused(unmapped=ended)
@@ -348,7 +348,7 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
     storages: list[StorageWeakRef] = []
 
     class Fresh(HostBuffer):
-        def memory(self, size: int) -> torch.Tensor:
+        def reserve(self, size: int) -> torch.Tensor:
             made = torch.empty(size, dtype=torch.uint8)
             storages.append(StorageWeakRef(made.untyped_storage()))
             return made

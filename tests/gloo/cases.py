@@ -34,7 +34,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.engine.engine import Engine, EngineSettings
-from gspo_hpc.exchange.transport import all_gather
+from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models import architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_parts import Part, Scratch
@@ -111,7 +111,7 @@ def groups(seed: int = 0, count: int = 3, samples: int = 4, vocabulary: int = 90
 def spread(made: Policy, rollout: Sequence[Group] | None = None) -> ShardedGroups:
     """The groups, each on one rank, as after a rollout: what a rank computes comes from other ranks."""
     mine, world = made.ranks.rank, made.ranks.world_size
-    return made.ranks.exchange.shard(group for group in rollout or groups() if (group.slot + 1) % world == mine)
+    return made.ranks.exchange.gather_table(group for group in rollout or groups() if (group.slot + 1) % world == mine)
 
 
 def everywhere(values: dict[tuple[int, int], Any]) -> dict[tuple[int, int], Any]:
@@ -788,7 +788,7 @@ def verified(model: str, world: int, folder: str) -> Arrays:
     with mock.patch.object(commit, "_hash_in_steps", side_effect=commit._hash_in_steps) as hashed:
         found = train.newest_checkpoint(run, ranks, console)
     mine = json.dumps([ranks.rank, len(hashed.call_args_list)]).encode()
-    counts = [count for _, count in sorted(json.loads(one) for one in all_gather(ranks.exchange.transport, mine))]
+    counts = [count for _, count in sorted(json.loads(one) for one in gather_unordered(ranks.exchange.transport, mine))]
     warned = [str(call.args[0]) for call in console.warn.call_args_list]
     return {"found": np.array(str(found and found.name)), "warned": np.array(warned), "hashed": np.array(counts)}
 

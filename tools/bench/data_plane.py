@@ -46,7 +46,7 @@ from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.table import ROW, GroupTable, ShardedGroups, concatenate
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport
-from gspo_hpc.rollout.notices import POLL_SECONDS, NodeRank, Notices
+from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
 from gspo_hpc.runs.journal import Journal, journals, read_journal
 from gspo_hpc.system.text import MIB
 
@@ -102,9 +102,9 @@ class Rank:
             make_group(slot, args.length, experts) for slot in range(prompts) if (slot + 1) % self._world == self._rank
         ]
         with self._phase("table"):
-            groups = exchange.shard(held)
+            groups = exchange.gather_table(held)
         with self._phase("packing"):
-            dealt = pack(
+            assignment = pack(
                 groups.table.samples(),
                 dp_size=len(exchange.replicas.leaders),
                 micro_batch_size=None,
@@ -112,12 +112,12 @@ class Rank:
                 share_prompts=True,
             )
         with self._phase("samples for log-probs"):
-            fetched = exchange.fetch(groups, dealt, training=False, experts=experts)
-        keys = [(s.group, s.index) for batch in dealt[exchange.replicas.own] for s in batch]
+            fetched = exchange.fetch(groups, assignment, training=False, experts=experts)
+        keys = [(s.group, s.index) for batch in assignment[exchange.replicas.own] for s in batch]
         logprobs = {key: fetched[key[0]].completions[key[1]].tokens.astype(np.float32) for key in keys}
         del fetched
         with self._phase("log-probs back"):
-            values, _ = exchange.return_results(groups, dealt, logprobs, None)
+            values, _ = exchange.return_results(groups, assignment, logprobs, None)
         own = {
             slot: group.with_completions(
                 tuple(replace(c, old_logprobs=values[slot, i]) for i, c in enumerate(group.completions))
@@ -127,7 +127,7 @@ class Rank:
         for slot, group in own.items():
             assert all(_equal(c.tokens.astype(np.float32), c.old_logprobs) for c in group.completions), slot
         with self._phase("samples for the updates"):
-            fetched = exchange.fetch(groups.with_own(own), dealt, training=True, experts=experts)
+            fetched = exchange.fetch(groups.with_own(own), assignment, training=True, experts=experts)
         self._check(fetched, keys, experts)
         del fetched, values, own
         if args.mode == "whole":
@@ -162,7 +162,7 @@ class Rank:
         """Wait as in a rollout, and count what the store of the job is asked."""
         nodes = max(1, self._world // NODE)
         counted: Any = _Counted(self._store)
-        notices = Notices(counted, NodeRank(self._rank % NODE, min(NODE, self._world), nodes))
+        notices = Notices(counted, NodeTopology(self._rank % NODE, min(NODE, self._world), nodes))
         self._barrier()
         began, counted.asked = time.perf_counter(), 0
         while (waited := time.perf_counter() - began) < 2.0:
@@ -181,7 +181,7 @@ class Rank:
         notices.close()
 
     def _barrier(self) -> None:
-        self._link.tree_reduce(b"", lambda parts: b"")
+        self._link.tree_all_reduce(b"", lambda parts: b"")
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -45,4 +45,4 @@ def noise(policy: Policy, groups: int, completions: int, prompt_length: int, len
         prompt = Prompt(slot, tokens(prompt_length), "", {})
         return Group(slot, prompt, tuple(completion(i) for i in range(completions)))
 
-    return policy.ranks.exchange.shard(group(slot) for slot in range(groups))
+    return policy.ranks.exchange.gather_table(group(slot) for slot in range(groups))

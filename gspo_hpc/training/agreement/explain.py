@@ -10,14 +10,14 @@ import numpy as np
 
 from gspo_hpc.data.records import Experts, Floats
 from gspo_hpc.engine.engine import Engine, EngineDied
-from gspo_hpc.exchange.transport import all_gather
+from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models.parts import Rope
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.model import rotated_by
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.training.agreement.causes import TOP, ProbeAnswers, name_cause
-from gspo_hpc.training.agreement.passes import Sequences, score
+from gspo_hpc.training.agreement.scoring import Sequences, score
 
 _PAIRS = 64
 _THETAS = tuple(float(digit * 10**power) for power in range(3, 8) for digit in (1, 2, 5))
@@ -57,7 +57,7 @@ def explain(
             ropes={name: float(_gaps(logprobs, theirs).mean()) for name, logprobs in ropes.items()},
         )
         cause = name_cause(found)
-    causes = all_gather(policy.ranks.exchange.transport, cause.encode())
+    causes = gather_unordered(policy.ranks.exchange.transport, cause.encode())
     return next((text.decode() for text in causes if text), "unknown, because no engine answered")
 
 

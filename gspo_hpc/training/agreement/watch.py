@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gspo_hpc.algorithms.terms.places import CACHED_NAMES, POSITION_NAMES
+from gspo_hpc.algorithms.terms.gap_buckets import CACHED_NAMES, POSITION_NAMES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.schema import Config
 from gspo_hpc.training.agreement.gap import Baseline

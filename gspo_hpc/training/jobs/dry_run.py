@@ -12,7 +12,7 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.exchange.transport import all_gather
+from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.policy.process_groups import Ranks, expert_place, start, stop, use_groups
@@ -58,7 +58,7 @@ def dry_run(folder: Path) -> None:
     config = loader.load(folder / "config.yaml")
     ranks = start(config, control=None if "MASTER_ADDR" in os.environ else FolderMeeting(folder))
     use_groups(ranks)
-    found = all_gather(ranks.exchange.transport, json.dumps(_place(config, ranks)).encode())
+    found = gather_unordered(ranks.exchange.transport, json.dumps(_place(config, ranks)).encode())
     if ranks.rank == 0:
         places = sorted((json.loads(one) for one in found), key=lambda place: place["rank"])
         write_json(folder / PLACES, places)

@@ -16,7 +16,7 @@ from gspo_hpc.config import derived, loader
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.engine.engine import Engine, EngineDied
-from gspo_hpc.exchange.transport import all_gather
+from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.planning import plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
@@ -187,7 +187,7 @@ class TrainingJob:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
         sharded.load(policy, whole)
         state = CheckpointState.read(whole, ranks.exchange)
-        groups = ranks.exchange.shard(state.groups)
+        groups = ranks.exchange.gather_table(state.groups)
         record = state.record if logged < state.cursor.step else None
         return policy, reference, Progress(state.cursor, groups, record, evaluated=True, baseline=state.baseline)
 
@@ -268,7 +268,7 @@ def newest_checkpoint(run: RunDir, ranks: Ranks, console: Console) -> Path | Non
         """Return what any rank finds wrong with its share of a checkpoint's files."""
         found = json.dumps(commit.verify(path, ranks.rank, ranks.world_size)).encode()
         with waiting():  # for ranks whose share takes longer
-            told = all_gather(ranks.exchange.transport, found)
+            told = gather_unordered(ranks.exchange.transport, found)
         return list(dict.fromkeys(problem for of_rank in told for problem in json.loads(of_rank)))
 
     def ask(path: Path) -> list[str]:

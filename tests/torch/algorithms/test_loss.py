@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gspo_hpc.algorithms.loss import MAX_NAMES, SUM_NAMES, policy_loss
 from gspo_hpc.algorithms.objective import Objective, Ratio
-from gspo_hpc.algorithms.terms import places
+from gspo_hpc.algorithms.terms import gap_buckets
 from gspo_hpc.algorithms.terms.aggregation import Samples
 from gspo_hpc.config.algorithm import Aggregation
 from gspo_hpc.ops.batch import PackedBatch
@@ -313,7 +313,7 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
         ),
         "gap": (sum(g for _, _, g, _ in by_token), tokens),
         "trained_length": (tokens, len(kept)),
-        **dict.fromkeys(places.NAMES, (0.0, 0.0)),
+        **dict.fromkeys(gap_buckets.NAMES, (0.0, 0.0)),
     }
     for place in ("gap/cached_0", "gap/position_256"):
         expected_sums[place] = expected_sums["gap"]

@@ -124,11 +124,11 @@ def test_a_rank_gets_what_its_replica_computes_and_nothing_else(
 
     def work(link: Transport) -> None:
         exchange = layout(link, dp)
-        groups = exchange.shard(g for g in whole if (g.slot * g.slot) % ranks == link.rank)
+        groups = exchange.gather_table(g for g in whole if (g.slot * g.slot) % ranks == link.rank)
         assert groups.table.slots == list(range(7))
-        dealt = dealt_of(exchange, groups)
-        own = {(s.group, s.index) for batch in dealt[exchange.replicas.own] for s in batch}
-        found = exchange.fetch(groups, dealt, training=True, experts=True)
+        assignment = dealt_of(exchange, groups)
+        own = {(s.group, s.index) for batch in assignment[exchange.replicas.own] for s in batch}
+        found = exchange.fetch(groups, assignment, training=True, experts=True)
         assert set(found) == {slot for slot, _ in own}
         for slot, group in found.items():
             assert equal(group.prompt.tokens, whole[slot].prompt.tokens)
@@ -142,7 +142,7 @@ def test_a_rank_gets_what_its_replica_computes_and_nothing_else(
                 assert completion.cached == there.cached
                 for name in ("tokens", "logprobs", "old_logprobs", "reference_logprobs", "experts"):
                     assert equal(getattr(completion, name), getattr(there, name)), name
-        bare = exchange.fetch(groups, dealt, training=False, experts=False)
+        bare = exchange.fetch(groups, assignment, training=False, experts=False)
         chosen = [c for group in bare.values() for c in group.completions if len(c.tokens)]
         assert all(c.old_logprobs is None and c.experts is None and not c.logprobs.any() for c in chosen)
 
@@ -156,17 +156,17 @@ def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -
 
     def work(link: Transport) -> None:
         exchange = layout(link, dp)
-        groups = exchange.shard(g for g in whole if g.slot % ranks == link.rank)
-        dealt = pack(  # one by one, so that replicas share groups
+        groups = exchange.gather_table(g for g in whole if g.slot % ranks == link.rank)
+        assignment = pack(  # one by one, so that replicas share groups
             groups.table.samples(), dp_size=dp, micro_batch_size=1, micro_batch_tokens=None, share_prompts=True
         )
-        assert dp == 1 or {s.group for [s] in dealt[0]} & {s.group for [s] in dealt[1]}
+        assert dp == 1 or {s.group for [s] in assignment[0]} & {s.group for [s] in assignment[1]}
         place = exchange.replicas.own
-        keys = [(s.group, s.index) for batch in dealt[place] for s in batch]
+        keys = [(s.group, s.index) for batch in assignment[place] for s in batch]
         logprobs = {key: whole[key[0]].completions[key[1]].logprobs + place for key in keys}
         experts = {key: np.full((2, 1, 1), place, np.uint8) for key in (*keys, *((slot, -1) for slot, _ in keys))}
-        values, chosen = exchange.return_results(groups, dealt, logprobs, experts)
-        by = {(s.group, s.index): n for n, batches in enumerate(dealt) for batch in batches for s in batch}
+        values, chosen = exchange.return_results(groups, assignment, logprobs, experts)
+        by = {(s.group, s.index): n for n, batches in enumerate(assignment) for batch in batches for s in batch}
         wanted = {(slot, index) for slot, group in groups.own.items() for index in range(len(group.completions))}
         assert set(values) == wanted
         for (slot, index), array in values.items():
@@ -174,7 +174,7 @@ def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -
         for slot in groups.own:
             first = min(number for (other, _), number in by.items() if other == slot)
             assert chosen[slot, -1].tolist() == [[[first]]] * 2
-        assert exchange.return_results(groups, dealt, logprobs, None)[1] == {}
+        assert exchange.return_results(groups, assignment, logprobs, None)[1] == {}
 
     on_ranks(ranks, work)
 
@@ -186,13 +186,13 @@ def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_hold
 
     def work(link: Transport) -> None:
         exchange = layout(link, dp)
-        groups = exchange.shard(g for g in whole if (g.slot + 1) % ranks == link.rank)
-        dealt = pack(
+        groups = exchange.gather_table(g for g in whole if (g.slot + 1) % ranks == link.rank)
+        assignment = pack(
             groups.table.samples(), dp_size=dp, micro_batch_size=None, micro_batch_tokens=9000, share_prompts=True
         )
         received, sent = link.received, link.sent
-        exchange.fetch(groups, dealt, training=True, experts=False)
-        mine = [s for batch in dealt[exchange.replicas.own] for s in batch]
+        exchange.fetch(groups, assignment, training=True, experts=False)
+        mine = [s for batch in assignment[exchange.replicas.own] for s in batch]
         row = wire_format.WIDTH * 8 + 3 * 8 + 4 * 8  # header, padding, the tokens of a prompt
         need = sum(3 * 4 * s.response_len + 2 * row for s in mine)
         held = sum(3 * 4 * len(c.tokens) + 2 * row for g in groups.own.values() for c in g.completions)
@@ -224,7 +224,7 @@ def test_rank_0_is_shown_the_first_groups_and_all_failures() -> None:
 
     def work(link: Transport) -> None:
         exchange = layout(link, 3)
-        shown = exchange.gather_samples(exchange.shard(g for g in whole if (g.slot + 1) % 3 == link.rank), 2)
+        shown = exchange.gather_samples(exchange.gather_table(g for g in whole if (g.slot + 1) % 3 == link.rank), 2)
         if link.rank:
             assert not shown.groups and not shown.failures
             return

@@ -121,7 +121,7 @@ class LedgerPolicy(Policy):
             yield from super().parts(memory)
             return
         buckets = Buckets(self.job)
-        buckets.memory(1)
+        buckets.reserve(1)
         yield from super().parts(memory)
         buckets.close()
 
@@ -134,14 +134,14 @@ class Buckets(HostBuffer):
         self._job, self._phase = job, contextlib.ExitStack()
         self._taken = False
 
-    def memory(self, size: int) -> torch.Tensor:
+    def reserve(self, size: int) -> torch.Tensor:
         """See WeightBuffer."""
         gpu, node = self._job.world.rank, self._job.node
         if not self._taken:
             self._taken = True
             self._phase.enter_context(node.phase(gpu, "sync"))
             node.put(gpu, "buckets", self._job.parts("sync")["buckets"])
-        return super().memory(size)
+        return super().reserve(size)
 
     def release_unused(self, *, unmapped: bool) -> None:
         """See WeightBuffer."""

@@ -71,7 +71,7 @@ def joined(patch: pytest.MonkeyPatch, config: Config, rank: int, world: int, gpu
         inside.setattr(torch.cuda, "set_device", devices.append)
         inside.setattr(dist, "init_process_group", init_process_group)
         inside.setattr(dist, "new_group", new_group)
-        inside.setattr(process_groups, "all_gather", gathered)
+        inside.setattr(process_groups, "gather_unordered", gathered)
         inside.setattr(megatron_on_cpu, "share_groups", False)  # where another test has installed it
         place = process_groups.start(config, MINUTES)
         used = {name: getattr(parallel_state, f"get_{name}_group")() for name in NAMES}

@@ -23,7 +23,7 @@ from gspo_hpc.engine.engine import EngineDied, Sampling
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.rewards.pool import RewardResult
 from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
-from gspo_hpc.rollout.notices import NodeRank, Notices
+from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
 from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
 from gspo_hpc.runs.journal import Journal, read_journals
@@ -164,7 +164,7 @@ def workers(
     store = dist.HashStore()
 
     def make() -> RolloutWorker:
-        engine, notices = engines[world.rank], Notices(store, NodeRank(world.rank, world.size), interval=0.001)
+        engine, notices = engines[world.rank], Notices(store, NodeTopology(world.rank, world.size), interval=0.001)
 
         def agree(values: Any) -> list[float]:
             return [max(column) for column in zip(*world.gather(values), strict=True)]

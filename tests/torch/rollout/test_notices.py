@@ -20,7 +20,7 @@ import torch.distributed as dist
 from gspo_hpc.rollout import node_store
 from gspo_hpc.rollout.generation import CallCounters
 from gspo_hpc.rollout.node_store import NoticesLost
-from gspo_hpc.rollout.notices import NodeRank, Notices
+from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.system import progress
 
 
@@ -57,7 +57,7 @@ def job(
     for node in range(nodes):
         monkeypatch.setattr(node_store.environment, "node_name", lambda node=node: f"node-{node}")
         for local in range(per_node):
-            ranks.append(Notices(store, NodeRank(local, per_node, nodes), 0.001, patience))
+            ranks.append(Notices(store, NodeTopology(local, per_node, nodes), 0.001, patience))
     return store, ranks
 
 
@@ -194,7 +194,7 @@ def test_only_this_user_can_open_the_store_of_a_node(monkeypatch: pytest.MonkeyP
         assert {path.name for path in folder.iterdir()} == {"beat", "store"}
     store.set("node_store/node-1", "/nowhere")
     with pytest.raises(RuntimeError, match="rank 1 of node node-1 does not see /nowhere"):
-        Notices(store, NodeRank(1, 2, 2))
+        Notices(store, NodeTopology(1, 2, 2))
     for rank in ranks:
         rank.close()
     assert not any(folder.exists() for folder in folders)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo_hpc.algorithms.terms import places
+from gspo_hpc.algorithms.terms import gap_buckets
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.training.agreement.causes import ProbeAnswers, name_cause, rounding_step, swapped_experts
@@ -104,9 +104,9 @@ def test_causes_are_told_apart() -> None:
 def sums(cached_0: float | None, cached_256: float | None, *positions: float) -> dict[str, tuple[float, float]]:
     """Return the sums of an update of 1,000 tokens at each place."""
     found = {"gap": (1000.0 * (cached_256 if cached_256 is not None else cached_0 or 0.0), 1000.0)}
-    for name, mean in zip(places.CACHED_NAMES, (cached_0, cached_256), strict=False):
+    for name, mean in zip(gap_buckets.CACHED_NAMES, (cached_0, cached_256), strict=False):
         found |= {} if mean is None else {name: (1000.0 * mean, 1000.0)}
-    return found | {n: (1000.0 * m, 1000.0) for n, m in zip(places.POSITION_NAMES, positions, strict=False)}
+    return found | {n: (1000.0 * m, 1000.0) for n, m in zip(gap_buckets.POSITION_NAMES, positions, strict=False)}
 
 
 def test_a_stale_cache_shows_behind_cached_prefixes_only() -> None:
@@ -134,8 +134,8 @@ def test_other_causes_of_a_rollouts_gap() -> None:
 def test_gaps_are_summed_by_place() -> None:
     gap = torch.tensor([1.0, 2.0, 4.0, 8.0])
     mask = torch.tensor([True, True, True, False])
-    table = places.sums_by_place(gap, mask, torch.tensor([0, 256, 257, 0]), torch.tensor([256, 257, 20_000, 1]))
-    found = {name: tuple(row) for name, row in zip(places.NAMES, table.tolist(), strict=True) if row[1]}
+    table = gap_buckets.sums_by_bucket(gap, mask, torch.tensor([0, 256, 257, 0]), torch.tensor([256, 257, 20_000, 1]))
+    found = {name: tuple(row) for name, row in zip(gap_buckets.NAMES, table.tolist(), strict=True) if row[1]}
     assert found == {
         "gap/cached_0": (1.0, 1.0),
         "gap/cached_256": (2.0, 1.0),

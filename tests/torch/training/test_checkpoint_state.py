@@ -57,7 +57,7 @@ def test_any_number_of_ranks_reads_what_others_wrote(readers: int, tmp_path: Pat
         exchange = Exchange(link)
         state = CheckpointState.read(tmp_path, exchange)
         assert (state.cursor, state.record) == (CURSOR, {"step": 3})
-        assert exchange.shard(state.groups).table.slots == [0, 1, 2, 3, 4]
+        assert exchange.gather_table(state.groups).table.slots == [0, 1, 2, 3, 4]
         return [group.to_json() for group in state.groups]
 
     parts = on_ranks(readers, work)

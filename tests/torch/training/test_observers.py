@@ -36,7 +36,7 @@ def group(slot: int, failure: str | None = None) -> Group:
 
 def to_show(*groups: Group) -> RolloutView:
     exchange = Exchange()
-    return exchange.gather_samples(exchange.shard(groups), 9)
+    return exchange.gather_samples(exchange.gather_table(groups), 9)
 
 
 class Broken(StepObserver):

@@ -23,7 +23,7 @@ def completion(length: int, **more: Any) -> Completion:
     return Completion(tokens, np.full(length, -1.0, np.float32), "", "stop", 0, **more)
 
 
-GROUPS = Exchange().shard(
+GROUPS = Exchange().gather_table(
     Group(
         slot,
         Prompt(slot, np.arange(4, dtype=np.int32), "", {}),

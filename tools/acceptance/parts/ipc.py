@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gspo_hpc.engine.transfer import WeightSender
-from gspo_hpc.engine.weight_buffers import mapped, view
+from gspo_hpc.engine.weight_buffers import map_buffer, view
 from gspo_hpc.ops.weight_parts import Part, stream_of
 from gspo_hpc.system.text import MIB
 
@@ -128,7 +128,7 @@ def receive(connection: Connection, platform: str) -> None:
     while (bucket := connection.recv()) is not None:
         if bucket["memory"][0] != known:
             memory, known = None, bucket["memory"][0]
-            memory = mapped(known)
+            memory = map_buffer(known)
         assert memory is not None
         found = {part["name"]: _digest(view(memory, part)) for part in bucket["parts"]}
         if platform == "cuda":

@@ -20,7 +20,7 @@ CACHED_NAMES, POSITION_NAMES = _names("cached", CACHED), _names("position", POSI
 NAMES = (*CACHED_NAMES, *POSITION_NAMES)
 
 
-def sums_by_place(gap: Tensor, mask: Tensor, cached: Tensor, positions: Tensor) -> Tensor:
+def sums_by_bucket(gap: Tensor, mask: Tensor, cached: Tensor, positions: Tensor) -> Tensor:
     """Return pairs (sum of |gap|, tokens) [len(NAMES), 2] over the tokens [R] of the mask, in the order of NAMES."""
     places = (
         torch.bucketize(cached, cached.new_tensor(CACHED)),
