@@ -20,12 +20,6 @@ _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|cr
 _NAMED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
 _HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
-_VERLS_OWN = (
-    "ppo_trainer",
-    "ppo_megatron_trainer",
-    "dapo_trainer",
-    "dapo_megatron_trainer",
-)  # their defaults are known
 _VERLS_ENTRY = re.compile(
     r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
 )
@@ -280,7 +274,7 @@ def _overrides(
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
     given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
-    return _config_file(given, variables, left, place, written) | values
+    return documents.resolved(_config_file(given, variables, left, place, written) | values, variables)
 
 
 def _is_own(folder: str) -> bool:
@@ -296,10 +290,10 @@ def _config_file(
     written: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """Return what the file that Hydra's flags name sets; nothing for verl's own, whose defaults are known."""
-    name = given.get("--config-name", _VERLS_OWN[0]).removesuffix(".yaml")
+    name = given.get("--config-name", documents.VERLS_OWN[0]).removesuffix(".yaml")
     folder = given.get("--config-path", given.get("--config-dir", "config"))
     flags = " ".join(f"{flag} {value}" for flag, value in given.items())
-    if name in _VERLS_OWN and _is_own(folder):
+    if name in documents.VERLS_OWN and _is_own(folder):
         left |= {flags: "verl's own: its defaults are known"} if flags else {}
         return {}
     path = f"{folder}/{name}.yaml"
@@ -308,11 +302,7 @@ def _config_file(
             f"{flags}: that file sets arguments of the run, and is not at hand: put {path} beside the script"
         )
     raw = documents.named(place, path, written)
-    bases = [base for base in raw.get("defaults", ()) if isinstance(base, str) and base != "_self_"]
-    if others := [base for base in bases if base not in _VERLS_OWN]:
-        raise ValueError(
-            f"{path}: it is made from {', '.join(others)}, and only verl's {', '.join(_VERLS_OWN)} are known"
-        )
+    bases, chosen = documents.hydra_defaults(raw, path)
     variables["config_name"] = bases[0] if bases else name
     left[flags] = f"{path} is read, and its arguments are taken as part of the command"
-    return documents.verl_values(raw)
+    return chosen | documents.verl_values(raw)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import tables
+from gspo_hpc.importers.draft import yaml_value
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml
 from gspo_hpc.importers.scripts.places import find_file, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -17,6 +18,16 @@ from gspo_hpc.importers.texts import foreign, python_source
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
+# verl's own configs, whose defaults are known.
+VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer")
+# Files of verl's own groups, whose defaults are known too; those with ${model_engine} follow that.
+_OWN_GROUPS = set(
+    "legacy_data rollout hf_model rollout_correction reward_manager reward reward_model reward_loop dp_reward_loop "
+    "dp_reward_model megatron_reward_model legacy_reward_impl".split()
+)
+_INTERPOLATION = re.compile(
+    r"\$\{(?:(?P<env>oc\.env:)(?P<name>\w+)(?:,(?P<default>[^${}]*))?|(?P<key>\w+(?:\.\w+)+))\}"
+)
 _NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
 
 
@@ -35,7 +46,9 @@ def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
             raise foreign.refusal(project)
         source = "verl" if "actor_rollout_ref" in raw else nearest_project(raw)
     if source == "verl":
-        return Found(source, verl_values(raw), {}, [])
+        bases, values = hydra_defaults(raw, "this YAML")
+        values |= verl_values(raw)
+        return Found(source, resolved(values, {}), {"config_name": bases[0]} if bases else {}, [])
     values = {str(name): value for name, value in raw.items()}
     variables: dict[str, str] = {}
     if source == "swift":
@@ -50,12 +63,54 @@ def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
 
 
 def verl_values(raw: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the dotted names and values of a YAML of verl; ``${other.name}`` is replaced by what stands there."""
-    flat = {name: value for name, value in flatten(raw) if not name.startswith(_NOT_ARGUMENTS)}
-    for name, value in flat.items():  # OmegaConf's way to name another key
-        if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
-            flat[name] = flat.get(match.group(1), value)
-    return flat
+    """Return the dotted names and values of a YAML of verl."""
+    return {name: value for name, value in flatten(raw) if not name.startswith(_NOT_ARGUMENTS)}
+
+
+def resolved(values: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return values in which ``${other.name}`` and ``${oc.env:NAME,default}`` are replaced by what these are.
+
+    That is OmegaConf's way to name another key, whose value is that after all overrides.
+    """
+    return {name: _resolved(value, values, variables, 0) for name, value in values.items()}
+
+
+def _resolved(value: Any, values: Mapping[str, Any], variables: Mapping[str, str], depth: int) -> Any:
+    if not isinstance(value, str) or depth > 8:
+        return value
+
+    def one(match: re.Match[str]) -> Any:
+        name = match["key"] or match["name"]
+        if match["env"]:
+            given = variables.get(name, match["default"])
+            return match[0] if given is None or is_unset(given) else given.strip()
+        return _resolved(values[name], values, variables, depth + 1) if name in values else match[0]
+
+    if whole := _INTERPOLATION.fullmatch(value):
+        found = one(whole)
+        return yaml_value(found) if whole["env"] and found != value else found
+    return _INTERPOLATION.sub(lambda match: str(one(match)), value)
+
+
+def hydra_defaults(raw: Mapping[str, Any], path: str) -> tuple[list[str], dict[str, Any]]:
+    """Return verl's configs that a YAML of Hydra is made from, and what it chooses of their groups.
+
+    Raises ValueError for any other config, which is not known.
+    """
+    defaults = raw.get("defaults")
+    given = defaults if isinstance(defaults, list) else []
+    bases = [base for base in given if isinstance(base, str) and base != "_self_"]
+    if others := [base for base in bases if base not in VERLS_OWN]:
+        raise ValueError(
+            f"{path}: it is made from {', '.join(others)}, and only verl's {', '.join(VERLS_OWN)} are known"
+        )
+    if bases and "_self_" in given and given.index("_self_") < given.index(bases[0]):
+        raise ValueError(f"{path}: _self_ stands before {bases[0]}, whose values then replace those of the file")
+    chosen = {re.sub(r"^(?:override|optional) ", "", str(name)): value
+              for group in given if isinstance(group, Mapping) for name, value in group.items()}  # fmt: skip
+    own = {name for name, value in chosen.items()
+           if value is None or value in _OWN_GROUPS or str(value).startswith("${model_engine}")}  # fmt: skip
+    return bases, {name: value for name, value in chosen.items() if not name.startswith("hydra") and name not in own}
 
 
 def _workers(values: dict[str, Any]) -> dict[str, Any]:

@@ -133,3 +133,55 @@ def test_the_file_that_hydras_flags_name_is_read(tmp_path: Path) -> None:
     (tmp_path / "config" / "odd.yaml").write_text("defaults:\n  - strange_base\n")
     with pytest.raises(ValueError, match="it is made from strange_base"):
         convert(f"{RUN} --config-path config --config-name odd", folder=tmp_path, name="run.sh")
+
+
+HYDRA = """
+defaults: [ppo_trainer, _self_, {override hydra/job_logging: disabled}%s]
+algorithm: {adv_estimator: grpo}
+data: {train_batch_size: 64, max_prompt_length: "${oc.env:MPL,256}", max_response_length: "${oc.env:MRL}"}
+actor_rollout_ref:
+  rollout: {n: 8}
+  actor: {ppo_mini_batch_size: "${data.train_batch_size}"}
+trainer: {experiment_name: "x-${data.train_batch_size}", n_gpus_per_node: "${a.b}"}
+"""
+
+
+def test_a_key_that_names_another_has_its_value_after_the_overrides(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    file = tmp_path / "config" / "own.yaml"
+    file.write_text(HYDRA % "")
+    run = "python -m verl.trainer.main_ppo --config-path=config --config-name=own data.train_batch_size=128"
+    found = convert(run, folder=tmp_path)
+    config = found.config
+    assert config.batch.global_batch_size == 128 * 8 and config.run.name == "x-128"
+    assert config.rollout.max_prompt_length == 256
+    left = {item.name: item.why for item in found.left}
+    assert "it refers to oc.env:MRL, which is not given" in left["data.max_response_length"]
+    assert "it refers to a.b, which is not given" in left["trainer.n_gpus_per_node"]
+    found = convert(f"export MRL=77\n{run} 'data.max_prompt_length=${{data.max_response_length}}'", folder=tmp_path)
+    assert (found.config.rollout.max_response_length, found.config.rollout.max_prompt_length) == (77, 77)
+    assert convert(HYDRA % "").config.batch.global_batch_size == 64 * 8
+    file.write_text(HYDRA % ", {actor@actor_rollout_ref.actor: megatron_actor}, {data@data: legacy_data}")
+    found = convert(run, folder=tmp_path)
+    assert "actor@actor_rollout_ref.actor" in {item.name for item in found.carried}
+    for group in ("{model: qwen}", "{actor@actor_rollout_ref.actor: mine}"):
+        file.write_text(HYDRA % f", {group}")
+        with pytest.raises(ValueError, match="it chooses a file of settings that is not verl's own"):
+            convert(run, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "expected"),
+    [
+        ("[mine, _self_]", "it is made from mine, and only verl's"),
+        ("[_self_, ppo_trainer]", "_self_ stands before ppo_trainer, whose values then replace those of the file"),
+    ],
+)
+def test_a_yaml_of_hydra_that_others_make_up_is_refused(defaults: str, expected: str, tmp_path: Path) -> None:
+    text = f"defaults: {defaults}\nalgorithm: {{adv_estimator: grpo}}\nactor_rollout_ref: {{rollout: {{n: 8}}}}\n"
+    with pytest.raises(ValueError, match=expected):
+        convert(text)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "own.yaml").write_text(text)
+    with pytest.raises(ValueError, match=expected):
+        convert("python -m verl.trainer.main_ppo --config-path=config --config-name=own", folder=tmp_path)

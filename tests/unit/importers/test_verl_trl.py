@@ -169,7 +169,7 @@ def test_verl_on_megatron_with_arrays_branches_and_variables() -> None:
     assert got["run.max_steps"] == 15 * 7 * 4 * 2  # epochs, rollouts of an epoch, updates, passes
     assert got["checkpoint.interval"] == 160
     assert got["model.path"] == "$HOME/models/Qwen2-7B"
-    assert "path: $HOME/models/Qwen2-7B # $HOME is not set in the script; write it out" in found.text
+    assert "path: $HOME/models/Qwen2-7B # $HOME is set by the shell; write it out" in found.text
     assert got["cluster.gpus_per_node"] == 8
     assert any("$GPUS is not set in the script" in item for item in found.assumed)
     told = convert(VERL_MEGATRON, gpus=12)
