@@ -63,6 +63,8 @@ def read(text: str) -> PythonRun:
     doubts += changes.doubts
     given: dict[str, Any] = {}
     left = trainers.of_patches(changes.patches)
+    for name in trainers.own(tree):
+        left |= trainers.of_class(tree, name)
     for call in changes.trainers:
         left |= trainers.of_class(tree, called(call))
         more = trainers.of_trainer(tree, call, lambda node: _value(node, known), made[0] if made else None)

@@ -195,6 +195,10 @@ def test_every_argument_of_the_trainer_is_in_a_list() -> None:
             "class A(GRPOTrainer):\n    def _get_per_token_logps(self): ...\nclass B(A): pass\nB(args=args)",
             "A overrides",
         ),
+        (
+            "class T(GRPOTrainer):\n    def _compute_loss(self, m, i): ...\nK = T if x else U\nK(args=args)",
+            "overrides _compute_loss",
+        ),
         ("GRPOTrainer.compute_loss = mine\nGRPOTrainer(args=args)", "compute_loss of TRL's trainer is replaced"),
         ("t = GRPOTrainer(args=args)\nt._compute_loss = mine", "_compute_loss of TRL's trainer is replaced"),
         ("GRPOTrainer(args=args, optimizers=(torch.optim.SGD(p, lr=1), None))", "there is only AdamW here"),
