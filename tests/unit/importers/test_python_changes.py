@@ -61,6 +61,10 @@ def test_a_literal_that_is_written_in_plain_order_counts(body: str) -> None:
         "def tune(a):\n    if a: return\n    a.epsilon = 0.5\ntune(args)",
         "def tune(a):\n    a.epsilon = 0.5\nif x: tune(args)",
         "def a(c):\n    c.epsilon = 0.5\ndef b(c):\n    c.epsilon = 0.1\nfor go in (a, b):\n    go(1)\na(args)",
+        "class C:\n    cfg = args\nC.cfg.epsilon = 0.5",
+        "class C:\n    cfg = args\n    def go(self):\n        self.cfg.epsilon = 0.5\nC().go()",
+        "class C:\n    @property\n    def cfg(self):\n        return args\nC().cfg.epsilon = 0.5",
+        "class C: pass\nc = C()\nc.cfg = args\ndef go(d):\n    d.cfg.epsilon = 0.5\ngo(c)",
         "other = copy.deepcopy(args)\nother.epsilon = 0.5",  # which is not the trainer's
     ],
 )
