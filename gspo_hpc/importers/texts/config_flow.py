@@ -10,12 +10,11 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
+from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, shown
 
 ANY = "*"  # name of an argument that is not known
 _COPIES = ("copy", "deepcopy", "replace")
 _METHODS = ("get_", "to_", "main_process_first", "__str__", "__repr__")
-_MUTATORS = {"append", "extend", "insert", "remove", "clear", "pop", "popitem", "update", "setdefault", "sort"}
 _HARMLESS = (ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, ast.Assert, ast.Delete, ast.If, ast.While)
 _Key = tuple[int, str]
 
@@ -182,6 +181,9 @@ class _Flow:
 
     def read(self) -> None:
         """Read each place where the config stands."""
+        for call in self.tree.calls:  # code in a text, and names as texts
+            if isinstance(call.func, ast.Name) and call.func.id in ("exec", "globals", "locals"):
+                self._doubt(call)
         for node in self.tree.nodes:
             if (
                 isinstance(node, ast.expr)
@@ -251,9 +253,14 @@ class _Flow:
                 self._set(parent, parent.args, holder)
             elif not node.attr.startswith(_METHODS):
                 self._doubt(node)
+        elif isinstance(parent, ast.Assign):
+            names = {self._key(target) for target in parent.targets if isinstance(target, ast.Name)}
+            if any(self._key(item) in names and self.tree.mutated(item) for item in self.tree.nodes
+                   if isinstance(item, ast.Name)):  # fmt: skip
+                self._write(node.attr, None, parent, holder)
         elif isinstance(parent, ast.Subscript | ast.Attribute) and not self.is_config(node):
             above = self.tree.parent(parent)
-            mutates = isinstance(parent, ast.Attribute) and parent.attr in _MUTATORS and isinstance(above, ast.Call)
+            mutates = isinstance(parent, ast.Attribute) and parent.attr in MUTATORS and isinstance(above, ast.Call)
             if mutates or not isinstance(parent.ctx, ast.Load):
                 self._write(node.attr, None, parent, holder)
 
@@ -269,7 +276,7 @@ class _Flow:
                     pairs = given.items() if isinstance(given, dict) else [(ANY, None)]
                     for name, one in pairs:
                         self._write(str(name), one, above, holder, known=name != ANY)
-            elif parent.attr in _MUTATORS:
+            elif parent.attr in MUTATORS:
                 self._write(self._text(above.args[0]) if above.args else ANY, None, above, holder)
         elif isinstance(parent, ast.Subscript):
             if not isinstance(parent.ctx, ast.Load):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 When = tuple[tuple[int, int], ...]  # (line, column) of the calls that lead to a node, and of the node
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+MUTATORS = {"append", "extend", "insert", "remove", "clear", "pop", "popitem", "update", "setdefault", "sort"}
 _READERS = set(
     "print repr str len isinstance issubclass type id hasattr getattr bool hash asdict dir pprint pformat dumps dump "
     "info warning warn debug error critical exception log display".split()
@@ -143,6 +144,13 @@ class Tree:
         if isinstance(call.func, ast.Name) and call.func.id not in self.imported:
             return call.func.id in _READERS
         return called(call) in _READERS or self.root(call.func) in _LIBRARIES
+
+    def mutated(self, node: ast.Name) -> bool:
+        """Tell whether a mapping or a list is changed where its name stands."""
+        parent = self.parent(node)
+        if isinstance(parent, ast.Subscript):
+            return not isinstance(parent.ctx, ast.Load)
+        return isinstance(parent, ast.Attribute) and parent.attr in MUTATORS
 
     def _imported(self) -> Iterator[tuple[str, str]]:
         for node in self.nodes:

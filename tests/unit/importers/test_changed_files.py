@@ -43,6 +43,7 @@ def test_lines_that_are_added_count(tmp_path: Path) -> None:
         "envsubst < a.yaml > run.yaml",
         'python -c \'import yaml; yaml.safe_dump({}, open("run.yaml", "w"))\'',
         "python - <<E\nopen('run.yaml', 'w').write(x)\nE",
+        "python - 3 $X <<E\nopen('run.yaml', 'w').write(x)\nE",
         "curl -o run.yaml https://x",
     ],
 )

@@ -93,6 +93,8 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "held = {}\nheld['args'] = args",
         "def tune(*all):\n    all[0].epsilon = 0.5\ntune(args)",
         "GRPOConfig.epsilon = 0.5",
+        "exec(open('more.py').read())",
+        "globals()['args'].epsilon = 0.5",
     ],
 )
 def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: str) -> None:
@@ -120,6 +122,15 @@ def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: s
 def test_reading_a_config_changes_nothing(body: str) -> None:
     found = _of(body)
     assert found.open == () and "epsilon" in {item.name for item in found.carried}
+
+
+def test_a_mapping_of_the_config_may_be_changed_by_another_name() -> None:
+    made = MADE.replace("epsilon=0.2", "lr_scheduler_kwargs={'min_lr': 1e-7}")
+    for body in ("kw = args.lr_scheduler_kwargs\nkw['min_lr'] = 1e-6", "args.lr_scheduler_kwargs.update(min_lr=1e-6)"):
+        found = convert(f"{HEAD}{made}{body}\n{TRAINED}", gpus=1)
+        assert "lr_scheduler_kwargs" not in {item.name for item in found.carried}
+    found = convert(f"{HEAD}{made}kw = args.lr_scheduler_kwargs\nprint(kw)\n{TRAINED}", gpus=1)
+    assert found.config.optimizer.min_lr == 1e-7
 
 
 def test_a_function_may_return_the_config() -> None:
