@@ -20,7 +20,7 @@ _Key = tuple[int, str]
 
 
 class Changes(NamedTuple):
-    """What happens to a config after it is made."""
+    """Changes to a config after it is made."""
 
     values: dict[str, Any]  # argument -> its value; $(code) where only running the file would tell
     doubts: tuple[str, ...]  # places that may change any argument: "line 3: tune(args)"
