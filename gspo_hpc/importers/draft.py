@@ -260,7 +260,7 @@ class Draft:
 
     def why_unset(self, value: str) -> str:
         """Return why a text of the script is not known in full: a clause that names the variable or the command."""
-        if inner := re.search(r"\$\{([\w.]*[.:][^{}]*)\}", value):
+        if inner := re.search(r"\$\{(oc\.env:\w[^{}]*|\.*\w+(?:\.\w+)+|\.+\w+)\}", value):
             return f"it refers to {inner[1]}, which is not given"
         found = re.findall(r"\$\{?[#!]?(\w+)", value)
         for name in found:

@@ -49,6 +49,6 @@ def changed(words: Sequence[str], redirects: Sequence[tuple[str, str]], code: st
         yield from (plain_path(after) for word, after in zip(rest, rest[1:], strict=False) if word in _OUTPUT[name])
     elif re.fullmatch(r"python3?(\.\d+)?|perl|ruby|node", name):
         texts = [after for word, after in zip(rest, rest[1:], strict=False) if word in ("-c", "-e")]
-        for text in (*texts, *([code] if not plain else [])):
+        for text in (*texts, *([code] if not plain or "-" in rest else [])):
             if _WRITES.search(text):
                 yield from map(plain_path, _READ_LATER.findall(text))

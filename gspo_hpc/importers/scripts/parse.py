@@ -16,7 +16,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 # A line whose here-document becomes a file, or is code that may write one.
-_WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s+(?:-\s*)?(?:-?<<|.*-\s*<<))")
+_WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<)")
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
 

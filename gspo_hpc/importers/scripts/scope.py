@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,6 +57,14 @@ class Scope:
         if not isinstance(value, Unknown) and sum(map(len, value)) > _LONGEST:
             raise ValueError(f"the value of {name} has more than {_LONGEST} characters")
         self.values[name] = value
+
+    def restore(self, before: dict[str, Value], names: Iterable[str]) -> None:
+        """Give variables the values that they had before."""
+        for name in names:
+            if name in before:
+                self.values[name] = before[name]
+            else:
+                self.values.pop(name, None)
 
     def join(self, outcomes: Sequence[dict[str, Value]], why: str) -> None:
         """Take the variables to be those of one of `outcomes`, not known which: those that differ become unknown.

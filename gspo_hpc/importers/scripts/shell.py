@@ -238,6 +238,7 @@ class Reader:
         self.scope.empty = False
         before = dict(self.scope.values) if settings else None
         exported = set(self.scope.exported)
+        given = {source_of(node.named_children[0]).partition("[")[0] for node in settings}
         for node in settings:  # in front of a command they are its environment; its words do not see them
             effects.assign(self, node)
             self.scope.exported |= {source_of(node.named_children[0])} if words else set()
@@ -245,6 +246,7 @@ class Reader:
             name, equals, value = words.pop(0).partition("=")
             if equals:
                 before = dict(self.scope.values) if before is None else before
+                given.add(name)
                 self.scope.set(name, value)
                 self.scope.exported.add(name)
         words, document, path = self._write(statement, words, redirects)
@@ -253,7 +255,8 @@ class Reader:
             if name != path:
                 self.written[name] = "" if words and words[0] == "rm" and self.certain else None
         if before is not None and words:
-            self.scope.values, self.scope.exported = before, exported
+            self.scope.restore(before, given)  # all else that the command sets stays: read NAME, a function
+            self.scope.exported = exported
         return status
 
     def _write(

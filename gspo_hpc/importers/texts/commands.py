@@ -23,6 +23,12 @@ _HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 _VERLS_ENTRY = re.compile(
     r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
 )
+# Commands that a file of a run is an argument of, and that do not start it.
+_TOOLS = set(
+    "sed awk cat cp mv rm ls ln chmod chown touch mkdir grep egrep head tail wc diff tee echo printf vim vi nano less "
+    "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file".split()
+)
+_ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 _UNSET_WORD = "not set in the script; what it adds is not known"
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
@@ -39,6 +45,8 @@ def from_command(
     `place`: the script's file; `source`: the project, if it was named; `others` gets what else a command starts.
     """
     words = command.words
+    if words and os.path.basename(words[0]) in _TOOLS:
+        return None
     for number, word in enumerate(words):
         pair = (os.path.basename(word), *words[number + 1 : number + 2])
         after = number + 1 + (len(pair) > 1 and not word.endswith(".py"))
@@ -59,6 +67,8 @@ def from_command(
         if "=" not in word and _VERLS_ENTRY.search(module):
             return _make("verl", command, number, number + 1, commands, place)
         entry = words[number - 1] == "-m" if number else False
+        if entry and module == "trl.scripts.grpo":
+            return _make("trl", command, number, number + 1, commands, place)
         if not entry and word.endswith(".py") and not word.startswith("-") and _trains_with_trl(words[number + 1 :]):
             return _from_python_file(command, number, commands, place, source, others)
         if (
@@ -103,8 +113,9 @@ def _from_python_file(
     run = None
     try:
         text = documents.text_of(place, word, command.files)
-    except ValueError:  # no text, or one that is not known
+    except ValueError as error:  # no text, or one that is not known
         text = None
+        others.append(str(error))
     if text:
         try:
             run = python_source.read(text)
@@ -179,6 +190,8 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         might = command.might.get(variable, ())
         lost = _names(might) if source == "verl" else [*options(might)[0]]
         values |= dict.fromkeys(lost, word)
+    if adds := next((word for word in words[:launched] if os.path.basename(word) in _ADDS), ""):
+        values[f"* ({adds})"] = f"$({adds})"
     if source == "trl":
         if given := values.pop("config", None):
             values = documents.named(place, str(given), command.files) | values

@@ -10,27 +10,17 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gspo_hpc.importers.texts.syntax import Tree, called, shown
+from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, shown
 
 ANY = "*"  # name of an argument that is not known
 _COPIES = ("copy", "deepcopy", "replace")
-_READERS = set(
-    "print repr str len isinstance issubclass type id hasattr getattr bool hash asdict dir pprint pformat dumps dump "
-    "info warning warn debug error critical exception log display".split()
-)
-# Packages whose functions read a config and leave it as it is.
-_LIBRARIES = set(
-    "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
-    "tqdm huggingface_hub numpy random loguru".split()
-)
 _METHODS = ("get_", "to_", "main_process_first", "__str__", "__repr__")
-_MUTATORS = {"append", "extend", "insert", "remove", "clear", "pop", "popitem", "update", "setdefault", "sort"}
 _HARMLESS = (ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, ast.Assert, ast.Delete, ast.If, ast.While)
 _Key = tuple[int, str]
 
 
 class Changes(NamedTuple):
-    """What happens to a config after it is made."""
+    """Changes to a config after it is made."""
 
     values: dict[str, Any]  # argument -> its value; $(code) where only running the file would tell
     doubts: tuple[str, ...]  # places that may change any argument: "line 3: tune(args)"
@@ -75,7 +65,7 @@ class _Flow:
         self.writes: list[_Write] = []
         self.doubts: list[str] = []
         self.patches: dict[str, int] = {}
-        self.first_copy: ast.AST | None = None
+        self.bound: set[str] = set()  # attributes that are set to the config: self.args
 
     # -- names of the config
 
@@ -123,23 +113,28 @@ class _Flow:
         if key is None:
             return
         self._mark(key, given)
+        if key in self.configs and isinstance(target, ast.Attribute):
+            self.bound.add(ast.unparse(target))
+        if isinstance(self.tree.parent(self.tree.parent(target) or target), ast.ClassDef):  # of the class
+            self._mark((-1, key[1]), given)
         if isinstance(given, ast.Call) and called(given) in _COPIES and self.is_config(given) and given.args:
             if self._key(given.args[0]) != key:
                 self.copies.add(key)
-                self.first_copy = self.first_copy or given
 
     def _returned(self, node: ast.Return, given: ast.expr) -> None:
         function = self.tree.function_of(node)
         places = self.returning.setdefault(id(function), set())
         if self.is_config(given):
             places.add(None)
+            if isinstance(function, Function) and any("property" in shown(item) for item in function.decorator_list):
+                self.configs.add((-1, function.name))
         elif isinstance(given, ast.Tuple):
             places |= {place for place, item in enumerate(given.elts) if self.is_config(item)}
 
     def _key(self, node: ast.expr) -> _Key | None:
         if isinstance(node, ast.Name):
             return self.tree.variable(node)
-        return (-1, ast.unparse(node)) if isinstance(node, ast.Attribute) else None
+        return (-1, node.attr) if isinstance(node, ast.Attribute) else None  # of any object that has it
 
     def is_config(self, node: ast.AST) -> bool:
         """Tell whether an expression is the config."""
@@ -186,6 +181,9 @@ class _Flow:
 
     def read(self) -> None:
         """Read each place where the config stands."""
+        for call in self.tree.calls:  # code in a text, and names as texts
+            if isinstance(call.func, ast.Name) and call.func.id in ("exec", "globals", "locals"):
+                self._doubt(call)
         for node in self.tree.nodes:
             if (
                 isinstance(node, ast.expr)
@@ -238,7 +236,7 @@ class _Flow:
         while isinstance(above, ast.Tuple | ast.List | ast.Dict | ast.Starred | ast.keyword):
             above = self.tree.parent(above)
         paired = isinstance(above, ast.Assign) and isinstance(above.value, ast.Tuple) and isinstance(holder, ast.Tuple)
-        if isinstance(above, ast.Call) and self._reads(above):
+        if isinstance(above, ast.Call) and self.tree.reads(above):
             return
         if not (paired or (isinstance(above, ast.Return) and isinstance(holder, ast.Tuple))):
             self._doubt(node)
@@ -255,9 +253,14 @@ class _Flow:
                 self._set(parent, parent.args, holder)
             elif not node.attr.startswith(_METHODS):
                 self._doubt(node)
+        elif isinstance(parent, ast.Assign):
+            names = {self._key(target) for target in parent.targets if isinstance(target, ast.Name)}
+            if any(self._key(item) in names and self.tree.mutated(item) for item in self.tree.nodes
+                   if isinstance(item, ast.Name)):  # fmt: skip
+                self._write(node.attr, None, parent, holder)
         elif isinstance(parent, ast.Subscript | ast.Attribute) and not self.is_config(node):
             above = self.tree.parent(parent)
-            mutates = isinstance(parent, ast.Attribute) and parent.attr in _MUTATORS and isinstance(above, ast.Call)
+            mutates = isinstance(parent, ast.Attribute) and parent.attr in MUTATORS and isinstance(above, ast.Call)
             if mutates or not isinstance(parent.ctx, ast.Load):
                 self._write(node.attr, None, parent, holder)
 
@@ -273,14 +276,14 @@ class _Flow:
                     pairs = given.items() if isinstance(given, dict) else [(ANY, None)]
                     for name, one in pairs:
                         self._write(str(name), one, above, holder, known=name != ANY)
-            elif parent.attr in _MUTATORS:
+            elif parent.attr in MUTATORS:
                 self._write(self._text(above.args[0]) if above.args else ANY, None, above, holder)
         elif isinstance(parent, ast.Subscript):
             if not isinstance(parent.ctx, ast.Load):
                 given = above.value if isinstance(above, ast.Assign) else None
                 self._write(self._text(parent.slice), given, parent, holder)
         elif isinstance(parent, ast.Call) and parent.func is not node:
-            if not self._reads(parent):
+            if not self.tree.reads(parent):
                 self._doubt(node)
         elif not isinstance(parent, ast.For | ast.comprehension | ast.keyword | ast.Dict) and not isinstance(
             parent, _HARMLESS
@@ -300,16 +303,8 @@ class _Flow:
             self._write(self._text(call.args[1]), None, call, node)
         elif name == "vars" and first:
             self._view(call, node)
-        elif not any(argument is node for _, argument in self.tree.parameters(call)) and not self._reads(call):
+        elif not any(argument is node for _, argument in self.tree.parameters(call)) and not self.tree.reads(call):
             self._doubt(call)
-
-    def _reads(self, call: ast.Call) -> bool:
-        """Tell whether a call is known to leave what it is given as it is."""
-        if self.tree.defined(call)[0] is not None:
-            return False
-        if isinstance(call.func, ast.Name) and call.func.id not in self.tree.imported:
-            return call.func.id in _READERS
-        return called(call) in _READERS or self.tree.root(call.func) in _LIBRARIES
 
     def _keywords(self, call: ast.Call, holder: ast.expr) -> None:
         for keyword in call.keywords:
@@ -382,6 +377,9 @@ class _Flow:
             return None
         if begins and time < min(begins) and write.node not in self.seeds:
             return None
+        holder = write.holder
+        if isinstance(holder, ast.Attribute) and ast.unparse(holder) not in self.bound and not self._of_trainer(holder):
+            return None  # an attribute of this name has the config, and another object may have one too
         if self.copies:
             given = {self._key(item) for call in trainers
                      for item in (*call.args, *(word.value for word in call.keywords))}  # fmt: skip
@@ -389,6 +387,9 @@ class _Flow:
             if self._key(write.holder) not in given and not made:
                 return None
         return time
+
+    def _of_trainer(self, node: ast.Attribute) -> bool:
+        return node.attr == "args" and self.is_trainer(node.value)
 
     def _target(self, node: ast.AST) -> _Key | None:
         statement = self.tree.parent(node)

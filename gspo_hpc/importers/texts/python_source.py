@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gspo_hpc.importers.texts import config_flow, foreign, trainers
-from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
+from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, shown
 
 _CONFIG = "GRPOConfig"
 APART = frozenset({"model_name_or_path", "dataset_name", "reward_funcs"})  # given to the trainer, not in its config
-_MUTATED = {"append", "extend", "insert", "remove", "clear", "pop", "popitem", "update", "setdefault", "sort"}
 
 
 class ParseError(ValueError):
@@ -63,6 +62,8 @@ def read(text: str) -> PythonRun:
     doubts += changes.doubts
     given: dict[str, Any] = {}
     left = trainers.of_patches(changes.patches)
+    for name in trainers.own(tree):
+        left |= trainers.of_class(tree, name)
     for call in changes.trainers:
         left |= trainers.of_class(tree, called(call))
         more = trainers.of_trainer(tree, call, lambda node: _value(node, known), made[0] if made else None)
@@ -222,7 +223,7 @@ def _only_read(tree: Tree, node: ast.Name) -> bool:
     above = None if parent is None else tree.parent(parent)
     match parent:
         case ast.Attribute(attr=attribute):
-            return not (isinstance(above, ast.Call) and attribute in _MUTATED)
+            return not (isinstance(above, ast.Call) and attribute in MUTATORS)
         case ast.Subscript(ctx=context):
             return isinstance(context, ast.Load)
         case ast.Call():

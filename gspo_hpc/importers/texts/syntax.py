@@ -8,6 +8,16 @@ from collections.abc import Iterator
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 When = tuple[tuple[int, int], ...]  # (line, column) of the calls that lead to a node, and of the node
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+MUTATORS = {"append", "extend", "insert", "remove", "clear", "pop", "popitem", "update", "setdefault", "sort"}
+_READERS = set(
+    "print repr str len isinstance issubclass type id hasattr getattr bool hash asdict dir pprint pformat dumps dump "
+    "info warning warn debug error critical exception log display".split()
+)
+# Packages whose functions read a config and leave it as it is.
+_LIBRARIES = set(
+    "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
+    "tqdm huggingface_hub numpy random loguru".split()
+)
 _DEEPEST = 12  # calls within each other that are followed
 
 
@@ -126,6 +136,21 @@ class Tree:
         while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         return self.imported.get(node.id, "").partition(".")[0] if isinstance(node, ast.Name) else ""
+
+    def reads(self, call: ast.Call) -> bool:
+        """Tell whether a call is known to leave what it is given as it is."""
+        if self.defined(call)[0] is not None:
+            return False
+        if isinstance(call.func, ast.Name) and call.func.id not in self.imported:
+            return call.func.id in _READERS
+        return called(call) in _READERS or self.root(call.func) in _LIBRARIES
+
+    def mutated(self, node: ast.Name) -> bool:
+        """Tell whether a mapping or a list is changed where its name stands."""
+        parent = self.parent(node)
+        if isinstance(parent, ast.Subscript):
+            return not isinstance(parent.ctx, ast.Load)
+        return isinstance(parent, ast.Attribute) and parent.attr in MUTATORS
 
     def _imported(self) -> Iterator[tuple[str, str]]:
         for node in self.nodes:

@@ -78,6 +78,18 @@ def _refuse_optimizer(node: ast.expr) -> None:
         raise ValueError(f"line {node.lineno}: optimizers {shown(first)}: there is only AdamW here")
 
 
+def own(tree: Tree) -> Iterator[str]:
+    """Yield the classes of the file that are derived from TRL's trainer and used by their name, whatever it is for."""
+    used = {node.id for node in tree.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+            and not isinstance(tree.parent(node), ast.ClassDef)}  # fmt: skip
+    derived = {TRAINER}
+    for name, node in tree.classes.items():
+        if any(ast.unparse(base).rpartition(".")[2] in derived for base in node.bases):
+            derived.add(name)
+            if name in used:
+                yield name
+
+
 def of_class(tree: Tree, name: str) -> dict[str, str]:
     """Return what a class of the file, derived from TRL's trainer, changes: what it is -> why it is not carried over.
 

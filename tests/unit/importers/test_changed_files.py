@@ -43,6 +43,7 @@ def test_lines_that_are_added_count(tmp_path: Path) -> None:
         "envsubst < a.yaml > run.yaml",
         'python -c \'import yaml; yaml.safe_dump({}, open("run.yaml", "w"))\'',
         "python - <<E\nopen('run.yaml', 'w').write(x)\nE",
+        "python - 3 $X <<E\nopen('run.yaml', 'w').write(x)\nE",
         "curl -o run.yaml https://x",
     ],
 )
@@ -59,3 +60,24 @@ def test_a_file_that_is_only_read_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(YAML)
     reads = "cat run.yaml\nsed -n 1p run.yaml\npython check.py run.yaml\ncp run.yaml kept.yaml > /dev/null\n"
     assert convert(f"{reads}{RUN.strip()} 2>&1 | tee log.txt\n", folder=tmp_path).config.run.max_steps == 9
+
+
+def test_arguments_that_xargs_adds_are_not_known() -> None:
+    run = "megatron rlhf --rlhf_type grpo --num_generations 8 --global_batch_size 64 --train_iters 5"
+    for line in (f"xargs -a args.txt {run}", f"cat args.txt | xargs {run}"):
+        found = convert(line, gpus=8)
+        assert found.open == ("* (xargs)",) and found.config.run.max_steps == 5
+
+
+def test_a_command_that_only_handles_a_file_is_no_run(tmp_path: Path) -> None:
+    text = "from trl import GRPOConfig, TrlParser\nTrlParser((GRPOConfig,)).parse_args_and_config()\n"
+    (tmp_path / "t.py").write_text(text)
+    run = "accelerate launch --num_processes 2 t.py --num_generations 8 --learning_rate 1e-6\n"
+    found = convert(f"chmod +x t.py\ngrep x t.py\ncp t.py u.py\n{run}", folder=tmp_path)
+    assert found.config.optimizer.lr == 1e-6
+    with pytest.raises(ValueError, match=r"t.py is changed by the script"):
+        convert(f"sed -i s/a/b/ t.py\n{run}", folder=tmp_path)
+    more = f"{run.strip()} --max_completion_length 9 --per_device_train_batch_size 8\n"
+    found = convert(f"sed -i s/a/b/ t.py\n{more}", folder=tmp_path)
+    assert any("t.py is not at hand" in line for line in found.assumed)
+    assert convert(run.replace("t.py", "-m trl.scripts.grpo")).project == "TRL"

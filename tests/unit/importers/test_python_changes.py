@@ -61,6 +61,10 @@ def test_a_literal_that_is_written_in_plain_order_counts(body: str) -> None:
         "def tune(a):\n    if a: return\n    a.epsilon = 0.5\ntune(args)",
         "def tune(a):\n    a.epsilon = 0.5\nif x: tune(args)",
         "def a(c):\n    c.epsilon = 0.5\ndef b(c):\n    c.epsilon = 0.1\nfor go in (a, b):\n    go(1)\na(args)",
+        "class C:\n    cfg = args\nC.cfg.epsilon = 0.5",
+        "class C:\n    cfg = args\n    def go(self):\n        self.cfg.epsilon = 0.5\nC().go()",
+        "class C:\n    @property\n    def cfg(self):\n        return args\nC().cfg.epsilon = 0.5",
+        "class C: pass\nc = C()\nc.cfg = args\ndef go(d):\n    d.cfg.epsilon = 0.5\ngo(c)",
         "other = copy.deepcopy(args)\nother.epsilon = 0.5",  # which is not the trainer's
     ],
 )
@@ -89,6 +93,8 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "held = {}\nheld['args'] = args",
         "def tune(*all):\n    all[0].epsilon = 0.5\ntune(args)",
         "GRPOConfig.epsilon = 0.5",
+        "exec(open('more.py').read())",
+        "globals()['args'].epsilon = 0.5",
     ],
 )
 def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: str) -> None:
@@ -116,6 +122,15 @@ def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: s
 def test_reading_a_config_changes_nothing(body: str) -> None:
     found = _of(body)
     assert found.open == () and "epsilon" in {item.name for item in found.carried}
+
+
+def test_a_mapping_of_the_config_may_be_changed_by_another_name() -> None:
+    made = MADE.replace("epsilon=0.2", "lr_scheduler_kwargs={'min_lr': 1e-7}")
+    for body in ("kw = args.lr_scheduler_kwargs\nkw['min_lr'] = 1e-6", "args.lr_scheduler_kwargs.update(min_lr=1e-6)"):
+        found = convert(f"{HEAD}{made}{body}\n{TRAINED}", gpus=1)
+        assert "lr_scheduler_kwargs" not in {item.name for item in found.carried}
+    found = convert(f"{HEAD}{made}kw = args.lr_scheduler_kwargs\nprint(kw)\n{TRAINED}", gpus=1)
+    assert found.config.optimizer.min_lr == 1e-7
 
 
 def test_a_function_may_return_the_config() -> None:
@@ -194,6 +209,10 @@ def test_every_argument_of_the_trainer_is_in_a_list() -> None:
         (
             "class A(GRPOTrainer):\n    def _get_per_token_logps(self): ...\nclass B(A): pass\nB(args=args)",
             "A overrides",
+        ),
+        (
+            "class T(GRPOTrainer):\n    def _compute_loss(self, m, i): ...\nK = T if x else U\nK(args=args)",
+            "overrides _compute_loss",
         ),
         ("GRPOTrainer.compute_loss = mine\nGRPOTrainer(args=args)", "compute_loss of TRL's trainer is replaced"),
         ("t = GRPOTrainer(args=args)\nt._compute_loss = mine", "_compute_loss of TRL's trainer is replaced"),
