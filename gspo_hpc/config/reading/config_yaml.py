@@ -59,7 +59,7 @@ class Ambiguous:
 
 
 def number_meant(text: str, *, whole: bool = False) -> str:
-    """Return what to write for a text that is meant as a number, such as 16k or 90%: "; write ...", or nothing.
+    """Return what to write for a text that is meant as a number, such as 16k, 90% or 0o10: "; write ...", or nothing.
 
     Where only whole numbers are taken, a share of something is none.
     """
@@ -70,6 +70,8 @@ def number_meant(text: str, *, whole: bool = False) -> str:
         return f"; write {sizes[0]:.0f} or {sizes[1]:.0f}"
     if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?%", given):
         return "; it is a number, not a share" if whole else f"; write {float(match[1]) / 100:g}"
+    if re.fullmatch(r"0[oO][0-7]+", given):  # octal in YAML 1.2 and Python
+        return f"; write {int(given, 8)}"
     if re.fullmatch(r"\d{1,3}(?:,\d{3})+", given):
         return f"; write {given.replace(',', '')}"
     if _INT.fullmatch(given) or _FLOAT.fullmatch(given):

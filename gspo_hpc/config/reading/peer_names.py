@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 _CLIP = "algorithm.clip_low and algorithm.clip_high"
 _EPOCHS = "run.max_epochs"
+_ONE_BOUND = "algorithm.clip_high, above which ratios are clipped; no second bound applies to negative advantages"
 
 # TRL, ms-swift, verl and OpenRLHF, in lower case. Sizes that count prompts there say that they count completions here.
 PEER_NAMES = {
@@ -19,7 +20,15 @@ PEER_NAMES = {
     "beta": "algorithm.kl_beta",
     "kl_coef": "algorithm.kl_beta",
     "kl_loss_coef": "algorithm.kl_beta",
-    "importance_sampling_level": "algorithm.name (gspo for sequences, grpo for tokens)",
+    "eps_clip": _CLIP,
+    "eps_clip_low_high": _CLIP,
+    "eps_clip_low": "algorithm.clip_low",
+    "eps_clip_high": "algorithm.clip_high",
+    "delta": _ONE_BOUND,
+    "clip_ratio_c": _ONE_BOUND,
+    "importance_sampling_level": (
+        "algorithm.name: gspo for sequence, gspo_token for sequence_token, and grpo for token"
+    ),
     "loss_mode": "algorithm.name",
     "adv_estimator": "algorithm.name",
     "loss_type": "algorithm.aggregation",
@@ -53,7 +62,17 @@ PEER_NAMES = {
     "actor_learning_rate": "optimizer.lr",
     "lr_scheduler_type": "optimizer.lr_decay_style",
     "warmup_steps": "optimizer.lr_warmup_steps",
-    "warmup_ratio": "optimizer.lr_warmup_steps",
+    **dict.fromkeys(
+        ("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio", "lr_warmup_fraction"),
+        "optimizer.lr_warmup_steps, which counts steps: write the ratio times run.max_steps",
+    ),
+    "tp": "parallel.tensor_model_parallel_size",
+    "pp": "parallel.pipeline_model_parallel_size",
+    "vpp": "parallel.virtual_pipeline_model_parallel_size",
+    "cp": "parallel.context_parallel_size",
+    "ep": "parallel.expert_model_parallel_size",
+    "etp": "parallel.expert_tensor_parallel_size",
+    "sp": "parallel.sequence_parallel",
     "max_grad_norm": "optimizer.clip_grad",
     "grad_clip": "optimizer.clip_grad",
     "train_iters": "run.max_steps",

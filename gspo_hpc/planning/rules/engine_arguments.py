@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS, VLLM_ARGUMENTS
+from gspo_hpc.config.reading.config_yaml import number_meant
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
@@ -39,6 +40,15 @@ def _share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
+def _number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+_COUNTED = (  # arguments whose values are counts or sizes, besides those that have a bound of their own
+    *("block_size", "max_logprobs", "kv_cache_memory_bytes", "long_prefill_token_threshold", "cpu_offload_gb"),
+    *("max_num_partial_prefills", "swap_space"),
+)
+
 # The values that each argument may have, and the words for a message.
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "gpu_memory_utilization": (_share, "must be above 0 and at most 1"),
@@ -49,6 +59,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "enable_sleep_mode": (lambda v: v is True, "must be true: engines sleep while the trainer works"),
     "skip_tokenizer_init": (lambda v: v is False, "must be false: reward functions need text"),
     "enable_return_routed_experts": (lambda v: v is True, "must be true or absent: moe.router_replay sets it"),
+    **dict.fromkeys(_COUNTED, (_number, "must be a number")),
 }
 
 
@@ -83,7 +94,20 @@ def _value(plan: PlanBuilder) -> Iterator[str]:
     for key, value in plan.config.rollout.engine.items():
         holds, must = _VALUES.get(key, (lambda _: True, ""))
         if not holds(value):
-            yield f"rollout.engine.{key} ({value}) {must}"
+            yield f"rollout.engine.{key} ({value}) {must}{_meant(value, holds)}"
+
+
+def _meant(value: Any, holds: Callable[[Any], bool]) -> str:
+    """Return what to write for a value that is meant as a number, as the end of a sentence; empty for others."""
+    if isinstance(value, str):
+        return number_meant(value, whole=holds is _whole) if holds in (_whole, _share, _number) else ""
+    if (
+        isinstance(value, float) and holds is _whole and value.is_integer() and value >= 1
+    ):  # 1e3, which vLLM does not take
+        return f"; write {value:.0f}"
+    if isinstance(value, int | float) and holds is _share and 1 < value <= 100:
+        return f"; write {value / 100:g} for {value:g} %"
+    return ""
 
 
 @rule(

@@ -33,12 +33,24 @@ def test_ours_are_settings_and_theirs_are_not(name: str) -> None:
             "unknown section 'actor_rollout_ref'; here actor_rollout_ref.actor.clip_ratio_low is algorithm.clip_low, "
             "actor_rollout_ref.rollout.n is batch.num_generations",
         ),
+        ({"parallel": {"tp": 2}}, "unknown key parallel.tp; here it is parallel.tensor_model_parallel_size"),
+        ({"algorithm": {"eps_clip": 0.2}}, "eps_clip; here it is algorithm.clip_low and algorithm.clip_high"),
+        ({"algorithm": {"delta": 2}}, "algorithm.delta; here it is algorithm.clip_high, above which"),
+        ({"algorithm": {"importance_sampling_level": "sequence_token"}}, "gspo_token for sequence_token, and grpo for"),
+        ({"optimizer": {"warmup_ratio": 0.1}}, "which counts steps: write the ratio times run.max_steps"),
         ({"trainer": {"total_epochs": 3}}, "unknown section 'trainer'; here trainer.total_epochs is run.max_epochs"),
     ],
 )
 def test_the_answer_names_the_setting(raw: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         from_dict(raw)
+
+
+def test_the_algorithms_that_are_named_exist() -> None:
+    names = set(re.findall(r"\bg[rs]po\w*", PEER_NAMES["importance_sampling_level"]))
+    assert names == {"gspo", "gspo_token", "grpo"}
+    for name in names:
+        assert from_dict({"algorithm": {"name": name}}).algorithm.name == name
 
 
 def test_a_name_without_its_section_is_answered_too() -> None:

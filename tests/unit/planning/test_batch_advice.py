@@ -1,0 +1,86 @@
+"""The sizes that `suggest` advises, against figures of which the answer is known (a second).
+
+Catches another share of the best than docs/plan.md states, and other bounds of what is tried.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config import paths
+from gspo_hpc.config.loader import load
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning import layouts
+from gspo_hpc.planning.suggest import batches
+
+PRESET = paths.PACKAGE.parent / "configs" / "qwen2.5_7b_tp2.yaml"
+
+
+def advised(monkeypatch: pytest.MonkeyPatch, rates: dict[int, float], *more: str) -> dict[str, batches.Advice]:
+    """Return the advice for a layout with which an update of each size reaches so many tokens a second."""
+    search = layouts.Search(load(PRESET, ["batch.global_batch_size=64", *more]))
+    one = search.ranked(1)[0]
+
+    def times(changed: Config, found: Any) -> Any:
+        rate = rates.get(changed.batch.global_batch_size or 0, 1.0)
+        return SimpleNamespace(tokens=1000.0, rollout=1000.0 / rate)
+
+    monkeypatch.setattr(search, "times", times)
+    return {item.key: item for item in batches.advise(search, one)}
+
+
+@pytest.mark.parametrize(
+    ("rates", "size"),
+    [
+        ({64: 90, 128: 95, 256: 97, 512: 99, 1024: 100}, 64),  # nine tenths of the best are enough
+        ({64: 89, 128: 91, 256: 97, 512: 99, 1024: 100}, 128),  # and less is not
+        ({64: 50, 128: 70, 256: 85, 512: 89, 1024: 100}, 1024),  # the largest that is tried is 16 times as large
+        ({64: 100, 128: 100, 256: 100, 512: 100, 1024: 100}, 64),
+    ],
+)
+def test_the_smallest_update_that_reaches_nine_tenths_of_the_best(
+    rates: dict[int, float], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = advised(monkeypatch, rates)["batch.global_batch_size"]
+    assert found.value == size
+    gain = f"{rates[size] / rates[64] - 1:.0%} more tokens a second than with 64"
+    assert found.reason.startswith("enough: 1024 completions" if size == 64 else gain)
+
+
+def test_the_page_states_the_share(project: Path) -> None:
+    page = " ".join((project / "docs" / "plan.md").read_text("utf-8").split())
+    assert re.search(r"the smallest update that reaches nine tenths of the tokens a second", page)
+    assert batches.ENOUGH == 0.9
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "reason"), [(1, 1, "on-policy"), (4, 4, "at most 4"), (8, 4, "the last of 8")]
+)
+def test_updates_of_a_rollout(given: int, value: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = advised(monkeypatch, {}, f"batch.steps_per_generation={given}")["batch.steps_per_generation"]
+    assert found.value == value and found.reason.startswith(reason)
+
+
+def test_the_budget_is_the_smallest_of_those_about_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A percent more time is about as fast; two are not."""
+    search = layouts.Search(load(PRESET))
+    one = search.ranked(1)[0]
+    rollout = one.config.rollout
+    longest = rollout.max_prompt_length + rollout.max_response_length
+    seconds = {longest: 102.0, 2 * longest: 100.9, 4 * longest: 100.0, 8 * longest: 100.5}
+    tried = []
+
+    def times(changed: Config, found: Any) -> Any:
+        tried.append(changed.batch.micro_batch_tokens)
+        return SimpleNamespace(tokens=1000.0, rollout=seconds[changed.batch.micro_batch_tokens or 0])
+
+    monkeypatch.setattr(search, "times", times)
+    monkeypatch.setattr(batches.memory, "fits", lambda found, config: True)
+    monkeypatch.setattr(batches, "HEADROOM", -100.0)
+    (budget,) = batches._budget(search, one)
+    assert tried == list(seconds) and budget.value == 2 * longest and "room for 2" in budget.reason
