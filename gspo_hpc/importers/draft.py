@@ -373,8 +373,11 @@ class Draft:
         """Return a mistake with the arguments in it whose values are not known: it may be one of their defaults."""
         for name in self.values:
             keys = [key for key, origin in self.origins.items() if origin == name]
-            if name in self._open and any(
-                re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", problem) for text in (name, *keys)
+            told = self._left.get(name, "").partition(";")[0]  # why it is not known
+            if (
+                name in self._open
+                and told not in problem
+                and any(re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", problem) for text in (name, *keys))
             ):
                 problem += f"; {self.label(name)}: {self._left[name]}"
         return problem

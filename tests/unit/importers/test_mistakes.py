@@ -417,5 +417,9 @@ def test_a_mistake_says_which_values_are_not_known() -> None:
     text = str(refused.value)
     assert "must be 2 or more" in text and "actor_rollout_ref.rollout.n=$(nproc): its value is known only" in text
     assert "nnodes" not in text and len(text.splitlines()) == 1
+    chosen = 'if [ "$USER" = a ]; then S=fsdp; else S=megatron; fi\n'
+    with pytest.raises(ValueError) as refused:
+        convert(f"{chosen}{run} actor_rollout_ref.actor.strategy=$S actor_rollout_ref.rollout.n=8")
+    assert str(refused.value).count("known") == 1 and "default" not in str(refused.value)
     with pytest.raises(ValueError, match=r"gspo_hpc already, so there is nothing to convert"):
         convert("model: {path: m}\nrollout: {top_p: 1}\noptimizer: {lr: 1e-6}\n", "swift")
