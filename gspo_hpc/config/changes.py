@@ -33,6 +33,8 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "rollout.engines_per_node",
         "rollout.kv_cache_gb",
         "rollout.sleep_level",
+        "rollout.probe_max_gap",  # what a gap between engine and trainer may be changes no update
+        "rollout.probe_mean_gap",
         "rollout.engine.gpu_memory_utilization",
         "reward.workers",
         "eval.interval",

@@ -28,6 +28,7 @@ from gspo_hpc.ops.weight_parts import Part, Stream
 
 __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
 
+_NOT_RUNNING = "it is not running: its last start failed"
 _TAGS = ("weights", "kv_cache")  # of vLLM's memory that sleeps
 
 
@@ -289,6 +290,9 @@ class Engine:
             self._weight_sender = sender = self._weight_sender or transfer.WeightSender(
                 settings.platform, settings.tensor_parallel_size, settings.bucket_bytes
             )
+        if self._client is None:
+            sender.send(stream)
+            raise EngineDied(_NOT_RUNNING)
         try:
             sender.send(stream, _Update(self))
         except BaseException as error:
@@ -318,7 +322,8 @@ class Engine:
 
     def _call(self, method: str, *arguments: Any, seconds: float | None = None) -> Any:
         """Return the answer to a call of the host; wait at most `seconds`, by default `timeout`."""
-        assert self._client is not None, "not started"
+        if self._client is None:
+            raise EngineDied(_NOT_RUNNING)
         return self._client.call(seconds or self.settings.timeout, method, *arguments)
 
 

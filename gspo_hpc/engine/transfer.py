@@ -149,13 +149,17 @@ class _Transfer:
     def run(self, stream: Stream) -> None:
         """Take the stream to its end."""
         self._tell("begin")
+        self._fill(stream)
+        self._pass_on(unmap=True, last=True)
+        self._release()
+        self._tell("finish")
+
+    def _fill(self, stream: Stream) -> None:
+        """Take all parts; on return, nothing here views the memory any more."""
         for parts in stream(self):
             for part in parts:
                 self._tell("check", part)
                 self._entries.append(self._entry(part))
-        self._pass_on(unmap=True, last=True)
-        self._release()
-        self._tell("finish")
 
     def allocate(self, size: int) -> torch.Tensor:
         """See Memory: `size` bytes of the half that is being filled, which is passed on before if they do not fit."""

@@ -113,6 +113,7 @@ class CudaBuffer:
             if not unmapped:
                 compat.release_ipc_counter(bytes.fromhex(exported["counter"]), exported["counter_offset"])
             torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()  # the engine, a process of its own, repacks weights in this memory
 
     def close(self) -> None:
         """See WeightBuffer."""

@@ -55,11 +55,12 @@ def _silent(live: Sequence[RankState], limit: float, now: float) -> str | None:
 
 
 def _hanging(live: Sequence[RankState], limit: float, now: float, *, complete: bool) -> str | None:
-    """Return which rank hangs: one that says that it works, or the first if all say that they wait for each other.
+    """Return which rank hangs: one that says that it works, or the first if all have waited for each other so long.
 
-    `complete`: all ranks have reported; else they wait for those that have not.
+    `complete`: all ranks have reported; else they wait for those that have not. A rank that worked until a moment ago
+    may wait now, while the others' last reports are from the time when they waited for it.
     """
-    deadlock = complete and all(state.excuse == WAITS for state in live)
+    deadlock = complete and all(state.excuse == WAITS and now - state.moved_at > limit for state in live)
     for state in live:
         if now - state.moved_at > limit and (state.excuse is None or deadlock):
             return f"rank {state.rank} on {state.node} hangs in '{state.phase}' for {limit:.0f} s (faults.hang_timeout)"

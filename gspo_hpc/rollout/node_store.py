@@ -7,8 +7,10 @@ error that ends it is written into this file. Readers look at the file's state, 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -21,6 +23,7 @@ from gspo_hpc.system import environment, leftovers
 COUNT = "notices"  # key of their number; each is at this key, "/" and its number
 _STORE, _BEAT = "store", "beat"  # files
 _GONE = timedelta(seconds=5)  # for which torch waits for the file to appear, once the first rank has removed it
+_JOIN = 0.5  # seconds to wait for the relay to end
 _LONGEST_GAP = 1.0  # seconds between two looks of a rank that count as silence: it may have been stopped meanwhile
 
 
@@ -47,6 +50,8 @@ class NodeStore:
                     "made: ranks of a node must share /dev/shm; in a container, bind it"
                 )
         else:
+            if job.add(f"{key}/made", 1) != 1:
+                raise RuntimeError(f"two nodes of this job are called {self._node}: give each a name of its own")
             self._folder = leftovers.shared_folder(os.environ.get(environment.MARK, ""))
             (self._folder / _BEAT).touch()
         self.store: dist.Store = dist.FileStore(str(self._folder / _STORE), -1)
@@ -64,7 +69,7 @@ class NodeStore:
             state = os.stat(self._folder / _BEAT)
             error = (self._folder / _BEAT).read_text("utf-8") if state.st_size else None
         except FileNotFoundError:
-            error = "the node's first rank has closed its store"
+            error = "the node's first rank has closed its store, or its folder was removed or is full"
         if error is not None:
             raise NoticesLost(f"node {self._node} cannot read notices from the store of the job any more: {error}")
         if state.st_mtime_ns != self._beat:
@@ -74,7 +79,7 @@ class NodeStore:
         if self._silent > self._patience:
             raise NoticesLost(
                 f"the first rank of node {self._node} has not looked at the store of the job for {self._silent:.0f} s: "
-                f"it hangs, or the store (on rank 0) does not answer (faults.heartbeat_timeout {self._patience:g})"
+                f"it hangs, or the store (on rank 0) does not answer"
             )
 
     def close(self) -> None:
@@ -96,19 +101,26 @@ class _Relay:
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join(_GONE.total_seconds())  # no longer: a store that does not answer holds it for ever
+        self._thread.join(_JOIN)  # no longer: a store that does not answer holds it for ever
 
     def _run(self) -> None:
         copied = looks = 0
         try:
             while not self._closed.wait(self._interval):
                 while (text := find(self._source, copied + 1)) is not None:
+                    if os.statvfs(self._beat).f_bavail == 0:  # a torn record would hold every reader for ever
+                        raise OSError(errno.ENOSPC, f"{self._beat.parent} is full")
                     copied += 1
                     self._target.set(f"{COUNT}/{copied}", text)
                 looks += 1
                 os.utime(self._beat, ns=(looks, looks))
         except Exception as error:  # whatever it is, all ranks of the node wait for what this thread copies
-            self._beat.write_text(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "utf-8")
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            print(f"notices of this node are lost: {text}", file=sys.stderr, flush=True)
+            try:
+                self._beat.write_text(text, "utf-8")
+            except OSError:  # no room is left for it
+                self._beat.unlink()
 
 
 def find(store: dist.Store, number: int) -> str | None:

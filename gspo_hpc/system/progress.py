@@ -49,10 +49,11 @@ def _excused(why: str) -> Iterator[None]:
     try:
         yield
     finally:
+        mark()  # first: who reads between the two sees a rank that moves, not one that stands still without an excuse
         _excuse = before
-        mark()
 
 
 def marks() -> tuple[int, str, str | None]:
     """Return the count of :func:`mark`, its last phase, and why the main thread may stand still now, if it may."""
-    return _marks, _phase, _excuse
+    excuse = _excuse  # first, for the same reason
+    return _marks, _phase, excuse

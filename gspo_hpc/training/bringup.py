@@ -153,7 +153,9 @@ def start_rollout_worker(
             barrier(ranks.device)
     cluster = config.cluster
     place = NodeTopology(ranks.local_rank, cluster.gpus_per_node, cluster.nodes)
-    notices = Notices(store(), place, patience=config.faults.heartbeat_timeout)
+    # Much longer than a rank may be silent: what holds its interpreter's lock, such as an engine's restart, holds the
+    # thread too that copies notices. An error of that thread is told at once.
+    notices = Notices(store(), place, patience=10 * config.faults.heartbeat_timeout)
     return RolloutWorker(
         config=config,
         ranks=ranks,

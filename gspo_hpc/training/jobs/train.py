@@ -189,7 +189,9 @@ class TrainingJob:
         state = CheckpointState.read(whole, ranks.exchange)
         groups = ranks.exchange.gather_table(state.groups)
         record = state.record if logged < state.cursor.step else None
-        return policy, reference, Progress(state.cursor, groups, record, evaluated=True, baseline=state.baseline)
+        # Another layout rounds differently, so gaps are compared with its own first ones.
+        baseline = state.baseline if before == config.layout else Baseline()
+        return policy, reference, Progress(state.cursor, groups, record, evaluated=True, baseline=baseline)
 
     def _start_worker(
         self, policy: Policy, sequences: list[list[int]], monitor: PassMonitor, baseline: Baseline

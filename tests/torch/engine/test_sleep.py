@@ -3,6 +3,8 @@ sleeping means for the weights is tested with real engines in tests/gloo and tes
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.engine.engine import EngineDied
+from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.ops.weight_parts import Memory, Part
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import loop
+from gspo_hpc.training.bringup import engine_settings
 from gspo_hpc.training.observers.base import Observers
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import Recipe
@@ -79,3 +83,26 @@ def test_all_ranks_know_that_the_weights_are_gone() -> None:
         made = engine_weights(2, engine)
         made.sleep()
         assert made._engine_version is None
+
+
+def test_an_engine_whose_restart_failed_is_a_dead_one(tiny_folder: Path) -> None:
+    """A stop came before it could be started again: the save puts all engines to sleep, and must not end with that."""
+    config = from_dict({"cluster": {"platform": "cuda"}, "model": {"path": str(tiny_folder / "model")}})
+    engine = Engine(engine_settings(config, 1, experts=False))
+    ended: list[bool] = []
+
+    def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+        yield []
+        ended.append(True)
+
+    with pytest.raises(EngineDied, match="not running"):
+        engine.sleep(2)
+    with pytest.raises(EngineDied, match="not running"):
+        engine.update_weights(stream)
+    assert ended == [True], "a stream is a collective of all ranks"
+    policy: Any = SimpleNamespace(config=config, ranks=SimpleNamespace(world_size=1))
+    worker: Any = SimpleNamespace(engine=engine)
+    clock: Any = None
+    made = EngineWeights(policy, worker, [], clock)
+    made._awake = True
+    made.sleep()

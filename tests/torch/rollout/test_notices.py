@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +151,27 @@ def test_every_rank_of_a_node_learns_that_its_notices_are_no_longer_copied(
     store.fault = bool
     for rank in ranks:
         rank.close()
+
+
+def test_a_full_folder_is_told_before_a_notice_is_torn_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reads the rest of a record that is cut off for ever, and holds the file's lock meanwhile."""
+    store, ranks = job(2, 2, monkeypatch)
+    monkeypatch.setattr(node_store.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0))
+    store.add(node_store.COUNT, 1)
+    store.set(f"{node_store.COUNT}/1", "said\nhello")
+    for rank in ranks:
+        assert "is full" in raised(rank)
+        rank.close()
+
+
+def test_two_nodes_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would count the other's ranks, and nobody would be the last."""
+    store, _ = job(1, 1, monkeypatch)
+    monkeypatch.setattr(node_store.environment, "node_name", lambda: "localhost")
+    made = Notices(store, NodeTopology(0, 1, 2), 0.001)
+    with pytest.raises(RuntimeError, match="two nodes of this job are called localhost"):
+        Notices(store, NodeTopology(0, 1, 2), 0.001)
+    made.close()
 
 
 def test_a_store_that_does_not_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

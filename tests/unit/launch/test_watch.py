@@ -62,6 +62,22 @@ def test_ranks_that_all_wait_for_each_other_hang() -> None:
     assert found is not None and found.startswith("rank 0 on n1 hangs in 'joined'")
 
 
+def test_a_rank_that_waits_for_a_moment_is_in_no_deadlock() -> None:
+    """It has just finished the last group, and the reports of those that waited for it are a second old."""
+    stale = rank(0, at=0.0, phase="generate", excuse=progress.WAITS)
+    fresh = rank(1, at=20 * MINUTES - 0.1, phase="generate", excuse=progress.WAITS)
+    assert problem(stale, fresh, now=20 * MINUTES) is None
+
+
+def test_a_rank_moves_before_it_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a heartbeat between the two would tell of a rank that stands still without an excuse."""
+    seen: list[str | None] = []
+    monkeypatch.setattr(progress, "mark", lambda: seen.append(progress.marks()[2]))
+    with progress.waiting():
+        pass
+    assert seen == [progress.WAITS] and progress.marks()[2] is None
+
+
 def test_a_container_has_time_to_fetch_its_image() -> None:
     container = {"kind": "pyxis", "image": "nvcr.io#team/gspo:1"}
     boxed = loader.from_dict({"cluster": {"gpus_per_node": 2}, "slurm": {"container": container}})
