@@ -80,9 +80,10 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], lo
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl."""
+    """metrics.jsonl, without a last line that is being written."""
     path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def comparable(run_dir: Path) -> list[dict[str, Any]]:

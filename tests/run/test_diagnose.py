@@ -36,7 +36,7 @@ calls = itertools.count(1)
 
 def slow(completion, *, prompt, fields):
     """Noise, after a while, that grows with every call; at every fifth it has had enough."""
-    time.sleep(0.2)
+    time.sleep(0.1)  # longer, and what ranks wait for each other would be lost in the time of graders
     call = next(calls)
     if call % 5 == 2:
         raise RuntimeError("tired")
