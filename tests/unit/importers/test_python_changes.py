@@ -1,4 +1,4 @@
-"""What a Python file does to its GRPOConfig after making it, and what it gives TRL's trainer beside it."""
+"""Changes that a Python file makes to its GRPOConfig, and what it gives TRL's trainer beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan looks at in the files of a config: the fields of the data, and reward functions.
+"""Checks of the files that a config names: the fields of the data, and reward functions.
 
 Catches a config that is called runnable although `train` refuses it at its first look at these files. A second.
 """
