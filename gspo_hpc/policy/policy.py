@@ -59,7 +59,6 @@ class Policy:
         self.weight_offload, self.gradient_offload, self.state_offload = (OffloadBuffer() for _ in range(3))
         self.optimizer: Any = None
         self.scheduler: Any = None
-        self.weight_sender: Any = None  # memory that engines read weights from, of who syncs them with this policy
 
     @property
     def token_share(self) -> tuple[int, int]:

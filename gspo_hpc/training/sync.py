@@ -33,75 +33,83 @@ class Synced:
     gap: Gap  # on the probe, over all engines that took part and are alive
 
 
-def synchronize(
-    policy: Policy,
-    engine: Engine | None,
-    sequences: Sequence[Sequence[int]],
-    monitor: PassMonitor | None = None,
-    first: Gap | None = None,
-) -> tuple[Synced, EngineDied | None]:
-    """Wake `engine`, fill it with the current weights and check it on the probe; with None, only take part. Collective.
+class WeightSync:
+    """The way of a policy's weights into the engines, which ends with the probe; made once in an attempt.
 
-    If offloading of the trainer is configured, only its weights stay meanwhile, and nothing afterwards: the engines
-    have the memory. The error of an engine that died on the way is returned, not raised, so that all other ranks go on;
-    the caller restarts the engine and syncs again. `first` is the gap of the run's first sync, which later ones are
-    compared with. Raises ProbeMismatch, on every rank.
+    It keeps the memory that the engines' workers read weights from.
     """
-    offload.leave_to_engines(policy, keep_weights=True)
-    death: EngineDied | None = None
-    if engine is not None:
-        try:
-            engine.wake_up(["weights"])
-        except EngineDied as error:
-            death = error
-    fingerprint, death = _push(policy, engine if death is None else None, death)
-    gap, death = probe.check(policy, engine if death is None else None, sequences, death, monitor, first)
-    return Synced(fingerprint, gap), death
 
+    def __init__(self, policy: Policy, sequences: Sequence[Sequence[int]], monitor: PassMonitor | None = None) -> None:
+        """`sequences` are those of the probe; `monitor` stops the trainer's pass over them."""
+        self.policy = policy
+        self._sequences, self._monitor = sequences, monitor
+        self._sender: transfer.WeightSender | None = None
 
-def _push(policy: Policy, engine: Engine | None, death: EngineDied | None) -> tuple[str, EngineDied | None]:
-    """Stream the current weights into `engine` (only take part if it is None), and return their fingerprint."""
-    ranks, device = policy.ranks, policy.ranks.device
-    fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share of them
+    def run(self, engine: Engine | None, first: Gap | None = None) -> tuple[Synced, EngineDied | None]:
+        """Wake `engine`, fill it with the current weights and check it; with None, only take part. Collective.
 
-    def stream(memory: Memory | None = None) -> Iterator[Sequence[Part]]:
-        for parts in policy.parts(memory):
-            for part in parts:
-                fingerprint.add(part)
-            yield parts
-
-    if engine is not None:
-        with _single_threaded(device):
+        If offloading of the trainer is configured, only its weights stay meanwhile, and nothing afterwards: the engines
+        have the memory. The error of an engine that died on the way is returned, not raised, so that all other ranks go
+        on; the caller restarts the engine and syncs again. `first` is the gap of the run's first sync, which later ones
+        are compared with. Raises ProbeMismatch, on every rank.
+        """
+        policy = self.policy
+        offload.leave_to_engines(policy, keep_weights=True)
+        death: EngineDied | None = None
+        if engine is not None:
             try:
-                engine.update_weights(stream, _weight_sender(policy))
+                engine.wake_up(["weights"])
             except EngineDied as error:
                 death = error
-    elif _has_peers(policy):
-        _weight_sender(policy).send(stream)
-    else:
-        for _ in stream():
-            pass
-    values = fingerprint.values()
-    if ranks.world_size > 1:
-        dist.reduce(values, 0)
-    text = fingerprint.text(values) if ranks.rank == 0 else ""
-    return broadcast_bytes(text.encode(), device).decode(), death
+        fingerprint, death = self.push(engine if death is None else None, death)
+        alive = engine if death is None else None
+        gap, death = probe.check(policy, alive, self._sequences, death, self._monitor, first)
+        return Synced(fingerprint, gap), death
 
+    def push(self, engine: Engine | None, death: EngineDied | None = None) -> tuple[str, EngineDied | None]:
+        """Stream the current weights into `engine` (only take part if it is None). Collective.
 
-def _has_peers(policy: Policy) -> bool:
-    """Return True if an engine uses the GPUs of several ranks, and this rank's is one of them."""
-    config = policy.config
-    return config.rollout.tensor_parallel_size > 1 and engine_place(config, policy.ranks.local_rank) is not None
+        Returns the fingerprint of the weights, and how the engine died: `death`, or the error that ended the stream.
+        """
+        ranks, device = self.policy.ranks, self.policy.ranks.device
+        fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share
 
+        def stream(memory: Memory | None = None) -> Iterator[Sequence[Part]]:
+            for parts in self.policy.parts(memory):
+                for part in parts:
+                    fingerprint.add(part)
+                yield parts
 
-def _weight_sender(policy: Policy) -> transfer.WeightSender:
-    """Return this rank's memory for the workers of an engine, made once. Collective among the ranks of an engine."""
-    if policy.weight_sender is None:
-        size, platform = policy.config.rollout.tensor_parallel_size, policy.config.cluster.platform
-        peers = engine_peers(policy.config, policy.ranks) if _has_peers(policy) else None
-        policy.weight_sender = transfer.WeightSender(platform, size, TRANSFER_BUCKET_BYTES[platform], peers)
-    found: transfer.WeightSender = policy.weight_sender
-    return found
+        if engine is not None:
+            with _single_threaded(device):
+                try:
+                    engine.update_weights(stream, self._get_sender())
+                except EngineDied as error:
+                    death = error
+        elif self._has_peers():
+            self._get_sender().send(stream)
+        else:
+            for _ in stream():
+                pass
+        values = fingerprint.values()
+        if ranks.world_size > 1:
+            dist.reduce(values, 0)
+        text = fingerprint.text(values) if ranks.rank == 0 else ""
+        return broadcast_bytes(text.encode(), device).decode(), death
+
+    def _has_peers(self) -> bool:
+        """Return True if an engine uses the GPUs of several ranks, and this rank's is one of them."""
+        config, ranks = self.policy.config, self.policy.ranks
+        return config.rollout.tensor_parallel_size > 1 and engine_place(config, ranks.local_rank) is not None
+
+    def _get_sender(self) -> transfer.WeightSender:
+        """Return this rank's memory for the workers of an engine, made once. Collective among the engine's ranks."""
+        if self._sender is None:
+            config = self.policy.config
+            size, platform = config.rollout.tensor_parallel_size, config.cluster.platform
+            peers = engine_peers(config, self.policy.ranks) if self._has_peers() else None
+            self._sender = transfer.WeightSender(platform, size, TRANSFER_BUCKET_BYTES[platform], peers)
+        return self._sender
 
 
 @contextlib.contextmanager
@@ -125,18 +133,17 @@ class EngineWeights:
 
     def __init__(
         self,
-        policy: Policy,
+        sync: WeightSync,
         worker: RolloutWorker,
-        sequences: Sequence[Sequence[int]],  # of the probe
         clock: StepClock,
         baseline: Baseline | None = None,  # gets the gap of the run's first sync, unless it has it
     ) -> None:
         self.newest: Synced | None = None  # the result of the newest sync
         self._baseline = baseline or Baseline()
-        self._policy, self._worker, self._sequences, self._clock = policy, worker, sequences, clock
+        self._sync, self._policy, self._worker, self._clock = sync, sync.policy, worker, clock
         self._version = 0  # of the policy's weights, in this attempt
         self._engine_version: int | None = None  # of those that the engines have; None: no weights
-        self._awake = not offload_trainer(policy.config)  # as they start
+        self._awake = not offload_trainer(sync.policy.config)  # as they start
 
     def mark_updated(self) -> None:
         """Note that an update has changed the policy's weights."""
@@ -159,8 +166,7 @@ class EngineWeights:
         self._awake = True
         with self._clock.phase("sync"):
             while True:
-                monitor, first = self._clock.monitor, self._baseline.probe
-                synced, death = synchronize(self._policy, engine, self._sequences, monitor, first)
+                synced, death = self._sync.run(engine, self._baseline.probe)
                 if not any_rank(death is not None, ranks.device):
                     break
                 if death is not None:

@@ -399,18 +399,19 @@ def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Ar
     `engine_ranks` tensor-parallel workers."""
     settings = config(model, world, rollout={"tensor_parallel_size": engine_ranks}, **sections)
     made, ranks = policy(settings)
-    fingerprint, _ = sync._push(made, None, None)  # of the folder's weights
+    probe = np.random.default_rng(1).integers(0, 90, (4, 12)).tolist()
+    weight_sync = sync.WeightSync(made, probe)
+    fingerprint, _ = weight_sync.push(None)  # of the folder's weights
     _two_steps(made, settings)
     _probes.append(model)
     with torch.no_grad():
         for parameter in made.parameters():  # so that no two layouts have the same: all make the same steps
             parameter *= 1.0 + 0.02 * len(_probes)
     engine = _engine(model, engine_ranks) if ranks.rank == 0 else None
-    probe = np.random.default_rng(1).integers(0, 90, (4, 12)).tolist()
     with contextlib.suppress(probing.ProbeMismatch):  # of the weights that the engine has so far
         probing.check(made, engine, probe, None)
         raise AssertionError("the engine has these weights before it was given them")
-    synced, death = sync.synchronize(made, engine, probe)
+    synced, death = weight_sync.run(engine)
     assert death is None
     return {"gap": np.array([synced.gap.max, synced.gap.mean]), "fingerprint": np.array(fingerprint)}
 
@@ -426,7 +427,7 @@ def slept(model: str, world: int, level: int) -> Arrays:
     worker: Any = SimpleNamespace(engine=engine, recovery=None)
     meter: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext())
     clock = StepClock(meter, PassMonitor(), profile_steps=(), traces=Path(), rank=ranks.rank)
-    engine_weights = sync.EngineWeights(made, worker, probe, clock)
+    engine_weights = sync.EngineWeights(sync.WeightSync(made, probe, clock.monitor), worker, clock)
     pushes = []
     parts = made.parts
     made.parts = lambda *args: pushes.append(1) or parts(*args)  # every rank takes part in a push

@@ -14,8 +14,9 @@ from gspo_hpc.models.parts import Rope
 from gspo_hpc.ops.weight_parts import Part
 from gspo_hpc.policy.model import rotated_by
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.training import probe, sync
+from gspo_hpc.training import probe
 from gspo_hpc.training.agreement.gap import Gap
+from gspo_hpc.training.sync import WeightSync
 
 SEQUENCES = np.random.default_rng(1).integers(0, 90, (4, 24)).tolist()
 SWAPPED = (".layers.2.", 3, 6)  # layer and experts
@@ -26,20 +27,21 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
     """Return the gap without a fault, and what is said of every fault."""
     found: dict[str, Any] = {}
     engine = started(model, dtype, {})
-    clean, _ = sync.synchronize(made, engine, SEQUENCES)
+    weight_sync = WeightSync(made, SEQUENCES)
+    clean, _ = weight_sync.run(engine)
     found["clean"] = np.array(clean.gap.values())
-    found["again"] = np.array(sync.synchronize(made, engine, SEQUENCES, first=clean.gap)[0].gap.values())
-    found["stale"] = said(made, engine, clean.gap, _without_reset)
+    found["again"] = np.array(weight_sync.run(engine, clean.gap)[0].gap.values())
+    found["stale"] = said(weight_sync, engine, clean.gap, _without_reset)
     if made.arch.experts is not None:
-        found["swapped"] = said(made, engine, clean.gap, _with_swapped_experts)
+        found["swapped"] = said(weight_sync, engine, clean.gap, _with_swapped_experts)
     for name, rope in _ROPES.items():
         true = made.arch
         made.arch = replace(true, rope=rope)
         with rotated_by(made.chunks, rope, true.head_dim):
-            found[name] = said(made, engine, clean.gap)
+            found[name] = said(weight_sync, engine, clean.gap)
         made.arch = true
-    found["weights"] = said(made, engine, clean.gap, _with_noise)
-    found["healed"] = np.array(sync.synchronize(made, engine, SEQUENCES, first=clean.gap)[0].gap.values())
+    found["weights"] = said(weight_sync, engine, clean.gap, _with_noise)
+    found["healed"] = np.array(weight_sync.run(engine, clean.gap)[0].gap.values())
     engine.close()
     return {name: np.asarray(value) for name, value in found.items()}
 
@@ -47,7 +49,7 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
 def rounded(made: Policy, model: str) -> dict[str, np.ndarray]:
     """Return what is said of an engine that differs from a trainer in float32 by the type of its head alone."""
     engine = started(model, "float32", {"hf_overrides": {"head_dtype": "bfloat16"}})
-    found = said(made, engine, Gap())
+    found = said(WeightSync(made, SEQUENCES), engine, Gap())
     engine.close()
     return {"head": np.asarray(found)}
 
@@ -64,12 +66,15 @@ def started(model: str, dtype: str, arguments: dict[str, Any]) -> Engine:
 
 
 def said(
-    made: Policy, engine: Engine, first: Gap, plant: Callable[[Policy, Engine], Callable[[], None]] | None = None
+    weight_sync: WeightSync,
+    engine: Engine,
+    first: Gap,
+    plant: Callable[[Policy, Engine], Callable[[], None]] | None = None,
 ) -> str:
     """Return the error of a sync with a fault planted; an empty text without an error."""
-    undo = plant(made, engine) if plant is not None else lambda: None
+    undo = plant(weight_sync.policy, engine) if plant is not None else lambda: None
     try:
-        sync.synchronize(made, engine, SEQUENCES, first=first)
+        weight_sync.run(engine, first)
     except probe.ProbeMismatch as error:
         return str(error)
     finally:

@@ -4,8 +4,8 @@
     .venv/bin/python tools/bench/weight_sync.py --other /tmp/before > table.md          # progress goes to stderr
 
 For each case both sides have their trainer ranks and their engine at the same time, and sync in turns: gather, fill the
-engine, reload, fingerprint (`gspo_hpc.training.sync._push`). The first two syncs of each are not counted. At the end
-both engines must give the same log-probs bit for bit. Without `--other` only this checkout is measured. Ratios are of
+engine, reload, fingerprint (`WeightSync.push` of gspo_hpc/training/sync.py). The first two syncs of each are not counted. At
+the end both engines must give the same log-probs bit for bit. Without `--other` only this checkout is measured. Ratios are of
 neighbouring syncs; processor time is that of all ranks and processes of the engine, and depends little on what else the
 machine does.
 
@@ -20,6 +20,7 @@ machine does.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -105,6 +106,10 @@ def rank(model: Path, ranks: int, workers: int) -> None:
         )
         engine = Engine(settings)
         engine.start()
+    if hasattr(sync, "WeightSync"):
+        push = sync.WeightSync(policy, []).push
+    else:  # another checkout, from before November 2026
+        push = functools.partial(sync._push, policy)
     barrier(place.device)
     answers.write("ready\n")
     for line in sys.stdin:
@@ -117,7 +122,7 @@ def rank(model: Path, ranks: int, workers: int) -> None:
             continue
         barrier(place.device)
         began = time.perf_counter()
-        _, death = sync._push(policy, engine, None)
+        _, death = push(engine, None)
         assert death is None, death
         answers.write(f"{time.perf_counter() - began}\n")
     if engine is not None:

@@ -149,7 +149,7 @@ def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
     from gspo_hpc.policy import weight_stream
     from gspo_hpc.policy.policy import Policy
     from gspo_hpc.policy.process_groups import start, stop
-    from gspo_hpc.training import sync as syncing
+    from gspo_hpc.training.sync import WeightSync
 
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(alone)
@@ -169,7 +169,8 @@ def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
     engine = Engine(settings)
     probe = [[(7 * i + j) % 1000 for j in range(24)] for i in range(4)]
     seconds: dict[str, list[float]] = {"push": [], "sync": [], "write": [], "start": []}
-    push = syncing._push
+    weight_sync = WeightSync(policy, probe)
+    push = weight_sync.push
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -177,7 +178,7 @@ def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
         seconds["push"].append(time.perf_counter() - began)
         return result
 
-    syncing._push = timed  # type: ignore[assignment]
+    weight_sync.push = timed  # type: ignore[assignment, method-assign]
     engine.start()
     try:
         for number in range(rounds + 1):
@@ -187,10 +188,10 @@ def sync(model: Path, rounds: int, work: Path) -> dict[str, Any]:
             written = time.perf_counter()
             engine.restart()
             started = time.perf_counter()
-            _, death = syncing.synchronize(policy, engine, probe)  # with all that a restart makes slow the first time
+            _, death = weight_sync.run(engine)  # with all that a restart makes slow the first time
             assert death is None
             warm = time.perf_counter()
-            syncing.synchronize(policy, engine, probe)
+            weight_sync.run(engine)
             seconds["sync"].append(time.perf_counter() - warm)
             seconds["write"].append(written - began)
             seconds["start"].append(started - written)

@@ -9,13 +9,12 @@ from pathlib import Path
 from gspo_hpc.checkpoint import sharded
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.evaluation import evaluate as evaluation
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start, stop
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.training import probe, sync
+from gspo_hpc.training import probe
 from gspo_hpc.training.bringup import (
     ONE_RANK,
     read_architecture,
@@ -23,6 +22,7 @@ from gspo_hpc.training.bringup import (
     start_rollout_worker,
     whole_checkpoint,
 )
+from gspo_hpc.training.sync import WeightSync
 
 
 def evaluate(
@@ -45,17 +45,15 @@ def evaluate(
         _, unseen = read_prompts(config)
         sequences = probe.probe_sequences(unseen, config.rollout.probe_tokens)
 
-        def sync_weights(engine: Engine | None) -> EngineDied | None:
-            return sync.synchronize(policy, engine, sequences)[1]
-
+        weight_sync = WeightSync(policy, sequences)
         worker = start_rollout_worker(
             config,
             ranks,
             experts=policy.arch.experts is not None,
             make_room=lambda: offload.leave_to_engines(policy),
-            sync_weights=sync_weights,
+            sync_weights=lambda engine: weight_sync.run(engine)[1],
         )
-        if (death := sync_weights(worker.engine)) is not None:
+        if (death := weight_sync.run(worker.engine)[1]) is not None:
             raise death
         scores, _ = evaluation.run(worker, unseen, len(unseen), config)
     finally:

@@ -15,7 +15,6 @@ from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config import derived, loader
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.data.prompts import PromptStream
-from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.planning import plan
 from gspo_hpc.policy import offload
@@ -37,7 +36,7 @@ from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
-from gspo_hpc.training import loop, sync
+from gspo_hpc.training import loop
 from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.bringup import (
@@ -59,7 +58,7 @@ from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import Reference
 from gspo_hpc.training.session import Session
 from gspo_hpc.training.step_record import StepRecorder
-from gspo_hpc.training.sync import EngineWeights
+from gspo_hpc.training.sync import EngineWeights, WeightSync
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
@@ -119,7 +118,8 @@ class TrainingJob:
             self._note(f"all {progress.cursor.step} steps are done; raise run.max_steps to train further")
             return "done"
         monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
-        worker = self._start_worker(policy, prompts.probe, monitor, progress.baseline)
+        weight_sync = WeightSync(policy, prompts.probe, monitor)
+        worker = self._start_worker(weight_sync, monitor, progress.baseline)
         observers = Observers([*self._make_observers(), *self._make_memory_watch(flag)])
         recipe = self._make_recipe()
         data = self._make_data(recipe, prompts)
@@ -131,7 +131,7 @@ class TrainingJob:
             traces=self._attempt.traces,
             rank=ranks.rank,
         )
-        weights = EngineWeights(policy, worker, prompts.probe, clock, progress.baseline)
+        weights = EngineWeights(weight_sync, worker, clock, progress.baseline)
         staging = partial(new_staging, self._run, ranks)
         self._checkpoints = Checkpoints(saver, staging, control, observers, clock, ranks)
         session = Session(
@@ -193,18 +193,14 @@ class TrainingJob:
         baseline = state.baseline if before == config.layout else Baseline()
         return policy, reference, Progress(state.cursor, groups, record, evaluated=True, baseline=baseline)
 
-    def _start_worker(
-        self, policy: Policy, sequences: list[list[int]], monitor: PassMonitor, baseline: Baseline
-    ) -> RolloutWorker:
-        def sync_weights(engine: Engine | None) -> EngineDied | None:
-            return sync.synchronize(policy, engine, sequences, monitor, baseline.probe)[1]
-
+    def _start_worker(self, weight_sync: WeightSync, monitor: PassMonitor, baseline: Baseline) -> RolloutWorker:
+        policy = weight_sync.policy
         self._worker = start_rollout_worker(
             self._config,
             self._ranks,
             experts=policy.arch.experts is not None,
             make_room=lambda: offload.leave_to_engines(policy),
-            sync_weights=sync_weights,
+            sync_weights=lambda engine: weight_sync.run(engine, baseline.probe)[1],
             stop_requested=monitor.stop_requested,
             note=self._note,
         )

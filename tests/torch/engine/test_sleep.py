@@ -42,9 +42,10 @@ def engine_weights(level: int, engine: Sleeper | None) -> EngineWeights:
     policy: Any = SimpleNamespace(
         config=from_dict({"rollout": {"sleep_level": level}}), ranks=SimpleNamespace(world_size=1)
     )
+    weight_sync: Any = SimpleNamespace(policy=policy)
     worker: Any = SimpleNamespace(engine=engine)
     clock: Any = None
-    made = EngineWeights(policy, worker, [], clock)
+    made = EngineWeights(weight_sync, worker, clock)
     made._engine_version = made._version = 4
     made._awake = True  # as after a sync
     return made
@@ -101,8 +102,9 @@ def test_an_engine_whose_restart_failed_is_a_dead_one(tiny_folder: Path) -> None
         engine.update_weights(stream)
     assert ended == [True], "a stream is a collective of all ranks"
     policy: Any = SimpleNamespace(config=config, ranks=SimpleNamespace(world_size=1))
+    weight_sync: Any = SimpleNamespace(policy=policy)
     worker: Any = SimpleNamespace(engine=engine)
     clock: Any = None
-    made = EngineWeights(policy, worker, [], clock)
+    made = EngineWeights(weight_sync, worker, clock)
     made._awake = True
     made.sleep()

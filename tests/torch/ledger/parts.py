@@ -102,7 +102,7 @@ class LedgerPolicy(Policy):
 
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job, self.config, self.ranks = job, job.config, ranks
-        self.chunks, self.wrapped, self.optimizer, self.weight_sender = [], [], None, None
+        self.chunks, self.wrapped, self.optimizer = [], [], None
         cpu = Scratch(torch.device("cpu"))
         provider: Any = SimpleNamespace(stream=lambda chunks, memory: stream_of(job.tensors.items())(memory or cpu))
         self.provider = provider

@@ -42,7 +42,7 @@ from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.session import Session
-from gspo_hpc.training.sync import EngineWeights
+from gspo_hpc.training.sync import EngineWeights, WeightSync
 from tests.torch.ledger import parts
 from tests.torch.ledger.node import CardFull, Node
 from tests.torch.ledger.parts import Job, LedgerPolicy, LedgerWorker
@@ -99,16 +99,14 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         ranks = Ranks(place, world.size, place, device, place, world.size, 0, 1, 0, 1, 0, 1, 1)
         policy = LedgerPolicy(job, ranks)
 
-        def sync_weights(engine: Any) -> Any:
-            return sync.synchronize(policy, engine, [[1, 2, 3]], clock.monitor)[1]
-
         clock: Any = parts.Clock()
+        weight_sync = WeightSync(policy, [[1, 2, 3]], clock.monitor)
         started = bringup.start_rollout_worker(
             config,
             ranks,
             experts=False,
             make_room=lambda: train.offload.leave_to_engines(policy),
-            sync_weights=sync_weights,
+            sync_weights=lambda engine: weight_sync.run(engine)[1],
         )
         worker = LedgerWorker(**{name: vars(started)[name] for name in LedgerWorker.__dataclass_fields__})
         worker.job = job
@@ -123,7 +121,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         )
         stream = PromptStream(recipe.num_rollout_prompts, 1, True, window=recipe.num_rollout_prompts)
         data = PromptData(stream, [prompt(i) for i in range(stream.num_prompts)], [prompt(0)], 1)
-        weights = EngineWeights(policy, worker, [[1, 2, 3]], clock)
+        weights = EngineWeights(weight_sync, worker, clock)
         observers = Observers()
         saver: Any = parts.Saver(policy)
         recorder: Any = SimpleNamespace(record=lambda before, progress, *a: {"step": progress.cursor.step})

@@ -100,13 +100,13 @@ class Run:
         policy: Any = SimpleNamespace(config=HALF, ranks=SimpleNamespace(device=None))
         worker: Any = SimpleNamespace(engine=None)
         clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext(), monitor=None)
-        self._weights = EngineWeights(policy, worker, [], clock, self.progress.baseline)
+        weight_sync: Any = SimpleNamespace(policy=policy, run=self._run)
+        self._weights = EngineWeights(weight_sync, worker, clock, self.progress.baseline)
         self._watch = RolloutGapMonitor(HALF, self.progress.baseline)
         monkeypatch.setattr(sync, "any_rank", lambda value, device: value)
-        monkeypatch.setattr(sync, "synchronize", self._synchronize)
 
-    def _synchronize(self, *arguments: Any) -> tuple[Synced, None]:
-        self.firsts.append(arguments[-1])
+    def _run(self, engine: Any, first: Gap | None) -> tuple[Synced, None]:
+        self.firsts.append(first)
         return Synced("", self._gap), None
 
     def sync(self, gap: Gap) -> str | None:

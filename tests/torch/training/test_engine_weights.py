@@ -25,7 +25,7 @@ def test_a_stop_ends_a_sync_in_which_an_engine_died(stopped_rank: bool, monkeypa
     syncs: list[Any] = []
     stops = [False]
 
-    def synchronize(*arguments: Any) -> tuple[Synced, EngineDied | None]:
+    def run(*arguments: Any) -> tuple[Synced, EngineDied | None]:
         syncs.append(arguments)
         stops[0] = True  # with the signal that ended the engine
         return Synced("weights", Gap()), EngineDied("terminated") if len(syncs) == 1 else None
@@ -33,14 +33,14 @@ def test_a_stop_ends_a_sync_in_which_an_engine_died(stopped_rank: bool, monkeypa
     def any_rank(flag: bool, device: torch.device) -> bool:
         return flag or (not stopped_rank and stops[0])
 
-    monkeypatch.setattr(sync, "synchronize", synchronize)
     monkeypatch.setattr(sync, "any_rank", any_rank)
     monitor = SimpleNamespace(stop_requested=lambda: stopped_rank and stops[0])
     clock: Any = SimpleNamespace(monitor=monitor, phase=lambda name: contextlib.nullcontext())
     ranks = SimpleNamespace(device=torch.device("cpu"), world_size=1)
     policy: Any = SimpleNamespace(config=from_dict({}), ranks=ranks)
+    weight_sync: Any = SimpleNamespace(policy=policy, run=run)
     recovery = SimpleNamespace(restart=lambda death: False)
     worker: Any = SimpleNamespace(engine=object(), recovery=recovery)
     with pytest.raises(Abandoned):
-        EngineWeights(policy, worker, [[1, 2]], clock).sync()
+        EngineWeights(weight_sync, worker, clock).sync()
     assert len(syncs) == 1

@@ -10,7 +10,7 @@ import torch
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.system.text import MIB
-from gspo_hpc.training import sync as syncing
+from gspo_hpc.training.sync import WeightSync
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 
 from .. import engines, measure, models
@@ -45,6 +45,7 @@ def turns(setting: Setting, record: Recorder, model: Path, dtype: str, count: in
     policy.offload()
     engine.start()
     probe = [tokens[:PROBE_TOKENS] for tokens in engines.requests(setting, model, 4)]
+    weight_sync = WeightSync(policy, probe)
     seconds, sizes, worst, peak = 0.0, [], (0.0, 0.0), 0
     try:
         for number in range(count):
@@ -53,7 +54,7 @@ def turns(setting: Setting, record: Recorder, model: Path, dtype: str, count: in
             _change(policy, number)
             device.reset_peak()
             began = time.perf_counter()
-            synced, death = syncing.synchronize(policy, engine, probe)
+            synced, death = weight_sync.run(engine)
             measure.wait(setting)
             seconds = time.perf_counter() - began
             assert death is None, death
