@@ -45,7 +45,7 @@ def row(seed: int, records: list[dict[str, Any]]) -> str:
     later = [record for record in steps if record["update"] and not record["empty"]]
     clipped = f"{statistics.fmean(record['clip_fraction'] for record in later):.2f}" if later else "-"
     lost = f"{sum(record['grad_norm'] == 0.0 for record in later)} of {len(later)}"
-    gap = max(record["probe_gap_max"] for record in steps if "probe_gap_max" in record)
+    gap = max(record["probe_logprob_gap_max"] for record in steps if "probe_logprob_gap_max" in record)
     cells = (
         seed,
         f"{before:.3f}",

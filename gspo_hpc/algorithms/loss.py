@@ -34,11 +34,11 @@ SUM_NAMES = (
     "clip_fraction_high",
     "approx_kl",
     "reference_kl",
-    "gap",
+    "logprob_gap",
     "trained_length",
     *gap_buckets.NAMES,
 )
-MAX_NAMES = ("ratio_deviation_max", "gap_max")
+MAX_NAMES = ("ratio_deviation_max", "logprob_gap_max")
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class LossResult:
     `sums` hold pairs (sum, count), to be added up over micro-batches and ranks and then divided; `maxima` are 0 where
     nothing counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and
     ratio below the range; _high: A > 0 and ratio above it: the policy term has no gradient there. approx_kl: of the old
-    policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. gap:
-    |log pi_old - log pi_old as the engine saw it| per token; gap/...: by place. trained_length: tokens per sample.
+    policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. logprob_gap:
+    |log pi_old - log pi_old as the engine saw it| per token; logprob_gap/...: by position and cached prefix.
+    trained_length: tokens per sample.
     """
 
     loss: Tensor  # scalar
@@ -111,7 +112,9 @@ def policy_loss(
 
 def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
     """Return sums and counts of |gap| [R] by place; where nothing is known of the prefix cache, nothing was cached."""
-    cached = torch.zeros_like(batch.seq_ids) if batch.cached is None else batch.cached[batch.seq_ids]
+    cached = (
+        torch.zeros_like(batch.seq_ids) if batch.num_cached_tokens is None else batch.num_cached_tokens[batch.seq_ids]
+    )
     return gap_buckets.sums_by_bucket(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
 
 
@@ -142,10 +145,10 @@ def _metrics(
         "clip_fraction_high": (highs, count),
         "approx_kl": (samples.sum(k3(difference)).sum(), tokens),
         "reference_kl": (none, none) if reference_kl is None else (samples.sum(reference_kl).sum(), tokens),
-        "gap": (samples.sum(gap).sum(), tokens),
+        "logprob_gap": (samples.sum(gap).sum(), tokens),
         "trained_length": (tokens, (samples.tokens > 0).sum().to(samples.dtype)),
     }
-    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "gap_max": _largest(gap)}
+    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap)}
     assert (*pairs, *gap_buckets.NAMES) == SUM_NAMES and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
 

@@ -26,9 +26,9 @@ WORTH_MOVING = 0.01
 
 
 class Sample(NamedTuple):
-    """One completion: `index` within the group of slot `group`. Lengths are in tokens, both at least 1."""
+    """One completion: `index` within the group at `slot` of the rollout. Lengths are in tokens, both at least 1."""
 
-    group: int
+    slot: int
     index: int  # type: ignore[assignment]  # a tuple's method of this name is not used
     prompt_len: int
     response_len: int
@@ -41,7 +41,7 @@ def token_count(samples: Sequence[Sample], share_prompts: bool) -> int:
     """Return the number of tokens that the model computes for these samples in one micro-batch."""
     responses = sum(sample.response_len - 1 for sample in samples)
     if share_prompts:
-        return responses + sum({sample.group: sample.prompt_len for sample in samples}.values())
+        return responses + sum({sample.slot: sample.prompt_len for sample in samples}.values())
     return responses + sum(sample.prompt_len for sample in samples)
 
 
@@ -64,7 +64,7 @@ def pack(
     assert (micro_batch_size is None) != (micro_batch_tokens is None), "one of micro_batch_size and micro_batch_tokens"
     assert dp_size >= 1
     ordered = sorted(samples)
-    assert len({(s.group, s.index) for s in ordered}) == len(ordered), "a sample was given twice"
+    assert len({(s.slot, s.index) for s in ordered}) == len(ordered), "a sample was given twice"
     assert all(s.prompt_len >= 1 and s.response_len >= 1 for s in ordered), "empty prompts and responses do not train"
     if not ordered:
         return [[] for _ in range(dp_size)]
@@ -120,11 +120,11 @@ def _by_count(
 
 
 def _check_budget(ordered: list[Sample], budget: int) -> None:
-    longest = max(ordered, key=lambda s: (s.prompt_len + s.response_len, -s.group, -s.index))
+    longest = max(ordered, key=lambda s: (s.prompt_len + s.response_len, -s.slot, -s.index))
     need = longest.prompt_len + longest.response_len - 1
     if need > budget:
         raise ValueError(
-            f"micro_batch_tokens ({budget}) is below one sample: completion {longest.index} of prompt {longest.group} "
+            f"micro_batch_tokens ({budget}) is below one sample: completion {longest.index} of prompt {longest.slot} "
             f"computes {longest.prompt_len} prompt + {longest.response_len} response - 1 = {need} tokens; give at "
             f"least {need}, or shorten rollout.max_prompt_length or rollout.max_response_length"
         )
@@ -136,7 +136,7 @@ def _units(samples: Sequence[Sample], budget: int, share_prompts: bool) -> list[
         return [(s.prompt_len + s.response_len - 1, [s]) for s in samples]
     groups: dict[int, list[Sample]] = {}
     for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
+        groups.setdefault(sample.slot, []).append(sample)
     units = []
     for members in groups.values():
         prompt = members[0].prompt_len
@@ -193,10 +193,10 @@ def _move_part(ranks: list[list[Sample]], loads: npt.NDArray[np.int64]) -> bool:
     """
     heavy, light = int(loads.argmax()), int(loads.argmin())  # the first of several
     gap = int(loads[heavy] - loads[light])
-    there = {s.group for s in ranks[light]}
+    there = {s.slot for s in ranks[light]}
     groups: dict[int, list[Sample]] = {}
     for sample in sorted(ranks[heavy]):
-        groups.setdefault(sample.group, []).append(sample)
+        groups.setdefault(sample.slot, []).append(sample)
     best: tuple[int, list[Sample]] = (0, [])
     for number, members in groups.items():
         pays = 0 if number in there else members[0].prompt_len
@@ -247,7 +247,7 @@ def _equalise(packed: list[list[MicroBatch]], share_prompts: bool, multiple: int
 def _split(batch: MicroBatch, share_prompts: bool) -> MicroBatch:
     """Cut the end off a sorted micro-batch and return it: near half of its tokens, between two groups if it has any."""
     total = token_count(batch, share_prompts)
-    borders = [i for i in range(1, len(batch)) if batch[i].group != batch[i - 1].group]
+    borders = [i for i in range(1, len(batch)) if batch[i].slot != batch[i - 1].slot]
     if not share_prompts or not borders:
         borders = list(range(1, len(batch)))
     cut = min(borders, key=lambda i: (abs(2 * token_count(batch[:i], share_prompts) - total), i))

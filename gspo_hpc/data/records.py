@@ -46,7 +46,7 @@ class Completion:
     old_logprobs: Floats | None = None  # [response_len], under the policy that sampled it, from the trainer
     reference_logprobs: Floats | None = None  # [response_len], under the reference model
     experts: Experts | None = None  # of its tokens but the last, which no model computes
-    cached: int = 0  # tokens of its prompt that the engine took from its prefix cache
+    num_cached_tokens: int = 0  # of its prompt that the engine took from its prefix cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Group:
                         "old_logprobs": None if c.old_logprobs is None else _encode(c.old_logprobs),
                         "reference_logprobs": None if c.reference_logprobs is None else _encode(c.reference_logprobs),
                         "experts": _encode_experts(c.experts),
-                        "cached": c.cached,
+                        "num_cached_tokens": c.num_cached_tokens,
                     }
                     for c in self.completions
                 ],
@@ -116,7 +116,7 @@ class Group:
                     old_logprobs=None if c["old_logprobs"] is None else _floats(c["old_logprobs"]),
                     reference_logprobs=None if c["reference_logprobs"] is None else _floats(c["reference_logprobs"]),
                     experts=_experts(c.get("experts")),
-                    cached=int(c.get("cached", 0)),
+                    num_cached_tokens=int(c.get("num_cached_tokens", 0)),
                 )
                 for c in raw["completions"]
             ),

@@ -29,7 +29,7 @@ ROW = np.dtype(
         ("crc32", "<u4"),  # of the response's tokens
         ("reward", "<f8"),
         ("advantage", "<f8"),
-        ("cached", "<i4"),  # tokens of the prompt that the engine took from its prefix cache
+        ("num_cached_tokens", "<i4"),  # tokens of the prompt that the engine took from its prefix cache
         ("flags", "<u1"),
     ]
 )
@@ -37,11 +37,11 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class GroupTable:
-    """One row a completion, by slot and index; `parts` are its rewards by grader, NaN where `graded` is False."""
+    """One row a completion, by slot and index; `reward_parts` are rewards by grader, NaN where `graded` is False."""
 
     rows: npt.NDArray[np.void]  # [N] of ROW
     names: tuple[str, ...]  # P graders, sorted
-    parts: npt.NDArray[np.float64]  # [N, P]
+    reward_parts: npt.NDArray[np.float64]  # [N, P]
     graded: npt.NDArray[np.bool_]  # [N, P]
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class GroupTable:
 
     def select(self, mask: npt.NDArray[np.bool_]) -> GroupTable:
         """Return the rows for which `mask` is True."""
-        return GroupTable(self.rows[mask], self.names, self.parts[mask], self.graded[mask])
+        return GroupTable(self.rows[mask], self.names, self.reward_parts[mask], self.graded[mask])
 
     def samples(self) -> list[Sample]:
         """Return every completion that has tokens, for packing."""
@@ -81,7 +81,7 @@ class GroupTable:
     def to_bytes(self) -> bytes:
         """Return the table as bytes: a line of JSON, then the rows and the rewards by grader."""
         head = json.dumps({"rows": len(self), "names": self.names}).encode() + b"\n"
-        return b"".join((head, self.rows.tobytes(), self.parts.astype("<f8").tobytes(), self.graded.tobytes()))
+        return b"".join((head, self.rows.tobytes(), self.reward_parts.astype("<f8").tobytes(), self.graded.tobytes()))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> GroupTable:
@@ -113,7 +113,7 @@ class GroupTable:
                 zlib.crc32(c.tokens.astype("<i4").tobytes()),
                 c.reward,
                 c.advantage,
-                c.cached,
+                c.num_cached_tokens,
                 EXCLUDED * c.excluded + UNGRADED * (c.failure is not None) + TRUNCATED * (c.finish_reason == "length"),
             )
             for group in groups
@@ -133,7 +133,7 @@ class GroupTable:
     def sorted(self) -> GroupTable:
         """Return the same rows by slot and index."""
         order = np.lexsort((self.rows["index"], self.rows["slot"]))
-        return GroupTable(self.rows[order], self.names, self.parts[order], self.graded[order])
+        return GroupTable(self.rows[order], self.names, self.reward_parts[order], self.graded[order])
 
 
 def concatenate(tables: Sequence[GroupTable]) -> GroupTable:
@@ -145,7 +145,7 @@ def concatenate(tables: Sequence[GroupTable]) -> GroupTable:
     for table in tables:
         end = begin + len(table)
         for column, name in enumerate(table.names):
-            parts[begin:end, names.index(name)] = table.parts[:, column]
+            parts[begin:end, names.index(name)] = table.reward_parts[:, column]
             graded[begin:end, names.index(name)] = table.graded[:, column]
         begin = end
     rows = np.concatenate([table.rows for table in tables]) if tables else np.zeros(0, ROW)

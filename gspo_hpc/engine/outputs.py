@@ -13,10 +13,10 @@ import numpy as np
 from gspo_hpc.data.records import Completion, Experts
 
 
-def as_completion(tokenizer: Any, output: Any, seed: int, cached: int) -> Completion:
+def as_completion(tokenizer: Any, output: Any, seed: int, num_cached_tokens: int) -> Completion:
     """Return vLLM's CompletionOutput as a Completion, with the log-prob of every sampled token.
 
-    `cached`: how many tokens of its prompt came from the prefix cache.
+    `num_cached_tokens`: how many tokens of its prompt came from the prefix cache.
     """
     tokens = list(output.token_ids)
     logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
@@ -26,7 +26,7 @@ def as_completion(tokenizer: Any, output: Any, seed: int, cached: int) -> Comple
         text=tokenizer.decode(tokens, skip_special_tokens=True),
         finish_reason=str(output.finish_reason),
         seed=seed,
-        cached=cached,
+        num_cached_tokens=num_cached_tokens,
     )
 
 

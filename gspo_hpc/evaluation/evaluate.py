@@ -58,6 +58,6 @@ def are_right(table: GroupTable, config: Config) -> list[bool]:
     if name not in table.names:
         return [False] * len(table)
     column = table.names.index(name)
-    right = ~table.flagged(UNGRADED) & table.graded[:, column] & (table.parts[:, column] > 0.5)
+    right = ~table.flagged(UNGRADED) & table.graded[:, column] & (table.reward_parts[:, column] > 0.5)
     found: list[bool] = right.tolist()
     return found

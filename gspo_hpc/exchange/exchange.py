@@ -176,8 +176,8 @@ def _keys(assignment: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
     found = []
     for batches in assignment:
         samples: list[Sample] = [sample for batch in batches for sample in batch]
-        keys = {(sample.group, sample.index) for sample in samples}
-        found.append(sorted(keys | ({(sample.group, -1) for sample in samples} if prompts else set())))
+        keys = {(sample.slot, sample.index) for sample in samples}
+        found.append(sorted(keys | ({(sample.slot, -1) for sample in samples} if prompts else set())))
     return found
 
 
@@ -218,7 +218,7 @@ def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
             logprobs=np.zeros(len(tokens), np.float32) if logprobs is None else logprobs,
             excluded=bool(row["flags"] & EXCLUDED),
             advantage=float(row["advantage"]),
-            cached=int(row["cached"]),
+            num_cached_tokens=int(row["num_cached_tokens"]),
             old_logprobs=old,
             reference_logprobs=reference,
             experts=experts,

@@ -60,7 +60,9 @@ class PackedBatch:
     experts: Tensor | None = None
     # [R] int64, of a context-parallel part: indices into the whole micro-batch's response tokens; None: all of them
     responses: Tensor | None = None
-    cached: Tensor | None = None  # [S] int64: prompt tokens that the engine took from its prefix cache; None: unknown
+    num_cached_tokens: Tensor | None = (
+        None  # [S] int64: prompt tokens that the engine took from its prefix cache; None: unknown
+    )
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Return the batch on `device`; `segments` stays on the CPU, where attention reads it."""
@@ -82,7 +84,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
     if share_prompts:
         order: dict[int, list[Sample]] = {}
         for sample in samples:
-            order.setdefault(sample.group, []).append(sample)
+            order.setdefault(sample.slot, []).append(sample)
         runs = list(order.values())
     else:
         runs = [[sample] for sample in samples]
@@ -94,15 +96,15 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
     completions: list[Completion] = []
     experts: list[tuple[Experts | None, int]] = []  # with the number of tokens
     keys: list[tuple[int, int]] = []
-    shared = _shared_prefix([groups_by_slot[run[0].group].prompt.tokens for run in runs]) if share_prompts else 0
+    shared = _shared_prefix([groups_by_slot[run[0].slot].prompt.tokens for run in runs]) if share_prompts else 0
     if shared:
-        first = groups_by_slot[runs[0][0].group]
+        first = groups_by_slot[runs[0][0].slot]
         tokens.append(first.prompt.tokens[:shared])
         experts.append((_rows(first.prompt_experts, 0, shared), shared))
         positions.append(np.arange(shared))
     end = shared
     for run in runs:
-        group = groups_by_slot[run[0].group]
+        group = groups_by_slot[run[0].slot]
         prompt_start, prompt_len = end, len(group.prompt.tokens)
         tokens.append(group.prompt.tokens[shared:])
         positions.append(np.arange(shared, prompt_len))
@@ -138,7 +140,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
         rollout_logprobs=_tensor([c.logprobs for c in completions], np.float32),
         old_logprobs=_all_or_none([c.old_logprobs for c in completions], lengths),
         reference_logprobs=_all_or_none([c.reference_logprobs for c in completions], lengths),
-        cached=torch.tensor([c.cached for c in completions], dtype=torch.int64),
+        num_cached_tokens=torch.tensor([c.num_cached_tokens for c in completions], dtype=torch.int64),
         keys=tuple(keys),
         experts=_joined_experts(experts),
     )

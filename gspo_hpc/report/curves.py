@@ -140,9 +140,9 @@ def _gap(run: RunData, chart: Callable[..., Chart], curve: Callable[[str], list[
     weighted = limits is not None and limits.weighted
     limit = None if limits is None else limits.mean if weighted else limits.max
     lines = [
-        Line("max", curve("gap_max"), "accent"),
-        Line("mean", curve("gap_mean"), "third"),
-        Line("probe", curve("probe_gap_weighted" if weighted else "probe_gap_max"), "second"),
+        Line("max", curve("logprob_gap_max"), "accent"),
+        Line("mean", curve("logprob_gap_mean"), "third"),
+        Line("probe", curve("probe_logprob_gap_weighted" if weighted else "probe_logprob_gap_max"), "second"),
     ]
     lines = [line for line in lines if any(one is not None for one in line.values)]
     note = "absolute difference of log-probs per token"

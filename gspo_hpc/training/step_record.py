@@ -24,7 +24,7 @@ from gspo_hpc.training.recipe import Recipe
 from gspo_hpc.training.sync import EngineWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
-MEAN_OF = {"gap": "gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
+MEAN_OF = {"logprob_gap": "logprob_gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
 
 
 def weights_version(before: Cursor) -> int:
@@ -67,7 +67,7 @@ def step_record(
     for column, name in enumerate(kept.names):
         graded = kept.graded[:, column]
         if graded.any():
-            record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.parts[:, column], 0.0)))
+            record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.reward_parts[:, column], 0.0)))
     for phase in ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync"):
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
@@ -130,9 +130,9 @@ class StepRecorder:
         synced = self._weights.newest
         if synced is not None and before.update == 0:  # the sync before this rollout; later updates had none
             state |= {
-                "probe_gap_max": synced.gap.max,
-                "probe_gap_mean": synced.gap.mean,
-                "probe_gap_weighted": synced.gap.weighted_mean,
+                "probe_logprob_gap_max": synced.gap.max,
+                "probe_logprob_gap_mean": synced.gap.mean,
+                "probe_logprob_gap_weighted": synced.gap.weighted_mean,
             }
             if synced.gap.logit_step:
                 state["probe_logit_step"] = synced.gap.logit_step

@@ -155,7 +155,8 @@ def test_the_prefix_cache_is_emptied_in_the_middle_of_a_rollout_too(engine: Engi
     engine.reset_prefix_cache()
     expected = bits(baseline)
     assert bits(groups | collect(engine)) == {slot: expected[slot] for slot in (0, 1)}
-    assert [c.cached for c in baseline[0].completions][1:] == [len(prompt(0).tokens) - 1] * 3  # its group's first
+    cached = [c.num_cached_tokens for c in baseline[0].completions]
+    assert cached[1:] == [len(prompt(0).tokens) - 1] * 3, "the first of a group leaves its prompt for the others"
     tokens = prompt(0).tokens.tolist()
     whole = (len(tokens) - 1) // 32 * 32  # blocks, before the last token
     assert engine.cached_tokens(tokens) == whole

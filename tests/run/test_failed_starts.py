@@ -159,5 +159,5 @@ def test_a_run_that_stands_still(drifting: tuple[Found, Found]) -> None:
 
 def test_an_engine_that_drifts_away(drifting: tuple[Found, Found]) -> None:
     symptom = drifting[1]["train_inference_mismatch"]
-    assert symptom["severity"] == "problem" and symptom["evidence"][0].startswith("gap_mean went from")
+    assert symptom["severity"] == "problem" and symptom["evidence"][0].startswith("logprob_gap_mean went from")
     assert "rollout.dtype=float32" in symptom["settings"] and "optimizer.lr=0.001" in symptom["settings"]

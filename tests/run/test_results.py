@@ -87,9 +87,9 @@ def test_the_converter_refuses_in_a_line(uninterrupted: Path, tmp_path: Path) ->
 def test_engine_and_trainer_agreed_after_every_sync(uninterrupted: Path) -> None:
     records = [record for record in harness.metrics(uninterrupted) if record.get("update") == 0]
     assert len(records) == harness.STEPS // 2
-    assert all(0.0 < record["probe_gap_max"] <= 1e-3 for record in records)
-    assert all(record["probe_gap_mean"] <= 1e-4 for record in records)
-    assert all(np.isfinite(record["gap_max"]) for record in records if not record["empty"])
+    assert all(0.0 < record["probe_logprob_gap_max"] <= 1e-3 for record in records)
+    assert all(record["probe_logprob_gap_mean"] <= 1e-4 for record in records)
+    assert all(np.isfinite(record["logprob_gap_max"]) for record in records if not record["empty"])
 
 
 def test_a_step_that_was_traced(uninterrupted: Path) -> None:

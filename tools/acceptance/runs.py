@@ -131,7 +131,7 @@ def judge(record: Recorder, what: str, run: Run, code: int, steps: int) -> None:
     values = [float(one[name]) for one in records for name in FINITE]
     good = bool(values) and all(math.isfinite(value) for value in values)
     record.check(f"{what}: {', '.join(FINITE)}", "finite" if good else "not finite", "finite", good)
-    for name in ("probe_gap_max", "gap_mean", "gap_max"):
+    for name in ("probe_logprob_gap_max", "logprob_gap_mean", "logprob_gap_max"):
         if gaps := [float(one[name]) for one in records if one.get(name) is not None]:
             record.figure(f"{what}: {name}, largest of all steps", f"{max(gaps):.3g} nats")
 

@@ -113,7 +113,7 @@ class Rank:
             )
         with self._phase("samples for log-probs"):
             fetched = exchange.fetch(groups, assignment, training=False, experts=experts)
-        keys = [(s.group, s.index) for batch in assignment[exchange.replicas.own] for s in batch]
+        keys = [(s.slot, s.index) for batch in assignment[exchange.replicas.own] for s in batch]
         logprobs = {key: fetched[key[0]].completions[key[1]].tokens.astype(np.float32) for key in keys}
         del fetched
         with self._phase("log-probs back"):

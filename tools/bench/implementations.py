@@ -187,7 +187,7 @@ def ours_packing(data: Arrays) -> Run:
 
     def run() -> Mapping[str, Any]:
         (batches,) = pack(samples, dp_size=1, micro_batch_size=None, micro_batch_tokens=budget, share_prompts=False)
-        return _Later.bins([[sample.group for sample in batch] for batch in batches], data["lengths"])
+        return _Later.bins([[sample.slot for sample in batch] for batch in batches], data["lengths"])
 
     return run
 

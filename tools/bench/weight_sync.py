@@ -4,10 +4,10 @@
     .venv/bin/python tools/bench/weight_sync.py --other /tmp/before > table.md          # progress goes to stderr
 
 For each case both sides have their trainer ranks and their engine at the same time, and sync in turns: gather, fill the
-engine, reload, fingerprint (`WeightSync.push` of gspo_hpc/training/sync.py). The first two syncs of each are not counted. At
-the end both engines must give the same log-probs bit for bit. Without `--other` only this checkout is measured. Ratios are of
-neighbouring syncs; processor time is that of all ranks and processes of the engine, and depends little on what else the
-machine does.
+engine, reload, fingerprint (`WeightSync.push` of gspo_hpc/training/sync.py). The first two syncs of each are not
+counted. At the end both engines must give the same log-probs bit for bit. Without `--other` only this checkout is
+measured. Ratios are of neighbouring syncs; processor time is that of all ranks and processes of the engine, and depends
+little on what else the machine does.
 
 - dense is a random Qwen3 of about 490 MB in float32, in 91 tensors.
 - mixture is a random Qwen3-MoE of about 640 MB: 6 layers of 128 experts, in 2,361 tensors. Its experts are small, so
@@ -109,7 +109,7 @@ def rank(model: Path, ranks: int, workers: int) -> None:
     if hasattr(sync, "WeightSync"):
         push = sync.WeightSync(policy, []).push
     else:  # another checkout, from before November 2026
-        push = functools.partial(sync._push, policy)
+        push = functools.partial(sync._push, policy)  # type: ignore[attr-defined]
     barrier(place.device)
     answers.write("ready\n")
     for line in sys.stdin:

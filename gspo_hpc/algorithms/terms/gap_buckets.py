@@ -13,7 +13,7 @@ POSITIONS = (256, 1024, 4096, 16384)  # tokens before this one and the token its
 
 
 def _names(what: str, bounds: tuple[int, ...]) -> tuple[str, ...]:
-    return (*(f"gap/{what}_{bound}" for bound in bounds), f"gap/{what}_more")
+    return (*(f"logprob_gap/{what}_{bound}" for bound in bounds), f"logprob_gap/{what}_more")
 
 
 CACHED_NAMES, POSITION_NAMES = _names("cached", CACHED), _names("position", POSITIONS)

@@ -79,7 +79,7 @@ def exploding_gradients(run: Evidence) -> Finding | None:
         tuple(evidence),
         "the learning rate is too high, numbers exceed the range of the precision, or rewards differ widely in scale",
         (*settings, "optimizer.grad_reduce_in_fp32=true", "model.dtype=float32"),
-        ("metrics.jsonl: compare reward, gap_max and entropy in the steps before",),
+        ("metrics.jsonl: compare reward, logprob_gap_max and entropy in the steps before",),
         "problem" if severe else "warning",
     )
 
@@ -87,7 +87,8 @@ def exploding_gradients(run: Evidence) -> Finding | None:
 @symptom(
     "train_inference_mismatch",
     severity="warning",
-    shows="log-probs of engine and trainer (`gap_mean`, `probe_gap_mean`) differ three times as much as at first",
+    shows="log-probs of engine and trainer (`logprob_gap_mean`, `probe_logprob_gap_mean`) differ three times as much "
+    "as at first",
     change="`rollout.dtype`, `model.dtype`, `moe.router_replay`, `optimizer.lr`",
 )
 def train_inference_mismatch(run: Evidence) -> Finding | None:
@@ -95,7 +96,7 @@ def train_inference_mismatch(run: Evidence) -> Finding | None:
     sixteen = "float32" not in (run.config.model.dtype, run.config.rollout.dtype or run.config.model.dtype)
     floor = GAP_SMALL_16_BIT if sixteen else GAP_SMALL
     grown = None
-    for key in ("gap_mean", "probe_gap_mean"):
+    for key in ("logprob_gap_mean", "probe_logprob_gap_mean"):
         parts = ends([p for p in run.points(key) if p[1] > 0.0])
         if parts is None:
             continue
@@ -105,7 +106,7 @@ def train_inference_mismatch(run: Evidence) -> Finding | None:
     if grown is None:
         return None
     key, parts, before, after = grown
-    peak = max(run.points("gap_max"), key=lambda p: p[1], default=None)
+    peak = max(run.points("logprob_gap_max"), key=lambda p: p[1], default=None)
     largest = "" if peak is None else f"; the largest difference was {rounded(peak[1])} at step {peak[0]}"
     settings = ["rollout.dtype=float32", "model.dtype=float32"]
     if run.points("experts/imbalance"):

@@ -17,7 +17,7 @@ from gspo_hpc.config.derived import GapLimits
 from gspo_hpc.data.records import Floats
 
 _GROWTH = 4.0  # times the gap of the first sync that later ones may have, in 16 bits
-_FLOOR = 0.2  # of the mean that is allowed: gaps below it are never too large for growth alone
+HARMLESS = 0.2  # of the mean that is allowed: gaps below it are never too large for growth alone
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def excess(gap: Gap, allowed: GapLimits, first: Gap | None) -> str | None:
     if not (largest <= allowed.max and mean <= allowed.mean):
         return f"max {kind} {largest:.2e} (allowed {allowed.max:g}), mean {mean:.2e} (allowed {allowed.mean:g})"
     if allowed.weighted and first is not None:
-        most = max(_GROWTH * first.weighted_mean, _FLOOR * allowed.mean)
+        most = max(_GROWTH * first.weighted_mean, HARMLESS * allowed.mean)
         if mean > most:
             return (
                 f"mean {kind} {mean:.2e}, and {first.weighted_mean:.2e} at the first sync (allowed {_GROWTH:g} times "
-                f"as much, or {_FLOOR * allowed.mean:g})"
+                f"as much, or {HARMLESS * allowed.mean:g})"
             )
     return None

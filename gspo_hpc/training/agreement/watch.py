@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from gspo_hpc.algorithms.terms.gap_buckets import CACHED_NAMES, POSITION_NAMES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.schema import Config
-from gspo_hpc.training.agreement.gap import Baseline
+from gspo_hpc.training.agreement.gap import HARMLESS, Baseline
 
 _FEWEST = 256  # tokens from which a mean is judged
 _GROWTH = 5.0  # times the gap elsewhere: so much larger is another cause than rounding
 _STALE = "stale prefix cache"
 _NO_CACHE = "Set rollout.engine.enable_prefix_caching=false, and report it as a bug"
 _RAISE = "If the gap is known to be rounding, raise rollout.probe_mean_gap"
-_FLOOR = 0.2  # of the mean that is allowed: below it a gap is never too large for growth alone
 
 Sums = Mapping[str, tuple[float, float]]  # name -> (sum, count)
 
@@ -41,7 +40,7 @@ class RolloutGapMonitor:
 
         `sums` are those of an update; `version` is the number of steps of the weights that sampled.
         """
-        total = sums.get("gap", (0.0, 0.0))
+        total = sums.get("logprob_gap", (0.0, 0.0))
         if total[1] < _FEWEST:
             return
         mean = total[0] / total[1]
@@ -63,7 +62,7 @@ class RolloutGapMonitor:
         usual = plain if plain is not None else self._baseline.update
         if usual is None:
             return []
-        most = max(_GROWTH * usual, _FLOOR * self._allowed)
+        most = max(_GROWTH * usual, HARMLESS * self._allowed)
         return [name for name, mean in means.items() if mean > most]
 
     def _other_cause(self, sums: Sums) -> str:

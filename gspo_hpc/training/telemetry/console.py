@@ -165,7 +165,7 @@ class Console:
             "reward": fixed(number(record, "reward"), 3),
             "length": fixed(number(record, "response_length"), 1),
             "clip": fixed(clipped, 2, 5) + ("!" if _overclipped(clipped) else ""),
-            "gap": short(number(record, "gap_max")),
+            "gap": short(number(record, "logprob_gap_max")),
             "grad": short(number(record, "grad_norm")),
             "entropy": fixed(number(record, "entropy"), 3),
             "generate": fixed(number(record, "seconds/generate"), 1),

@@ -311,17 +311,17 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
         "reference_kl": (
             (sum(math.exp(-d) - 1 + d for _, d, *_ in by_token), tokens) if objective.kl_beta else (0.0, 0.0)
         ),
-        "gap": (sum(g for _, _, g, _ in by_token), tokens),
+        "logprob_gap": (sum(g for _, _, g, _ in by_token), tokens),
         "trained_length": (tokens, len(kept)),
         **dict.fromkeys(gap_buckets.NAMES, (0.0, 0.0)),
     }
-    for place in ("gap/cached_0", "gap/position_256"):
-        expected_sums[place] = expected_sums["gap"]
+    for place in ("logprob_gap/cached_0", "logprob_gap/position_256"):
+        expected_sums[place] = expected_sums["logprob_gap"]
     assert tuple(expected_sums) == tuple(result.sums) == SUM_NAMES
     for name, pair in expected_sums.items():
         assert result.sums[name].tolist() == pytest.approx(pair, rel=1e-9), name
     assert result.maxima["ratio_deviation_max"].item() == pytest.approx(max(abs(r - 1) for r, _ in ratios))
-    assert result.maxima["gap_max"].item() == pytest.approx(max(g for _, _, g, _ in by_token))
+    assert result.maxima["logprob_gap_max"].item() == pytest.approx(max(g for _, _, g, _ in by_token))
     assert not any(x.requires_grad for x in (*result.sums.values(), *result.maxima.values()))
 
 

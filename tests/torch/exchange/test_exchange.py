@@ -77,7 +77,7 @@ def make_groups(count: int, samples: int = 3, length: int = 20, seed: int = 0) -
             advantage=float(np.float32(index) - np.float32(0.3)),
             old_logprobs=floats(n),
             experts=experts(n - 1, slot),
-            cached=16 * index,
+            num_cached_tokens=16 * index,
         )
 
     return [
@@ -127,7 +127,7 @@ def test_a_rank_gets_what_its_replica_computes_and_nothing_else(
         groups = exchange.gather_table(g for g in whole if (g.slot * g.slot) % ranks == link.rank)
         assert groups.table.slots == list(range(7))
         assignment = dealt_of(exchange, groups)
-        own = {(s.group, s.index) for batch in assignment[exchange.replicas.own] for s in batch}
+        own = {(s.slot, s.index) for batch in assignment[exchange.replicas.own] for s in batch}
         found = exchange.fetch(groups, assignment, training=True, experts=True)
         assert set(found) == {slot for slot, _ in own}
         for slot, group in found.items():
@@ -139,7 +139,7 @@ def test_a_rank_gets_what_its_replica_computes_and_nothing_else(
                     assert not len(completion.tokens)
                     continue
                 assert (completion.advantage, completion.excluded) == (there.advantage, there.excluded)
-                assert completion.cached == there.cached
+                assert completion.num_cached_tokens == there.num_cached_tokens
                 for name in ("tokens", "logprobs", "old_logprobs", "reference_logprobs", "experts"):
                     assert equal(getattr(completion, name), getattr(there, name)), name
         bare = exchange.fetch(groups, assignment, training=False, experts=False)
@@ -160,13 +160,13 @@ def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -
         assignment = pack(  # one by one, so that replicas share groups
             groups.table.samples(), dp_size=dp, micro_batch_size=1, micro_batch_tokens=None, share_prompts=True
         )
-        assert dp == 1 or {s.group for [s] in assignment[0]} & {s.group for [s] in assignment[1]}
+        assert dp == 1 or {s.slot for [s] in assignment[0]} & {s.slot for [s] in assignment[1]}
         place = exchange.replicas.own
-        keys = [(s.group, s.index) for batch in assignment[place] for s in batch]
+        keys = [(s.slot, s.index) for batch in assignment[place] for s in batch]
         logprobs = {key: whole[key[0]].completions[key[1]].logprobs + place for key in keys}
         experts = {key: np.full((2, 1, 1), place, np.uint8) for key in (*keys, *((slot, -1) for slot, _ in keys))}
         values, chosen = exchange.return_results(groups, assignment, logprobs, experts)
-        by = {(s.group, s.index): n for n, batches in enumerate(assignment) for batch in batches for s in batch}
+        by = {(s.slot, s.index): n for n, batches in enumerate(assignment) for batch in batches for s in batch}
         wanted = {(slot, index) for slot, group in groups.own.items() for index in range(len(group.completions))}
         assert set(values) == wanted
         for (slot, index), array in values.items():

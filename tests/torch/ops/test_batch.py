@@ -61,10 +61,10 @@ def batches(draw: st.DrawFn) -> tuple[dict[int, Group], list[Sample]]:
 def test_every_token_is_where_it_belongs(made: tuple[dict[int, Group], list[Sample]], share: bool) -> None:
     groups, samples = made
     batch = build(groups, samples, share)
-    assert sorted(batch.keys) == sorted((s.group, s.index) for s in samples)
+    assert sorted(batch.keys) == sorted((s.slot, s.index) for s in samples)
     if not share:
-        assert list(batch.keys) == [(s.group, s.index) for s in samples]
-    prompts = {s.group: groups[s.group].prompt.tokens.tolist() for s in samples}
+        assert list(batch.keys) == [(s.slot, s.index) for s in samples]
+    prompts = {s.slot: groups[s.slot].prompt.tokens.tolist() for s in samples}
     common = 0  # tokens that all prompts begin with
     while len(prompts) > 1 and len({tuple(p[: common + 1]) for p in prompts.values()}) == 1:
         common += 1
@@ -121,7 +121,7 @@ def test_experts_go_back_to_their_completions(made: tuple[dict[int, Group], list
     batch = build(groups, samples, share)
     assert batch.experts is not None
     found = split_experts(batch.experts.int(), batch)
-    assert found.keys() == {key for s in samples for key in ((s.group, s.index), (s.group, -1))}
+    assert found.keys() == {key for s in samples for key in ((s.slot, s.index), (s.slot, -1))}
     for (slot, index), array in found.items():
         expected = groups[slot].prompt_experts if index < 0 else groups[slot].completions[index].experts
         assert expected is not None and array.shape == expected.shape and np.array_equal(array, expected)

@@ -103,7 +103,7 @@ def test_causes_are_told_apart() -> None:
 
 def sums(cached_0: float | None, cached_256: float | None, *positions: float) -> dict[str, tuple[float, float]]:
     """Return the sums of an update of 1,000 tokens at each place."""
-    found = {"gap": (1000.0 * (cached_256 if cached_256 is not None else cached_0 or 0.0), 1000.0)}
+    found = {"logprob_gap": (1000.0 * (cached_256 if cached_256 is not None else cached_0 or 0.0), 1000.0)}
     for name, mean in zip(gap_buckets.CACHED_NAMES, (cached_0, cached_256), strict=False):
         found |= {} if mean is None else {name: (1000.0 * mean, 1000.0)}
     return found | {n: (1000.0 * m, 1000.0) for n, m in zip(gap_buckets.POSITION_NAMES, positions, strict=False)}
@@ -113,7 +113,9 @@ def test_a_stale_cache_shows_behind_cached_prefixes_only() -> None:
     watch = RolloutGapMonitor(HALF)
     watch.judge(sums(0.004, 0.004), 0)
     watch.judge(sums(0.004, 0.009), 4)  # below the floor
-    with pytest.raises(GapMismatch, match=r"weights of step 8\): .*gap/cached_256 3\.00e-02.*stale prefix cache"):
+    with pytest.raises(
+        GapMismatch, match=r"weights of step 8\): .*logprob_gap/cached_256 3\.00e-02.*stale prefix cache"
+    ):
         watch.judge(sums(0.004, 0.03), 8)
     with pytest.raises(GapMismatch, match="stale prefix cache"):
         watch.judge(sums(None, 0.03), 8)  # a system prompt is cached for every completion
@@ -137,10 +139,10 @@ def test_gaps_are_summed_by_place() -> None:
     table = gap_buckets.sums_by_bucket(gap, mask, torch.tensor([0, 256, 257, 0]), torch.tensor([256, 257, 20_000, 1]))
     found = {name: tuple(row) for name, row in zip(gap_buckets.NAMES, table.tolist(), strict=True) if row[1]}
     assert found == {
-        "gap/cached_0": (1.0, 1.0),
-        "gap/cached_256": (2.0, 1.0),
-        "gap/cached_2048": (4.0, 1.0),
-        "gap/position_256": (1.0, 1.0),
-        "gap/position_1024": (2.0, 1.0),
-        "gap/position_more": (4.0, 1.0),
+        "logprob_gap/cached_0": (1.0, 1.0),
+        "logprob_gap/cached_256": (2.0, 1.0),
+        "logprob_gap/cached_2048": (4.0, 1.0),
+        "logprob_gap/position_256": (1.0, 1.0),
+        "logprob_gap/position_1024": (2.0, 1.0),
+        "logprob_gap/position_more": (4.0, 1.0),
     }

@@ -118,7 +118,9 @@ class Run:
 
     def update(self, mean: float) -> None:
         """Judge an update whose prompts were all in the prefix cache."""
-        self._watch.judge({"gap": (1000.0 * mean, 1000.0), "gap/cached_256": (1000.0 * mean, 1000.0)}, 0)
+        self._watch.judge(
+            {"logprob_gap": (1000.0 * mean, 1000.0), "logprob_gap/cached_256": (1000.0 * mean, 1000.0)}, 0
+        )
 
 
 def test_a_resumed_run_judges_gaps_as_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,9 @@ from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.step_record import step_record
 from tests.torch.training.test_update import GROUPS
 
-MADE = StepResult({"ratio": (3.0, 2.0), "clip_fraction": (0.0, 0.0)}, {"gap_max": 0.5}, {}, 1.5, False, False, 1e-6)
+MADE = StepResult(
+    {"ratio": (3.0, 2.0), "clip_fraction": (0.0, 0.0)}, {"logprob_gap_max": 0.5}, {}, 1.5, False, False, 1e-6
+)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def computed_tokens(batch: list[Sample], share_prompts: bool) -> int:
     """The cost by counting position after position, independent of token_count."""
     cells: set[tuple[tuple[str | int, ...], int]] = set()
     for s in batch:
-        owner: tuple[str | int, ...] = ("prompt", s.group) if share_prompts else ("prompt", s.group, s.index)
+        owner: tuple[str | int, ...] = ("prompt", s.slot) if share_prompts else ("prompt", s.slot, s.index)
         cells.update((owner, i) for i in range(s.prompt_len))
-        cells.update((("response", s.group, s.index), i) for i in range(s.response_len - 1))
+        cells.update((("response", s.slot, s.index), i) for i in range(s.response_len - 1))
     return len(cells)
 
 
@@ -81,7 +81,7 @@ def test_fixed_size_takes_consecutive_completions() -> None:
     packed = pack(samples, dp_size=2, micro_batch_size=4, micro_batch_tokens=None, share_prompts=True)
     for rank in packed:
         for batch in rank:
-            assert len({s.group for s in batch}) == 1 and [s.index for s in batch] == [0, 1, 2, 3]
+            assert len({s.slot for s in batch}) == 1 and [s.index for s in batch] == [0, 1, 2, 3]
 
 
 def test_a_group_that_fits_stays_together() -> None:
@@ -89,7 +89,7 @@ def test_a_group_that_fits_stays_together() -> None:
     samples = [Sample(slot, index, 60, rng.randint(10, 24)) for slot in range(16) for index in range(8)]
     for dp_size in (1, 2, 4):
         packed = pack(samples, dp_size=dp_size, micro_batch_size=None, micro_batch_tokens=512, share_prompts=True)
-        homes = Counter(s.group for rank in packed for batch in rank for s in {t.group: t for t in batch}.values())
+        homes = Counter(s.slot for rank in packed for batch in rank for s in {t.slot: t for t in batch}.values())
         assert set(homes.values()) == {1}, dp_size
 
 
@@ -160,7 +160,7 @@ def test_balanced_over_many_ranks_and_fast(share: bool) -> None:
     loads = [sum(token_count(batch, share) for batch in rank) for rank in packed]
     assert max(loads) <= 1.03 * sum(loads) / len(loads)
     assert len(packed[0]) <= -(-max(loads) // 16384) + 1
-    whole = sum(token_count([s for s in samples if s.group == slot], share) for slot in range(512))
+    whole = sum(token_count([s for s in samples if s.slot == slot], share) for slot in range(512))
     assert sum(loads) <= 1.02 * whole  # evening out costs next to no repeated prompts
     assert best < 0.4, best
 

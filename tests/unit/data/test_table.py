@@ -31,7 +31,7 @@ def completions(draw: st.DrawFn) -> Completion:
         failure=draw(st.sampled_from([None, "it raised"])),
         excluded=draw(st.booleans()),
         advantage=draw(NUMBERS),
-        cached=draw(st.integers(0, 2**20)),
+        num_cached_tokens=draw(st.integers(0, 2**20)),
     )
 
 
@@ -63,16 +63,16 @@ def test_the_table_is_that_of_all_groups_whoever_holds_them(made: list[Group], r
         assert (row["slot"], row["index"]) == (group.slot, index)
         assert (row["prompt_len"], row["response_len"]) == (len(group.prompt.tokens), len(completion.tokens))
         assert same(row["reward"], completion.reward) and same(row["advantage"], completion.advantage)
-        assert row["cached"] == completion.cached
+        assert row["num_cached_tokens"] == completion.num_cached_tokens
         flags = (completion.excluded, completion.failure is not None, completion.finish_reason == "length")
         assert tuple(bool(table.flagged(flag)[place]) for flag in (EXCLUDED, UNGRADED, TRUNCATED)) == flags
         there = {name for column, name in enumerate(table.names) if table.graded[place, column]}
         assert there == set(completion.reward_parts)
         for column, name in enumerate(table.names):
             if name in there:
-                assert same(table.parts[place, column], completion.reward_parts[name])
+                assert same(table.reward_parts[place, column], completion.reward_parts[name])
     assert table.tokens_crc32() == zlib.crc32(b"".join(c.tokens.tobytes() for _, _, c in every))
-    assert [(s.group, s.index) for s in table.samples()] == [(g.slot, i) for g, i, c in every if len(c.tokens)]
+    assert [(s.slot, s.index) for s in table.samples()] == [(g.slot, i) for g, i, c in every if len(c.tokens)]
 
 
 def test_groups_are_chosen_by_their_slots() -> None:

@@ -43,9 +43,9 @@ def healthy(step: int, **changes: Any) -> dict[str, Any]:
         "truncated_fraction": 0.02,
         "ratio_deviation_max": 0.0 if update == 0 else 2e-3,
         "clip_fraction": 0.0 if update == 0 else 0.15,
-        "gap_mean": 2e-3 + 1e-5 * (step % 3),
-        "gap_max": 0.1,
-        "probe_gap_mean": 2e-3,
+        "logprob_gap_mean": 2e-3 + 1e-5 * (step % 3),
+        "logprob_gap_max": 0.1,
+        "probe_logprob_gap_mean": 2e-3,
         "grad_norm": 0.5 + 0.01 * (step % 5),
         "skipped": 0,
         "empty": 0,
@@ -118,7 +118,7 @@ def test_a_reward_that_differs_around_zero_is_not_always_zero() -> None:
 
 
 def test_a_gap_is_a_mismatch_from_three_times_the_first_value() -> None:
-    grown = [names(evidence(lambda s, g=g: {"gap_mean": 0.02 * (g if s > 20 else 1)})) for g in (2.9, 3.1)]
+    grown = [names(evidence(lambda s, g=g: {"logprob_gap_mean": 0.02 * (g if s > 20 else 1)})) for g in (2.9, 3.1)]
     assert grown == [[], ["train_inference_mismatch"]]
 
 
@@ -163,15 +163,15 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
     (
         "train_inference_mismatch",
         "warning",
-        lambda s: {"gap_mean": 2e-3 * 1.1**s},
-        "gap_mean went from",
+        lambda s: {"logprob_gap_mean": 2e-3 * 1.1**s},
+        "logprob_gap_mean went from",
         "rollout.dtype=float32",
     ),
     (
         "train_inference_mismatch",
         "warning",
-        lambda s: {"probe_gap_mean": 2e-3 * 1.1**s},
-        "probe_gap_mean went from",
+        lambda s: {"probe_logprob_gap_mean": 2e-3 * 1.1**s},
+        "probe_logprob_gap_mean went from",
         "rollout.dtype=float32",
     ),
     (

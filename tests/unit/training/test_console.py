@@ -32,7 +32,7 @@ def record(step: int, **changes: Any) -> dict[str, Any]:
         "reward": 0.5625,
         "response_length": 12.34,
         "clip_fraction": 0.125,
-        "gap_max": 2.3e-6,
+        "logprob_gap_max": 2.3e-6,
         "grad_norm": 1.5,
         "entropy": 0.75,
         "seconds": 12.0,
@@ -118,8 +118,8 @@ def test_columns_stay_aligned_whatever_the_values() -> None:
     stream, console = plain(12345)
     odd: list[dict[str, Any]] = [
         {},
-        {"reward": None, "gap_max": float("nan"), "grad_norm": float("inf"), "entropy": "x"},
-        {"reward": -123.4, "response_length": 31999.0, "gap_max": 0.0, "grad_norm": 123456.0},
+        {"reward": None, "logprob_gap_max": float("nan"), "grad_norm": float("inf"), "entropy": "x"},
+        {"reward": -123.4, "response_length": 31999.0, "logprob_gap_max": 0.0, "grad_norm": 123456.0},
         {"completion_tokens_per_s": 1234567.0, "seconds": 86400.0, "seconds/generate": 4000.0},
         {"seconds/sync": 1234.5, "seconds/update": 12345.6, "clip_fraction": 0.999, "seconds": 1e9},
         {"seconds/update": 0.0, "clip_fraction": 1.0, "step": 12345},
