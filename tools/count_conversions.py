@@ -147,7 +147,7 @@ def version(root: Path) -> str:
 
 def half_of(place: str) -> str:
     """Return the half that a file belongs to."""
-    return "judge" if hashlib.md5(place.partition(":")[0].encode()).hexdigest()[0] in "89abcdef" else "mend"
+    return "judge" if hashlib.md5(place.partition(":")[0].encode()).hexdigest()[0] in "89abcdef" else "tune"
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--set", choices=["first", "second"], default="first", help="of checkouts")
-    parser.add_argument("--half", choices=["mend", "judge"], help="only the files of this half")
+    parser.add_argument("--half", choices=["tune", "judge"], help="only the files of this half")
     parser.add_argument("--only", metavar="NAME", help="only this checkout")
     parser.add_argument("--plans", action="store_true", help="also count the configs that plan accepts as they are")
     parser.add_argument("--list", action="store_true", help="also print what became of every run")

@@ -1,4 +1,4 @@
-"""The state of an optimizer that data-parallel ranks share: each gathers, saves, reads and hands out its own part.
+"""The state of an optimizer that data-parallel ranks share: each gathers, saves, reads and scatters its own part.
 
 Megatron's distributed optimizer gives every rank of a data-parallel group a flat piece of each bucket of parameters.
 Its own way to save this whole makes every rank hold the state of all parameters. Here every parameter has an *owner*

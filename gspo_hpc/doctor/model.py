@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,10 @@ from typing import Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor.finding import Section, gib
 from gspo_hpc.models import architecture
-from gspo_hpc.models.weight_files import INDEX, MAX_HEADER, SINGLE
+from gspo_hpc.models.weight_files import INDEX, SINGLE, read_header
 from gspo_hpc.system.text import first_line
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
-_WIDTHS = {
-    **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16, "U16": 16},
-    **{"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8},
-}
 
 
 def check(config: Config, section: Section) -> None:
@@ -42,38 +37,6 @@ def check(config: Config, section: Section) -> None:
         section.fail("model", first_line(str(error)), fix)
     _weights(section, folder)
     _tokenizer(section, folder, config)
-
-
-def read_header(path: Path) -> dict[str, tuple[int, int]]:
-    """Return the first and last byte of each tensor of a safetensors file, counted after its header.
-
-    Raises ValueError if the file's length does not match its header, or a tensor's size does not match its shape.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > min(MAX_HEADER, size - 8):
-            raise ValueError(
-                f"{path.name}: this is not a safetensors file, or it is cut off in its header ({size:,} bytes)"
-            )
-        try:
-            raw: dict[str, Any] = json.loads(file.read(length))
-            places = {name: entry for name, entry in raw.items() if name != "__metadata__"}
-            found = {name: (int(one["data_offsets"][0]), int(one["data_offsets"][1])) for name, one in places.items()}
-            widths = {name: _WIDTHS.get(one["dtype"]) for name, one in places.items()}
-            counts = {name: math.prod(one["shape"]) for name, one in places.items()}
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path.name}: the header is not readable: {type(error).__name__}: {error}") from None
-    wanted = 8 + length + max((end for _, end in found.values()), default=0)
-    if size != wanted:
-        what = "is cut off" if size < wanted else "is longer than its header says"
-        raise ValueError(f"{path.name}: the file {what}: it has {size:,} bytes, not {wanted:,}")
-    for name, (begin, end) in found.items():
-        width = widths[name]
-        if begin < 0 or end < begin or (width is not None and (end - begin) * 8 != counts[name] * width):
-            raise ValueError(f"{path.name}: tensor {name} has {end - begin:,} bytes, which does not match its shape")
-    return found
 
 
 def read_shards(folder: Path) -> tuple[int, int, list[str]]:

@@ -8,7 +8,6 @@ ranks, the engine's owner, tells the engine of each half; the others only keep i
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,15 +33,10 @@ def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
     num_layers = (text if isinstance(text, dict) else settings).get("num_hidden_layers")
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files.paths(model_path):
-        with file.open("rb") as stream:
-            try:
-                (length,) = struct.unpack("<Q", stream.read(8))
-                if length > weight_files.MAX_HEADER:
-                    raise ValueError(f"its header has {length} bytes")
-                header = json.loads(stream.read(length))
-                shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-            except (struct.error, ValueError, KeyError, AttributeError) as error:
-                raise ValueError(f"{file} is not a complete safetensors file: {error}") from error
+        try:
+            shapes |= {name: entry.shape for name, entry in weight_files.read_header(file).items()}
+        except ValueError as error:
+            raise ValueError(f"{model_path}: {error}") from None
     return {name: shape for name, shape in shapes.items() if weight_files.is_trained(name, num_layers)}
 
 
@@ -183,11 +177,11 @@ class _Transfer:
     def _release(self) -> None:
         """Free the memory, whose last bucket told workers to unmap it; they have if the engine answered to that."""
         self._tell("wait_loaded")
-        told = [b"dead" if self._receiver is None or self.error is not None else b"unmapped"]
+        states = [b"dead" if self._receiver is None or self.error is not None else b"unmapped"]
         if self._peers is not None:
-            told = self._peers.gather(told[0])
+            states = self._peers.gather(states[0])
         self._bytes = None
-        self._buffer.release_unused(unmapped=told[0] == b"unmapped")
+        self._buffer.release_unused(unmapped=states[0] == b"unmapped")
 
     def _pass_on(self, *, unmap: bool = False, last: bool = False) -> None:
         """Have workers load the filled half once they have loaded the other, which is filled next.

@@ -1,20 +1,35 @@
-"""The files with the weights of a Hugging Face folder, a limit of their format, and which tensors are trained."""
+"""The files with the weights of a Hugging Face folder, what their headers say, and which tensors are trained."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 SINGLE = "model.safetensors"  # all weights, where they fit into one file
 INDEX = "model.safetensors.index.json"  # the names of several files, by tensor
-MAX_HEADER = 100 << 20  # bytes of the header of a file: the limit of the safetensors library
+_MAX_HEADER = 100 << 20  # bytes of the header of a file: the limit of the safetensors library
 
+_WIDTHS = {
+    **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16, "U16": 16},
+    **{"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8},
+}  # bits of an element
 _SCALES = "_scale_inv"  # behind the name of a tensor in block FP8: one number for each block
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _PREDICTION = re.compile(
     r"(?:^|\.)mtp[._]"
 )  # mtp.layers.0 (Qwen), model.mtp_layers.0 (MiMo), model.mtp_block.0 (Ernie)
+
+
+class TensorEntry(NamedTuple):
+    """A tensor in the header of a safetensors file; its bytes are counted from the end of the header."""
+
+    dtype: str  # as the format names it: BF16, F8_E4M3
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 def paths(folder: Path) -> list[Path]:
@@ -31,6 +46,40 @@ def paths(folder: Path) -> list[Path]:
     if not (folder / SINGLE).exists():
         raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}: save the model with save_pretrained")
     return [folder / SINGLE]
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Return what the header of a safetensors file says of each tensor.
+
+    Raises ValueError if the file's length does not match its header, or a tensor's size does not match its shape.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > min(_MAX_HEADER, size - 8):
+            raise ValueError(
+                f"{path.name}: this is not a safetensors file, or it is cut off in its header ({size:,} bytes)"
+            )
+        try:
+            raw: dict[str, Any] = json.loads(file.read(length))
+            found = {name: _entry(one) for name, one in raw.items() if name != "__metadata__"}
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{path.name}: the header is not readable: {type(error).__name__}: {error}") from None
+    wanted = 8 + length + max((one.end for one in found.values()), default=0)
+    if size != wanted:
+        what = "is cut off" if size < wanted else "is longer than its header says"
+        raise ValueError(f"{path.name}: the file {what}: it has {size:,} bytes, not {wanted:,}")
+    for name, one in found.items():
+        num_bytes, width = one.end - one.begin, _WIDTHS.get(one.dtype)
+        if one.begin < 0 or num_bytes < 0 or (width is not None and num_bytes * 8 != math.prod(one.shape) * width):
+            raise ValueError(f"{path.name}: tensor {name} has {num_bytes:,} bytes, which does not match its shape")
+    return found
+
+
+def _entry(raw: Any) -> TensorEntry:
+    begin, end = raw["data_offsets"]
+    return TensorEntry(str(raw["dtype"]), tuple(int(size) for size in raw["shape"]), int(begin), int(end))
 
 
 def is_trained(name: str, num_layers: int | None) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gspo_hpc.policy import compat
 
-_SLICE = 16 << 20  # elements that travel at once
+_CHUNK = 16 << 20  # elements that travel at once
 _SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 Group = dist.ProcessGroup | None
@@ -49,7 +49,7 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Group = None,
         return _PLAIN["all_reduce"](tensor, op, group, async_op)
     world = dist.get_world_size(group)
     flat = tensor.contiguous().view(-1)
-    for part in flat.split(_SLICE):
+    for part in flat.split(_CHUNK):
         share = -(-part.numel() // world)
         sent = part.new_zeros(world * share)
         sent[: part.numel()] = part
@@ -69,7 +69,7 @@ def reduce_scatter_tensor(
         return _PLAIN["reduce_scatter_tensor"](output, input, op, group, async_op)
     world = dist.get_world_size(group)
     rows, flat = input.contiguous().view(world, -1), output.view(-1)
-    step = max(1, _SLICE // world)
+    step = max(1, _CHUNK // world)
     for begin in range(0, flat.numel(), step):
         sent = rows[:, begin : begin + step].contiguous()
         flat[begin : begin + step] = _add(_exchange(sent.view(-1), group).view(world, -1), op)

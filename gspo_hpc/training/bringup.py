@@ -102,7 +102,7 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
 
 @dataclass(frozen=True)
 class LoadedPrompts:
-    """The prompts that a rank needs: rank 0 reads the data and hands out those of every rollout."""
+    """The prompts that a rank needs: rank 0 reads the data and sends the others theirs, rollout by rollout."""
 
     count: int  # for training
     train: list[Prompt]  # on rank 0; empty elsewhere

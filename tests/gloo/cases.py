@@ -86,11 +86,11 @@ def config(model: str, world: int, model_dtype: str = "float32", **sections: Any
 def groups(seed: int = 0, count: int = 3, samples: int = 4, vocabulary: int = 90) -> list[Group]:
     """Groups of very different lengths, whose prompts begin alike, with old log-probs near the truth of nobody."""
     rng = np.random.default_rng(seed)
-    opening = rng.integers(0, vocabulary, 18)
+    shared_prefix = rng.integers(0, vocabulary, 18)
     made = []
     for slot in range(count):
         own = rng.integers(0, vocabulary, rng.integers(2, 20))
-        prompt = Prompt(slot, np.concatenate((opening, own)).astype(np.int32), "", {})
+        prompt = Prompt(slot, np.concatenate((shared_prefix, own)).astype(np.int32), "", {})
         completions = []
         for index in range(samples):
             length = int(rng.integers(1, 24))

@@ -161,11 +161,11 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
     one: dict[str, ranks.Case] = {f"logprobs-{f}": ("logprobs", {"model": str(models[f])}) for f in [*FAMILIES, *ROPES]}
     one |= {f"exported-one-{f}": ("exported", {"model": str(models[f])}) for f in FAMILIES}
     one["unshared"] = ("logprobs", {"model": tied, "batch": {"share_prompts": False}})
-    one["opening"] = ("logprobs", {"model": tied, "batch": {"micro_batch_tokens": 400}})  # all in one micro-batch
+    one["shared-prefix"] = ("logprobs", {"model": tied, "batch": {"micro_batch_tokens": 400}})  # all in one micro-batch
     one["steps-one"] = ("steps", {"model": tied})
     single = {"micro_batch_tokens": None, "micro_batch_size": 1}
     one["steps-single"] = ("steps", {"model": tied, "batch": single})
-    one["steps-opening"] = ("steps", {"model": tied, "batch": {"micro_batch_tokens": 400}})
+    one["steps-shared-prefix"] = ("steps", {"model": tied, "batch": {"micro_batch_tokens": 400}})
     two: dict[str, ranks.Case] = {
         f"steps-{name}": ("steps", {"model": tied, **sections}) for name, sections in LAYOUTS.items()
     }

@@ -33,7 +33,7 @@ def compare(rank: int, world: int) -> list[str]:
     """Return the names of what agrees bit for bit with adding the parts one after the other."""
     agree = []
     for dtype in (torch.float32, torch.bfloat16):
-        with mock.patch.object(deterministic_collectives, "_SLICE", 100):  # and more than one slice, with a rest
+        with mock.patch.object(deterministic_collectives, "_CHUNK", 100):  # and more than one chunk, with a rest
             for count in (1, 1001):
                 parts = [_part(one, count, dtype) for one in range(world)]
                 agree += _all_reduce(parts, rank, f"{dtype}-{count}")

@@ -45,7 +45,7 @@ def test_logprobs_and_logits_equal_hugging_face(
     assert worst < 1e-4, worst
 
 
-@pytest.mark.parametrize("sharing", ["logprobs-llama-tied", "opening"])
+@pytest.mark.parametrize("sharing", ["logprobs-llama-tied", "shared-prefix"])
 def test_unshared_prompts_give_the_same_logprobs(results: dict[str, Arrays], sharing: str) -> None:
     for key, shared in results[sharing].items():
         np.testing.assert_allclose(shared, results["unshared"][key], atol=2e-5)
@@ -120,7 +120,7 @@ def test_a_pass_that_was_left_has_changed_nothing(layout: str, results: dict[str
     assert all(np.array_equal(left[name], straight[name]) for name in straight)
 
 
-@pytest.mark.parametrize("case", ["steps-single", "steps-opening"])
+@pytest.mark.parametrize("case", ["steps-single", "steps-shared-prefix"])
 def test_micro_batches_do_not_change_the_step(results: dict[str, Arrays], case: str) -> None:
     np.testing.assert_allclose(results[case]["grad_norm"], results["steps-one"]["grad_norm"], rtol=1e-4)
     np.testing.assert_allclose(results[case]["loss"], results["steps-one"]["loss"], atol=1e-5)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import REPO, page
+from .environment import Environment
 from .hardware import Gpus, find_gpus
 from .plugin import make_discoverable
 from .registry import PARTS, missing
 from .rows import FAIL, Platform
 from .runner import RUNNING, WAITING, Result, Runner, failed
-from .setting import Setting
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if cuda and not gpus.count:
         print("gpu_acceptance: torch finds no GPU; --platform cpu runs without one", file=sys.stderr)
         return 2
-    setting = Setting(platform, args.work.resolve())
+    env = Environment(platform, args.work.resolve())
     os.umask(0o077)
-    setting.work.mkdir(parents=True, exist_ok=True)
-    make_discoverable(setting.work)
+    env.work.mkdir(parents=True, exist_ok=True)
+    make_discoverable(env.work)
     about = page.environment(gpus.description)
     told: dict[str, str] = {}
 
@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for result in results:
             if result.verdict != WAITING and told.get(result.part.name) != result.verdict:
                 told[result.part.name] = result.verdict
-                _say(result, setting)
+                _say(result, env)
 
     scale = args.scale or (1.0 if cuda else 3.0)
-    runner = Runner(setting, gpus.count, report, scale, args.seconds)
+    runner = Runner(env, gpus.count, report, scale, args.seconds)
     results = runner.run([part for part in PARTS if part.name in args.parts])
     page.write(args.out, page.render(about, results))
     print(f"gpu_acceptance: the page is {args.out}", flush=True)
@@ -76,7 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _say(result: Result, setting: Setting) -> None:
+def _say(result: Result, env: Environment) -> None:
     """Print a line when a part begins and when it ends, with the end of its log if it failed."""
     seconds = "" if result.verdict == RUNNING else f" after {result.seconds:.0f} s"
     print(f"gpu_acceptance: {result.part.name}: {result.verdict}{seconds} {result.reason}".rstrip(), flush=True)
@@ -84,7 +84,7 @@ def _say(result: Result, setting: Setting) -> None:
         for row in result.rows:
             if row.verdict == FAIL:
                 print(f"    {row.what}: {row.figure}, {row.bound}", flush=True)
-        log = setting.work / "logs" / f"{result.part.name}.log"
+        log = env.work / "logs" / f"{result.part.name}.log"
         if result.reason and log.exists():
             print("    " + "\n    ".join(log.read_text("utf-8", "replace").splitlines()[-25:]), flush=True)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gspo_hpc.system.processes import die_with_parent
 
+from .environment import Environment
 from .rows import Recorder
-from .setting import Setting
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     faulthandler.dump_traceback_later(max(0.1, 0.95 * args.seconds))  # where it hangs, into the log
     os.umask(0o077)
     part = importlib.import_module(args.module)
-    part.run(Setting(args.platform, args.work), Recorder(args.results, args.platform))
+    part.run(Environment(args.platform, args.work), Recorder(args.results, args.platform))
 
 
 if __name__ == "__main__":

@@ -14,32 +14,32 @@ from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineSettings, Sampling
 from gspo_hpc.ops.hf_folder import Folder
 
-from .setting import Setting
+from .environment import Environment
 
 SHARE = 0.4  # of the card, for an engine beside a trainer
 
 
-def make(setting: Setting, model: Path, name: str, *, dtype: str = "", **engine_args: Any) -> Engine:
+def make(env: Environment, model: Path, name: str, *, dtype: str = "", **engine_args: Any) -> Engine:
     """Return an engine that is not started; its processes write to a log of that name."""
-    sizes = setting.sizes
+    sizes = env.sizes
     return Engine(
         EngineSettings(
             model_path=str(model),
             dtype=dtype or sizes.dtype,
-            platform=setting.platform,
+            platform=env.platform,
             max_model_len=sizes.prompt + sizes.length,
             kv_cache_gb=0.25,
-            log_path=setting.work / "logs" / f"{name}-engine.log",
-            engine_args={**({"gpu_memory_utilization": SHARE} if setting.cuda else {}), **engine_args},
+            log_path=env.work / "logs" / f"{name}-engine.log",
+            engine_args={**({"gpu_memory_utilization": SHARE} if env.cuda else {}), **engine_args},
         )
     )
 
 
-def requests(setting: Setting, model: Path, count: int) -> list[list[int]]:
+def requests(env: Environment, model: Path, count: int) -> list[list[int]]:
     """Return prompts of random tokens, without those of the tokenizer's special ones."""
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     rng = np.random.default_rng(0)
-    return [rng.integers(vocabulary // 10, vocabulary, setting.sizes.prompt).tolist() for _ in range(count)]
+    return [rng.integers(vocabulary // 10, vocabulary, env.sizes.prompt).tolist() for _ in range(count)]
 
 
 def generate(engine: Engine, prompts: list[list[int]], sampling: Sampling, samples: int = 1) -> list[list[int]]:

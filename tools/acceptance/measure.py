@@ -8,20 +8,20 @@ from pathlib import Path
 
 import torch
 
-from .setting import Setting
+from .environment import Environment
 
 FLAT = 64 << 20  # bytes by which memory may move where it should stay the same
 
 
-def wait(setting: Setting) -> None:
+def synchronize(env: Environment) -> None:
     """Return when the device has done what it was given."""
-    if setting.cuda:
+    if env.cuda:
         torch.cuda.synchronize()
 
 
-def taken(setting: Setting, others: Iterable[int] = ()) -> int:
+def memory_used(env: Environment, others: Iterable[int] = ()) -> int:
     """Return the bytes that all processes have of the GPU; on a CPU the resident ones of this and the `others`."""
-    if setting.cuda:
+    if env.cuda:
         free, total = torch.cuda.mem_get_info()
         return total - free
     return sum(_resident(pid) for pid in (os.getpid(), *others))

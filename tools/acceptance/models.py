@@ -11,7 +11,7 @@ from typing import Any
 
 from make_random_model import make_random_model, make_tokenizer
 
-from .setting import Setting
+from .environment import Environment
 
 SMALL = {  # of the comparison with the CPU
     "vocab_size": 512,
@@ -26,31 +26,31 @@ SMALL = {  # of the comparison with the CPU
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 
 
-def dense(setting: Setting) -> Path:
+def dense(env: Environment) -> Path:
     """Return the folder of the random dense model."""
-    return _once(setting.work / "models" / "dense", lambda out: make_random_model(out, **setting.sizes.model))
+    return _once(env.work / "models" / "dense", lambda out: make_random_model(out, **env.sizes.model))
 
 
-def light(setting: Setting) -> Path:
+def light(env: Environment) -> Path:
     """Return the folder of the random dense model of whole runs."""
-    return _once(setting.work / "models" / "light", lambda out: make_random_model(out, **setting.sizes.light))
+    return _once(env.work / "models" / "light", lambda out: make_random_model(out, **env.sizes.light))
 
 
-def mixture(setting: Setting) -> Path:
+def mixture(env: Environment) -> Path:
     """Return the folder of the random mixture of experts."""
-    settings = {**setting.sizes.mixture, "initializer_range": 0.05, "max_position_embeddings": 2048}
-    return _once(setting.work / "models" / "mixture", lambda out: _from_config(out, "qwen3_moe", settings))
+    settings = {**env.sizes.mixture, "initializer_range": 0.05, "max_position_embeddings": 2048}
+    return _once(env.work / "models" / "mixture", lambda out: _from_config(out, "qwen3_moe", settings))
 
 
-def small(setting: Setting, kind: str) -> Path:
+def small(env: Environment, kind: str) -> Path:
     """Return the folder of a small model, ``llama`` or ``qwen3_moe``."""
     settings = SMALL | (EXPERTS if kind == "qwen3_moe" else {})
-    return _once(setting.work / "models" / f"small-{kind}", lambda out: _from_config(out, kind, settings))
+    return _once(env.work / "models" / f"small-{kind}", lambda out: _from_config(out, kind, settings))
 
 
-def prompts(setting: Setting) -> Path:
+def prompts(env: Environment) -> Path:
     """Return a file of text prompts that the models' tokenizer of characters knows."""
-    file = setting.work / "prompts.jsonl"
+    file = env.work / "prompts.jsonl"
     if not file.exists():
         rows = ({"prompt": f"{a} + {b} = ?", "answer": a + b} for a in range(16) for b in range(16))
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -8,18 +8,18 @@ from torch import Tensor
 Layout = list[tuple[int, list[int]]]  # (prompt length, response tokens of its completions)
 
 
-def table(layout: Layout, share: bool, opening: int = 0) -> tuple[Tensor, int]:
+def table(layout: Layout, share: bool, shared_prefix: int = 0) -> tuple[Tensor, int]:
     """Return the segment table of a layout [S, 5], and its number of tokens."""
-    rows, end = [], opening
+    rows, end = [], shared_prefix
     for prompt, responses in layout:
         if share:
             start, end = end, end + prompt
             for response in responses:
-                rows.append((start, prompt, end, response, opening))
+                rows.append((start, prompt, end, response, shared_prefix))
                 end += response
         else:
             for response in responses:
-                rows.append((end, prompt, end + prompt, response, opening))
+                rows.append((end, prompt, end + prompt, response, shared_prefix))
                 end += prompt + response
     return torch.tensor(rows, dtype=torch.int32).reshape(-1, 5), max(end, 1)
 
@@ -27,10 +27,10 @@ def table(layout: Layout, share: bool, opening: int = 0) -> tuple[Tensor, int]:
 def visible(segments: Tensor, tokens: int) -> Tensor:
     """Return the whole mask [T, T], token by token: True where a query sees a key."""
     mask = torch.eye(tokens, dtype=torch.bool)
-    for prompt_start, prompt, start, response, opening in segments.tolist():
-        mask[:opening, :opening] = torch.ones(opening, opening).tril().bool()
-        mask[prompt_start : prompt_start + prompt, :opening] = True
-        mask[start : start + response, :opening] = True
+    for prompt_start, prompt, start, response, shared_prefix in segments.tolist():
+        mask[:shared_prefix, :shared_prefix] = torch.ones(shared_prefix, shared_prefix).tril().bool()
+        mask[prompt_start : prompt_start + prompt, :shared_prefix] = True
+        mask[start : start + response, :shared_prefix] = True
         for i in range(prompt):
             mask[prompt_start + i, prompt_start : prompt_start + i + 1] = True
         for i in range(response):

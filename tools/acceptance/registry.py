@@ -13,7 +13,7 @@ RUN = tuple(dict.fromkeys((*TRAINER, *ENGINE, "pebble", "rich", "jinja2")))
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the schedule: a module with a function ``run(setting, record)``, run in a process of its own."""
+    """A part of the schedule: a module with a function ``run(environment, record)``, run in a process of its own."""
 
     name: str
     title: str

@@ -1,7 +1,7 @@
 """Run parts one after the other, each in a process with a time limit, and report after every row.
 
 A part that hangs, dies or misses a bound leaves the others running. All processes that a part has started end with
-it: they carry a token in their environment, by which they are found. ``python -m tools.acceptance.runner TOKEN`` is the
+it: they carry a token in their env, by which they are found. ``python -m tools.acceptance.runner TOKEN`` is the
 guard, which ends them if this process is killed: it waits for the end of its standard input.
 """
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import REPO
+from .environment import Environment
 from .registry import Part, missing
 from .rows import FAIL, SKIPPED, Row, read, verdict
-from .setting import Setting
 
 TOKEN = "GSPO_HPC_ACCEPTANCE"  # in the environment of every process of a part
 WAITING, RUNNING = "not run", "running"
@@ -44,7 +44,7 @@ class Result:
 class Runner:
     """Run parts in turn. `report` is called with all results after every change."""
 
-    setting: Setting
+    env: Environment
     gpus: int
     report: Callable[[Sequence[Result]], None]
     scale: float = 1.0  # of the time limits
@@ -87,13 +87,13 @@ class Runner:
 
     def _unmet(self, part: Part) -> str:
         """Return why the part cannot be run here, or an empty string."""
-        if self.setting.cuda and self.gpus < part.gpus:
+        if self.env.cuda and self.gpus < part.gpus:
             return f"it needs {part.gpus} GPUs, and there is {self.gpus}"
         absent = missing(part.packages)
         return f"not installed: {', '.join(absent)}" if absent else ""
 
     def _run(self, part: Part, limit: float, note: Callable[[Result], None]) -> Result:
-        folder = self.setting.work / "logs"
+        folder = self.env.work / "logs"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         results, log = folder / f"{part.name}.jsonl", folder / f"{part.name}.log"
         results.unlink(missing_ok=True)
@@ -120,7 +120,14 @@ class Runner:
 
     def _start(self, part: Part, limit: float, results: Path, log: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tools.acceptance.child", part.import_path]
-        command += ["--platform", self.setting.platform, "--work", str(self.setting.work), "--results", str(results)]
+        command += [
+            "--platform",
+            self.env.platform,
+            "--work",
+            str(self.env.work),
+            "--results",
+            str(results),
+        ]
         command += ["--seconds", f"{limit:.1f}", "--runner", str(os.getpid())]
         # Without SPT_NOENV, setproctitle, which vLLM uses, overwrites the environment that /proc shows.
         own = {TOKEN: self.token, "SPT_NOENV": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}

@@ -18,23 +18,23 @@ from gspo_hpc.system.environment import ENGINE
 from tests.run import harness
 
 from . import REPO, models
+from .environment import Environment
 from .rows import Recorder
-from .setting import Setting
 
 UTILISATION = 0.8  # of the card, for the engine of a run
 _UNDER_WAY = 0.3  # seconds after a rollout has begun, of the several that it takes
 FINITE = ("loss", "grad_norm", "reward")  # of every record
 
 
-def write_config(setting: Setting, name: str, model: Path, *, eager: bool = False, **sections: Any) -> Path:
+def write_config(env: Environment, name: str, model: Path, *, eager: bool = False, **sections: Any) -> Path:
     """Write the config of a run of one rank; `eager`: without CUDA graphs, for an engine that starts soon.
 
     Rewards depend on the text alone, so equal runs get equal ones.
     """
-    sizes = setting.sizes
+    sizes = env.sizes
     base: dict[str, Any] = {
         "run": {"name": name, "max_steps": sizes.steps, "seed": 7},
-        "cluster": {"platform": setting.platform, "gpus_per_node": 1},
+        "cluster": {"platform": env.platform, "gpus_per_node": 1},
         "model": {"path": str(model), "dtype": sizes.dtype},
         "batch": {
             "global_batch_size": 8 * sizes.groups,
@@ -42,7 +42,7 @@ def write_config(setting: Setting, name: str, model: Path, *, eager: bool = Fals
             "steps_per_generation": 2,
             "micro_batch_tokens": sizes.micro_batch,
         },
-        "data": {"train": str(models.prompts(setting))},
+        "data": {"train": str(models.prompts(env))},
         "rollout": {"max_prompt_length": 64, "max_response_length": sizes.run_length, "kv_cache_gb": 0.25},
         "reward": {"functions": [{"function": f"{REPO / 'tools' / 'bench' / 'graders.py'}:text_reward"}]},
         "optimizer": {"lr": 1e-5},
@@ -50,12 +50,12 @@ def write_config(setting: Setting, name: str, model: Path, *, eager: bool = Fals
         "eval": {"before": False, "after": False},
         "tracking": {"wandb": "disabled"},
     }
-    if setting.cuda:
+    if env.cuda:
         base["rollout"]["engine"] = {"gpu_memory_utilization": UTILISATION, "enforce_eager": eager}
     for section, settings in (*sizes.extra.items(), *sections.items()):
         base[section] = base.get(section, {}) | settings
     from_dict(base)  # a mistake in here is told at once
-    file = setting.work / f"{name}.yaml"
+    file = env.work / f"{name}.yaml"
     file.write_text(json.dumps(base))
     return file
 
@@ -63,9 +63,9 @@ def write_config(setting: Setting, name: str, model: Path, *, eager: bool = Fals
 class Run:
     """A run in a folder of the work folder; what an earlier one has left there is removed."""
 
-    def __init__(self, setting: Setting, name: str, config: Path, *overrides: str) -> None:
-        self.folder = setting.work / "runs" / name
-        self.log = setting.work / "logs" / f"run-{name}.log"
+    def __init__(self, env: Environment, name: str, config: Path, *overrides: str) -> None:
+        self.folder = env.work / "runs" / name
+        self.log = env.work / "logs" / f"run-{name}.log"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.log.unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)

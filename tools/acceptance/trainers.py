@@ -13,16 +13,16 @@ from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, memory
 
-from .setting import Setting
+from .environment import Environment
 
 __all__ = ["completions", "config", "make_policy", "planned"]
 
 
-def config(setting: Setting, model: Path, dtype: str = "", layers: str = "auto", **sections: Any) -> Config:
+def config(env: Environment, model: Path, dtype: str = "", layers: str = "auto", **sections: Any) -> Config:
     """Return a configuration of one rank; `sections` change those of all parts."""
-    sizes = setting.sizes
+    sizes = env.sizes
     base: dict[str, Any] = {
-        "cluster": {"platform": setting.platform, "gpus_per_node": 1},
+        "cluster": {"platform": env.platform, "gpus_per_node": 1},
         "model": {"path": str(model), "dtype": dtype or sizes.dtype, "layers": layers},
         "batch": {"global_batch_size": 8 * sizes.groups, "num_generations": 8, "micro_batch_tokens": sizes.micro_batch},
         "rollout": {"max_prompt_length": sizes.prompt, "max_response_length": sizes.length},
@@ -33,16 +33,16 @@ def config(setting: Setting, model: Path, dtype: str = "", layers: str = "auto",
     return from_dict(base)
 
 
-def completions(setting: Setting, policy: Any, groups: int) -> ShardedGroups:
+def completions(env: Environment, policy: Any, groups: int) -> ShardedGroups:
     """Return groups of eight completions of random tokens, all of the longest lengths, with random advantages."""
-    return noise(policy, groups, 8, setting.sizes.prompt, setting.sizes.length, 0)
+    return noise(policy, groups, 8, env.sizes.prompt, env.sizes.length, 0)
 
 
-def planned(setting: Setting, settings: Config) -> dict[str, dict[str, int]]:
+def planned(env: Environment, settings: Config) -> dict[str, dict[str, int]]:
     """Return the bytes by phase and part that `gspo-hpc plan` shows for this GPU (on a CPU: for an H100)."""
     import torch
 
-    found = devices.of(torch.cuda.get_device_name()) if setting.cuda else None
+    found = devices.of(torch.cuda.get_device_name()) if env.cuda else None
     arch = architecture.read(str(settings.model.path))
     estimate = memory.estimate(arch, settings, found or devices.DEVICES["H100-80GB"])
     return {phase.name: phase.parts for phase in estimate.phases}

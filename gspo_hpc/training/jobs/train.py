@@ -266,8 +266,8 @@ def newest_checkpoint(run: RunDir, ranks: Ranks, console: Console) -> Path | Non
         """Return what any rank finds wrong with its share of a checkpoint's files."""
         found = json.dumps(commit.verify(path, ranks.rank, ranks.world_size)).encode()
         with waiting():  # for ranks whose share takes longer
-            told = gather_unordered(ranks.exchange.transport, found)
-        return list(dict.fromkeys(problem for of_rank in told for problem in json.loads(of_rank)))
+            answers = gather_unordered(ranks.exchange.transport, found)
+        return list(dict.fromkeys(problem for of_rank in answers for problem in json.loads(of_rank)))
 
     def ask(path: Path) -> list[str]:
         broadcast_bytes(path.name.encode(), ranks.device)

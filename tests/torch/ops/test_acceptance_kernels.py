@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from gspo_hpc.ops import attention
+from tools.acceptance.environment import Environment
 from tools.acceptance.parts import kernels
 from tools.acceptance.rows import FAIL, NOT_APPLICABLE, PASS, Recorder, Row, read
-from tools.acceptance.setting import Setting
 
 Attend = Callable[..., Tensor]
 
 
 def rows(tmp_path: Path) -> list[Row]:
-    kernels.run(Setting("cpu", tmp_path), Recorder(tmp_path / "rows", "cpu"))
+    kernels.run(Environment("cpu", tmp_path), Recorder(tmp_path / "rows", "cpu"))
     return read(tmp_path / "rows")
 
 

@@ -43,8 +43,10 @@ layouts = st.lists(
     st.sampled_from([1 << 22, 600, 7]),
 )
 @settings(max_examples=80, deadline=None)
-def test_equals_the_dense_mask(layout: Layout, share: bool, opening: int, heads: tuple[int, int], limit: int) -> None:
-    segments, tokens = table(layout, share, opening)
+def test_equals_the_dense_mask(
+    layout: Layout, share: bool, shared_prefix: int, heads: tuple[int, int], limit: int
+) -> None:
+    segments, tokens = table(layout, share, shared_prefix)
     leaves = inputs(tokens, 0, heads=heads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "MASK_ELEMENTS", limit)  # small limits: completions are taken in slices
@@ -68,9 +70,9 @@ def test_lower_precision_is_near(dtype: torch.dtype, tolerance: float) -> None:
     assert (out.double() - expected).abs().max() < tolerance
 
 
-def owners(layout: Layout, share: bool, opening: int) -> list[set[tuple[int, int]]]:
+def owners(layout: Layout, share: bool, shared_prefix: int) -> list[set[tuple[int, int]]]:
     """Whose output may depend on each token: (group, completion), a shared prompt being all of its group's."""
-    result = [{(g, i) for g, (_, responses) in enumerate(layout) for i in range(len(responses))}] * opening
+    result = [{(g, i) for g, (_, responses) in enumerate(layout) for i in range(len(responses))}] * shared_prefix
     for g, (prompt, responses) in enumerate(layout):
         everybody = {(g, i) for i in range(len(responses))}
         if share:
@@ -92,11 +94,11 @@ def overwritten(leaves: Leaves, where: Tensor, value: float) -> Leaves:
 LEAKY: Layout = [(9, [5, 12, 3]), (9, [8, 8]), (20, [4, 0, 30])]
 
 
-@pytest.mark.parametrize("share, opening", [(True, 0), (False, 0), (True, 18)])
+@pytest.mark.parametrize("share, shared_prefix", [(True, 0), (False, 0), (True, 18)])
 @pytest.mark.parametrize("poison", [100.0, float("nan"), float("inf")])
-def test_no_sample_sees_another_bit_for_bit(share: bool, opening: int, poison: float) -> None:
-    segments, tokens = table(LEAKY, share, opening)
-    whose = owners(LEAKY, share, opening)
+def test_no_sample_sees_another_bit_for_bit(share: bool, shared_prefix: int, poison: float) -> None:
+    segments, tokens = table(LEAKY, share, shared_prefix)
+    whose = owners(LEAKY, share, shared_prefix)
     q, k, v = inputs(tokens, 2, torch.float32)
     clean = attend(q, k, v, segments, 0.3).detach()
     for victim in sorted(set(itertools.chain(*whose))):
@@ -111,7 +113,7 @@ def test_no_sample_sees_another_bit_for_bit(share: bool, opening: int, poison: f
 
 
 def test_the_future_is_invisible_bit_for_bit() -> None:
-    segments, tokens = table([(20, [30, 18])], True, opening=16)
+    segments, tokens = table([(20, [30, 18])], True, shared_prefix=16)
     q, k, v = inputs(tokens, 3, torch.float32)
     clean = attend(q, k, v, segments, 0.3)
     for start, end, cut in ((0, 16, 9), (16, 36, 23), (36, 66, 47), (66, 84, 68)):
@@ -121,11 +123,11 @@ def test_the_future_is_invisible_bit_for_bit() -> None:
         assert torch.equal(out[start:cut], clean[start:cut])
 
 
-@pytest.mark.parametrize("opening", [0, 18])
+@pytest.mark.parametrize("shared_prefix", [0, 18])
 @pytest.mark.parametrize("leak", ["neighbour", "future", "prompt_hidden"])
-def test_a_wrong_mask_is_caught(leak: str, opening: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_mask_is_caught(leak: str, shared_prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above does notice a single wrong entry in a mask."""
-    segments, tokens = table(LEAKY, True, opening)
+    segments, tokens = table(LEAKY, True, shared_prefix)
     right = attention._call
 
     def wrong(chosen: list[attention.Lane], *rest: object) -> attention.Call:

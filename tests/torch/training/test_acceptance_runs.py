@@ -11,9 +11,9 @@ import pytest
 from gspo_hpc.config.loader import load
 from gspo_hpc.launch import checks
 from tools.acceptance import models, runs
+from tools.acceptance.environment import CUDA, Environment
 from tools.acceptance.parts import faults, mixture, train
 from tools.acceptance.rows import Recorder
-from tools.acceptance.setting import CUDA, Setting
 
 
 @pytest.mark.parametrize("gpu", ["H100-80GB", "H200-141GB", None])
@@ -22,19 +22,19 @@ def test_runs_on_a_gpu_are_accepted_by_the_plan(
 ) -> None:
     """The configs that only a GPU would see otherwise; of the models only config.json is made."""
     written: list[Path] = []
-    monkeypatch.setattr(models, "light", lambda setting: _folder(tmp_path / "light", "Qwen3ForCausalLM", _dense()))
+    monkeypatch.setattr(models, "light", lambda env: _folder(tmp_path / "light", "Qwen3ForCausalLM", _dense()))
     experts = CUDA.mixture
-    monkeypatch.setattr(models, "mixture", lambda setting: _folder(tmp_path / "mix", "Qwen3MoeForCausalLM", experts))
+    monkeypatch.setattr(models, "mixture", lambda env: _folder(tmp_path / "mix", "Qwen3MoeForCausalLM", experts))
 
-    def stop(setting: Setting, name: str, config: Path, *overrides: str) -> None:
+    def stop(env: Environment, name: str, config: Path, *overrides: str) -> None:
         written.append(config)
         raise StopIteration
 
     monkeypatch.setattr(runs, "Run", stop)
-    setting = Setting("cuda", tmp_path)
+    env = Environment("cuda", tmp_path)
     for part_of_runs in (train, faults, mixture):
         with pytest.raises(StopIteration):
-            part_of_runs.run(setting, Recorder(tmp_path / "rows", "cuda"))
+            part_of_runs.run(env, Recorder(tmp_path / "rows", "cuda"))
     assert len(written) == 3
     for config in written:
         checks.require(load(str(config), [f"cluster.gpu={gpu}"] if gpu else []))

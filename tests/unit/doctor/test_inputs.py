@@ -16,9 +16,9 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import prompts
 from gspo_hpc.doctor import finding, inputs
-from gspo_hpc.doctor import model as doctor_model
 from gspo_hpc.doctor import sizes as doctor_sizes
 from gspo_hpc.doctor.finding import Finding
+from gspo_hpc.models.weight_files import read_header
 
 MODEL = {
     **{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
@@ -118,11 +118,11 @@ def test_no_damage_of_a_header_is_a_traceback(data: st.DataObject) -> None:
             content[data.draw(st.integers(0, len(content) - 61))] = data.draw(st.integers(0, 255))
         path.write_bytes(content)
         try:
-            places = doctor_model.read_header(path)
+            places = read_header(path)
         except ValueError as error:
             assert str(error).startswith("x.safetensors: ")
         else:
-            assert max((end for _, end in places.values()), default=0) < len(content)
+            assert max((one.end for one in places.values()), default=0) < len(content)
 
 
 def test_shards_that_do_not_fit_their_index(model: Path, rows: Path) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from tools.acceptance import __main__ as command
 from tools.acceptance import page, plugin, registry, rows, runner
+from tools.acceptance.environment import Environment
 from tools.acceptance.hardware import Gpus
 from tools.acceptance.registry import PARTS, Part
 from tools.acceptance.rows import FAIL, FIGURE, NOT_APPLICABLE, PASS, SKIPPED, Recorder, Row
 from tools.acceptance.runner import RUNNING, WAITING, Result, Runner
-from tools.acceptance.setting import Setting
 
 MODULES = {
     "good": "record.figure('speed', '3 tokens/s')\n    record.at_most('error', 0.5, 1.0, ' nats')",
@@ -42,7 +42,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the modules of the parts."""
     folder = tmp_path_factory.mktemp("parts")
     for name, body in MODULES.items():
-        (folder / f"planted_{name}.py").write_text(f"def run(setting, record):\n    {body}\n")
+        (folder / f"planted_{name}.py").write_text(f"def run(env, record):\n    {body}\n")
     return folder
 
 
@@ -54,13 +54,13 @@ def reports() -> list[list[Result]]:
 @pytest.fixture(scope="module")
 def results(planted: Path, reports: list[list[Result]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """Every kind of part, in one go."""
-    setting = Setting("cpu", tmp_path_factory.mktemp("work"))
+    env = Environment("cpu", tmp_path_factory.mktemp("work"))
     parts = [part(name) for name in MODULES if name != "hangs"]
     parts += [part("hangs", seconds=1), part("lacks", packages=("os", LACKS)), part("good")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.setattr(runner, "_POLL_SECONDS", 0.02)
-        found = Runner(setting, 0, lambda now: reports.append(list(now))).run(parts)
+        found = Runner(env, 0, lambda now: reports.append(list(now))).run(parts)
     assert found[-1].verdict == PASS, "parts after a hang are run"
     return {one.part.name: one for one in found}
 
@@ -114,12 +114,12 @@ def test_nothing_is_left_of_a_killed_runner(planted: Path, tmp_path: Path) -> No
     """A process of the part in a session of its own: what dies with its parent is not enough."""
     code = (
         "import sys; from pathlib import Path; from tools.acceptance.registry import Part\n"
-        "from tools.acceptance.runner import Runner; from tools.acceptance.setting import Setting\n"
-        "runner = Runner(Setting('cpu', Path(sys.argv[1])), 0, lambda results: None)\n"
+        "from tools.acceptance.runner import Runner; from tools.acceptance.environment import Environment\n"
+        "runner = Runner(Environment('cpu', Path(sys.argv[1])), 0, lambda results: None)\n"
         "runner.run([Part('both', '', 60, (), module='planted_both')])"
     )
     body = MODULES["leaves"] + "\n    import time\n    time.sleep(600)"
-    (planted / "planted_both.py").write_text(f"def run(setting, record):\n    {body}\n")
+    (planted / "planted_both.py").write_text(f"def run(env, record):\n    {body}\n")
     variables = os.environ | {"PYTHONPATH": f"{planted}{os.pathsep}{registry_root()}"}
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=variables)
     deadline = time.monotonic() + 60
@@ -138,10 +138,10 @@ def test_a_failed_part_fails_the_whole(results: dict[str, Result]) -> None:
 def test_gpus_and_time_that_are_not_there(tmp_path: Path) -> None:
     """Nothing is started: the modules of these parts do not exist."""
     reported: list[Sequence[Result]] = []
-    setting = Setting("cuda", tmp_path)
-    (pair,) = Runner(setting, 1, reported.append).run([part("pair", gpus=2)])
+    env = Environment("cuda", tmp_path)
+    (pair,) = Runner(env, 1, reported.append).run([part("pair", gpus=2)])
     assert (pair.verdict, pair.reason) == (SKIPPED, "it needs 2 GPUs, and there is 1")
-    (late,) = Runner(setting, 1, reported.append, seconds=5.0).run([part("late")])
+    (late,) = Runner(env, 1, reported.append, seconds=5.0).run([part("late")])
     assert late.verdict == WAITING and late.reason.startswith("only ")
 
 
@@ -214,7 +214,7 @@ def test_a_gpu_that_is_not_there(
 def test_every_part_is_a_module_with_a_way_to_run(project: Path) -> None:
     for one in PARTS:
         text = (project / (one.import_path.replace(".", "/") + ".py")).read_text()
-        assert "\ndef run(setting: Setting, record: Recorder) -> None:\n" in text, one.name
+        assert "\ndef run(env: Environment, record: Recorder) -> None:\n" in text, one.name
     files = {file.stem for file in (project / "tools" / "acceptance" / "parts").glob("*.py")} - {"__init__"}
     assert files == {one.name for one in PARTS}
 

@@ -13,23 +13,23 @@ from gspo_hpc.ops.weight_parts import stream_of
 from gspo_hpc.planning.estimates.memory import ENGINE
 
 from .. import engines, measure, models
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 
 GREEDY = 32  # tokens of the completions that are compared, at most
 GAP = 1e-3  # nats between log-probs of the same weights in the same engine
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Take one engine through everything that a run asks of it."""
-    model = models.dense(setting)
-    idle = measure.taken(setting)  # with this process's own context
-    engine = engines.make(setting, model, "engine", enforce_eager=True)
+    model = models.dense(env)
+    idle = measure.memory_used(env)  # with this process's own context
+    engine = engines.make(env, model, "engine", enforce_eager=True)
     began = time.perf_counter()
     engine.start()
     record.figure("start", f"{time.perf_counter() - began:.1f} s")
     try:
-        Passage(setting, record, engine, model, idle).run()
+        Passage(env, record, engine, model, idle).run()
     finally:
         engine.close()
 
@@ -37,9 +37,15 @@ def run(setting: Setting, record: Recorder) -> None:
 class Passage:
     """One engine on its way through sleep and wake-up, compared with itself."""
 
-    def __init__(self, setting: Setting, record: Recorder, engine: Engine, model: Path, idle: int) -> None:
-        self._setting, self._record, self._engine, self._model, self._idle = setting, record, engine, model, idle
-        self._prompts = engines.requests(setting, model, 8)
+    def __init__(self, env: Environment, record: Recorder, engine: Engine, model: Path, idle: int) -> None:
+        self._env, self._record, self._engine, self._model, self._idle = (
+            env,
+            record,
+            engine,
+            model,
+            idle,
+        )
+        self._prompts = engines.requests(env, model, 8)
         self._before = self._tokens()
         self._logprobs = self._probe()
 
@@ -64,7 +70,7 @@ class Passage:
         self._compare("after level 2 and new weights")
 
     def _tokens(self) -> list[list[int]]:
-        length = min(GREEDY, self._setting.sizes.length)
+        length = min(GREEDY, self._env.sizes.length)
         return engines.generate(self._engine, self._prompts, Sampling(temperature=0.0, max_tokens=length))
 
     def _probe(self) -> np.ndarray:
@@ -98,10 +104,10 @@ class Passage:
     def _memory(self, when: str, limit: int | None) -> None:
         """Record what the engine has of the GPU; asleep it is at most what the plan leaves it, and the buckets."""
         what = f"{when}: taken of the GPU"
-        if not self._setting.cuda:
+        if not self._env.cuda:
             self._record.no_meaning(what)
             return
-        size = (measure.taken(self._setting) - self._idle) / 2**30
+        size = (measure.memory_used(self._env) - self._idle) / 2**30
         if limit is None:
             self._record.figure(what, f"{size:.2f} GiB")
         else:

@@ -11,33 +11,33 @@ from pathlib import Path
 import torch
 
 from .. import models, runs
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 
 STEPS = 6  # three rollouts of two updates
 ROLLOUT = 1  # that is disturbed: the second
 MESSAGE = "out_of_memory"  # how the names of the symptoms begin
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Disturb runs of the same config, and compare them with one that is left alone."""
     length = {"max_steps": STEPS, "seed": 7}
-    config = runs.write_config(setting, "faults", models.light(setting), eager=True, run=length)
-    alone = runs.Run(setting, "alone", config)
+    config = runs.write_config(env, "faults", models.light(env), eager=True, run=length)
+    alone = runs.Run(env, "alone", config)
     alone.start()
     runs.judge(record, "left alone", alone, alone.finish(), STEPS)
-    _stopped(setting, record, config, alone)
-    _killed(setting, record, config, alone)
-    _engine_without_memory(setting, record, config)
-    if setting.cuda:
-        _trainer_without_memory(record, runs.Run(setting, "crowded", config))
+    _stopped(env, record, config, alone)
+    _killed(env, record, config, alone)
+    _engine_without_memory(env, record, config)
+    if env.cuda:
+        _trainer_without_memory(record, runs.Run(env, "crowded", config))
     else:
         record.no_meaning("memory taken in the middle of a run")
 
 
-def _stopped(setting: Setting, record: Recorder, config: Path, alone: runs.Run) -> None:
+def _stopped(env: Environment, record: Recorder, config: Path, alone: runs.Run) -> None:
     """SIGTERM in generation saves beside an engine that holds its memory; the same command goes on."""
-    what, stopped = "SIGTERM in generation", runs.Run(setting, "stopped", config)
+    what, stopped = "SIGTERM in generation", runs.Run(env, "stopped", config)
     process = stopped.start()
     stopped.wait_for_generation(ROLLOUT)
     began = time.monotonic()
@@ -51,13 +51,13 @@ def _stopped(setting: Setting, record: Recorder, config: Path, alone: runs.Run) 
     record.check(f"{what}: attempts", ", ".join(ends), "stopped, done", ends == ["stopped", "done"])
     kept = stopped.records()[: len(before)] == before
     record.check(f"{what}: records from before", "the same" if kept else "others", "the same", kept)
-    _equal(setting, record, what, stopped, alone)
+    _equal(env, record, what, stopped, alone)
     stopped.discard()
 
 
-def _killed(setting: Setting, record: Recorder, config: Path, alone: runs.Run) -> None:
+def _killed(env: Environment, record: Recorder, config: Path, alone: runs.Run) -> None:
     """An engine whose core is killed is started again in place, gets the weights and samples what is missing."""
-    what, killed = "the engine's core killed in generation", runs.Run(setting, "killed", config)
+    what, killed = "the engine's core killed in generation", runs.Run(env, "killed", config)
     killed.start()
     killed.wait_for_generation(ROLLOUT)
     for core in killed.engine_cores():
@@ -66,16 +66,16 @@ def _killed(setting: Setting, record: Recorder, config: Path, alone: runs.Run) -
     records = killed.records()
     restarts = int(records[-1]["engine_restarts"]) if records else 0
     record.check(f"{what}: engines started again", str(restarts), "1", restarts == 1)
-    _equal(setting, record, what, killed, alone)
+    _equal(env, record, what, killed, alone)
     killed.discard()
 
 
-def _equal(setting: Setting, record: Recorder, what: str, run: runs.Run, alone: runs.Run) -> None:
+def _equal(env: Environment, record: Recorder, what: str, run: runs.Run, alone: runs.Run) -> None:
     """Compare with the run that was left alone: bit for bit on a CPU; on a GPU sampling in 16 bit is not repeatable."""
     found, wanted = runs.harness.comparable(run.folder), runs.harness.comparable(alone.folder)
     same = sum(a == b for a, b in zip(found, wanted, strict=False))
     figure = f"{same} of {len(wanted)} records are the same bit for bit"
-    if setting.cuda:
+    if env.cuda:
         record.figure(f"{what}: metrics", figure)
         pairs = [(float(a["reward"]), float(b["reward"])) for a, b in zip(found, wanted, strict=False)]
         gap = max((abs(a - b) for a, b in pairs), default=float("inf"))
@@ -84,11 +84,11 @@ def _equal(setting: Setting, record: Recorder, what: str, run: runs.Run, alone: 
         record.check(f"{what}: metrics", figure, "all", found == wanted)
 
 
-def _engine_without_memory(setting: Setting, record: Recorder, config: Path) -> None:
+def _engine_without_memory(env: Environment, record: Recorder, config: Path) -> None:
     """Too little memory for the engine's cache, at its start: on a GPU because another process has most of it."""
-    overrides = () if setting.cuda else ("rollout.kv_cache_gb=0.00001",)
-    crowded = runs.Run(setting, "no-cache", config, *overrides)
-    with _hold(0.6) if setting.cuda else contextlib.nullcontext():
+    overrides = () if env.cuda else ("rollout.kv_cache_gb=0.00001",)
+    crowded = runs.Run(env, "no-cache", config, *overrides)
+    with _hold(0.6) if env.cuda else contextlib.nullcontext():
         crowded.start()
         code = crowded.finish()
     _told(record, "no memory for the engine", crowded, code)

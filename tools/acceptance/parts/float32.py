@@ -8,8 +8,8 @@ from gspo_hpc.training import update
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 
 from .. import measure, models
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 from ..trainers import completions, config, make_policy, planned
 from . import sync
 
@@ -17,28 +17,28 @@ SYNCS = 2
 OVER_PLAN = 0.15
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Make an update, whose peak shows whether attention keeps whole scores, and a few syncs."""
-    _update(setting, record)
+    _update(env, record)
     drop_layout()
-    sync.turns(setting, record, models.dense(setting), "float32", SYNCS)
+    sync.turns(env, record, models.dense(env), "float32", SYNCS)
 
 
-def _update(setting: Setting, record: Recorder) -> None:
-    model = models.dense(setting)
-    quarter = {"micro_batch_tokens": setting.sizes.micro_batch // 4}
-    settings = config(setting, model, "float32", batch=quarter)
+def _update(env: Environment, record: Recorder) -> None:
+    model = models.dense(env)
+    quarter = {"micro_batch_tokens": env.sizes.micro_batch // 4}
+    settings = config(env, model, "float32", batch=quarter)
     policy = make_policy(model, settings)
     device = Accelerator(policy.ranks.device)
-    groups = completions(setting, policy, setting.sizes.groups)
+    groups = completions(env, policy, env.sizes.groups)
     update.step(policy, groups, algorithms.resolve(settings.algorithm), settings)
     device.reset_peak()
     result = update.step(policy, groups, algorithms.resolve(settings.algorithm), settings)
-    measure.wait(setting)
+    measure.synchronize(env)
     assert result is not None
     good = result.grad_norm > 0.0 and not result.skipped
     record.check("update in float32: norm of the gradient", f"{result.grad_norm:.4g}", "finite and not 0", good)
-    phases = planned(setting, settings)
+    phases = planned(env, settings)
     own = {part: size for part, size in phases["update"].items() if part not in ("cuda_and_nccl", "engine_asleep")}
     own |= {part: phases["save"][part] for part in ("weights", "gradients", "optimizer")}
     ratio = device.peak_memory() / sum(own.values())

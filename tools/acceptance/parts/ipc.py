@@ -20,49 +20,49 @@ from gspo_hpc.ops.weight_parts import Part, stream_of
 from gspo_hpc.system.text import MIB
 
 from .. import measure
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 
 WARM_UP = 3  # rounds, after which memory has to stay the same
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Send tensors through every kind of memory that this platform uses."""
-    tensors = _tensors(setting)
-    ways = {"host memory": 2, "CUDA IPC": 1} if setting.cuda else {"host memory": 1}
+    tensors = _tensors(env)
+    ways = {"host memory": 2, "CUDA IPC": 1} if env.cuda else {"host memory": 1}
     for name, workers in ways.items():
-        sender = WeightSender(setting.platform, workers, setting.sizes.bucket_bytes)
+        sender = WeightSender(env.platform, workers, env.sizes.bucket_bytes)
         try:
-            _rounds(setting, record, name, sender, tensors)
+            _rounds(env, record, name, sender, tensors)
         finally:
             sender.close()
-    if not setting.cuda:
+    if not env.cuda:
         record.no_meaning("CUDA IPC")
 
 
-def _tensors(setting: Setting) -> dict[str, torch.Tensor]:
+def _tensors(env: Environment) -> dict[str, torch.Tensor]:
     """Return tensors of several types and shapes, together three buckets and a bit."""
     generator = torch.Generator().manual_seed(0)
     columns = 1024
-    rows = setting.sizes.bucket_bytes // (2 * columns)
+    rows = env.sizes.bucket_bytes // (2 * columns)
     shapes = {"half": (rows // 2, columns), "whole": (rows, columns), "odd": (7, 3), "third": (rows // 3, columns)}
     made = {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
     made["wide"] = torch.randn((rows // 2, columns), generator=generator)
     made["scalar"] = torch.randn((1,), generator=generator)
-    return {name: tensor.to(setting.device) for name, tensor in made.items()}
+    return {name: tensor.to(env.device) for name, tensor in made.items()}
 
 
 def _rounds(
-    setting: Setting, record: Recorder, what: str, sender: WeightSender, tensors: dict[str, torch.Tensor]
+    env: Environment, record: Recorder, what: str, sender: WeightSender, tensors: dict[str, torch.Tensor]
 ) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=receive, args=(theirs, setting.platform))
+    child = context.Process(target=receive, args=(theirs, env.platform))
     child.start()
     theirs.close()
     assert child.pid is not None
     wrong, sizes, seconds = 0, [], 0.0
-    for number in range(setting.sizes.rounds):
+    for number in range(env.sizes.rounds):
         for tensor in tensors.values():
             tensor.neg_()  # other bits in every round
         expected = {name: _digest(tensor) for name, tensor in tensors.items()}
@@ -71,12 +71,12 @@ def _rounds(
         sender.send(stream_of(tensors.items()), reader)
         seconds = time.perf_counter() - began
         wrong += reader.found != expected
-        measure.wait(setting)
-        sizes.append(measure.taken(setting, [child.pid]))
+        measure.synchronize(env)
+        sizes.append(measure.memory_used(env, [child.pid]))
         print(f"round {number}: {seconds:.3f} s, {sizes[-1] / MIB:.1f} MiB taken", flush=True)
     ours.send(None)
     child.join(30)
-    count = setting.sizes.rounds
+    count = env.sizes.rounds
     record.check(f"{what}: {count} rounds", f"{wrong} with other bits", "0 with other bits", wrong == 0)
     growth = (max(sizes[WARM_UP:]) - sizes[WARM_UP - 1]) / MIB
     record.at_most(f"{what}: growth of memory after round {WARM_UP}", growth, measure.FLAT / MIB, " MiB")

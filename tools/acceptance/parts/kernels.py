@@ -10,9 +10,9 @@ from torch import Tensor
 from gspo_hpc.ops import attention, varlen
 from gspo_hpc.ops.logprobs import token_logprobs
 
+from ..environment import Environment
 from ..references import Layout, dense, log_softmax, relative, table, visible
 from ..rows import Recorder
-from ..setting import Setting
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 Leaves = tuple[Tensor, Tensor, Tensor]
@@ -26,17 +26,17 @@ GRADIENT = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 READERS = 16  # completions that share a prompt, in the test of gathered gradients
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Compare each kernel that there is on this device."""
     torch.manual_seed(0)
-    for name, attend, dtype in _kernels(torch.device(setting.device), record):
-        for case, (layout, share, opening) in _layouts(setting).items():
-            _attention(setting, record, f"attention, {name}, {case}", attend, dtype, table(layout, share, opening))
-        _isolation(setting, record, name, attend, dtype)
-        _empty(setting, record, name, attend, dtype)
+    for name, attend, dtype in _kernels(torch.device(env.device), record):
+        for case, (layout, share, shared_prefix) in _layouts(env).items():
+            _attention(env, record, f"attention, {name}, {case}", attend, dtype, table(layout, share, shared_prefix))
+        _isolation(env, record, name, attend, dtype)
+        _empty(env, record, name, attend, dtype)
     for dtype in (torch.float32, torch.bfloat16):
-        _logprobs(setting, record, dtype)
-    _gathered(setting, record)
+        _logprobs(env, record, dtype)
+    _gathered(env, record)
 
 
 def _kernels(device: torch.device, record: Recorder) -> list[tuple[str, Attend, torch.dtype]]:
@@ -53,9 +53,9 @@ def _kernels(device: torch.device, record: Recorder) -> list[tuple[str, Attend, 
     return found
 
 
-def _layouts(setting: Setting) -> dict[str, tuple[Layout, bool, int]]:
+def _layouts(env: Environment) -> dict[str, tuple[Layout, bool, int]]:
     """Return segment layouts by name: prompts with completions, shared or not, the length of the common prefix."""
-    prompt, length = setting.sizes.attention
+    prompt, length = env.sizes.attention
     return {
         "shared prompts": ([(prompt, [length, 1, 0, length // 2]), (prompt // 2, [length // 3] * 8)], True, 0),
         "a prefix of all prompts": ([(prompt, [length, 3]), (2, [0, 0, length // 2])], True, 33),
@@ -69,7 +69,7 @@ def _leaves(tokens: int, dtype: torch.dtype, device: str) -> Leaves:
 
 
 def _attention(
-    setting: Setting,
+    env: Environment,
     record: Recorder,
     what: str,
     attend: Attend,
@@ -77,10 +77,10 @@ def _attention(
     case: tuple[Tensor, int],
 ) -> None:
     segments, tokens = case
-    leaves = _leaves(tokens, dtype, setting.device)
+    leaves = _leaves(tokens, dtype, env.device)
     q, k, v = (x.detach().double().requires_grad_() for x in leaves)
     out = attend(*leaves, segments, SCALE)
-    expected = dense(q, k, v, visible(segments, tokens).to(setting.device), SCALE)
+    expected = dense(q, k, v, visible(segments, tokens).to(env.device), SCALE)
     upstream = torch.randn_like(expected).to(dtype)
     found = torch.autograd.grad(out, leaves, upstream)
     wanted = torch.autograd.grad(expected, (q, k, v), upstream.double())
@@ -89,37 +89,37 @@ def _attention(
     record.at_most(f"{what}: gradients, relative error", worst, GRADIENT[dtype])
 
 
-def _isolation(setting: Setting, record: Recorder, name: str, attend: Attend, dtype: torch.dtype) -> None:
+def _isolation(env: Environment, record: Recorder, name: str, attend: Attend, dtype: torch.dtype) -> None:
     """Overwrite one completion: no other token's output may change by a single bit."""
-    prompt, length = setting.sizes.attention
+    prompt, length = env.sizes.attention
     segments, tokens = table([(prompt, [length, length // 2]), (prompt, [length])], True)
-    q, k, v = (x.detach() for x in _leaves(tokens, dtype, setting.device))
+    q, k, v = (x.detach() for x in _leaves(tokens, dtype, env.device))
     clean = attend(q, k, v, segments, SCALE)
-    foreign = torch.zeros(tokens, dtype=torch.bool, device=setting.device)
+    foreign = torch.zeros(tokens, dtype=torch.bool, device=env.device)
     foreign[prompt : prompt + length] = True
     q, k, v = (torch.where(foreign[:, None, None], torch.full_like(x, float("nan")), x) for x in (q, k, v))
     same = torch.equal(attend(q, k, v, segments, SCALE)[~foreign], clean[~foreign])
     record.check(f"attention, {name}: NaN in another sample changes", "nothing" if same else "bits", "nothing", same)
 
 
-def _empty(setting: Setting, record: Recorder, name: str, attend: Attend, dtype: torch.dtype) -> None:
+def _empty(env: Environment, record: Recorder, name: str, attend: Attend, dtype: torch.dtype) -> None:
     """Compute an empty micro-batch: one token that sees itself, with a gradient of the right shape."""
-    leaves = _leaves(1, dtype, setting.device)
+    leaves = _leaves(1, dtype, env.device)
     out = attend(*leaves, torch.zeros(0, 5, dtype=torch.int32), SCALE)
     torch.autograd.grad(out, leaves, torch.ones_like(out))
     gap = relative(out, leaves[2].repeat_interleave(HEADS[0] // HEADS[1], 1))
     record.at_most(f"attention, {name}, an empty micro-batch: relative error", gap, OUTPUT[dtype])
 
 
-def _logprobs(setting: Setting, record: Recorder, dtype: torch.dtype) -> None:
-    tokens, hidden_size, vocabulary = 1000, 256, setting.sizes.vocabulary
-    hidden = torch.randn(tokens, hidden_size, device=setting.device).to(dtype).requires_grad_()
-    weight = (torch.randn(vocabulary, hidden_size, device=setting.device) * 2 / hidden_size**0.5).to(dtype)
+def _logprobs(env: Environment, record: Recorder, dtype: torch.dtype) -> None:
+    tokens, hidden_size, vocabulary = 1000, 256, env.sizes.vocabulary
+    hidden = torch.randn(tokens, hidden_size, device=env.device).to(dtype).requires_grad_()
+    weight = (torch.randn(vocabulary, hidden_size, device=env.device) * 2 / hidden_size**0.5).to(dtype)
     weight.requires_grad_()
-    targets = torch.randint(0, vocabulary, (tokens,), device=setting.device)
+    targets = torch.randint(0, vocabulary, (tokens,), device=env.device)
     values, entropy = token_logprobs(hidden, weight, targets, temperature=0.7, with_entropy=True)
     expected, expected_entropy = log_softmax(hidden, weight, targets, 0.7)
-    upstream = torch.randn(tokens, device=setting.device)
+    upstream = torch.randn(tokens, device=env.device)
     found = torch.autograd.grad(values, (hidden, weight), upstream)
     wanted = torch.autograd.grad(expected, (hidden, weight), upstream.double())
     assert entropy is not None
@@ -133,12 +133,12 @@ def _logprobs(setting: Setting, record: Recorder, dtype: torch.dtype) -> None:
     record.at_most(f"{name}: gradients, relative error", worst, 1e-4 if dtype == torch.float32 else 1e-2)
 
 
-def _gathered(setting: Setting, record: Recorder) -> None:
+def _gathered(env: Environment, record: Recorder) -> None:
     """Measure the gradient of shared rows: keys of a prompt are gathered once for each completion that sees it."""
-    rows = 64 * setting.sizes.attention[0]
-    source = torch.randn(rows, 128, device=setting.device)
-    index = torch.arange(rows, device=setting.device).repeat(READERS)
-    upstream = torch.randn(READERS * rows, 128, device=setting.device).to(torch.bfloat16)
+    rows = 64 * env.sizes.attention[0]
+    source = torch.randn(rows, 128, device=env.device)
+    index = torch.arange(rows, device=env.device).repeat(READERS)
+    upstream = torch.randn(READERS * rows, 128, device=env.device).to(torch.bfloat16)
 
     def gradient(dtype: torch.dtype) -> Tensor:
         leaf = source.to(dtype).requires_grad_()

@@ -12,9 +12,9 @@ import torch
 from tests.gloo import layouts, ranks
 
 from .. import models
+from ..environment import Environment
 from ..references import relative
 from ..rows import Recorder
-from ..setting import Setting
 
 PLATFORM = "GSPO_HPC_TEST_PLATFORM"  # read by tests.gloo.cases
 DENSE = ("dp2", "tp2", "tp2-sp", "cp2", "pp2", "dp2-distributed")
@@ -23,13 +23,13 @@ LIMIT = 1e-4  # relative, in float32
 KINDS = ("gradient", "logprobs", "logits")
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Run all layouts on one pair of ranks."""
-    os.environ[PLATFORM] = setting.platform
-    folder = setting.work / "layouts"
+    os.environ[PLATFORM] = env.platform
+    folder = env.work / "layouts"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    dense, mixture = (str(models.small(setting, kind)) for kind in ("llama", "qwen3_moe"))
+    dense, mixture = (str(models.small(env, kind)) for kind in ("llama", "qwen3_moe"))
     common: dict[str, Any] = {"count": 1}
     one: dict[str, ranks.Case] = {
         "one-dense": ("steps", {"model": dense, **common}),

@@ -26,8 +26,8 @@ from gspo_hpc.system.text import MIB
 from gspo_hpc.training import update
 
 from .. import REPO, measure, models
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 from ..trainers import config, make_policy
 
 KINDS = ("llama", "qwen3_moe")
@@ -47,18 +47,18 @@ class Reference:
     gap: float
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Compare every way to compute the small models."""
     for kind in KINDS:
-        model = models.small(setting, kind)
-        reference = _reference(setting, model, kind)
-        for dtype, layers in _ways(setting, record, kind):
-            _compare(setting, record, kind, dtype, layers, reference)
+        model = models.small(env, kind)
+        reference = _reference(env, model, kind)
+        for dtype, layers in _ways(env, record, kind):
+            _compare(env, record, kind, dtype, layers, reference)
 
 
-def _ways(setting: Setting, record: Recorder, kind: str) -> list[tuple[str, str]]:
+def _ways(env: Environment, record: Recorder, kind: str) -> list[tuple[str, str]]:
     ways = [("float32", "torch"), ("bfloat16", "torch")]
-    if not setting.cuda:
+    if not env.cuda:
         record.no_meaning(f"{kind}, layers of Transformer Engine")
     elif importlib.util.find_spec("transformer_engine") is None:
         record.skip(f"{kind}, layers of Transformer Engine", "not installed: transformer_engine")
@@ -67,9 +67,9 @@ def _ways(setting: Setting, record: Recorder, kind: str) -> list[tuple[str, str]
     return ways
 
 
-def _compare(setting: Setting, record: Recorder, kind: str, dtype: str, layers: str, reference: Reference) -> None:
+def _compare(env: Environment, record: Recorder, kind: str, dtype: str, layers: str, reference: Reference) -> None:
     what, full = f"{kind}, {dtype}, layers {layers}", dtype == "float32"
-    policy, groups, settings = _policy(setting, models.small(setting, kind), dtype, layers)
+    policy, groups, settings = _policy(env, models.small(env, kind), dtype, layers)
     logprobs, norm = _results(policy, groups, settings)
     gaps = np.abs(logprobs - reference.logprobs)
     limit = FLOAT32 if full else OVER_CPU * reference.gap
@@ -77,14 +77,14 @@ def _compare(setting: Setting, record: Recorder, kind: str, dtype: str, layers: 
     record.figure(f"{what}: log-probs, largest difference", f"{gaps.max():.3g} nats")
     ratio, limit = norm / reference.norm, FLOAT32 if full else NORM[kind]
     record.check(f"{what}: norm of the gradient, ratio", f"{ratio:.5f}", f"1 +- {limit:g}", abs(ratio - 1.0) <= limit)
-    _offloaded(setting, record, what, policy, groups, settings)
+    _offloaded(env, record, what, policy, groups, settings)
     del policy
     drop_layout()
-    if setting.cuda:
+    if env.cuda:
         torch.cuda.empty_cache()
 
 
-def _offloaded(setting: Setting, record: Recorder, what: str, policy: Any, groups: Any, settings: Any) -> None:
+def _offloaded(env: Environment, record: Recorder, what: str, policy: Any, groups: Any, settings: Any) -> None:
     """Offload everything, bring it back, and compare memory with the plan and log-probs with those before."""
     planned = parameters.state(policy.arch, settings, 0)._asdict()
     for kind, taken in policy.held().items():
@@ -96,13 +96,13 @@ def _offloaded(setting: Setting, record: Recorder, what: str, policy: Any, group
     freed = policy.offload()
     gone = time.perf_counter() - began
     left = f"{what}: still allocated while offloaded"
-    if setting.cuda:
+    if env.cuda:
         record.at_most(left, torch.cuda.memory_allocated() / MIB, LEFT / MIB, " MiB")
     else:
         record.no_meaning(left)
     began = time.perf_counter()
     policy.restore()
-    measure.wait(setting)
+    measure.synchronize(env)
     back = time.perf_counter() - began
     same = before == _fingerprint(policy)
     figure = f"{freed / MIB:.2f} MiB in {gone:.3f} s and {back:.3f} s; {'the same bits' if same else 'other bits'}"
@@ -118,9 +118,9 @@ def _fingerprint(policy: Any) -> list[int]:
     return [int(torch.hash_tensor(parameter.detach()).item()) for parameter in policy.parameters()]
 
 
-def _policy(setting: Setting, model: Path, dtype: str, layers: str) -> tuple[Any, Any, Any]:
+def _policy(env: Environment, model: Path, dtype: str, layers: str) -> tuple[Any, Any, Any]:
     settings = config(
-        setting,
+        env,
         model,
         dtype,
         layers,
@@ -144,8 +144,8 @@ def _logprobs(policy: Any, groups: Any, settings: Any) -> np.ndarray:
     return np.concatenate(list(passed.logprobs.values()))
 
 
-def _reference(setting: Setting, model: Path, kind: str) -> Reference:
-    out = setting.work / f"reference-{kind}.npz"
+def _reference(env: Environment, model: Path, kind: str) -> Reference:
+    out = env.work / f"reference-{kind}.npz"
     command = [sys.executable, "-m", "tools.acceptance.parts.parity", str(model), str(out)]
     subprocess.run(command, cwd=REPO, env=os.environ | no_gpus(), check=True)
     found = np.load(out)
@@ -154,10 +154,10 @@ def _reference(setting: Setting, model: Path, kind: str) -> Reference:
 
 def main(model: Path, out: Path) -> None:
     """Write what the model gives on the CPU."""
-    setting = Setting("cpu", out.parent)
-    logprobs, norm = _results(*_policy(setting, model, "float32", "torch"))
+    env = Environment("cpu", out.parent)
+    logprobs, norm = _results(*_policy(env, model, "float32", "torch"))
     drop_layout()
-    rounded = _logprobs(*_policy(setting, model, "bfloat16", "torch"))
+    rounded = _logprobs(*_policy(env, model, "bfloat16", "torch"))
     np.savez(out, logprobs=logprobs, norm=np.array(norm), gap=np.abs(rounded - logprobs).mean())
 
 

@@ -13,25 +13,25 @@ from gspo_hpc.policy.process_groups import drop_layout
 from gspo_hpc.training import update
 
 from .. import models
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 from ..trainers import completions, config, make_policy
 
 BEYOND = 0.01  # share of the sequences that noise alone may clip
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Compare a pass with shared prompts with ones of half the micro-batch and without sharing."""
-    for dtype in dict.fromkeys(("bfloat16", setting.sizes.dtype)):
-        _compare(setting, record, dtype)
+    for dtype in dict.fromkeys(("bfloat16", env.sizes.dtype)):
+        _compare(env, record, dtype)
         drop_layout()
 
 
-def _compare(setting: Setting, record: Recorder, dtype: str) -> None:
-    sizes, model = setting.sizes, models.dense(setting)
-    settings = config(setting, model, dtype)
+def _compare(env: Environment, record: Recorder, dtype: str) -> None:
+    sizes, model = env.sizes, models.dense(env)
+    settings = config(env, model, dtype)
     policy = make_policy(model, settings)
-    groups = completions(setting, policy, sizes.noise)
+    groups = completions(env, policy, sizes.noise)
     first = update.logprob_pass(policy, groups, "old_logprobs", settings).logprobs
     smaller = {**settings.batch.model_dump(exclude_none=True), "micro_batch_tokens": sizes.micro_batch // 2}
     for name, batch in (
@@ -39,7 +39,7 @@ def _compare(setting: Setting, record: Recorder, dtype: str) -> None:
         ("half the micro-batch", smaller),
         ("own prompts", smaller | {"share_prompts": False}),
     ):
-        other = config(setting, model, dtype, batch=batch)
+        other = config(env, model, dtype, batch=batch)
         second = update.logprob_pass(policy, groups, "old_logprobs", other).logprobs
         ratios = np.array([np.exp(float((second[key] - first[key]).mean(dtype=np.float64))) for key in first])
         _judge(record, f"{dtype}, {name}, {len(ratios)} sequences", np.abs(ratios - 1.0), dtype == "bfloat16")

@@ -18,20 +18,20 @@ from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.engine.settings import environment
 
 from .. import REPO, engines, models
+from ..environment import Environment
 from ..rows import Platform, Recorder
-from ..setting import Setting
 
 SAMPLES = 8
 LEAST = 0.9  # of the tokens a second of vllm.LLM with the same seeds
 ROUNDS = 2  # the first for what is slow the first time
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Measure all three, one after the other: each has the GPU to itself."""
-    model = models.dense(setting)
-    ours = _ours(setting, model)
-    seeded, unseeded = (_bare(setting, model, seeds) for seeds in (True, False))
-    what = f"{setting.sizes.requests} x {SAMPLES} completions of {setting.sizes.length} tokens"
+    model = models.dense(env)
+    ours = _ours(env, model)
+    seeded, unseeded = (_bare(env, model, seeds) for seeds in (True, False))
+    what = f"{env.sizes.requests} x {SAMPLES} completions of {env.sizes.length} tokens"
     record.figure(f"vllm.LLM alone, with a seed for each completion, {what}", f"{seeded:,.0f} tokens/s")
     figure = f"{unseeded:,.0f} tokens/s, {unseeded / seeded:.2f} of that with seeds"
     record.figure(f"vllm.LLM alone, without seeds, {what}", figure)
@@ -40,12 +40,12 @@ def run(setting: Setting, record: Recorder) -> None:
     record.check(f"the engine, with seeds, {what}", figure, bound, ours / seeded >= LEAST, gpu_only=True)
 
 
-def _ours(setting: Setting, model: Path) -> float:
-    engine = engines.make(setting, model, "speed")
+def _ours(env: Environment, model: Path) -> float:
+    engine = engines.make(env, model, "speed")
     engine.start()
     try:
-        prompts = engines.requests(setting, model, setting.sizes.requests)
-        sampling = Sampling(temperature=1.0, max_tokens=setting.sizes.length)
+        prompts = engines.requests(env, model, env.sizes.requests)
+        sampling = Sampling(temperature=1.0, max_tokens=env.sizes.length)
         rate = 0.0
         for _ in range(ROUNDS):
             before, began = engine.tokens_generated, time.perf_counter()
@@ -56,30 +56,30 @@ def _ours(setting: Setting, model: Path) -> float:
         engine.close()
 
 
-def _bare(setting: Setting, model: Path, seeded: bool) -> float:
-    out = setting.work / "bare.json"
-    words = [str(model), setting.platform, str(int(seeded)), str(out)]
+def _bare(env: Environment, model: Path, seeded: bool) -> float:
+    out = env.work / "bare.json"
+    words = [str(model), env.platform, str(int(seeded)), str(out)]
     command = [sys.executable, "-m", "tools.acceptance.parts.speed", *words]
     subprocess.run(command, cwd=REPO, check=True)
     return float(json.loads(out.read_text()))
 
 
-def main(model: Path, setting: Setting, seeded: bool, out: Path) -> None:
+def main(model: Path, env: Environment, seeded: bool, out: Path) -> None:
     """Write the tokens a second of ``vllm.LLM``."""
-    if not setting.cuda:  # what the package's engine has too: without it vLLM compiles, for a minute and longer
-        os.environ.update(environment(engines.make(setting, model, "bare").settings))
+    if not env.cuda:  # what the package's engine has too: without it vLLM compiles, for a minute and longer
+        os.environ.update(environment(engines.make(env, model, "bare").settings))
     from vllm import LLM, SamplingParams
     from vllm.inputs import tokens_input
 
-    sizes = setting.sizes
+    sizes = env.sizes
     options: dict[str, Any] = {"gpu_memory_utilization": engines.SHARE}
-    if not setting.cuda:
+    if not env.cuda:
         options = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 28}
         options["distributed_executor_backend"] = IN_PROCESS_EXECUTOR
     llm = LLM(model=str(model), dtype=sizes.dtype, max_model_len=sizes.prompt + sizes.length, **options)
     common: dict[str, Any] = {"temperature": 1.0, "max_tokens": sizes.length, "logprobs": 0, "detokenize": False}
     prompts, params = [], []
-    for tokens in engines.requests(setting, model, sizes.requests):
+    for tokens in engines.requests(env, model, sizes.requests):
         if seeded:
             prompts += [tokens_input(tokens)] * SAMPLES
             params += [SamplingParams(**common, seed=seed) for seed in range(SAMPLES)]
@@ -97,4 +97,4 @@ def main(model: Path, setting: Setting, seeded: bool, out: Path) -> None:
 
 if __name__ == "__main__":
     where: Platform = "cuda" if sys.argv[2] == "cuda" else "cpu"
-    main(Path(sys.argv[1]), Setting(where, Path(sys.argv[4]).parent), sys.argv[3] == "1", Path(sys.argv[4]))
+    main(Path(sys.argv[1]), Environment(where, Path(sys.argv[4]).parent), sys.argv[3] == "1", Path(sys.argv[4]))

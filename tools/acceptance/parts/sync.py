@@ -14,8 +14,8 @@ from gspo_hpc.training.sync import WeightSync
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 
 from .. import engines, measure, models
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 from ..trainers import config, make_policy, planned
 
 WARM_UP = 3  # syncs, after which memory has to stay the same
@@ -23,28 +23,28 @@ OFF_PLAN = 0.15
 PROBE_TOKENS = 24
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Sync the dense model again and again, with other weights each time."""
-    turns(setting, record, models.dense(setting), setting.sizes.dtype, setting.sizes.syncs)
+    turns(env, record, models.dense(env), env.sizes.dtype, env.sizes.syncs)
 
 
-def turns(setting: Setting, record: Recorder, model: Path, dtype: str, count: int) -> None:
+def turns(env: Environment, record: Recorder, model: Path, dtype: str, count: int) -> None:
     """Make `count` syncs into one engine, which sleeps in between while the trainer is on the GPU."""
     # The probe decides in here, not the gate of a run, which would end at the first gap.
     settings = config(
-        setting,
+        env,
         model,
         dtype,
         memory={"offload_trainer": True},
         rollout={"probe_max_gap": 1e6, "probe_mean_gap": 1e6},
     )
-    limits = gap_limits(config(setting, model, dtype))
+    limits = gap_limits(config(env, model, dtype))
     policy = make_policy(model, settings)
     device = Accelerator(policy.ranks.device)
-    engine = engines.make(setting, model, f"sync-{dtype}", dtype=dtype, enforce_eager=True)
+    engine = engines.make(env, model, f"sync-{dtype}", dtype=dtype, enforce_eager=True)
     policy.offload()
     engine.start()
-    probe = [tokens[:PROBE_TOKENS] for tokens in engines.requests(setting, model, 4)]
+    probe = [tokens[:PROBE_TOKENS] for tokens in engines.requests(env, model, 4)]
     weight_sync = WeightSync(policy, probe)
     seconds, sizes, worst, peak = 0.0, [], (0.0, 0.0), 0
     try:
@@ -55,14 +55,14 @@ def turns(setting: Setting, record: Recorder, model: Path, dtype: str, count: in
             device.reset_peak()
             began = time.perf_counter()
             synced, death = weight_sync.run(engine)
-            measure.wait(setting)
+            measure.synchronize(env)
             seconds = time.perf_counter() - began
             assert death is None, death
             gap = synced.gap
             found = (gap.weighted_max, gap.weighted_mean) if limits.weighted else (gap.max, gap.mean)
             worst = max(worst[0], found[0]), max(worst[1], found[1])
             peak = device.peak_memory()
-            sizes.append(measure.taken(setting, engine.pids()))
+            sizes.append(measure.memory_used(env, engine.pids()))
             print(f"sync {number}: {seconds:.2f} s, {sizes[-1] / MIB:.0f} MiB taken", flush=True)
     finally:
         engine.close()
@@ -76,7 +76,7 @@ def turns(setting: Setting, record: Recorder, model: Path, dtype: str, count: in
     if count > WARM_UP:
         growth = (max(sizes[WARM_UP:]) - sizes[WARM_UP - 1]) / MIB
         record.at_most(f"{what}: growth of memory after sync {WARM_UP}", growth, measure.FLAT / MIB, " MiB")
-    parts = planned(setting, settings)
+    parts = planned(env, settings)
     own = sum(parts["sync"][part] for part in ("weights", "buckets"))
     own = max(own, sum(parts["save"][part] for part in ("weights", "gradients", "optimizer")))  # all home as it begins
     figure = f"{peak / 2**30:.2f} GiB, {peak / own:.3f} of the plan"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from .. import models, runs
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 
 EXPECTED = "truncation"  # the completions of a random model hardly ever end by themselves
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Make the run that nothing happens to, and look at what it has left."""
-    steps = setting.sizes.steps
-    whole = runs.Run(setting, "whole", runs.write_config(setting, "whole", models.light(setting)))
+    steps = env.sizes.steps
+    whole = runs.Run(env, "whole", runs.write_config(env, "whole", models.light(env)))
     whole.start()
     what = f"{steps} steps"
     runs.judge(record, what, whole, whole.finish(), steps)

@@ -16,8 +16,8 @@ from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.profiling import trace_path, traced
 
 from .. import measure, models
+from ..environment import Environment
 from ..rows import Recorder
-from ..setting import Setting
 from ..trainers import completions, config, make_policy, planned
 
 UTILISATION = 0.25  # least share of the GPU's peak in an update
@@ -25,13 +25,13 @@ OFF_PLAN = 0.15
 LONGEST = 8  # kernels of the trace that are listed
 
 
-def run(setting: Setting, record: Recorder) -> None:
+def run(env: Environment, record: Recorder) -> None:
     """Time a log-prob pass and an update, and trace another update."""
-    model = models.dense(setting)
-    settings = config(setting, model)
+    model = models.dense(env)
+    settings = config(env, model)
     policy = make_policy(model, settings)
     device = Accelerator(policy.ranks.device)
-    groups = completions(setting, policy, setting.sizes.groups)
+    groups = completions(env, policy, env.sizes.groups)
     objective = algorithms.resolve(settings.algorithm)
     monitor = PassMonitor()
     works: dict[str, Callable[[], object]] = {
@@ -42,21 +42,21 @@ def run(setting: Setting, record: Recorder) -> None:
         work()  # once, for what is slow the first time
         monitor.clear()
         device.reset_peak()
-        measure.wait(setting)
+        measure.synchronize(env)
         began = time.perf_counter()
-        for _ in range(setting.sizes.repeats):
+        for _ in range(env.sizes.repeats):
             work()
-        measure.wait(setting)
-        seconds = (time.perf_counter() - began) / setting.sizes.repeats
-        flops = sum(counts.flops for counts in monitor.counts.values()) / setting.sizes.repeats
-        _speed(setting, record, phase, flops / seconds, seconds, device)
-        _memory(setting, record, phase, device.peak_memory(), planned(setting, settings))
+        measure.synchronize(env)
+        seconds = (time.perf_counter() - began) / env.sizes.repeats
+        flops = sum(counts.flops for counts in monitor.counts.values()) / env.sizes.repeats
+        _speed(env, record, phase, flops / seconds, seconds, device)
+        _memory(env, record, phase, device.peak_memory(), planned(env, settings))
     device.close()
-    _trace(setting, record, works["update"])
+    _trace(env, record, works["update"])
 
 
-def _speed(setting: Setting, record: Recorder, phase: str, rate: float, seconds: float, device: Accelerator) -> None:
-    tokens = 8 * setting.sizes.groups * setting.sizes.length
+def _speed(env: Environment, record: Recorder, phase: str, rate: float, seconds: float, device: Accelerator) -> None:
+    tokens = 8 * env.sizes.groups * env.sizes.length
     figure = f"{seconds:.3f} s, {tokens / seconds:,.0f} completion tokens/s, {rate / 1e12:.3g} TFLOP/s"
     record.figure(f"{phase}: speed", figure)
     if not device.peak_flops:
@@ -70,7 +70,7 @@ def _speed(setting: Setting, record: Recorder, phase: str, rate: float, seconds:
         record.figure(f"{phase}: share of the GPU's peak (MFU)", f"{100 * share:.1f}%")
 
 
-def _memory(setting: Setting, record: Recorder, phase: str, peak: int, phases: dict[str, dict[str, int]]) -> None:
+def _memory(env: Environment, record: Recorder, phase: str, peak: int, phases: dict[str, dict[str, int]]) -> None:
     """Compare what torch had at the peak with the plan's parts of this process, all of which are on the GPU here."""
     own = {part: size for part, size in phases[phase].items() if part not in ("cuda_and_nccl", "engine_asleep")}
     own |= {part: phases["save"][part] for part in ("weights", "gradients", "optimizer")}
@@ -81,11 +81,11 @@ def _memory(setting: Setting, record: Recorder, phase: str, peak: int, phases: d
     record.check(f"{phase}: memory at the peak", figure, bound, abs(ratio - 1.0) <= OFF_PLAN, gpu_only=True)
 
 
-def _trace(setting: Setting, record: Recorder, work: Callable[[], object]) -> None:
-    path = trace_path(setting.work / "traces", 0, 0)
+def _trace(env: Environment, record: Recorder, work: Callable[[], object]) -> None:
+    path = trace_path(env.work / "traces", 0, 0)
     with traced(path):
         work()
-        measure.wait(setting)
+        measure.synchronize(env)
     seconds, kernels = _kernels(path)
     record.check(
         "trace of an update", f"{path.stat().st_size / 1e6:.1f} MB", "a file with kernels", bool(kernels), gpu_only=True

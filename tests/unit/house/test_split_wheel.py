@@ -1,4 +1,4 @@
-"""Wheels that are cut into pieces for machines that take only so much at once: together they are the wheel (1 s)."""
+"""Wheels that are split into parts for machines that take only so much at once: together they are the wheel (1 s)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.acceptance.pieces import cut, main
+from tools.acceptance.split_wheel import main, split
 
 LIMIT = 6000
 files = st.dictionaries(
@@ -31,13 +31,13 @@ def wheel(folder: Path, contents: dict[str, bytes]) -> Path:
 @given(contents=files)
 def test_the_pieces_are_the_wheel(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
     folder = tmp_path_factory.mktemp("cut")
-    made = cut(wheel(folder, contents), folder / "out", LIMIT, without=["*.so"])
+    made = split(wheel(folder, contents), folder / "out", LIMIT, without=["*.so"])
     found: dict[str, bytes] = {}
     for path in made:
         assert path.stat().st_size <= LIMIT
-        with zipfile.ZipFile(path) as piece:
-            assert not found.keys() & set(piece.namelist()), "a file is in two pieces"
-            found |= {name: piece.read(name) for name in piece.namelist()}
+        with zipfile.ZipFile(path) as part:
+            assert not found.keys() & set(part.namelist()), "a file is in two parts"
+            found |= {name: part.read(name) for name in part.namelist()}
     assert found == {name: data for name, data in contents.items() if name.endswith(".py")}
 
 
@@ -46,10 +46,10 @@ def test_pieces_are_unpacked_as_the_page_says(tmp_path: Path, capsys: pytest.Cap
     source = wheel(tmp_path, contents)
     assert main([str(source), "--out", str(tmp_path / "out"), "--mib", "0.0006"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    pieces = sorted((tmp_path / "out").glob("*.zip"))
-    assert len(pieces) == len(listed) > 1
-    for piece in pieces:
-        subprocess.run([sys.executable, "-m", "zipfile", "-e", str(piece), str(tmp_path / "site")], check=True)
+    parts = sorted((tmp_path / "out").glob("*.zip"))
+    assert len(parts) == len(listed) > 1
+    for part in parts:
+        subprocess.run([sys.executable, "-m", "zipfile", "-e", str(part), str(tmp_path / "site")], check=True)
     assert {str(p.relative_to(tmp_path / "site")) for p in (tmp_path / "site").rglob("*.py")} == set(contents)
 
 

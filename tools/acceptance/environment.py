@@ -1,4 +1,4 @@
-"""The setting of a part: the platform, the folder to work in, and sizes that fit the platform."""
+"""The environment that a part runs in: the platform, the folder to work in, and sizes that fit the platform."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ CPU = Sizes(
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The setting of a part."""
+class Environment:
+    """The environment that a part runs in."""
 
     platform: Platform
     work: Path  # models and runs, kept from part to part
