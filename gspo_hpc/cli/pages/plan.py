@@ -65,7 +65,7 @@ def page(
     head.stylize(colour, -len(verdict))
     yield head
     yield from title("Layout")
-    yield grid(_layout(plan))
+    yield grid(_layout(plan, config))
     yield from title("Quantities")
     yield grid(
         (
@@ -169,10 +169,11 @@ def _before(change: Change, *, named: bool) -> str:
     return f"{change.key}={written(change.before)}" if named else written(change.before)
 
 
-def _layout(plan: Plan) -> Iterator[tuple[str, str]]:
+def _layout(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
     at, q = plan.layout, plan.quantities
     apart = at.get("gpus_set_apart_per_node", 0)
-    machines = f"{at['nodes']} x {at['gpus_per_node']} GPUs" + f", {apart} of each for generation" * bool(apart)
+    kind = "ranks on the CPU" if config.cluster.platform == "cpu" else "GPUs"
+    machines = f"{at['nodes']} x {at['gpus_per_node']} {kind}" + f", {apart} of each for generation" * bool(apart)
     if nodes := at.get("generation_nodes"):
         machines += f", {nodes} of the nodes for generation"
     yield "machines", machines
