@@ -16,7 +16,7 @@ _READERS = set(
 # Packages whose functions read a config and leave it as it is.
 _LIBRARIES = set(
     "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
-    "tqdm huggingface_hub numpy random loguru".split()
+    "tqdm huggingface_hub numpy random loguru typing inspect dataclasses".split()
 )
 _DEEPEST = 12  # calls within each other that are followed
 
@@ -34,6 +34,11 @@ def shown(node: ast.AST, length: int = 60) -> str:
     return " ".join(ast.unparse(node).split())[:length]
 
 
+def is_main(node: ast.If) -> bool:
+    """Tell whether a statement is the main block of a file."""
+    return ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
+
+
 class Tree:
     """A syntax tree whose nodes know what they stand in."""
 
@@ -45,6 +50,8 @@ class Tree:
         self.functions = [node for node in self.nodes if isinstance(node, Function)]
         self.classes = {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
         self.imported = dict(self._imported())
+        self.originals = {alias.asname: alias.name for node in self.nodes if isinstance(node, ast.ImportFrom)
+                          for alias in node.names if alias.asname}  # fmt: skip
         self._locals = {id(node): self._names_of(node) for node in self.nodes if isinstance(node, _SCOPES)}
 
     def parent(self, node: ast.AST) -> ast.AST | None:
@@ -94,7 +101,7 @@ class Tree:
         """Tell whether a node runs, once, whenever the function runs that it stands in."""
         below, above = node, self.parent(node)
         while above is not None and not isinstance(above, _SCOPES):
-            if isinstance(above, ast.If) and not (below is above.test or "__name__" in ast.unparse(above.test)):
+            if isinstance(above, ast.If) and not (below is above.test or (is_main(above) and below in above.body)):
                 return False
             if isinstance(above, ast.For | ast.AsyncFor) and below is not above.iter:
                 return False
@@ -106,10 +113,21 @@ class Tree:
         before = (item for item in (above.body if isinstance(above, Function) else ()) if item.lineno < below.lineno)  # type: ignore[attr-defined]
         return not any(isinstance(part, ast.Return) for item in before for part in self._own(item))
 
-    def when(self, node: ast.AST, depth: int = 0) -> When | None:
+    def looped(self, node: ast.AST) -> bool:
+        """Tell whether a node may run several times each time that the function runs that it stands in."""
+        below, above = node, self.parent(node)
+        while above is not None and not isinstance(above, _SCOPES):
+            if isinstance(above, ast.While | ast.comprehension):
+                return True
+            if isinstance(above, ast.For | ast.AsyncFor) and below is not above.iter:
+                return True
+            below, above = above, self.parent(above)
+        return False
+
+    def when(self, node: ast.AST, depth: int = 0, started: bool = False) -> When | None:
         """Return when a node runs, to be compared with another node's; None if that is not plain.
 
-        Plain is a function that is called in one place, which runs, or in none.
+        Plain is a function that is called in one place, which runs, or in none; with `started`, not in none.
         """
         place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
         function = self.function_of(node)
@@ -124,11 +142,11 @@ class Tree:
         uses = [item for item in self.nodes if (isinstance(item, ast.Name) and item.id == name)
                 or (isinstance(item, ast.Attribute) and item.attr == name)]  # fmt: skip
         if not uses:
-            return ((function.lineno, function.col_offset), place)
+            return None if started else ((function.lineno, function.col_offset), place)
         call = self.parent(uses[0])
         if len(uses) > 1 or not isinstance(call, ast.Call) or call.func is not uses[0] or not self.certain(call):
             return None
-        before = self.when(call, depth + 1)
+        before = self.when(call, depth + 1, started)
         return None if before is None else (*before, place)
 
     def root(self, node: ast.expr) -> str:
