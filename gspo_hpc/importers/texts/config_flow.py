@@ -193,9 +193,18 @@ class _Flow:
             self._write(self._text(call.args[1]), None, call, node)
         elif name == "vars" and first:
             self._view(call, node)
+        elif name == "getattr" and first:
+            self._got(call)
         elif name.startswith("__"):
             self._doubt(call)
         elif not any(argument is node for _, argument in self.tree.parameters(call)) and not self.tree.reads(call):
+            self._doubt(call)
+
+    def _got(self, call: ast.Call) -> None:
+        """Read getattr(config, name), which may be a method that changes the config."""
+        parent = self.tree.parent(call)
+        name = self._text(call.args[1]) if len(call.args) > 1 else ANY
+        if (isinstance(parent, ast.Call) and parent.func is call) or name.startswith(_CHANGERS):
             self._doubt(call)
 
     def _keywords(self, call: ast.Call, holder: ast.expr) -> None:

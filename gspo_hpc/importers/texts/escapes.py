@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from gspo_hpc.importers.texts.objects import CONFIG, Object, ObjectMap
+from gspo_hpc.importers.texts.objects import CONFIG, TRAINER, Object, ObjectMap
 from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
 
 _QUIET = (
@@ -34,6 +34,8 @@ class Escapes:
         self.patches: dict[str, int] = {}  # attributes that are set on trainers, or on TRL's class -> line
         self.doubts: list[str] = []  # places that may change the class of the config, and so any argument
         self.left: dict[str, str] = {}  # places that may change the trainer -> why it is not carried over
+        for name, item in objects.replaced():
+            self._tell(name, item)
         for node in tree.nodes:
             if isinstance(node, ast.Name | ast.Attribute | ast.Call) and not isinstance(
                 getattr(node, "ctx", None), ast.Store
@@ -153,6 +155,8 @@ class Escapes:
             self._set(texts[0] if texts else None, call, item)
         elif name == "type" and len(call.args) == 3 or name in _MAKERS:
             self._new_class(call, node, item)
+        elif name == "getattr" and first and len(texts) and texts[0].startswith("__"):
+            self._tell(call, item)
         elif name in _READERS or name.startswith("__") or (item.kind == "class" and "Parser" in name):
             pass
         elif any(given is node for _, given in self.tree.parameters(call)):
@@ -175,7 +179,8 @@ class Escapes:
     def _of_package(self, node: ast.Attribute) -> None:
         """Tell what is set in TRL's own modules and classes, and in the trainers that its own are derived from."""
         root = self.tree.root(node.value)
-        if self.objects.of(node.value) or not (root == "trl" or (root == "transformers" and "Train" in shown(node))):
+        ours = root == "trl" or (root == "transformers" and "Train" in shown(node)) or node.attr in (CONFIG, TRAINER)
+        if self.objects.of(node.value) or not ours:
             return
         text = f"line {node.lineno}: {shown(self.tree.parent(node) or node)}"
         if node.attr == CONFIG:

@@ -113,6 +113,14 @@ class ObjectMap:
         config = given_config(trainer)
         return NONE.union(*map(self.configs, arguments(trainer) if config is None else [config]))
 
+    def replaced(self) -> Iterator[tuple[ast.Name, Object]]:
+        """Yield the places where a name of TRL's classes is given to something else."""
+        for name, (item,) in _CLASSES.items():
+            for binding in (one for (_, of), held in self._bindings.items() if of == name for one in held):
+                empty = isinstance(binding.given, ast.Constant) and binding.given.value is None
+                if not empty and (binding.given is None or item not in self._placed(binding.given, binding.place)):
+                    yield binding.target, item
+
     def passed_on(self, call: ast.Call, node: ast.expr) -> bool:
         """Tell whether a trainer of the file's own hands TRL's the config that it is given itself."""
         function = self.tree.function_of(call)
@@ -196,10 +204,8 @@ class ObjectMap:
         match node:
             case ast.Call():
                 return self._call(node)
-            case ast.Attribute(value=holder, attr="args") if self.of(holder) & _TRAINER:
-                return NONE.union(*map(self.given, self.trainers()))
-            case ast.Attribute(attr=name):
-                return _CLASSES.get(name, NONE) | self._held.get((-1, name), NONE)
+            case ast.Attribute(value=holder, attr=name):
+                return self._attribute(holder, name)
             case ast.Name():
                 return self._name(node)
             case ast.Subscript(value=holder):
@@ -212,6 +218,11 @@ class ObjectMap:
                 return self.of(given)
         return NONE
 
+    def _attribute(self, holder: ast.expr, name: str) -> Objects:
+        if name == "args" and self.of(holder) & _TRAINER:
+            return NONE.union(*map(self.given, self.trainers()))
+        return _CLASSES.get(name, NONE) | self._held.get((-1, name), NONE)
+
     def _call(self, node: ast.Call) -> Objects:
         if id(node) in self._seeds and self.seed is not None:
             return frozenset({self.seed})
@@ -219,6 +230,10 @@ class ObjectMap:
             copy = Object("config", id(node))
             self.copies[copy] = node
             return frozenset({copy})
+        if called(node) == "cast" and len(node.args) == 2:  # of typing: the object itself
+            return self.of(node.args[1])
+        if called(node) == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            return self._attribute(node.args[0], str(node.args[1].value))
         if found := self._returned.get((id(self.tree.defined(node)[0]), None)):
             return found
         return _TRAINER if self.makes_trainer(node) else NONE

@@ -36,6 +36,7 @@ def _of(body: str, after: str = "") -> Converted:
         "def tune():\n    args.epsilon = 0.5\ntune()",
         "class T:\n  def __init__(self, a):\n    self.a = a\n  def go(self):\n    self.a.epsilon = 0.5\nT(args).go()",
         "other = args\nother.epsilon = 0.5",
+        "from typing import cast\nother = cast(GRPOConfig, args)\nother.epsilon = 0.5",
         "other, n = args, 3\nother.epsilon = 0.5",
         "args.epsilon = 0.1\nargs.epsilon = 0.5",
         "if (same := args): pass\nsame.epsilon = 0.5",
@@ -75,7 +76,7 @@ def test_a_write_that_may_not_happen_is_known_only_when_the_script_runs(body: st
 
 
 def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
-    for line in ("trainer.args.epsilon = 0.5", "args.epsilon = 0.5"):
+    for line in ("trainer.args.epsilon = 0.5", "args.epsilon = 0.5", "getattr(trainer, 'args').epsilon = 0.5"):
         assert _of("", line).open == ("epsilon=$(0.5)",)
 
 
@@ -110,6 +111,10 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "for f in GRPOConfig.__dataclass_fields__.values():\n    f.default = 0.5",
         "vars(GRPOConfig)['__dataclass_fields__']['epsilon'].default = 0.5",
         "GRPOConfig.__post_init__ = mine",
+        "getattr(args, '__setattr__')('epsilon', 0.5)",
+        "f = getattr(args, '__setattr__')\nf('epsilon', 0.5)",
+        "import importlib\nimportlib.import_module('trl').GRPOConfig = Mine",
+        "GRPOConfig = Mine",
         "import trl\ntrl.GRPOConfig = Mine",
     ],
 )
@@ -289,6 +294,8 @@ def test_another_loss_is_refused_by_whatever_way_it_gets_into_the_trainer(text: 
         ("M = made(GRPOTrainer)\nM('m/m', args=args)", "line 5: made(GRPOTrainer)"),
         ("setattr(GRPOTrainer, name, mine)\n" + AFTER, "line 5: setattr(GRPOTrainer, name, mine)"),
         ("import trl\ntrl.GRPOTrainer = Mine\n" + AFTER, "line 6: trl.GRPOTrainer = Mine"),
+        ("GRPOTrainer = mine.Trainer\nGRPOTrainer('m/m', args=args)", "line 5: GRPOTrainer = mine.Trainer"),
+        (AFTER + "f = getattr(t, '__setattr__')\nf('beta', 1)", "line 6: getattr(t, '__setattr__')"),
         ("import trl.trainer.utils as u\nu.pad = mine\n" + AFTER, "line 6: u.pad = mine"),
         ("from transformers import Trainer\nTrainer.log = mine\n" + AFTER, "line 6: Trainer.log = mine"),
         (AFTER + "patch(t)", "line 6: patch(t)"),
@@ -320,6 +327,7 @@ def test_an_argument_that_is_set_on_the_trainer_is_not_known(line: str) -> None:
         AFTER + "from trl import LogCompletionsCallback\nt.add_callback(LogCompletionsCallback(t))",
         "def build(a):\n    t = GRPOTrainer('m/m', args=a)\n    return t\ndef go(t):\n    t.train()\ngo(build(args))",
         "def main(a: GRPOConfig) -> GRPOTrainer:\n    return GRPOTrainer('m/m', args=a)\nmain(args)",
+        "try:\n    import trl\nexcept ImportError:\n    GRPOConfig = GRPOTrainer = None\n" + AFTER,
         "T = GRPOTrainer\nt: GRPOTrainer = T('m/m', args=args)\nassert isinstance(t, GRPOTrainer)",
         "class R:\n  def __init__(self, a):\n    self.t = GRPOTrainer('m/m', args=a)\nR(args).t.train()",
     ],
