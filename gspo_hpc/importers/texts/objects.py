@@ -14,6 +14,8 @@ from typing import NamedTuple
 from gspo_hpc.importers.texts.syntax import Function, Tree, When, called, shown
 
 _DEEPEST = 20  # names that stand for each other
+_MOST = 100  # times that a file is read
+_TOO_DEEP = "its GRPOConfig goes through more names and functions than are followed"
 COPIES = ("copy", "deepcopy", "replace")
 CONFIG, TRAINER = "GRPOConfig", "GRPOTrainer"
 _Key = tuple[int, str]
@@ -68,11 +70,10 @@ class ObjectMap:
         self._bindings: dict[_Key, list[_Binding]] = {}
         for binding in _bindings(tree):
             self._bindings.setdefault(tree.variable(binding.target), []).append(binding)
-        before = -1
-        while before != (now := sum(map(len, [*self._held.values(), *self._returned.values(), *self._known.values()]))):
-            before = now
-            self._before, self._known = self._known, {}
-            self._pass()
+        try:
+            self._settle()
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
 
     def of(self, node: ast.AST) -> Objects:
         """Return the objects that an expression may be."""
@@ -145,6 +146,18 @@ class ObjectMap:
         return (-1, node.attr) if isinstance(node, ast.Attribute) else None  # of any object that has it
 
     # -- inside
+
+    def _settle(self) -> None:
+        """Read the file until nothing more is found. Raises ValueError where that takes absurdly long."""
+        before = -1
+        for _ in range(_MOST):
+            self._before, self._known = self._known, {}
+            self._pass()
+            now = sum(map(len, [*self._held.values(), *self._returned.values(), *self._known.values()]))
+            if now == before:
+                return
+            before = now
+        raise ValueError(_TOO_DEEP)
 
     def _pass(self) -> None:
         """Note once more what parameters, attributes and functions may be."""

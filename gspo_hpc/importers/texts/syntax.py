@@ -52,6 +52,13 @@ class Tree:
         self.imported = dict(self._imported())
         self.originals = {alias.asname: alias.name for node in self.nodes if isinstance(node, ast.ImportFrom)
                           for alias in node.names if alias.asname}  # fmt: skip
+        self._uses: dict[str, list[ast.expr]] = {}  # name -> where it stands, also as an attribute
+        for node in self.nodes:
+            if isinstance(node, ast.Name | ast.Attribute):
+                self._uses.setdefault(node.id if isinstance(node, ast.Name) else node.attr, []).append(node)
+        self._functions: dict[str, list[Function]] = {}
+        for function in self.functions:
+            self._functions.setdefault(function.name, []).append(function)
         self._locals = {id(node): self._names_of(node) for node in self.nodes if isinstance(node, _SCOPES)}
 
     def parent(self, node: ast.AST) -> ast.AST | None:
@@ -78,7 +85,7 @@ class Tree:
         if isinstance(call.func, ast.Name) and name in self.classes:
             inits = [item for item in self.classes[name].body if isinstance(item, Function) and item.name == "__init__"]
             return (inits[0], 1) if inits else (None, 0)
-        found = [function for function in self.functions if function.name == name]
+        found = self._functions.get(name, [])
         if len(found) != 1:
             return None, 0
         method = isinstance(self.parent(found[0]), ast.ClassDef)
@@ -139,8 +146,7 @@ class Tree:
         outer = self.parent(function)
         if name == "__init__" and isinstance(outer, ast.ClassDef):
             name = outer.name
-        uses = [item for item in self.nodes if (isinstance(item, ast.Name) and item.id == name)
-                or (isinstance(item, ast.Attribute) and item.attr == name)]  # fmt: skip
+        uses = self._uses.get(name, [])
         if not uses:
             return None if started else ((function.lineno, function.col_offset), place)
         call = self.parent(uses[0])

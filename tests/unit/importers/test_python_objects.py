@@ -164,3 +164,24 @@ def test_a_config_that_is_not_the_one_that_python_trains_with_is_told(lines: lis
     found = convert(script, gpus=1)
     uncertain = any(text.startswith("beta=") for text in found.open)
     assert uncertain or found.config.algorithm.kl_beta == beta, script
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "".join(f"def f{n}(a):\n    b = a\n    return b\nargs = f{n}(args)\n" for n in range(200)),
+        "def f():\n" + "".join(f"    x{n + 1} = x{n}\n" for n in range(999)) + "x0 = args\nargs = x999",
+    ],
+)
+def test_a_config_that_goes_absurdly_far_is_refused_or_followed(body: str) -> None:
+    try:
+        found = _of(body)
+    except ValueError as error:
+        assert str(error) == "its GRPOConfig goes through more names and functions than are followed"
+    else:
+        assert found.open
+
+
+def test_a_config_may_go_through_many_functions() -> None:
+    body = "".join(f"def f{n}(a):\n    a.beta = {n}\n    return a\nargs = f{n}(args)\n" for n in range(20))
+    assert _of(body).config.algorithm.kl_beta == 19
