@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gspo_hpc.importers.texts.objects import COPIES, Object, ObjectMap, Objects, given_config
+from gspo_hpc.importers.texts.objects import Object, ObjectMap, Objects, given_config
 from gspo_hpc.importers.texts.syntax import MUTATORS, Tree, When, called, shown
 
 ANY = "*"  # name of an argument that is not known
@@ -62,6 +62,8 @@ class _Flow:
         """Read each place where the config stands."""
         for call in self.tree.calls:  # code in a text, and names as texts
             if isinstance(call.func, ast.Name) and call.func.id in ("exec", "globals", "locals"):
+                self._doubt(call)
+            elif isinstance(call.func, ast.Name) and call.func.id == "eval" and isinstance(call.args[0], ast.Constant):
                 self._doubt(call)
         for node in self.tree.nodes:
             if (
@@ -185,7 +187,7 @@ class _Flow:
         first = bool(call.args) and call.args[0] is node
         if self.objects.makes_trainer(call) or self.objects.passed_on(call, node) or call in self.seeds:
             return
-        if name in COPIES and first:
+        if first and self.tree.copies(call):
             self._keywords(call, call)
         elif name == "setattr" and first:
             self._set(call, call.args[1:], node)
@@ -195,7 +197,7 @@ class _Flow:
             self._view(call, node)
         elif name == "getattr" and first:
             self._got(call)
-        elif name.startswith("__"):
+        elif name.startswith("__") or self.tree.decorated(call):
             self._doubt(call)
         elif not any(argument is node for _, argument in self.tree.parameters(call)) and not self.tree.reads(call):
             self._doubt(call)

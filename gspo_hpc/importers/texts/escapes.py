@@ -159,7 +159,7 @@ class Escapes:
             self._tell(call, item)
         elif name in _READERS or name.startswith("__") or (item.kind == "class" and "Parser" in name):
             pass
-        elif any(given is node for _, given in self.tree.parameters(call)):
+        elif any(given is node for _, given in self.tree.parameters(call)) and not self.tree.decorated(call):
             pass  # a function of the file, which is read itself
         elif not self.tree.reads(call) and not self.objects.makes_trainer(call):
             if texts and item.of_trainer:  # patch.object(GRPOTrainer, "compute_loss", mine)

@@ -16,7 +16,6 @@ from gspo_hpc.importers.texts.syntax import Function, Tree, When, called, shown
 _DEEPEST = 20  # names that stand for each other
 _MOST = 100  # times that a file is read
 _TOO_DEEP = "its GRPOConfig goes through more names and functions than are followed"
-COPIES = ("copy", "deepcopy", "replace")
 CONFIG, TRAINER = "GRPOConfig", "GRPOTrainer"
 _Key = tuple[int, str]
 
@@ -100,6 +99,8 @@ class ObjectMap:
             case ast.NamedExpr(value=given):
                 return self.sure(given, depth + 1)
             case ast.Name():
+                if node.id in self.tree.imported or node.id in self.tree.named:
+                    return False
                 bindings, _ = self._reaching(node, self.tree.variable(node))
                 return all(item.given is not None and (item.place is not None or self.sure(item.given, depth + 1))
                            for item in bindings)  # fmt: skip
@@ -239,7 +240,7 @@ class ObjectMap:
     def _call(self, node: ast.Call) -> Objects:
         if id(node) in self._seeds and self.seed is not None:
             return frozenset({self.seed})
-        if called(node) in COPIES and node.args and self.configs(node.args[0]):
+        if node.args and self.tree.copies(node) and self.configs(node.args[0]):
             copy = Object("config", id(node))
             self.copies[copy] = node
             return frozenset({copy})

@@ -18,6 +18,8 @@ _LIBRARIES = set(
     "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
     "tqdm huggingface_hub numpy random loguru typing inspect dataclasses".split()
 )
+_COPIES = ("copy", "deepcopy", "replace")
+_DECORATORS = ("staticmethod", "classmethod", "property", "cached_property", "wraps", "cache", "lru_cache", "record")
 _DEEPEST = 12  # calls within each other that are followed
 
 
@@ -52,6 +54,7 @@ class Tree:
         self.imported = dict(self._imported())
         self.originals = {alias.asname: alias.name for node in self.nodes if isinstance(node, ast.ImportFrom)
                           for alias in node.names if alias.asname}  # fmt: skip
+        self.named = {*self._named()}  # functions, classes and what else gets a name without an assignment
         self._uses: dict[str, list[ast.expr]] = {}  # name -> where it stands, also as an attribute
         for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute):
@@ -169,6 +172,27 @@ class Tree:
             return call.func.id in _READERS
         return called(call) in _READERS or self.root(call.func) in _LIBRARIES
 
+    def copies(self, call: ast.Call) -> bool:
+        """Tell whether a call is one of copy's or of dataclasses' functions that copy an object."""
+        if isinstance(call.func, ast.Name):
+            name = call.func.id
+            module = "" if name in self.named else self.imported.get(name, "copy")
+            return self.originals.get(name, name) in _COPIES and module in ("copy", "dataclasses")
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            module = self.imported.get(call.func.value.id, call.func.value.id)
+            return call.func.attr in _COPIES and module in ("copy", "dataclasses")
+        return False
+
+    def decorated(self, call: ast.Call) -> bool:
+        """Tell whether a call is of a function of the file that a decorator may have changed."""
+        function, _ = self.defined(call)
+        return function is not None and any(
+            ast.unparse(item).rpartition("(")[0].rpartition(".")[2] not in _DECORATORS
+            and ast.unparse(item).rpartition(".")[2] not in _DECORATORS
+            and self.root(item) not in _LIBRARIES
+            for item in function.decorator_list
+        )
+
     def mutated(self, node: ast.Name) -> bool:
         """Tell whether a mapping or a list is changed where its name stands."""
         parent = self.parent(node)
@@ -183,6 +207,13 @@ class Tree:
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
                 yield from ((alias.asname or alias.name, module) for alias in node.names)
+
+    def _named(self) -> Iterator[str]:
+        for node in self.nodes:
+            if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+                yield node.name or ""
+            elif isinstance(node, Function | ast.ClassDef) and not isinstance(self.parent(node), ast.ClassDef):
+                yield node.name
 
     def _names_of(self, scope: ast.AST) -> set[str]:
         """Return the names that a function binds."""

@@ -60,6 +60,11 @@ SOURCES = {
     "replace(args, beta=0.1)": {"args": 0.04},
     "a, b = args, replace(args, beta=0.1); a, b = b, a": {"a": 0.1, "b": 0.04, "args": 0.04},
     "def tune(a):\n    a = replace(a, beta=0.1)\ntune(args)": {"args": 0.04},
+    "from dataclasses import replace as r\nfrom copy import copy as c\nb = r(args, beta=0.1); d = c(b)": {
+        "b": 0.1,
+        "d": 0.1,
+    },
+    "def replace(a, beta):\n    a.beta = 0.3\n    return a\nb = replace(args, beta=0.1)": {"args": 0.3, "b": 0.3},
     "def tune(a):\n    b = copy.copy(a)\n    b.beta = 0.1\n    return b\nc = tune(args)": {"args": 0.04, "c": 0.1},
     "def tune():\n    global args\n    args = replace(args, beta=0.1)\ntune()": {"args": 0.1},
     "class C:\n  def __init__(self, a):\n    self.a = replace(a, beta=0.1)\nc = C(args)": {"args": 0.04, "c.a": 0.1},
