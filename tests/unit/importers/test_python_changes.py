@@ -326,6 +326,7 @@ def test_what_may_change_the_trainer_is_listed_with_its_line(text: str, line: st
 def test_an_argument_that_is_set_on_the_trainer_is_not_known(line: str) -> None:
     found = convert(f"{HEAD}{MADE}{AFTER}{line}\n", gpus=1)
     assert found.open == ("beta=$(GRPOTrainer.beta in line 6)",)
+    assert {item.given for item in found.left} == {*found.open, "GRPOTrainer.beta (line 6)"}
     assert convert(f"{HEAD}{MADE}{AFTER}t.epsilon_low = 0.5\n", gpus=1).open[0].startswith("epsilon=$(")
 
 
