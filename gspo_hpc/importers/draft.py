@@ -17,7 +17,7 @@ from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.report import Argument
-from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset
+from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset, why_not_set
 from gspo_hpc.importers.tables import Table
 from gspo_hpc.importers.typos import misspelt
 from gspo_hpc.system.text import near_miss
@@ -267,8 +267,7 @@ class Draft:
             if why := self.unknown.get(name) or self.unknown.get("*"):
                 return f"${name} {why}"
         if found:
-            own = "is set by the shell" if found[0] in ALWAYS else "is not set in the script"
-            return f"${found[0]} {own}"
+            return f"${found[0]} {why_not_set(found[0])}"
         return "its value is known only when the script runs"
 
     def finish(self) -> tuple[Config, str]:

@@ -61,8 +61,8 @@ def check(draft: Draft) -> None:
         draft.refuse(f"{draft.label('teacher.gpus')}: there is no distillation here")
 
 
-def machines(draft: Draft, gpus: int | None) -> tuple[int, int]:
-    """Put the cluster; return (nodes, training GPUs of each)."""
+def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Put the cluster; return (nodes, training GPUs of each). `placed`: the same, as Ray places the ranks."""
     env = draft.variables
     nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes")) or draft.whole("nnodes")
     each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
@@ -75,6 +75,7 @@ def machines(draft: Draft, gpus: int | None) -> tuple[int, int]:
             draft.wrong("train.gpus", f"must be divisible by the number of nodes ({nodes})")
         else:
             each = trains // nodes
+    nodes, each = placed or (nodes, each)
     draft.credit("cluster.nodes", "nnodes")
     for key in ("cluster.nodes", "cluster.gpus_per_node"):
         draft.credit(key, "train.gpus")

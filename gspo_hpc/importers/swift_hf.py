@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import swift, trl
+from gspo_hpc.importers import swift, swift_ray, trl
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.shell import Command
 
@@ -20,7 +20,7 @@ _LEAST = 16  # completions of an update that gradient_accumulation_steps is chos
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a run of ms-swift amounts to."""
     swift.check(draft)
-    nodes, each = swift.machines(draft, gpus)
+    nodes, each = swift.machines(draft, gpus, swift_ray.machines(draft))
     _devices(draft)
     swift.hosting(draft, nodes, each, commands)
     if draft.given("use_vllm") and not draft.switch("use_vllm"):

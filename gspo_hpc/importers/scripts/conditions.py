@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.parse import source_of
 from gspo_hpc.importers.scripts.places import there
-from gspo_hpc.importers.scripts.scope import ALWAYS, Scope, Unknown, is_unset
+from gspo_hpc.importers.scripts.scope import ALWAYS, Scope, Unknown, is_launched, is_unset
 from gspo_hpc.importers.scripts.words import text_of
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
         found = scope.get(text)
         if found is None and text in ALWAYS:
             return True
+        if found is None and is_launched(text):
+            return None
         return None if isinstance(found, Unknown) else found is not None
     if sign in ("-f", "-e", "-r", "-s") and text is not None:
         return there(text, scope.script)

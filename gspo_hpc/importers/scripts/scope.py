@@ -12,6 +12,11 @@ _LEFT = re.compile(r"\$(?:[A-Za-z_{(]|\d)")
 ALWAYS = frozenset(
     "HOME USER LOGNAME HOSTNAME PWD OLDPWD UID EUID SHELL PATH PPID RANDOM SECONDS OSTYPE HOSTTYPE".split()
 )
+# Variables that a batch system or a launcher may set: where a script does not, it is not known whether they are set.
+_LAUNCHED = re.compile(
+    r"(?:SLURM|SLURMD|PBS|LSB|SGE|OMPI|PMI|PMIX)_\w+|(?:CUDA|NVIDIA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|"
+    r"(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
+)
 _LONGEST = 1 << 16  # characters of a value; X=$X$X in a few lines makes it as long as one likes
 
 
@@ -110,6 +115,19 @@ def _words(value: Value) -> tuple[str, ...]:
     if isinstance(value, Unknown):
         return value.might
     return tuple(value.split()) if isinstance(value, str) else tuple(value) if isinstance(value, tuple) else ()
+
+
+def is_launched(name: str) -> bool:
+    """Tell whether a batch system or a launcher may set a variable."""
+    return _LAUNCHED.fullmatch(name) is not None
+
+
+def why_not_set(name: str) -> str:
+    """Return why a variable has no value that is known, as a clause that its name stands before."""
+    if name in ALWAYS:
+        return "is set by the shell"
+    more = ", and a batch system or a launcher may set it" if is_launched(name) else ""
+    return f"is not set in the script{more}"
 
 
 class Piece(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.parse import line_of, source_of
-from gspo_hpc.importers.scripts.scope import ALWAYS, Piece, Scope, Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.scope import ALWAYS, Piece, Scope, Unknown, Value, is_launched, is_unset
 
 if TYPE_CHECKING:  # the parser is imported by read_script alone
     from tree_sitter import Node
@@ -229,7 +229,7 @@ def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted:
         return
     if isinstance(found, dict | tuple) or subscript not in (None, "0"):
         found = _element(found, subscript or "0", scope)
-    if found is None and scope.empty and re.match(r"\w", name) and name not in ALWAYS:
+    if found is None and scope.empty and re.match(r"\w", name) and name not in ALWAYS and not is_launched(name):
         yield Piece("", not quoted)
     else:
         yield Piece(found, not quoted) if isinstance(found, str) else Piece(_left(raw))
@@ -270,6 +270,9 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
         yield Piece(_left(raw))
         return
     kind = sign[0].decode()
+    if found is None and is_launched(name) and (kind[-1] == "+" or not rest[sign.end() :]):
+        yield Piece(_left(raw))  # with a default, it counts as not set
+        return
     if kind[-1] in "-=+":
         there = found is not None and (found != "" or not kind.startswith(":"))
         if there != (kind[-1] == "+"):

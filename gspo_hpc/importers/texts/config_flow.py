@@ -1,7 +1,8 @@
 """Follow a GRPOConfig through a Python file after it is made: what is written to it, by which name, and when.
 
-A config may have several names, go through functions of the file, and be copied. Every place where it stands is read;
-one that is not understood may change any argument, and is told as a doubt.
+A config may have several names, go through functions of the file, and be copied; the config that counts is the one that
+the trainer gets. Every place where a config stands is read; one that is not understood may change any argument, and is
+told as a doubt.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, shown
+from gspo_hpc.importers.texts.objects import Object, ObjectMap, Objects, given_config
+from gspo_hpc.importers.texts.syntax import MUTATORS, Tree, When, called, shown
 
 ANY = "*"  # name of an argument that is not known
-_COPIES = ("copy", "deepcopy", "replace")
 _METHODS = ("get_", "to_", "main_process_first", "__str__", "__repr__")
+_CHANGERS = ("set_", "__")  # how attributes begin that may change a config, also where they are not called here
 _HARMLESS = (ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, ast.Assert, ast.Delete, ast.If, ast.While)
-_Key = tuple[int, str]
 
 
 class Changes(NamedTuple):
@@ -24,158 +25,36 @@ class Changes(NamedTuple):
 
     values: dict[str, Any]  # argument -> its value; $(code) where only running the file would tell
     doubts: tuple[str, ...]  # places that may change any argument: "line 3: tune(args)"
-    trainers: tuple[ast.Call, ...]  # calls that make a trainer
-    patches: dict[str, int]  # attributes that are set on trainers, or on TRL's classes -> line
 
 
 class _Write(NamedTuple):
     name: str
     value: Any
     node: ast.AST
-    holder: ast.expr  # by what name the config was written to
+    holder: ast.expr | None  # by what name the config was written to
+    objects: Objects | None  # the configs that may be written to, None: any
 
 
-def follow(
-    tree: Tree, seeds: Sequence[ast.Call], tuples: bool, value: Callable[[ast.expr], Any], left: Callable[[Any], str]
-) -> Changes:
-    """Return what happens to the configs that the calls `seeds` return; `tuples`: in tuples, as parsers return them.
+def follow(tree: Tree, objects: ObjectMap, value: Callable[[ast.expr], Any], left: Callable[[Any], str]) -> Changes:
+    """Return what happens to the config that the trainer gets.
 
     `value` evaluates an expression, and `left` returns one as $(code).
     """
-    flow = _Flow(tree, seeds, tuples, value, left)
-    flow.name()
+    flow = _Flow(tree, objects, value, left)
     flow.read()
-    return Changes(flow.values(), tuple(dict.fromkeys(flow.doubts)), flow.trainer_calls(), flow.patches)
+    return Changes(flow.values(), tuple(dict.fromkeys(flow.doubts)))
 
 
 class _Flow:
-    def __init__(
-        self,
-        tree: Tree,
-        seeds: Sequence[ast.Call],
-        tuples: bool,
-        value: Callable[[Any], Any],
-        left: Callable[[Any], str],
-    ) -> None:
-        self.tree, self.seeds, self.tuples, self.value, self.left = tree, seeds, tuples, value, left
-        self.configs: set[_Key] = set()
-        self.trainers: set[_Key] = set()
-        self.copies: set[_Key] = set()
-        self.returning: dict[int, set[int | None]] = {}  # function -> positions in the tuple that it returns; None: all
+    def __init__(self, tree: Tree, objects: ObjectMap, value: Callable[[Any], Any], left: Callable[[Any], str]) -> None:
+        self.tree, self.objects, self.value, self.left = tree, objects, value, left
+        self.seeds, self.tuples = objects.seeds, objects.tuples
         self.writes: list[_Write] = []
         self.doubts: list[str] = []
-        self.patches: dict[str, int] = {}
-        self.bound: set[str] = set()  # attributes that are set to the config: self.args
-
-    # -- names of the config
-
-    def name(self) -> None:
-        """Find the names that the config and its trainers have, until there are no more."""
-        before = -1
-        while before != (now := len(self.configs) + len(self.trainers) + sum(map(len, self.returning.values()))):
-            before = now
-            for node in self.tree.nodes:
-                match node:
-                    case ast.Assign(targets=targets, value=given):
-                        for target in targets:
-                            self._bind(target, given)
-                    case ast.AnnAssign(target=target, value=given) if given is not None:
-                        self._bind(target, given)
-                    case ast.NamedExpr(target=target, value=given):
-                        self._bind(target, given)
-                    case ast.withitem(context_expr=given, optional_vars=target) if target is not None:
-                        self._bind(target, given)
-                    case ast.Return(value=given) if given is not None:
-                        self._returned(node, given)
-                    case ast.Call():
-                        for parameter, argument in self.tree.parameters(node):
-                            self._mark((id(self.tree.defined(node)[0]), parameter), argument)
-
-    def _mark(self, key: _Key, given: ast.expr) -> None:
-        if self.is_config(given):
-            self.configs.add(key)
-        elif self.is_trainer(given):
-            self.trainers.add(key)
-
-    def _bind(self, target: ast.expr, given: ast.expr) -> None:
-        if isinstance(target, ast.Tuple | ast.List):
-            if isinstance(given, ast.Tuple | ast.List) and len(given.elts) == len(target.elts):
-                for one, other in zip(target.elts, given.elts, strict=True):
-                    self._bind(one, other)
-                return
-            places = self.returning.get(id(self.tree.defined(given)[0])) if isinstance(given, ast.Call) else None
-            whole = self.tuples and self.is_config(given)
-            for place, one in enumerate(target.elts):
-                if (whole or (places and place in places)) and (key := self._key(one)):
-                    self.configs.add(key)
-            return
-        key = self._key(target)
-        if key is None:
-            return
-        self._mark(key, given)
-        if key in self.configs and isinstance(target, ast.Attribute):
-            self.bound.add(ast.unparse(target))
-        if isinstance(self.tree.parent(self.tree.parent(target) or target), ast.ClassDef):  # of the class
-            self._mark((-1, key[1]), given)
-        if isinstance(given, ast.Call) and called(given) in _COPIES and self.is_config(given) and given.args:
-            if self._key(given.args[0]) != key:
-                self.copies.add(key)
-
-    def _returned(self, node: ast.Return, given: ast.expr) -> None:
-        function = self.tree.function_of(node)
-        places = self.returning.setdefault(id(function), set())
-        if self.is_config(given):
-            places.add(None)
-            if isinstance(function, Function) and any("property" in shown(item) for item in function.decorator_list):
-                self.configs.add((-1, function.name))
-        elif isinstance(given, ast.Tuple):
-            places |= {place for place, item in enumerate(given.elts) if self.is_config(item)}
-
-    def _key(self, node: ast.expr) -> _Key | None:
-        if isinstance(node, ast.Name):
-            return self.tree.variable(node)
-        return (-1, node.attr) if isinstance(node, ast.Attribute) else None  # of any object that has it
 
     def is_config(self, node: ast.AST) -> bool:
-        """Tell whether an expression is the config."""
-        match node:
-            case ast.Call():
-                if any(node is seed for seed in self.seeds):
-                    return True
-                if called(node) in _COPIES and node.args and self.is_config(node.args[0]):
-                    return True
-                return None in self.returning.get(id(self.tree.defined(node)[0]), ())
-            case ast.Attribute(value=holder, attr="args") if self.is_trainer(holder):
-                return True
-            case ast.Name() | ast.Attribute():
-                return self._key(node) in self.configs
-            case ast.Subscript(value=holder):
-                return self.tuples and self.is_config(holder)
-            case ast.IfExp(body=yes, orelse=no):
-                return self.is_config(yes) or self.is_config(no)
-            case ast.BoolOp(values=parts):
-                return any(map(self.is_config, parts))
-            case ast.NamedExpr(value=given):
-                return self.is_config(given)
-        return False
-
-    def is_trainer(self, node: ast.AST) -> bool:
-        """Tell whether an expression is a trainer that has the config."""
-        if isinstance(node, ast.Call):
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            ours = called(node) == "GRPOTrainer" or any(map(self.is_config, given))
-            return called(node).endswith("Trainer") and ours or self._derived(called(node))
-        return isinstance(node, ast.Name | ast.Attribute) and self._key(node) in self.trainers
-
-    def _derived(self, name: str, depth: int = 0) -> bool:
-        """Tell whether a name is that of a class of the file that is derived from TRL's trainer."""
-        own = self.tree.classes.get(name)
-        bases = [ast.unparse(base).rpartition(".")[2] for base in own.bases] if own and depth < 9 else []
-        return any(base.endswith("GRPOTrainer") or self._derived(base, depth + 1) for base in bases)
-
-    def trainer_calls(self) -> tuple[ast.Call, ...]:
-        """Return the calls that make a trainer with the config."""
-        return tuple(call for call in self.tree.calls if self.is_trainer(call))
+        """Tell whether an expression may be a config."""
+        return bool(self.objects.configs(node))
 
     # -- places where it stands
 
@@ -184,6 +63,8 @@ class _Flow:
         for call in self.tree.calls:  # code in a text, and names as texts
             if isinstance(call.func, ast.Name) and call.func.id in ("exec", "globals", "locals"):
                 self._doubt(call)
+            elif isinstance(call.func, ast.Name) and call.func.id == "eval" and isinstance(call.args[0], ast.Constant):
+                self._doubt(call)
         for node in self.tree.nodes:
             if (
                 isinstance(node, ast.expr)
@@ -191,12 +72,19 @@ class _Flow:
                 and not isinstance(getattr(node, "ctx", None), ast.Store)
             ):
                 self._place(node)
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and not self.is_config(node):
-                classes = ast.unparse(node.value) in ("GRPOTrainer", "trl.GRPOTrainer")
-                if classes or self.is_trainer(node.value):
-                    self.patches.setdefault(node.attr, node.lineno)
-                elif ast.unparse(node.value) in ("GRPOConfig", "trl.GRPOConfig"):
-                    self._doubt(node)
+        for call in self.objects.trainers():
+            self._trainer(call)
+
+    def _trainer(self, call: ast.Call) -> None:
+        """Doubt a trainer that gets a config that is not followed, or none."""
+        given = given_config(call)
+        spread = any(isinstance(item, ast.Starred) for item in call.args) or any(
+            keyword.arg is None for keyword in call.keywords
+        )
+        if given is None and not spread and not self.objects.given(call):
+            self.doubts.append(f"line {call.lineno}: {called(call)} without args")
+        elif given is not None and not self.objects.sure(given):
+            self.doubts.append(f"line {call.lineno}: {called(call)}(args={shown(given)})")
 
     def _doubt(self, node: ast.AST) -> None:
         statement: ast.AST | None = node
@@ -245,6 +133,8 @@ class _Flow:
         parent = self.tree.parent(node)
         if node.attr == "__dict__":
             self._view(node, holder)
+        elif not isinstance(node.ctx, ast.Load) and node.attr.startswith("__"):
+            self._doubt(node)
         elif not isinstance(node.ctx, ast.Load):
             given = parent.value if isinstance(parent, ast.Assign | ast.AnnAssign) else None
             self._write(node.attr, given, parent if isinstance(parent, ast.AugAssign) else node, holder)
@@ -253,16 +143,18 @@ class _Flow:
                 self._set(parent, parent.args, holder)
             elif not node.attr.startswith(_METHODS):
                 self._doubt(node)
+        elif node.attr.startswith(_CHANGERS) and not self._named(node):
+            self._doubt(node)
         elif isinstance(parent, ast.Assign):
-            names = {self._key(target) for target in parent.targets if isinstance(target, ast.Name)}
-            if any(self._key(item) in names and self.tree.mutated(item) for item in self.tree.nodes
+            names = {self.objects.key(target) for target in parent.targets if isinstance(target, ast.Name)}
+            if any(self.objects.key(item) in names and self.tree.mutated(item) for item in self.tree.nodes
                    if isinstance(item, ast.Name)):  # fmt: skip
-                self._write(node.attr, None, parent, holder)
+                self._write(node.attr, None, parent, None)
         elif isinstance(parent, ast.Subscript | ast.Attribute) and not self.is_config(node):
             above = self.tree.parent(parent)
             mutates = isinstance(parent, ast.Attribute) and parent.attr in MUTATORS and isinstance(above, ast.Call)
             if mutates or not isinstance(parent.ctx, ast.Load):
-                self._write(node.attr, None, parent, holder)
+                self._write(node.attr, None, parent, None)
 
     def _view(self, node: ast.expr, holder: ast.expr) -> None:
         """Read what is done with the mapping of all arguments: vars(config), or config.__dict__."""
@@ -293,17 +185,28 @@ class _Flow:
     def _handed(self, call: ast.Call, node: ast.expr) -> None:
         name = called(call)
         first = bool(call.args) and call.args[0] is node
-        if self.is_trainer(call) or any(call is seed for seed in self.seeds):
+        if self.objects.makes_trainer(call) or self.objects.passed_on(call, node) or call in self.seeds:
             return
-        if name in _COPIES and first:
-            self._keywords(call, node)
+        if first and self.tree.copies(call):
+            self._keywords(call, call)
         elif name == "setattr" and first:
             self._set(call, call.args[1:], node)
         elif name == "delattr" and first and len(call.args) > 1:
             self._write(self._text(call.args[1]), None, call, node)
         elif name == "vars" and first:
             self._view(call, node)
+        elif name == "getattr" and first:
+            self._got(call)
+        elif name.startswith("__") or self.tree.decorated(call):
+            self._doubt(call)
         elif not any(argument is node for _, argument in self.tree.parameters(call)) and not self.tree.reads(call):
+            self._doubt(call)
+
+    def _got(self, call: ast.Call) -> None:
+        """Read getattr(config, name), which may be a method that changes the config."""
+        parent = self.tree.parent(call)
+        name = self._text(call.args[1]) if len(call.args) > 1 else ANY
+        if (isinstance(parent, ast.Call) and parent.func is call) or name.startswith(_CHANGERS):
             self._doubt(call)
 
     def _keywords(self, call: ast.Call, holder: ast.expr) -> None:
@@ -342,55 +245,83 @@ class _Flow:
 
     # -- what it amounts to
 
-    def _write(self, name: str, given: Any, node: ast.AST, holder: ast.expr, known: bool = False) -> None:
-        """Note a write. `given`: an expression or None; with `known`, the value itself."""
+    def _write(self, name: str, given: Any, node: ast.AST, holder: ast.expr | None, known: bool = False) -> None:
+        """Note a write. `given`: an expression or None; with `known`, the value itself; `holder` None: any config."""
         if name == ANY:
             self._doubt(node)
             return
         value = given if known else self.value(given) if isinstance(given, ast.expr) else self.left(node)
         if not known and isinstance(given, ast.expr) and isinstance(value, str) and value.startswith("$("):
             value = self.left(given)
-        self.writes.append(_Write(name, value, node, holder))
+        self.writes.append(_Write(name, value, node, holder, None if holder is None else self.objects.configs(holder)))
 
     def values(self) -> dict[str, Any]:
         """Return the arguments that are written, with their values where the order of all writes is plain."""
-        trainers = self.trainer_calls()
-        ends = [self.tree.when(call) for call in trainers]
+        counted = self._counted()
         begins = [self.tree.when(call) for call in self.seeds]
         found: dict[str, Any] = {}
-        for name in dict.fromkeys(write.name for write in self.writes):
-            timed = [(self._when(write, begins, ends, trainers), write) for write in self.writes if write.name == name]
-            if any(time is None for time, _ in timed):
-                last = timed[-1][1]
+        timed: dict[str, list[tuple[When | None, _Write]]] = {}
+        for write in self.writes:
+            if counted is None or write.objects is None:
+                timed.setdefault(write.name, []).append((None, write))
+            elif write.objects & counted.keys():
+                time, missed = self._when(write, begins, counted)
+                if not missed:
+                    timed.setdefault(write.name, []).append((time, write))
+        for name, writes in timed.items():
+            if any(time is None for time, _ in writes):
+                last = writes[-1][1]
                 known = isinstance(last.value, str) and last.value.startswith("$(")
                 found[name] = last.value if known else self.left(last.value)
             else:
-                found[name] = max(timed, key=lambda pair: pair[0] or ())[1].value
+                found[name] = max(writes, key=lambda pair: pair[0] or ())[1].value
         return found
 
-    def _when(self, write: _Write, begins: list[Any], ends: list[Any], trainers: Sequence[ast.Call]) -> Any:
-        """Return when a write takes effect, None if it is not plain that it does."""
-        time = self.tree.when(write.node)
-        if time is None or None in begins or None in ends or not self.tree.certain(write.node):
+    def _counted(self) -> dict[Object, list[When | None]] | None:
+        """Return the config that the trainer gets and those that it is a copy of, each with when it is read.
+
+        None if it is not plain which these are.
+        """
+        calls = self.objects.trainers()
+        last = frozenset[Object]().union(*map(self.objects.given, calls))
+        if not last and self.objects.seed is not None:
+            last = frozenset({self.objects.seed, *self.objects.copies})
+        if len(last) != 1:
             return None
-        if ends and not time < min(ends):  # the trainer has read some of the arguments by then
-            return None
-        if begins and time < min(begins) and write.node not in self.seeds:
-            return None
-        holder = write.holder
-        if isinstance(holder, ast.Attribute) and ast.unparse(holder) not in self.bound and not self._of_trainer(holder):
-            return None  # an attribute of this name has the config, and another object may have one too
-        if self.copies:
-            given = {self._key(item) for call in trainers
-                     for item in (*call.args, *(word.value for word in call.keywords))}  # fmt: skip
-            made = isinstance(write.node, ast.Call) and self._target(write.node) in given
-            if self._key(write.holder) not in given and not made:
+        (config,) = last
+        found = {config: [self.tree.when(call) for call in calls]}
+        while (call := self.objects.copies.get(config)) is not None:
+            time, source = self.tree.when(call), self.objects.configs(call.args[0])
+            if time is None or not self.tree.certain(call) or len(source) != 1 or source & found.keys():
                 return None
-        return time
+            (config,) = source
+            found[config] = [time]
+        return found
 
-    def _of_trainer(self, node: ast.Attribute) -> bool:
-        return node.attr == "args" and self.is_trainer(node.value)
+    def _when(
+        self, write: _Write, begins: list[When | None], counted: dict[Object, list[When | None]]
+    ) -> tuple[When | None, bool]:
+        """Return when a write takes effect, None if it is not plain that it does; and whether it surely does not."""
+        time = self.tree.when(write.node)
+        config = next(iter(write.objects or ()), None)
+        if time is None or None in begins or not self.tree.certain(write.node) or config is None:
+            return None, False
+        if len(write.objects or ()) > 1:
+            return None, False
+        ends = [end for end in counted[config] if end is not None]
+        if len(ends) != len(counted[config]):
+            return None, False
+        if ends and not time < min(ends):  # the trainer has read some of the arguments by then, a copy all
+            return None, config != next(iter(counted))
+        if begins and time < min(begin for begin in begins if begin is not None) and write.node not in self.seeds:
+            return None, False
+        holder = write.holder
+        if isinstance(holder, ast.Attribute) and ast.unparse(holder) not in self.objects.bound:
+            if not (holder.attr == "args" and any(item.kind == "trainer" for item in self.objects.of(holder.value))):
+                return None, False  # an attribute of this name has the config, and another object may have one too
+        return time, False
 
-    def _target(self, node: ast.AST) -> _Key | None:
-        statement = self.tree.parent(node)
-        return self._key(statement.targets[0]) if isinstance(statement, ast.Assign) else None
+    def _named(self, node: ast.Attribute) -> bool:
+        """Tell whether only the name of a class is read: config.__class__.__name__."""
+        parent = self.tree.parent(node)
+        return node.attr == "__class__" and isinstance(parent, ast.Attribute) and parent.attr == "__name__"

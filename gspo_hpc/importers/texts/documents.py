@@ -55,7 +55,7 @@ def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
         env = values.pop("ENV", None)
         variables = {str(key): str(value) for key, value in env.items()} if isinstance(env, Mapping) else {}
         values = _workers(values)
-        if "per_device_train_batch_size" in values or "gradient_accumulation_steps" in values:
+        if {"per_device_train_batch_size", "gradient_accumulation_steps", "device_groups"} & {*values}:
             source = "swift_hf"
     if source == "trl":
         variables = {name: str(values[name]) for name in ACCELERATE if name in values}

@@ -7,10 +7,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gspo_hpc.importers import tables
 from gspo_hpc.importers.texts import config_flow, foreign, trainers
-from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, shown
+from gspo_hpc.importers.texts.escapes import Escapes
+from gspo_hpc.importers.texts.objects import ObjectMap
+from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, is_main, shown
 
 _CONFIG = "GRPOConfig"
+# Methods that decide what a config is, or what its arguments are.
+_MAKERS = ("__new__", "__init__", "__post_init__", "__setattr__", "__getattr__", "__getattribute__")
 APART = frozenset({"model_name_or_path", "dataset_name", "reward_funcs"})  # given to the trainer, not in its config
 
 
@@ -50,7 +55,7 @@ def read(text: str) -> PythonRun:
         lines = ", ".join(str(call.lineno) for call in made)
         raise ValueError(f"it makes {len(made)} GRPOConfigs (lines {lines}): leave one in the file")
     names = {node.id for node in tree.nodes if isinstance(node, ast.Name)}
-    parses = bool(not made and _CONFIG in names and any("Parser" in called(call) for call in calls))
+    parses = bool(not made and own & names and any("Parser" in called(call) for call in calls))
     found = next((called(call) for call in calls if called(call).endswith(("Trainer", "Config"))), "")
     trainer = next((called(call) for call in calls if called(call).endswith(trainers.TRAINER)), found)
     if not made and not parses:
@@ -58,13 +63,16 @@ def read(text: str) -> PythonRun:
     seeds = made or [
         call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
     ]
-    changes = config_flow.follow(tree, seeds, not made, lambda node: _value(node, known), _left)
-    doubts += changes.doubts
+    objects = ObjectMap(tree, seeds, not made)
+    changes = config_flow.follow(tree, objects, lambda node: _value(node, known), _left)
+    escapes = Escapes(tree, objects, lambda node: _value(node, known))
+    doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
+    patched = dict(_patched(escapes.patches))
     given: dict[str, Any] = {}
-    left = trainers.of_patches(changes.patches)
+    left = trainers.of_patches(escapes.patches) | escapes.left
     for name in trainers.own(tree):
         left |= trainers.of_class(tree, name)
-    for call in changes.trainers:
+    for call in objects.trainers():
         left |= trainers.of_class(tree, called(call))
         more = trainers.of_trainer(tree, call, lambda node: _value(node, known), made[0] if made else None)
         given = more | given
@@ -76,10 +84,10 @@ def read(text: str) -> PythonRun:
             del given["use_peft"]
         sure = {name: value for name, value in given.items() if not _is_left(value) and name != "reward_funcs"}
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
-        return PythonRun({}, True, imports, trainer, 0, sure | changes.values, below, doubts, left)
+        return PythonRun({}, True, imports, trainer, 0, sure | changes.values | patched, below, doubts, left)
     (config,) = made
-    values = _told(fields | _keywords(config, known) | changes.values)
-    if called(config) != _CONFIG:
+    values = _told(fields | _keywords(config, known) | changes.values | patched)
+    if called(config) in tree.classes:
         left[f"class {called(config)}({_CONFIG})"] = "the defaults of its fields are read; what else it does is not"
     for name, value in _told(given).items():
         values.setdefault(name, value)
@@ -89,6 +97,14 @@ def read(text: str) -> PythonRun:
 def _told(values: dict[str, Any]) -> dict[str, Any]:
     """Return arguments without those that a page leaves out with dots."""
     return {name: value for name, value in values.items() if value is not ... and value not in ([...], [])}
+
+
+def _patched(patches: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the arguments that are set on the trainer, which has read them, with a value that is not known."""
+    for name, line in patches.items():
+        argument = {"epsilon_low": "epsilon"}.get(name, name)
+        if argument in tables.load("trl").known:
+            yield argument, _left(f"{trainers.TRAINER}.{name} in line {line}")
 
 
 def _parsers(calls: Iterable[ast.Call]) -> set[str]:
@@ -110,7 +126,8 @@ def _other_parses(seeds: Sequence[ast.Call]) -> Iterator[str]:
 
 def _own_configs(tree: Tree, known: dict[str, Any]) -> tuple[set[str], dict[str, Any], tuple[str, ...]]:
     """Return GRPOConfig and the classes derived from it, their defaults, and what makes these uncertain."""
-    names, fields, doubts = {_CONFIG}, dict[str, Any](), list[str]()
+    names = {_CONFIG, *(name for name, original in tree.originals.items() if original == _CONFIG)}
+    fields, doubts = dict[str, Any](), list[str]()
     for name, node in tree.classes.items():
         if not any(ast.unparse(base).rpartition(".")[2] in names for base in node.bases):
             continue
@@ -121,9 +138,9 @@ def _own_configs(tree: Tree, known: dict[str, Any]) -> tuple[set[str], dict[str,
                 target = item.targets[0]
             if isinstance(target, ast.Name) and isinstance(item, ast.AnnAssign | ast.Assign) and item.value is not None:
                 fields[target.id] = _default(item.value, known)
-            elif isinstance(item, Function) and item.name in ("__init__", "__post_init__", "__setattr__"):
+            elif isinstance(item, Function) and (item.name in _MAKERS or item.decorator_list):
                 doubts.append(f"line {item.lineno}: {name}.{item.name}")
-    module = tree.imported.get(_CONFIG, "trl")
+    module = next((tree.imported[name] for name in names if name in tree.imported), "trl")
     if module.partition(".")[0] != "trl" and _CONFIG not in tree.classes:
         doubts.append(f"{_CONFIG} is {module}'s, not TRL's")
     return names, fields, tuple(doubts)
@@ -191,7 +208,7 @@ def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _straight(statement.body)
-        elif isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+        elif isinstance(statement, ast.If) and is_main(statement):
             yield from _straight(statement.body)
 
 

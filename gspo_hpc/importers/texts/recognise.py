@@ -8,9 +8,11 @@ from pathlib import Path
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
+from gspo_hpc.importers.scripts.scope import is_launched
 from gspo_hpc.importers.scripts.shell import Command, Script, follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
 from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
+from gspo_hpc.importers.texts.sources import ACCELERATE
 
 _SCRIPT = re.compile(
     r"^#!.*sh\b|megatron\s+rlhf|swift\s+rlhf|\bverl[.]|main_ppo|accelerate\s+launch|trl\s+grpo|torchrun|"
@@ -22,6 +24,10 @@ _PYTHON = re.compile(
     r'\s*(?:r?"""[\s\S]*?"""\s*)?(?:from [\w.]+ import |import [\w.]+(?: as \w+)?(?:, [\w.]+)*\s*(?:\n|$))'
 )
 _TOML = re.compile(r"(?m)^\[\[?[A-Za-z_][\w.\"-]*\]\]?[ \t]*$")
+# A default of a variable: ${NAME:-1}.
+_DEFAULT = re.compile(r"\$\{(\w+):?[-=][^}]")
+# Variables and options of a launcher that decide how many GPUs there are.
+_SIZES = ("NNODES", "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "nnodes", "nproc_per_node", *ACCELERATE)
 _POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
 _ENTRIES = (
     "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
@@ -60,6 +66,30 @@ def _from_python(text: str, folder: Path, name: str) -> Found:
 
 
 def _from_script(text: str, source: str | None, folder: Path, name: str) -> Found:
+    found = _followed(text, source, folder, name)
+    notes = tuple(_defaults_taken(found, text, source, folder, name))
+    return found._replace(notes=(*found.notes, *notes))
+
+
+def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, name: str) -> Iterator[str]:
+    """Yield what follows the defaults that a script has for variables of a batch system or a launcher."""
+    variables = dict.fromkeys(match[1] for match in _DEFAULT.finditer(text) if is_launched(match[1]))
+    for variable in variables:
+        try:
+            other = _followed(f"{variable}=$({variable})\n{text}", source, folder, name)
+        except ValueError:
+            yield f"${variable}: the script's default is taken, and decides what is started"
+            continue
+        names = [key for key in {**found.values, **other.values} if found.values.get(key) != other.values.get(key)]
+        for before, after in ((found.variables, other.variables), (found.launcher, other.launcher)):
+            names += [key for key in _SIZES if before.get(key) != after.get(key)]
+        if names:
+            told = ", ".join(dict.fromkeys(names))
+            more = "a batch system or a launcher may set another value"
+            yield f"${variable}: the script's default is taken, and decides {told}; {more}"
+
+
+def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
     script = follow(text, folder, name)
     others: list[str] = []
     runs, lists = _runs(script, source, folder, name, others)

@@ -16,8 +16,10 @@ _READERS = set(
 # Packages whose functions read a config and leave it as it is.
 _LIBRARIES = set(
     "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
-    "tqdm huggingface_hub numpy random loguru".split()
+    "tqdm huggingface_hub numpy random loguru typing inspect dataclasses".split()
 )
+_COPIES = ("copy", "deepcopy", "replace")
+_DECORATORS = ("staticmethod", "classmethod", "property", "cached_property", "wraps", "cache", "lru_cache", "record")
 _DEEPEST = 12  # calls within each other that are followed
 
 
@@ -34,6 +36,11 @@ def shown(node: ast.AST, length: int = 60) -> str:
     return " ".join(ast.unparse(node).split())[:length]
 
 
+def is_main(node: ast.If) -> bool:
+    """Tell whether a statement is the main block of a file."""
+    return ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
+
+
 class Tree:
     """A syntax tree whose nodes know what they stand in."""
 
@@ -45,6 +52,16 @@ class Tree:
         self.functions = [node for node in self.nodes if isinstance(node, Function)]
         self.classes = {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
         self.imported = dict(self._imported())
+        self.originals = {alias.asname: alias.name for node in self.nodes if isinstance(node, ast.ImportFrom)
+                          for alias in node.names if alias.asname}  # fmt: skip
+        self.named = {*self._named()}  # functions, classes and what else gets a name without an assignment
+        self._uses: dict[str, list[ast.expr]] = {}  # name -> where it stands, also as an attribute
+        for node in self.nodes:
+            if isinstance(node, ast.Name | ast.Attribute):
+                self._uses.setdefault(node.id if isinstance(node, ast.Name) else node.attr, []).append(node)
+        self._functions: dict[str, list[Function]] = {}
+        for function in self.functions:
+            self._functions.setdefault(function.name, []).append(function)
         self._locals = {id(node): self._names_of(node) for node in self.nodes if isinstance(node, _SCOPES)}
 
     def parent(self, node: ast.AST) -> ast.AST | None:
@@ -71,7 +88,7 @@ class Tree:
         if isinstance(call.func, ast.Name) and name in self.classes:
             inits = [item for item in self.classes[name].body if isinstance(item, Function) and item.name == "__init__"]
             return (inits[0], 1) if inits else (None, 0)
-        found = [function for function in self.functions if function.name == name]
+        found = self._functions.get(name, [])
         if len(found) != 1:
             return None, 0
         method = isinstance(self.parent(found[0]), ast.ClassDef)
@@ -94,7 +111,7 @@ class Tree:
         """Tell whether a node runs, once, whenever the function runs that it stands in."""
         below, above = node, self.parent(node)
         while above is not None and not isinstance(above, _SCOPES):
-            if isinstance(above, ast.If) and not (below is above.test or "__name__" in ast.unparse(above.test)):
+            if isinstance(above, ast.If) and not (below is above.test or (is_main(above) and below in above.body)):
                 return False
             if isinstance(above, ast.For | ast.AsyncFor) and below is not above.iter:
                 return False
@@ -106,10 +123,21 @@ class Tree:
         before = (item for item in (above.body if isinstance(above, Function) else ()) if item.lineno < below.lineno)  # type: ignore[attr-defined]
         return not any(isinstance(part, ast.Return) for item in before for part in self._own(item))
 
-    def when(self, node: ast.AST, depth: int = 0) -> When | None:
+    def looped(self, node: ast.AST) -> bool:
+        """Tell whether a node may run several times each time that the function runs that it stands in."""
+        below, above = node, self.parent(node)
+        while above is not None and not isinstance(above, _SCOPES):
+            if isinstance(above, ast.While | ast.comprehension):
+                return True
+            if isinstance(above, ast.For | ast.AsyncFor) and below is not above.iter:
+                return True
+            below, above = above, self.parent(above)
+        return False
+
+    def when(self, node: ast.AST, depth: int = 0, started: bool = False) -> When | None:
         """Return when a node runs, to be compared with another node's; None if that is not plain.
 
-        Plain is a function that is called in one place, which runs, or in none.
+        Plain is a function that is called in one place, which runs, or in none; with `started`, not in none.
         """
         place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
         function = self.function_of(node)
@@ -121,14 +149,13 @@ class Tree:
         outer = self.parent(function)
         if name == "__init__" and isinstance(outer, ast.ClassDef):
             name = outer.name
-        uses = [item for item in self.nodes if (isinstance(item, ast.Name) and item.id == name)
-                or (isinstance(item, ast.Attribute) and item.attr == name)]  # fmt: skip
+        uses = self._uses.get(name, [])
         if not uses:
-            return ((function.lineno, function.col_offset), place)
+            return None if started else ((function.lineno, function.col_offset), place)
         call = self.parent(uses[0])
         if len(uses) > 1 or not isinstance(call, ast.Call) or call.func is not uses[0] or not self.certain(call):
             return None
-        before = self.when(call, depth + 1)
+        before = self.when(call, depth + 1, started)
         return None if before is None else (*before, place)
 
     def root(self, node: ast.expr) -> str:
@@ -145,6 +172,27 @@ class Tree:
             return call.func.id in _READERS
         return called(call) in _READERS or self.root(call.func) in _LIBRARIES
 
+    def copies(self, call: ast.Call) -> bool:
+        """Tell whether a call is one of copy's or of dataclasses' functions that copy an object."""
+        if isinstance(call.func, ast.Name):
+            name = call.func.id
+            module = "" if name in self.named else self.imported.get(name, "copy")
+            return self.originals.get(name, name) in _COPIES and module in ("copy", "dataclasses")
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            module = self.imported.get(call.func.value.id, call.func.value.id)
+            return call.func.attr in _COPIES and module in ("copy", "dataclasses")
+        return False
+
+    def decorated(self, call: ast.Call) -> bool:
+        """Tell whether a call is of a function of the file that a decorator may have changed."""
+        function, _ = self.defined(call)
+        return function is not None and any(
+            ast.unparse(item).rpartition("(")[0].rpartition(".")[2] not in _DECORATORS
+            and ast.unparse(item).rpartition(".")[2] not in _DECORATORS
+            and self.root(item) not in _LIBRARIES
+            for item in function.decorator_list
+        )
+
     def mutated(self, node: ast.Name) -> bool:
         """Tell whether a mapping or a list is changed where its name stands."""
         parent = self.parent(node)
@@ -159,6 +207,13 @@ class Tree:
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
                 yield from ((alias.asname or alias.name, module) for alias in node.names)
+
+    def _named(self) -> Iterator[str]:
+        for node in self.nodes:
+            if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+                yield node.name or ""
+            elif isinstance(node, Function | ast.ClassDef) and not isinstance(self.parent(node), ast.ClassDef):
+                yield node.name
 
     def _names_of(self, scope: ast.AST) -> set[str]:
         """Return the names that a function binds."""

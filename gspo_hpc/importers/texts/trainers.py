@@ -22,6 +22,8 @@ _OBJECTIVE = re.compile(
     r"loss|advantage|logps|log_prob|_generate|_calculate_rewards|_prepare_inputs|training_step|create_optimizer|_step$"
 )
 
+_PLAIN = ("object", "ABC", "Generic", "Protocol", "")  # classes that change no trainer
+
 
 def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], config: ast.AST | None) -> dict[str, Any]:
     """Return the arguments that a trainer is given beside its config. Raises ValueError for another optimizer.
@@ -82,9 +84,9 @@ def own(tree: Tree) -> Iterator[str]:
     """Yield the classes of the file that are derived from TRL's trainer and used by their name, whatever it is for."""
     used = {node.id for node in tree.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
             and not isinstance(tree.parent(node), ast.ClassDef)}  # fmt: skip
-    derived = {TRAINER}
+    derived = {TRAINER, *(name for name, original in tree.originals.items() if original == TRAINER)}
     for name, node in tree.classes.items():
-        if any(ast.unparse(base).rpartition(".")[2] in derived for base in node.bases):
+        if any(_last(base) in derived for base in node.bases):
             derived.add(name)
             if name in used:
                 yield name
@@ -97,25 +99,64 @@ def of_class(tree: Tree, name: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
-    while (own := tree.classes.get(name)) is not None and name not in seen:
-        seen.add(name)
-        methods = [item for item in own.body if isinstance(item, Function) and item.name != "__init__"]
-        for method in methods:
-            if _OBJECTIVE.search(method.name):
-                raise ValueError(
-                    f"line {method.lineno}: {own.name} overrides {method.name} of TRL's trainer: what it trains has no "
-                    "counterpart here"
-                )
-        if names := [item.name for item in own.body if isinstance(item, Function)]:
-            text = "a trainer of the file's own: what these methods do is not carried over"
-            found[f"class {own.name}: {', '.join(names)}"] = text
-        bases = [ast.unparse(base).rpartition(".")[2] for base in own.bases]
-        name = next((base for base in bases if base.endswith("Trainer") or base in tree.classes), "")
-    if name and name != TRAINER:
-        found[name] = "a trainer of its own, which the file imports: what it changes is not known"
-    elif (module := tree.imported.get(TRAINER, "trl")).partition(".")[0] != "trl":
-        found[f"{module}.{TRAINER}"] = "it is not TRL's: what it changes is not known"
+    left = [name]
+    while left:
+        name = left.pop(0)
+        if (own := tree.classes.get(name)) is not None:
+            if name not in seen:
+                seen.add(name)
+                found |= _of_body(tree, own)
+                left += [_last(base) for base in own.bases]
+        elif (original := tree.originals.get(name, name)) == TRAINER:
+            if (module := tree.imported.get(name, "trl")).partition(".")[0] != "trl":
+                found[f"{module}.{TRAINER}"] = "it is not TRL's: what it changes is not known"
+        elif original.endswith("Trainer"):
+            found[name] = "a trainer of its own, which the file imports: what it changes is not known"
+        elif seen and original not in _PLAIN:
+            found[name] = "a class that a trainer of the file's own is derived from: what it changes is not known"
     return found
+
+
+def _last(base: ast.expr) -> str:
+    base = base.value if isinstance(base, ast.Subscript) else base
+    return ast.unparse(base).rpartition(".")[2]
+
+
+def _of_body(tree: Tree, own: ast.ClassDef) -> dict[str, str]:
+    """Return what the body of a class sets, and what else may change the class."""
+    names: dict[str, int] = {}
+    strange = [*own.decorator_list, *(keyword.value for keyword in own.keywords)]
+    for node in _in_body(own):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.setdefault(name, node.lineno)
+            case ast.Name(id=name, ctx=ast.Store()):
+                above = tree.parent(node)
+                if not (isinstance(above, ast.AnnAssign) and above.value is None):
+                    names.setdefault(name, node.lineno)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name: node.lineno for alias in aliases}
+            case ast.Subscript(ctx=ast.Store()) | ast.Expr(value=ast.Call()):
+                strange.append(node if isinstance(node, ast.expr) else node.value)
+    for name, line in names.items():
+        if name != "__init__" and _OBJECTIVE.search(name):
+            raise ValueError(
+                f"line {line}: {own.name} overrides {name} of TRL's trainer: what it trains has no counterpart here"
+            )
+    text = "a trainer of the file's own: what these {} is not carried over"
+    found = {f"class {own.name}: {', '.join(names)}": text.format("methods do")} if names else {}
+    found |= {f"class {own.name}: {shown(node)} (line {node.lineno})": text.format("lines change") for node in strange}
+    return found
+
+
+def _in_body(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs in the body of a class, without what stands in its functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr) and isinstance(node, ast.ClassDef):
+            continue  # a base or a decorator
+        yield child
+        if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
+            yield from _in_body(child)
 
 
 def of_patches(patches: Mapping[str, int]) -> dict[str, str]:

@@ -36,6 +36,7 @@ def _of(body: str, after: str = "") -> Converted:
         "def tune():\n    args.epsilon = 0.5\ntune()",
         "class T:\n  def __init__(self, a):\n    self.a = a\n  def go(self):\n    self.a.epsilon = 0.5\nT(args).go()",
         "other = args\nother.epsilon = 0.5",
+        "from typing import cast\nother = cast(GRPOConfig, args)\nother.epsilon = 0.5",
         "other, n = args, 3\nother.epsilon = 0.5",
         "args.epsilon = 0.1\nargs.epsilon = 0.5",
         "if (same := args): pass\nsame.epsilon = 0.5",
@@ -65,7 +66,6 @@ def test_a_literal_that_is_written_in_plain_order_counts(body: str) -> None:
         "class C:\n    cfg = args\n    def go(self):\n        self.cfg.epsilon = 0.5\nC().go()",
         "class C:\n    @property\n    def cfg(self):\n        return args\nC().cfg.epsilon = 0.5",
         "class C: pass\nc = C()\nc.cfg = args\ndef go(d):\n    d.cfg.epsilon = 0.5\ngo(c)",
-        "other = copy.deepcopy(args)\nother.epsilon = 0.5",  # which is not the trainer's
     ],
 )
 def test_a_write_that_may_not_happen_is_known_only_when_the_script_runs(body: str) -> None:
@@ -76,7 +76,7 @@ def test_a_write_that_may_not_happen_is_known_only_when_the_script_runs(body: st
 
 
 def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
-    for line in ("trainer.args.epsilon = 0.5", "args.epsilon = 0.5"):
+    for line in ("trainer.args.epsilon = 0.5", "args.epsilon = 0.5", "getattr(trainer, 'args').epsilon = 0.5"):
         assert _of("", line).open == ("epsilon=$(0.5)",)
 
 
@@ -95,6 +95,34 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "GRPOConfig.epsilon = 0.5",
         "exec(open('more.py').read())",
         "globals()['args'].epsilon = 0.5",
+        "f = args.__setattr__\nf('epsilon', 0.5)",
+        "f = args.set_training\nf(batch_size=3)",
+        "run = args\nsetattr(run, name, 0.5)",
+        "type(args).__setattr__(args, 'epsilon', 0.5)",
+        "GRPOConfig.__setattr__(args, 'epsilon', 0.5)",
+        "args.__class__ = Mine",
+        "args.__class__.epsilon = 0.5",
+        "import operator\noperator.setitem(vars(args), 'epsilon', 0.5)",
+        "fix(GRPOConfig)",
+        "C = GRPOConfig\nfix(C)",
+        "import mine\nmine.fix([GRPOConfig])",
+        "setattr(GRPOConfig, 'epsilon', 0.5)",
+        "GRPOConfig.__dataclass_fields__['epsilon'].default = 0.5",
+        "for f in GRPOConfig.__dataclass_fields__.values():\n    f.default = 0.5",
+        "vars(GRPOConfig)['__dataclass_fields__']['epsilon'].default = 0.5",
+        "GRPOConfig.__post_init__ = mine",
+        "getattr(args, '__setattr__')('epsilon', 0.5)",
+        "f = getattr(args, '__setattr__')\nf('epsilon', 0.5)",
+        "import importlib\nimportlib.import_module('trl').GRPOConfig = Mine",
+        "GRPOConfig = Mine",
+        "@wrapped\ndef tune(a):\n    print(a)\ntune(args)",
+        "eval('args.__setattr__(\"epsilon\", 0.5)')",
+        "from mine import replace\nargs = replace(args, seed=3)",
+        "def replace(a, **more):\n    a.epsilon = 0.5\n    return other(a)\nargs = replace(args, seed=3)",
+        "import mine as copy\nargs = copy.copy(args)",
+        "from mine import args",
+        "try:\n    pass\nexcept Exception as args:\n    pass",
+        "import trl\ntrl.GRPOConfig = Mine",
     ],
 )
 def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: str) -> None:
@@ -112,11 +140,18 @@ def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: s
     "body",
     [
         "print(args)",
+        "import torch\n@torch.no_grad()\ndef show(a):\n    print(a)\nshow(args)",
+        "eval(text, {'__builtins__': None}, {})",
         "import json\nlogger.info(f'{args}')\njson.dumps(args.to_dict())",
         "from transformers import set_seed\nset_seed(args.seed)\nos.makedirs(args.output_dir)",
         "def show(a):\n    print(a.epsilon)\nshow(args)",
         "assert args and isinstance(args, GRPOConfig)",
         "n = getattr(args, 'seed')\nnames = [name for name in vars(args)]",
+        "print(args.__class__.__name__, GRPOConfig.__name__)",
+        "def show(a: GRPOConfig, b: 'GRPOConfig' = None, c: type[GRPOConfig] | None = None) -> GRPOConfig: ...",
+        "names = [f.name for f in dataclasses.fields(GRPOConfig)]",
+        "import inspect\ninspect.signature(GRPOTrainer.__init__)",
+        "from transformers import HfArgumentParser\nparser = HfArgumentParser((GRPOConfig,))",
     ],
 )
 def test_reading_a_config_changes_nothing(body: str) -> None:
@@ -223,6 +258,116 @@ def test_another_objective_or_optimizer_is_refused(text: str, expected: str) -> 
     with pytest.raises(ValueError) as refused:
         convert(f"{HEAD}{MADE}{text}\n", gpus=1)
     assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+AFTER = "t = GRPOTrainer('m/m', args=args)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class M(GRPOTrainer): compute_loss = mine\nM('m/m', args=args)",
+        "class M(GRPOTrainer):\n  if x:\n    def compute_loss(self): ...\nM('m/m', args=args)",
+        "class M(GRPOTrainer):\n  from mine import compute_loss\nM('m/m', args=args)",
+        "class M(GRPOTrainer):\n  compute_loss: object = mine\nM('m/m', args=args)",
+        "class X:\n  def compute_loss(self): ...\nclass M(GRPOTrainer, X): pass\nM('m/m', args=args)",
+        "from trl import GRPOTrainer as T\nclass M(T):\n  def compute_loss(self): ...\nM('m/m', args=args)",
+        "setattr(GRPOTrainer, 'compute_loss', mine)\nGRPOTrainer('m/m', args=args)",
+        "T = GRPOTrainer\nT.compute_loss = mine\nT('m/m', args=args)",
+        "from trl import GRPOTrainer as T\nT.compute_loss = mine\nT('m/m', args=args)",
+        "import trl.trainer.grpo_trainer as g\ng.GRPOTrainer.compute_loss = mine\nGRPOTrainer('m/m', args=args)",
+        "class M(GRPOTrainer): pass\nM.compute_loss = mine\nM('m/m', args=args)",
+        "M = type('M', (GRPOTrainer,), {'compute_loss': mine})\nM('m/m', args=args)",
+        "from unittest import mock\nmock.patch.object(GRPOTrainer, 'compute_loss', mine).start()\n" + AFTER,
+        AFTER + "setattr(t, 'compute_loss', mine)",
+        AFTER + "t.__dict__['compute_loss'] = mine",
+        AFTER + "vars(t)['compute_loss'] = mine",
+        AFTER + "t.__setattr__('compute_loss', mine)",
+        AFTER + "object.__setattr__(t, 'compute_loss', mine)",
+    ],
+)
+def test_another_loss_is_refused_by_whatever_way_it_gets_into_the_trainer(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^line \d+: (M overrides|X overrides)?.*compute_loss of TRL's trainer"):
+        convert(f"{HEAD}{MADE}{text}\n", gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("class M(GRPOTrainer): extra = mine\nM('m/m', args=args)", "class M: extra"),
+        ("@patched\nclass M(GRPOTrainer): pass\nM('m/m', args=args)", "class M: patched (line 5)"),
+        ("class M(GRPOTrainer, metaclass=X): pass\nM('m/m', args=args)", "class M: X (line 5)"),
+        ("class M(GRPOTrainer):\n  vars()[name] = mine\nM('m/m', args=args)", "class M: vars()[name] (line 6)"),
+        ("from mine import X\nclass M(X, GRPOTrainer): pass\nM('m/m', args=args)", "X"),
+        ("M = type('M', (GRPOTrainer,), more)\nM('m/m', args=args)", "line 5: type('M', (GRPOTrainer,), more)"),
+        ("M = made(GRPOTrainer)\nM('m/m', args=args)", "line 5: made(GRPOTrainer)"),
+        ("setattr(GRPOTrainer, name, mine)\n" + AFTER, "line 5: setattr(GRPOTrainer, name, mine)"),
+        ("import trl\ntrl.GRPOTrainer = Mine\n" + AFTER, "line 6: trl.GRPOTrainer = Mine"),
+        ("GRPOTrainer = mine.Trainer\nGRPOTrainer('m/m', args=args)", "line 5: GRPOTrainer = mine.Trainer"),
+        (AFTER + "f = getattr(t, '__setattr__')\nf('beta', 1)", "line 6: getattr(t, '__setattr__')"),
+        ("import trl.trainer.utils as u\nu.pad = mine\n" + AFTER, "line 6: u.pad = mine"),
+        ("from transformers import Trainer\nTrainer.log = mine\n" + AFTER, "line 6: Trainer.log = mine"),
+        (AFTER + "patch(t)", "line 6: patch(t)"),
+        (AFTER + "@wrapped\ndef go(a): ...\ngo(t)", "line 8: go(t)"),
+        (AFTER + "import mine\nmine.patch(x, trainers=[t])", "line 7: mine.patch(x, trainers=[t])"),
+        (AFTER + "held['t'] = t", "line 6: held['t'] = t"),
+        (AFTER + "setattr(t, name, 1)", "line 6: setattr(t, name, 1)"),
+        (AFTER + "t.__dict__.update(beta=1)", "line 6: t.__dict__.update(beta=1)"),
+        (AFTER + "f = t.__setattr__\nf('beta', 1)", "line 6: f = t.__setattr__"),
+        (AFTER + "t.optimizer.param_groups[0]['lr'] = 1", "line 6: t.optimizer.param_groups[0]['lr'] = 1"),
+        (AFTER + "def go(a):\n    patch(a)\ngo(t)", "line 7: patch(a)"),
+    ],
+)
+def test_what_may_change_the_trainer_is_listed_with_its_line(text: str, line: str) -> None:
+    assert line in {item.given for item in convert(f"{HEAD}{MADE}{text}\n", gpus=1).left}
+
+
+@pytest.mark.parametrize("line", ["t.beta = 0.5", "setattr(t, 'beta', 0.5)", "vars(t)['beta'] = 0.5"])
+def test_an_argument_that_is_set_on_the_trainer_is_not_known(line: str) -> None:
+    found = convert(f"{HEAD}{MADE}{AFTER}{line}\n", gpus=1)
+    assert found.open == ("beta=$(GRPOTrainer.beta in line 6)",)
+    assert {item.given for item in found.left} == {*found.open, "GRPOTrainer.beta (line 6)"}
+    assert convert(f"{HEAD}{MADE}{AFTER}t.epsilon_low = 0.5\n", gpus=1).open[0].startswith("epsilon=$(")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        AFTER + "t.train()\nt.save_model(args.output_dir)\nt.push_to_hub()\nprint(t, t.model.config.use_cache)",
+        AFTER + "t.add_callback(Mine(t.model))\nif t.is_world_process_zero(): t.log_metrics('x', t.evaluate())",
+        AFTER + "from trl import LogCompletionsCallback\nt.add_callback(LogCompletionsCallback(t))",
+        "def build(a):\n    t = GRPOTrainer('m/m', args=a)\n    return t\ndef go(t):\n    t.train()\ngo(build(args))",
+        "def main(a: GRPOConfig) -> GRPOTrainer:\n    return GRPOTrainer('m/m', args=a)\nmain(args)",
+        "try:\n    import trl\nexcept ImportError:\n    GRPOConfig = GRPOTrainer = None\n" + AFTER,
+        "T = GRPOTrainer\nt: GRPOTrainer = T('m/m', args=args)\nassert isinstance(t, GRPOTrainer)",
+        "class R:\n  def __init__(self, a):\n    self.t = GRPOTrainer('m/m', args=a)\nR(args).t.train()",
+    ],
+)
+def test_an_ordinary_use_of_the_trainer_is_not_listed(text: str) -> None:
+    found = convert(f"{HEAD}{MADE}{text}\n", gpus=1)
+    assert not found.left and not found.open and len(found.carried) == 4
+
+
+def test_a_trainer_of_the_files_own_may_pass_its_config_on() -> None:
+    own = "class M(GRPOTrainer):\n  def __init__(self, model, args):\n    {}\n    super().__init__(model, args=args)\n"
+    for line in ("pass", "print(args)"):
+        found = convert(f"{HEAD}{MADE}{own.format(line)}M('m/m', args)\n", gpus=1)
+        assert found.open == () and "class M: __init__" in {item.given for item in found.left}
+    for line in ("args = replace(args, epsilon=0.5)", "args.epsilon = 0.5"):
+        found = convert(f"{HEAD}{MADE}{own.format(line)}M('m/m', args)\n", gpus=1)
+        assert "epsilon" not in {item.name for item in found.carried}
+
+
+def test_a_config_by_another_name_is_read() -> None:
+    text = (
+        "from trl import GRPOConfig as C, GRPOTrainer as T\nargs = C(num_generations=8, beta=0.1)\nT('m/m', [f], args)"
+    )
+    found = convert(text, gpus=1)
+    assert found.config.algorithm.kl_beta == 0.1 and found.config.model.path == "m/m" and found.open == ()
+    other = convert(text.replace("trl import GRPOConfig as C,", "mine import GRPOConfig as C\nfrom trl import"), gpus=1)
+    assert "GRPOConfig is mine's, not TRL's" in other.open
+    own = "class Mine(GRPOConfig):\n    @property\n    def beta(self): return 1\nargs = Mine(num_generations=8)\n"
+    assert "line 6: Mine.beta" in convert(f"{HEAD}{own}{TRAINED}", gpus=1).open
 
 
 def test_a_trainer_that_is_not_trls_is_listed() -> None:

@@ -1,0 +1,121 @@
+"""Variables that a batch system or a launcher sets: whether they are set is not known here (under 2 s)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+RUN = "megatron rlhf --rlhf_type grpo --num_generations 8 --lr $LR"
+
+
+def _of(text: str) -> Converted:
+    return convert(f"LR=1e-6\n{text}", gpus=None)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '[ -z "$SLURM_JOB_ID" ]',
+        '[ -n "$CUDA_VISIBLE_DEVICES" ]',
+        '[ -z "${SLURM_JOB_ID:-}" ]',
+        '[ -z "${LSB_JOBID-}" ]',
+        "[ $SLURM_JOB_ID ]",
+        "[[ -n $PBS_JOBID && 1 == 1 ]]",
+        "[[ -v SLURM_JOB_ID ]]",
+        "[[ ${SLURM_JOB_ID+x} ]]",
+        '[ "${SLURM_JOB_ID:+set}" = set ]',
+        "(( SLURM_NNODES > 1 ))",
+        '[ "$SLURM_NNODES" -gt 1 ]',
+        '[ "$WORLD_SIZE" != 1 ]',
+        '[ "$RANK" = 0 ]',
+        '[ "$NODE_RANK" = 0 ]',
+        '[ "$LOCAL_RANK" = 0 ]',
+        '[ -z "$MASTER_ADDR" ]',
+        '[ -z "$HOSTNAME" ]',
+    ],
+)
+def test_what_depends_on_such_a_variable_is_not_known(condition: str) -> None:
+    for text in (f"if {condition}; then LR=2e-6; fi\n", f"{condition} && LR=2e-6\n"):
+        found = _of(text + RUN)
+        assert found.open == ("--lr $LR",)
+        assert "$LR depends on a condition in line 2" in {item.name: item.why for item in found.left}["lr"]
+    assert _of(f"if {condition}; then LR=2e-6; else LR=2e-6; fi\n{RUN}").config.optimizer.lr == 2e-6  # in any case
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'J=${SLURM_JOB_ID:-}\nif [ -z "$J" ]; then LR=2e-6; fi\n',
+        "case $PBS_QUEUE in long) LR=2e-6;; esac\n",
+        'check() { [ -n "$SLURM_JOB_ID" ]; }\nif check; then LR=2e-6; fi\n',
+    ],
+)
+def test_by_other_ways_too(text: str) -> None:
+    assert _of(text + RUN).open == ("--lr $LR",)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ('SLURM_JOB_ID=3\nif [ -z "$SLURM_JOB_ID" ]; then LR=2e-6; fi\n', 1e-6),  # the script sets it
+        ('if [ -z "$MY_JOB" ]; then LR=2e-6; fi\n', 2e-6),  # a variable like any other
+        ('if [ -z "$NNODES" ]; then LR=2e-6; fi\n', 2e-6),
+        ('if [ "${RATE:-2e-6}" = 2e-6 ]; then LR=${RATE:-2e-6}; fi\n', 2e-6),
+    ],
+)
+def test_other_variables_count_as_not_set(text: str, rate: float) -> None:
+    found = _of(text + RUN)
+    assert found.config.optimizer.lr == rate and not found.open
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "decides"),
+    [
+        (f"NNODES=${{SLURM_NNODES:-2}} NPROC_PER_NODE=8 {RUN}", (2, 8), {"SLURM_NNODES": "NNODES"}),
+        (
+            f"export NNODES=${{WORLD_SIZE:-2}}\nexport NPROC_PER_NODE=${{SLURM_GPUS_ON_NODE:=4}}\n{RUN}",
+            (2, 4),
+            {"WORLD_SIZE": "NNODES", "SLURM_GPUS_ON_NODE": "NPROC_PER_NODE"},
+        ),
+        (
+            f"export CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-0,1}}\n{RUN}",
+            (1, 2),
+            {"CUDA_VISIBLE_DEVICES": "CUDA_VISIBLE_DEVICES"},
+        ),
+        (
+            "N=2\nif [ ${SLURM_NNODES:-1} -gt 1 ]; then N=4; fi\n"
+            f"NNODES=$N NPROC_PER_NODE=8 {RUN} --seed ${{RANK:-3}}",
+            (2, 8),
+            {"SLURM_NNODES": "NNODES", "RANK": "seed"},
+        ),
+        (f"MASTER_PORT=${{MASTER_PORT:-29500}} NODE_RANK=${{RANK:-0}} NPROC_PER_NODE=8 {RUN}", (1, 8), {}),
+        (f"NNODES=${{NODES:-2}} NPROC_PER_NODE=8 {RUN}", (2, 8), {}),
+    ],
+)
+def test_a_default_of_the_script_is_taken_and_what_it_decides_is_told(
+    text: str, shape: tuple[int, int], decides: dict[str, str]
+) -> None:
+    found = _of(text)
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == shape and not found.open
+    told = [line for line in found.assumed if "the script's default is taken" in line]
+    assert told == [
+        f"${variable}: the script's default is taken, and decides {names}; "
+        "a batch system or a launcher may set another value"
+        for variable, names in decides.items()
+    ]
+
+
+def test_a_default_that_decides_which_run_starts_is_told(tmp_path: Path) -> None:
+    text = f"case ${{SLURM_NNODES:-1}} in 1) {RUN} ;; *) {RUN} --seed 3; {RUN} --seed 4 ;; esac"
+    found = _of(text)
+    assert "$SLURM_NNODES: the script's default is taken, and decides what is started" in found.assumed
+
+
+def test_a_value_without_a_default_says_who_may_set_it() -> None:
+    left = {item.name: item.why for item in _of(f"{RUN} --seed $SLURM_NNODES").left}
+    assert left["seed"].startswith(
+        "$SLURM_NNODES is not set in the script, and a batch system or a launcher may set it"
+    )
