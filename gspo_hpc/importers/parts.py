@@ -158,8 +158,8 @@ def offload(draft: Draft, names: Mapping[str, str]) -> None:
 
 def earlier(draft: Draft, project: str, defaults: Mapping[str, str]) -> None:
     """Tell defaults that earlier versions of a project had: of arguments that are not given."""
-    if told := [f"{name} {text}" for name, text in defaults.items() if name not in draft.values]:
-        draft.assumed.append(f"defaults are those of {project}; earlier versions had {'; '.join(told)}")
+    if changed := [f"{name} {text}" for name, text in defaults.items() if name not in draft.values]:
+        draft.assumed.append(f"defaults are those of {project}; earlier versions had {'; '.join(changed)}")
 
 
 def epochs(draft: Draft, name: str, count: float) -> None:

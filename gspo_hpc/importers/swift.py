@@ -201,8 +201,8 @@ def training_rows(draft: Draft, rows: int | None) -> tuple[int | None, str]:
     """
     names = draft.texts("dataset")
     numbers = [text.rpartition("#")[2] for text in names if "#" in text]
-    told = bool(numbers) and len(numbers) == len(names) and all(text.isdigit() for text in numbers)
-    sizes = [rows] if rows is not None else [int(text) for text in numbers] if told else []
+    counted = bool(numbers) and len(numbers) == len(names) and all(text.isdigit() for text in numbers)
+    sizes = [rows] if rows is not None else [int(text) for text in numbers] if counted else []
     if not sizes:
         return None, ""
     share = draft.number("split_dataset_ratio", 0.0) or 0.0
@@ -283,8 +283,8 @@ def _sampling(draft: Draft) -> None:
         ("top_p", draft.number("top_p", cut), "1"),
         ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),
     ):
-        told = third and not draft.given(name) and draft.values.get(name) is None
-        draft.put(f"rollout.{name}", value, None if told else name, text.format(present) if told else "")
+        assumed = third and not draft.given(name) and draft.values.get(name) is None
+        draft.put(f"rollout.{name}", value, None if assumed else name, text.format(present) if assumed else "")
     if not draft.given("tuner_type"):  # it may be of either version
         parts.earlier(draft, "ms-swift 4", _EARLIER)
     elif third:
@@ -306,14 +306,14 @@ def _sleep(draft: Draft) -> None:
 def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
     """Put the length of the run, and the schedule that follows from it."""
     steps, epochs = draft.whole("train_iters"), draft.number("num_train_epochs")
-    rows, told = training_rows(draft, rows)
+    rows, basis = training_rows(draft, rows)
     if epochs and rows:
         at = {key.split(".")[1]: value for key, (value, _) in draft.settings.items()}
         sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
         ranks = max(1, world // math.prod(at.get(name, 1) for name in sizes))
         whole = rows // (at.get("micro_batch_size", 1) * ranks) * at.get("micro_batch_size", 1) * ranks
         steps = int(whole * at.get("num_generations", 8) * epochs // update)
-        text = f"num_train_epochs {epochs:g} of {told}" + (", before train_iters" if draft.given("train_iters") else "")
+        text = f"num_train_epochs {epochs:g} of {basis}" + (", before train_iters" if draft.given("train_iters") else "")
         draft.put("run.max_steps", max(1, steps), comment=text, of=("num_train_epochs",))
         draft.drop("train_iters", "num_train_epochs takes precedence over it")
     elif epochs:

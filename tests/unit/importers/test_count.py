@@ -34,7 +34,7 @@ def test_runs_are_counted_by_what_becomes_of_them(tmp_path: Path) -> None:
     ]
     kinds = {line.split("\t")[1]: line.split("\t")[0] for line in lines[5:]}
     assert kinds["ms-swift/examples/b.sh"] == "open" and kinds["trl/docs/source/p.md:3"] == "exact"
-    halves = [count(tmp_path, "--list", "--half", half)[2:] for half in ("mend", "judge")]
+    halves = [count(tmp_path, "--list", "--half", half)[2:] for half in ("tune", "judge")]
     places = [line.split("\t")[1] for half in halves for line in half if "\t" in line]
     assert sorted(places) == sorted(kinds)
 
