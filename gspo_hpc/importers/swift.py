@@ -313,7 +313,8 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
         ranks = max(1, world // math.prod(at.get(name, 1) for name in sizes))
         whole = rows // (at.get("micro_batch_size", 1) * ranks) * at.get("micro_batch_size", 1) * ranks
         steps = int(whole * at.get("num_generations", 8) * epochs // update)
-        text = f"num_train_epochs {epochs:g} of {basis}" + (", before train_iters" if draft.given("train_iters") else "")
+        before = ", before train_iters" if draft.given("train_iters") else ""
+        text = f"num_train_epochs {epochs:g} of {basis}{before}"
         draft.put("run.max_steps", max(1, steps), comment=text, of=("num_train_epochs",))
         draft.drop("train_iters", "num_train_epochs takes precedence over it")
     elif epochs:
