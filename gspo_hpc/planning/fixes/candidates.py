@@ -20,6 +20,7 @@ from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.rules.engine_arguments import meant
 from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.model import RECOMPUTED
 from gspo_hpc.planning.settings import ENGINE, divisors
@@ -70,7 +71,9 @@ def _trained() -> tuple[str, ...]:
 
 def _possible(key: str, value: Any) -> bool:
     """Return whether a config takes a value: small rollouts can lead to sizes of 0, wide grids to huge ones."""
-    return isinstance(value, bool) or not isinstance(value, int) or 0 < value <= highest(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return True
+    return 0 < value and (key.startswith(ENGINE) or value <= highest(key))
 
 
 def _multiples(unit: int, *around: int | None) -> set[int]:
@@ -249,9 +252,12 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
 
 
 def _engine(config: Config) -> dict[str, set[Any]]:
-    """Return values that vLLM would take: its own default, or the bound that two of its arguments have in common."""
+    """Return values that vLLM would take: what is meant, its own default, or the bound that two arguments share."""
     given = config.rollout.engine
-    found: dict[str, set[Any]] = {f"{ENGINE}{key}": {None} for key in given}
+    found: dict[str, set[Any]] = {f"{ENGINE}{key}": {None, *meant(key, value)} for key, value in given.items()}
+    for key, default in ENGINE_DEFAULTS.items():
+        if key in given:
+            found[ENGINE + key].add(default)
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     tokens, sequences = (given.get(f"max_num_{name}") for name in ("batched_tokens", "seqs"))
     if isinstance(tokens, int) and isinstance(sequences, int):

@@ -11,6 +11,8 @@ from typing import Any
 from gspo_hpc.config.schema import Config, Model
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, parameters
+from gspo_hpc.planning.rules import engine_arguments
+from gspo_hpc.planning.settings import ENGINE
 
 # How much a change of each setting changes the run: the distance of a change is this times the doublings.
 _WEIGHTS: dict[str, float] = {
@@ -52,10 +54,22 @@ _WEIGHTS: dict[str, float] = {
     "model.path": 6.0,
 }
 
+MOVED = 0.05  # of a fix that gives what a config says another name
+_REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
+_LEFT_OUT = 2.0  # times the weight
+
 
 def between(key: str, before: Any, value: Any) -> float:
     """Return the distance of two values of a setting: its weight, times the doublings between numbers."""
     weight = _WEIGHTS.get(key, 2.0)
+    if key.startswith(ENGINE) and before is not None:
+        name = key.removeprefix(ENGINE)
+        if value is None:  # what was given is lost
+            return _LEFT_OUT * weight
+        if value in (likely := engine_arguments.meant(name, before)):  # written as vLLM takes it
+            return (_REWRITTEN + _LATER * likely.index(value)) * weight
+        if not engine_arguments.takes(name, before):  # so it is no number that this one is near to
+            return weight
     if is_number(before) and is_number(value) and before > 0 and value > 0:
         return weight * abs(math.log2(value / before))
     if isinstance(before, str) and isinstance(value, str):
@@ -64,6 +78,11 @@ def between(key: str, before: Any, value: Any) -> float:
         if key == "model.path":
             return _between_models(weight, before, value)
     return weight
+
+
+def is_rewritten(key: str, before: Any, value: Any) -> bool:
+    """Return whether a value is what an argument of the engine says already, as vLLM takes it: 0.9 for 90%."""
+    return key.startswith(ENGINE) and value in engine_arguments.meant(key.removeprefix(ENGINE), before)
 
 
 def is_number(value: Any) -> bool:

@@ -23,12 +23,14 @@ def find(config: Config, rows: int | None = None) -> Fix | None:
     while not plan.valid and len(changes) < _LONGEST:
         search = Search(now, rows, plan)
         singles = search.singles()
-        change = singles[0].changes[0] if singles else search.best_first()
-        if change is None:
+        best = search.best_first() if not singles else None
+        together = singles[0].changes if singles else (best,) if best is not None else ()
+        if not together:
             break
-        before = changes[change.key].before if change.key in changes else change.before
-        changes[change.key] = Change(change.key, before, change.value)
-        now = with_value(now, change.key, change.value)
+        for change in together:
+            before = changes[change.key].before if change.key in changes else change.before
+            changes[change.key] = Change(change.key, before, change.value)
+            now = with_value(now, change.key, change.value)
         plan = make_plan(now, rows)
     if not changes:
         return None

@@ -9,14 +9,14 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.planning.builder import Broken, PlanBuilder
 from gspo_hpc.planning.estimates import devices
-from gspo_hpc.planning.fixes import by_type, distances
+from gspo_hpc.planning.fixes import by_type, distances, moves
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
@@ -70,6 +70,7 @@ class Fix:
     changes: tuple[Change, ...]
     warnings: int = 0  # how many more warnings the plan has then
     left: tuple[RuleId, ...] = ()  # rules that are broken even then, in a repair of as many as can be
+    moved: bool = False  # what is given stays, under another name
 
     def __str__(self) -> str:
         return " ".join(map(str, self.changes))
@@ -82,9 +83,9 @@ class Fix:
     def distance(self) -> float:
         """The distance from the config.
 
-        Every doubling or halving counts by the weight of its setting; a new warning counts 2.
+        Every doubling or halving counts by the weight of its setting; a new warning counts 2, another name little.
         """
-        return sum(change.distance for change in self.changes) + 2.0 * self.warnings
+        return (distances.MOVED if self.moved else sum(one.distance for one in self.changes)) + 2.0 * self.warnings
 
 
 def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = _ROOM) -> list[Fix]:
@@ -169,14 +170,30 @@ class Search:
             fixes = self._alone(key, values, first=True)
             if not fixes and key == f"{ENGINE}gpu_memory_utilization" and self.topics == {Topic.MEMORY}:
                 fixes = self._alone(key, values_of.finer_utilization())
-            if fixes and key in _GROWN:  # a smaller one is no better
-                fixes = (self._grown(key, fixes) or fixes)[:1]
+            if said := [
+                fix for fix in fixes if distances.is_rewritten(key, fix.changes[0].before, fix.changes[0].value)
+            ]:
+                fixes = said  # no need to guess
+            elif fixes and key in _GROWN and distances.is_number(fixes[0].changes[0].before):
+                fixes = (self._grown(key, fixes) or fixes)[:1]  # a smaller one is no better
             singles += fixes
         if not singles:
             more = by_type.candidates(self.config, self.broken)
             for key in sorted(more.keys() - known.keys()):
                 singles += self._alone(key, more[key], first=True)
-        return sorted(singles, key=_order)
+        return sorted([*singles, *self._moved()], key=_order)
+
+    def _moved(self) -> list[Fix]:
+        """Return the changes that give arguments of engines, by themselves, the name or place where they count."""
+        fixes = []
+        for wanted in moves.candidates(self.config) if Topic.ENGINE_ARGUMENTS in self.topics else ():
+            changed, changes = self.config, list[Change]()
+            for key, value in wanted:
+                changes.append(Change(key, value_of(changed, key), value))
+                changed = with_value(changed, key, value)
+            if fix := self._fix(self._judge(changed), *changes):
+                fixes.append(replace(fix, moved=True))
+        return fixes
 
     def best_first(self) -> Change | None:
         """Return the change that leaves the fewest rules broken, the nearest of several; None if none leaves fewer.
@@ -317,6 +334,11 @@ def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list
         near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
         far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
         chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}
-    changes = [Change(key, before, value) for value in chosen if value != before]
+    changes = [Change(key, before, value) for value in chosen if not _same(key, before, value)]
     changes.sort(key=lambda change: (change.distance, str(change)))
     return changes if most > _NEAREST else changes[:most]
+
+
+def _same(key: str, one: Any, other: Any) -> bool:
+    """Return whether two values of a setting are the same. vLLM does not take 1000.0 for 1000."""
+    return one == other and not (key.startswith(ENGINE) and type(one) is not type(other))

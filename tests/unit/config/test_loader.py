@@ -186,7 +186,10 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("rollout.top_p=90%", "must be a number; found '90%'; write 0.9"),
         ("optimizer.lr='1e-6'", "must be a number; found '1e-6'; write 1e-6, without quotes"),
         ("rollout.max_response_length=1:00", "is 1:00, a number of base 60 in YAML 1.1; write 60"),
-        ("optimizer.lr=-1:30.5", "is -1:30.5, a number of base 60 in YAML 1.1; write -90.5"),
+        (
+            "optimizer.lr=-1:30.5",
+            "is -1:30.5, a number of base 60 in YAML 1.1; that is -90.5, and it must be at least 0",
+        ),
         ("rollout.engine={a: [1:00]}", "rollout.engine.a[0] is 1:00, a number of base 60"),
         ("run.max_steps=0777", "is 0777, which begins with 0; write 777 (511 if it is octal)"),
         ("run.max_steps=08", "is 08, which begins with 0; write 8"),
