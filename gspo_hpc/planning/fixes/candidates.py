@@ -158,7 +158,7 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     sizes = set(divisors(world))
     names = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
     found: dict[str, set[Any]] = {f"parallel.{name}_parallel_size": set(sizes) for name in names}
-    found["parallel.expert_tensor_parallel_size"].add(None)
+    found["parallel.expert_tensor_parallel_size"] = {None, *divisors(gpus)}  # experts are not cut over nodes
     if parallel.virtual_pipeline_model_parallel_size is not None:
         found["parallel.virtual_pipeline_model_parallel_size"] = {None, 2, 3, 4}
     found["rollout.tensor_parallel_size"] = set(divisors(gpus))

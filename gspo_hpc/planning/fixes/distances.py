@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,42 @@ _WEIGHTS: dict[str, float] = {
     "model.path": 6.0,
 }
 
+
+class Size(IntEnum):
+    """Size of a change by what it changes, the smallest first."""
+
+    SWITCH = 0  # where or in what pieces the same numbers are computed
+    LAYOUT = 1  # how the model is cut over the same GPUs
+    BATCH = 2  # what is learned from
+    HARDWARE = 3
+    MODEL = 4
+
+
+_SIZES = {
+    **dict.fromkeys(("parallel.sequence_parallel", "parallel.overlap_param_gather"), Size.SWITCH),
+    **dict.fromkeys(("parallel.overlap_grad_reduce", "batch.share_prompts"), Size.SWITCH),
+    **dict.fromkeys(("batch.micro_batch_size", "batch.micro_batch_tokens"), Size.SWITCH),
+    **dict.fromkeys(("batch.logprob_micro_batch_tokens", "batch.reference_micro_batch_tokens"), Size.SWITCH),
+    **dict.fromkeys(("rollout.tensor_parallel_size", "rollout.engines_per_node", "rollout.mode"), Size.LAYOUT),
+    **dict.fromkeys(("rollout.max_prompt_length", "rollout.max_response_length"), Size.BATCH),
+}
+_SIZES_OF_SECTIONS = {
+    "parallel": Size.LAYOUT,
+    "batch": Size.BATCH,
+    "data": Size.BATCH,
+    "cluster": Size.HARDWARE,
+}
+
 MOVED = 0.05  # of a fix that gives what a config says another name
 _REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
 _LEFT_OUT = 2.0  # times the weight
+
+
+def size(key: str) -> Size:
+    """Return how large a change of a setting is: a model is more than nodes, these more than a batch size."""
+    if key == "model.path":
+        return Size.MODEL
+    return _SIZES.get(key, _SIZES_OF_SECTIONS.get(key.partition(".")[0], Size.SWITCH))
 
 
 def between(key: str, before: Any, value: Any) -> float:

@@ -23,8 +23,9 @@ def find(config: Config, rows: int | None = None) -> Fix | None:
     while not plan.valid and len(changes) < _LONGEST:
         search = Search(now, rows, plan)
         singles = search.singles()
-        best = search.best_first() if not singles else None
-        together = singles[0].changes if singles else (best,) if best is not None else ()
+        together = next((fix.changes for fix in singles or search.layout()), ())
+        if not together and (best := search.best_first()) is not None:
+            together = (best,)
         if not together:
             break
         for change in together:

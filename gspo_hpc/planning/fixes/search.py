@@ -36,6 +36,7 @@ _GROWN_ENOUGH = 32  # ... until it is known to one in this many
 _WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "batch.num_generations")  # no memory in it
 # Settings that have no part in rules of batch sizes and ranks.
 _UNCOUNTED = ("memory.", ENGINE, "optimizer.", "model.", "moe.", "algorithm.", "cluster.gpu", "rollout.max_")
+_ARITHMETIC = frozenset({Topic.COUNTS, Topic.SEQUENCES})  # topics in which batch sizes come first
 _OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")
 
 
@@ -111,21 +112,28 @@ class Search:
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
 
     def found(self, limit: int, room: int) -> list[Fix]:
-        """Return fixes of one change, then of two; then, where no change is enough alone, a layout and a model."""
+        """Return fixes of one change and of two; where no change is enough alone, also a layout and a model."""
         singles = self.singles()
-        layout = [] if singles else self._layout()
-        models = [] if singles else self._other_models()
-        if not layout:
-            singles, models = singles or models, []
+        layout = [] if singles else self.layout()
         alone = {_setting(fix.changes[0]) for fix in singles}
+        farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
         pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
-        farthest = 2.0 * singles[0].distance if singles else math.inf
-        return (
-            _shown(singles, limit)
-            + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
-            + layout
-            + models[:1]
-        )
+        pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
+        models = [] if singles else self._other_models()[: 1 if layout or pairs else _MODELS]
+        return sorted(self._shown(singles, limit) + pairs + layout + models, key=self._order)
+
+    def _order(self, fix: Fix) -> tuple[float, ...]:
+        """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
+
+        Where batch sizes do not fit each other or the ranks, neither a layout nor a switch goes before a nearer batch
+        size. A change that brings a warning counts as one of the next size.
+        """
+        size = int(max(distances.size(change.key) for change in fix.changes))
+        if self.topics & _ARITHMETIC:
+            size = max(size, distances.Size.BATCH)
+        elif fix.warnings:
+            size = max(size, min(size + 1, distances.Size.HARDWARE))
+        return size, len(fix.changes), fix.distance
 
     def _judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
         """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.
@@ -181,7 +189,7 @@ class Search:
             more = by_type.candidates(self.config, self.broken)
             for key in sorted(more.keys() - known.keys()):
                 singles += self._alone(key, more[key], first=True)
-        return sorted([*singles, *self._moved()], key=_order)
+        return sorted([*singles, *self._moved()], key=self._order)
 
     def _moved(self) -> list[Fix]:
         """Return the changes that give arguments of engines, by themselves, the name or place where they count."""
@@ -221,15 +229,19 @@ class Search:
                 bad = middle
         return found
 
-    def _layout(self) -> list[Fix]:
-        """Return the layout of the same GPUs that `suggest` finds, for plans that break a rule about memory."""
-        if Topic.MEMORY not in self.topics:
+    def layout(self) -> list[Fix]:
+        """Return the layout of the same GPUs that `suggest` finds, for plans that lack memory.
+
+        Memory is looked at only where every other rule holds: it may come to light with a change that mends these. To
+        be called after :meth:`singles`.
+        """
+        if Topic.MEMORY not in self.topics and all(_left(plan.broken)[0] for _, _, plan in self.firsts):
             return []
         from gspo_hpc.planning import layouts  # only here: most plans are fixed without
 
         try:
             found = layouts.find(self.config, limit=1)
-        except ValueError:  # the sizes of the model are not known
+        except ValueError:  # the GPU, or the sizes of the model, are not known
             return []
         changed, changes = self.config, list[Change]()
         for key, value in found[0].settings.items() if found else ():
@@ -242,7 +254,16 @@ class Search:
     def _other_models(self) -> list[Fix]:
         """Return the nearest known models that fix the plan, for plans that nothing else fixes alone."""
         values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
-        return sorted(self._alone("model.path", values), key=_order)[:_MODELS]
+        return sorted(self._alone("model.path", values), key=self._order)[:_MODELS]
+
+    def _shown(self, fixes: list[Fix], limit: int) -> list[Fix]:
+        """Return `limit` fixes: the first of each setting, then others if there is room."""
+        firsts: dict[frozenset[str], Fix] = {}
+        for fix in fixes:
+            firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
+        chosen = list(firsts.values())[:limit]
+        others = [fix for fix in fixes if fix not in chosen]
+        return chosen + others[: limit - len(chosen)]
 
     def _pairs(self, alone: set[Setting], room: int) -> list[Fix]:
         # What leaves fewer rules broken comes first: its other half is nearest.
@@ -257,7 +278,7 @@ class Search:
             plan = self._judge(with_value(changed, second.key, second.value))
             room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
             known[both] = self._fix(plan, *sorted((change, second), key=lambda one: one.distance))
-        return sorted((fix for fix in known.values() if fix is not None), key=_order)
+        return sorted((fix for fix in known.values() if fix is not None), key=self._order)
 
     def _seconds(self, alone: set[Setting]) -> Iterator[tuple[Change, Config, Change]]:
         """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
@@ -309,20 +330,6 @@ def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
     if topics != {Topic.COUNTS} or key == "cluster.gpus_per_node":
         return False
     return key.startswith(_UNCOUNTED) or key == "parallel.sequence_parallel" or (not server and key in _OF_ENGINES)
-
-
-def _shown(fixes: list[Fix], limit: int) -> list[Fix]:
-    """Return `limit` fixes, nearest first: the nearest of each setting, then others if there is room."""
-    firsts: dict[frozenset[str], Fix] = {}
-    for fix in fixes:
-        firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
-    chosen = list(firsts.values())[:limit]
-    others = [fix for fix in fixes if fix not in chosen]
-    return sorted(chosen + others[: limit - len(chosen)], key=_order)
-
-
-def _order(fix: Fix) -> tuple[float, str]:
-    return fix.distance, str(fix)
 
 
 def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
