@@ -27,9 +27,7 @@ SUPPORTED = (
     "Qwen2MoeForCausalLM",
     "Qwen3MoeForCausalLM",
 )
-_BY_MODEL_TYPE = {  # as config.json has it
-    name.removesuffix("ForCausalLM").lower().replace("moe", "_moe"): name for name in SUPPORTED
-}
+_BY_MODEL_TYPE = {name.removesuffix("ForCausalLM").lower().replace("moe", "_moe"): name for name in SUPPORTED}
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {  # by rope_type: what is read
     "default": (),
     "linear": ("factor",),

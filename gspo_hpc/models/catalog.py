@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from gspo_hpc.system import text
 _FOLDER = paths.PACKAGE / "models" / "configs"
 _VARIANT = re.compile(r"(-instruct|-base|-v0\.1)+$")  # Mixtral-8x7B-Instruct-v0.1
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z])")
+_SIZE_OR_ACTIVE = re.compile(r"-a?\d+(?:\.\d+)?[bm](?![a-z])")
 # Families as they are named inside other names, with the version that may follow, which is no size.
 _MENTION = re.compile(
     r"(?<![a-z])(baichuan|bloom|deepseek|exaone|falcon|gemma|glm|gpt-oss|gpt2|granite|internlm|kimi|llama|minimax|mistral"
@@ -113,6 +115,26 @@ def _begins_with(start: str) -> re.Pattern[str]:
     return re.compile(re.escape(start).replace(r"\*", ".*") + r"(?![a-z0-9])(?!\.\d)")
 
 
+class Kinship(IntEnum):
+    """Nearness of two models by their names, the nearest first."""
+
+    LINE = 0  # the same name but for the size
+    FAMILY = 1  # the same up to the first hyphen: Qwen3
+    MAKER = 2
+    NONE = 3
+
+
+def kinship(path: str, other: str) -> Kinship:
+    """Return how near two models are by the last parts of their paths."""
+    names = [_plain(path), _plain(other)]
+    if len({_SIZE_OR_ACTIVE.sub("", name) for name in names}) == 1:
+        return Kinship.LINE
+    if len({name.split("-")[0] for name in names}) == 1:
+        return Kinship.FAMILY
+    letters = {re.match("[a-z]*", name)[0] for name in names}  # type: ignore[index]  # it matches always
+    return Kinship.MAKER if len(letters) == 1 else Kinship.NONE
+
+
 def nearest(path: str) -> str | None:
     """The known model whose name is most like the last part of a path; None: none is like it."""
     known = {name.lower(): name for name in _known()}
@@ -123,10 +145,13 @@ def nearest(path: str) -> str | None:
 def beside(path: str, name: str) -> str:
     """Return the path of a known model for whoever has the model at `path`: in the same folder, or by its Hub name.
 
-    MAKER/MODEL is a Hub name unless MAKER is a folder here, or called as folders of models are.
+    A model that differs in its size alone keeps what follows the size, such as -Instruct. MAKER/MODEL is a Hub name
+    unless MAKER is a folder here, or called as folders of models are.
     """
     parts = Path(path).parts
     on_hub = len(parts) == 2 and parts[0] not in _FOLDERS and not os.path.isdir(parts[0]) and parts[0] != "/"
+    if kinship(path, name) is Kinship.LINE and (variant := _VARIANT.search(Path(path).name.lower())):
+        name += Path(path).name[variant.start() :]
     maker = next((made_by for start, made_by in _MAKERS.items() if name.startswith(start)), None)
     return f"{maker}/{name}" if on_hub and maker else str(Path(path).with_name(name))
 

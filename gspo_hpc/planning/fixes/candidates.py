@@ -58,15 +58,20 @@ def finer_utilization() -> set[float]:
 
 
 def models(config: Config) -> set[str]:
-    """Return the known models that are trained, as paths beside the config's own or as names on the Hub."""
+    """Return the known models that are trained, as paths beside the config's own or as names on the Hub.
+
+    Of models that have the sizes of another one, those that have the name of the config's own but for the size.
+    """
     path = config.model.path
-    return {catalog.beside(path, name) for name in _trained()} if path and Path(path).name else set()
+    if not path or not Path(path).name:
+        return set()
+    line = (name for name in catalog.variants() if catalog.kinship(path, name) is catalog.Kinship.LINE)
+    return {catalog.beside(path, name) for name in (*catalog.names(), *line) if _is_trained(name)}
 
 
 @cache
-def _trained() -> tuple[str, ...]:
-    families = ((name, catalog.content(name)["architectures"][0]) for name in catalog.names())
-    return tuple(name for name, family in families if family in architecture.SUPPORTED)
+def _is_trained(name: str) -> bool:
+    return catalog.content(name)["architectures"][0] in architecture.SUPPORTED
 
 
 def _possible(key: str, value: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config, Model
-from gspo_hpc.models import architecture
+from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.rules import engine_arguments
 from gspo_hpc.planning.settings import ENGINE
@@ -81,6 +81,7 @@ _SIZES_OF_SECTIONS = {
     "cluster": Size.HARDWARE,
 }
 
+_OF_KIN, _UNLIKE = 0.3, 0.25  # of a degree of kinship between models, and of names that have no letter in common
 MOVED = 0.05  # of a fix that gives what a config says another name
 _REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
 _LEFT_OUT = 2.0  # times the weight
@@ -137,10 +138,11 @@ def _between_gpus(weight: float, before: str, value: str) -> float:
 
 @cache
 def _between_models(weight: float, before: str, value: str) -> float:
-    """Return a distance by the ratio of their sizes if both are known, and by their names, for those of a family."""
+    """Return a distance by the ratio of their sizes if both are known, and by their kinship and names."""
     sizes = [_size(name) for name in (before, value)]
     doublings = abs(math.log2(sizes[1] / sizes[0])) if sizes[0] and sizes[1] else 0.0
-    return weight * (0.5 + 0.5 * doublings + _unlike(Path(before).name, Path(value).name))
+    apart = _OF_KIN * catalog.kinship(before, value) + _UNLIKE * _unlike(Path(before).name, Path(value).name)
+    return weight * (0.5 + 0.5 * doublings + apart)
 
 
 @cache

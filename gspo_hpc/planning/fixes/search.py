@@ -128,6 +128,8 @@ class Search:
         Where batch sizes do not fit each other or the ranks, neither a layout nor a switch goes before a nearer batch
         size. A change that brings a warning counts as one of the next size.
         """
+        if fix.moved:
+            return distances.Size.SWITCH, 1, fix.distance
         size = int(max(distances.size(change.key) for change in fix.changes))
         if self.topics & _ARITHMETIC:
             size = max(size, distances.Size.BATCH)
@@ -178,10 +180,8 @@ class Search:
             fixes = self._alone(key, values, first=True)
             if not fixes and key == f"{ENGINE}gpu_memory_utilization" and self.topics == {Topic.MEMORY}:
                 fixes = self._alone(key, values_of.finer_utilization())
-            if said := [
-                fix for fix in fixes if distances.is_rewritten(key, fix.changes[0].before, fix.changes[0].value)
-            ]:
-                fixes = said  # no need to guess
+            if any(distances.is_rewritten(key, *_values(fix)) for fix in fixes):  # no need to guess
+                fixes = [fix for fix in fixes if distances.is_rewritten(key, *_values(fix)) or _values(fix)[1] is None]
             elif fixes and key in _GROWN and distances.is_number(fixes[0].changes[0].before):
                 fixes = (self._grown(key, fixes) or fixes)[:1]  # a smaller one is no better
             singles += fixes
@@ -295,6 +295,11 @@ class Search:
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later
+
+
+def _values(fix: Fix) -> tuple[Any, Any]:
+    """Return what the first change of a fix changes, and into what."""
+    return fix.changes[0].before, fix.changes[0].value
 
 
 def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:

@@ -126,7 +126,7 @@ def meant(key: str, value: Any) -> tuple[Any, ...]:
         numbers = numbers_meant(value, whole=holds is not _share)
     elif isinstance(value, float) and value.is_integer():  # 1e3, which vLLM does not take
         numbers = (int(value),)
-    if isinstance(value, int | float) and holds is _share and 1 < value <= 100:
+    if isinstance(value, int | float) and holds is _share and 10 <= value <= 100:  # no engine lives on less
         numbers = (value / 100,)
     return tuple(number for number in numbers if holds(number))
 
@@ -137,9 +137,9 @@ def _advice(key: str, value: Any, holds: Callable[[Any], bool]) -> str:
         return ""
     if isinstance(value, str):
         return number_meant(value, whole=holds is not _share, taken=holds) if holds in _NUMBERS else ""
-    write = " or ".join(f"{number:g}" if holds is _share else str(number) for number in meant(key, value))
-    percent = f" for {value:g} %" if holds is _share else ""
-    return f"; write {write}{percent}" if write else ""
+    if holds is _share and (numbers := meant(key, value)):
+        return f"; write {numbers[0]:g} for {value:g} %"
+    return "".join(f"; write {number}" for number in meant(key, value))
 
 
 @rule(

@@ -48,20 +48,21 @@ def test_octal_numbers_of_a_setting_of_ours() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "written"),
     [
-        ("max_num_batched_tokens", "16k", [16000, 16384]),
-        ("gpu_memory_utilization", "90%", [0.9]),
-        ("gpu_memory_utilization", 90, [0.9]),
-        ("max_num_seqs", 1e3, [1000]),
-        ("max_num_seqs", "1e3", [1000]),
-        ("kv_cache_memory_bytes", "4G", [4_000_000_000, 4_294_967_296]),
-        ("enable_sleep_mode", False, [True]),
+        ("max_num_batched_tokens", "16k", [16000, 16384, None]),
+        ("gpu_memory_utilization", "90%", [0.9, None]),
+        ("gpu_memory_utilization", 90, [0.9, None]),
+        ("max_num_seqs", 1e3, [1000, None]),
+        ("max_num_seqs", "1e3", [1000, None]),
+        ("kv_cache_memory_bytes", "4G", [4_000_000_000, 4_294_967_296, None]),
+        ("enable_sleep_mode", False, [True, None]),
+        ("gpu_memory_utilization", 1.5, [0.92, None]),
         ("gpu_memory_utilization", "150%", [0.92, None]),  # vLLM's own, for nothing says what is meant
         ("max_num_seqs", -5, [1024, None]),
         ("block_size", "many", [None]),
     ],
 )
 def test_the_fix_is_the_value_to_write(key: str, value: Any, written: list[Any]) -> None:
-    """A reader of the JSON wants the number, and not null, which takes the argument away."""
+    """A reader of the JSON wants the number first, and not null, which takes the argument away."""
     fixes = search.find(from_dict({"rollout": {"engine": {key: value}}}))
     assert [change.value for fix in fixes for change in fix.changes] == written
     assert all(
