@@ -245,7 +245,11 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
     }
     if tokens := config.batch.micro_batch_tokens:
         found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
+    if config.slurm.mem:
+        found["slurm.mem"] = {"0"}  # all of the node; without it Slurm gives what the cluster's default is
     found["cluster.gpu"] = set(devices.DEVICES)
+    if devices.is_like_none(str(config.cluster.gpu)):  # another GPU than the one that is there is no fix
+        found["cluster.gpu"] = {None}
     found[f"{ENGINE}gpu_memory_utilization"] = {round(share / 100, 2) for share in range(10, 100, 5)}
     batched = int(ENGINE_DEFAULTS["max_num_batched_tokens"])
     for name, usual, least in (("max_num_batched_tokens", batched, 1024), ("max_num_seqs", 256, 32)):

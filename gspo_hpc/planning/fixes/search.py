@@ -112,14 +112,16 @@ class Search:
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
 
     def found(self, limit: int, room: int) -> list[Fix]:
-        """Return fixes of one change and of two; where no change is enough alone, also a layout and a model."""
+        """Return fixes of one change and of two; where only machines are enough alone, also a layout and a model."""
         singles = self.singles()
-        layout = [] if singles else self.layout()
+        only_machines = all(distances.size(fix.changes[0].key) == distances.Size.HARDWARE for fix in singles)
+        layout = self.layout() if only_machines else []
         alone = {_setting(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
         pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
         pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
-        models = [] if singles else self._other_models()[: 1 if layout or pairs else _MODELS]
+        models = self._other_models() if only_machines else []
+        models = models[: 1 if singles or layout or pairs else _MODELS]
         return sorted(self._shown(singles, limit) + pairs + layout + models, key=self._order)
 
     def _order(self, fix: Fix) -> tuple[float, ...]:

@@ -93,3 +93,20 @@ def test_a_repair_cuts_experts_within_a_node_and_uses_the_layout_that_suggest_fi
         config = with_value(config, change.key, change.value)
         assert change.key != "parallel.expert_tensor_parallel_size" or change.value <= 8
     assert make_plan(config).valid
+
+
+def test_where_only_other_machines_help_a_layout_and_a_smaller_model_are_offered_too() -> None:
+    """Not everybody has a B300."""
+    config = load(str(CONFIGS / "qwen3_0.6b_1gpu.yaml"), ["model.path=Qwen/Qwen3-8B"])
+    texts = [str(fix) for fix in search.find(config)]
+    assert texts[0].startswith("cluster.gpu=") and texts[-1] == "model.path=Qwen/Qwen3-0.6B"
+    config = load(
+        PRESET, ["model.path=Qwen/Qwen2.5-14B", "memory.recompute_granularity=null", "batch.micro_batch_tokens=65536"]
+    )
+    fixes = search.find(config)
+    assert len(fixes[0].changes) > 1 and max(size(change.key) for change in fixes[0].changes) < Size.HARDWARE
+
+
+def test_a_node_with_too_little_memory_is_given_all_that_it_has() -> None:
+    """Without slurm.mem Slurm gives the cluster's default, which may be less."""
+    assert [str(fix) for fix in search.find(load(PRESET, ["slurm.mem=50G"]))] == ["slurm.mem=0"]
