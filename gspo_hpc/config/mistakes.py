@@ -35,8 +35,19 @@ _PHRASES = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 def lines(error: ValidationError, raw: Mapping[Any, Any], place: Callable[[str], str]) -> list[str]:
     """Return a line for each mistake, in the order of `raw`; `place` gives "file:line" of a dotted key."""
-    details = error.errors(include_url=False)
-    return [_line(one, place) for one in sorted(details, key=lambda one: _position(one["loc"], raw))]
+    details = sorted(error.errors(include_url=False), key=lambda one: _position(one["loc"], raw))
+    missing: dict[tuple[str | int, ...], list[str]] = {}  # keys, by what lacks them
+    for one in details:
+        if one["type"] == "missing":
+            missing.setdefault(one["loc"][:-1], []).append(dotted(one["loc"]))
+    found = []
+    for one in details:
+        if one["type"] != "missing":
+            found.append(_line(one, place))
+        elif keys := missing.pop(one["loc"][:-1], None):
+            text = f"{keys[0]} is missing" if len(keys) == 1 else f"{' and '.join(keys)} are missing"
+            found.append(f"{place(dotted(one['loc'][:-1]))}: {text}")
+    return found
 
 
 def _allowed(names: Iterable[Any]) -> str:
@@ -53,8 +64,6 @@ def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
         return f"{place('algorithm.name')}: algorithm.name {_no_algorithm(given.get('name'))}"
     if kind in ("extra_forbidden", "invalid_key"):
         return f"{place(key)}: {_unknown(loc, given)}"
-    if kind == "missing":
-        return f"{place(dotted(loc[:-1]))}: {key} is missing"
     if kind in ("model_type", "model_attributes_type") and len(loc) == 1:
         return f"{place(key)}: {key} is a section of keys; found {describe(given)}"
     item = isinstance(loc[-1], int) and kind != "model_type"  # of a list: what was found says which

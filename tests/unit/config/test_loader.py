@@ -177,6 +177,7 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("run.max_steps=true", "must be a whole number; found true"),
         ("run.max_steps=10.5", "must be a whole number; found 10.5"),
         ("run.max_steps=1e10", "must be at most 1000000000; found 10000000000"),
+        ("slurm.container={}", "slurm.container.kind and slurm.container.image are missing"),
         ("rollout.max_response_length=16k", "must be a whole number; found '16k'; write 16000 or 16384"),
         ("rollout.kv_cache_gb=1.5KiB", "found '1.5KiB'; write 1500 or 1536"),
         ("batch.global_batch_size='1,024'", "found '1,024'; write 1024"),
