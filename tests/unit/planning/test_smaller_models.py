@@ -1,10 +1,11 @@
-"""Changes of what a run cannot have enough of: another model, an engine over nodes (20 s).
+"""Changes of what a run cannot have enough of: another model, an engine over nodes (15 s).
 
 It would catch a fix that ends in a model that this version does not train, or in one far smaller than needed.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.planning.fixes import candidates, search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
-from gspo_hpc.planning.suggest import remedies
+from gspo_hpc.planning.suggest import remedies, savings
 
 ENGINE = "rollout.tensor_parallel_size"
 
@@ -181,3 +182,19 @@ def test_engines_over_nodes_are_offered_where_nothing_smaller_holds_the_weights(
     assert not any(ENGINE in one.changes for one in remedies.find(config, frozenset({ENGINE})))
     sizes = {value_of(cut, ENGINE) for cut in layouts.Search(with_value(config, ENGINE, 8)).allowed()}
     assert sizes and min(sizes) == 8
+
+
+@pytest.mark.parametrize("gpu", ["A100-40GB", "H100", "H200"])
+def test_what_is_left_out_before_all_ways_are_tried_fits_in_none(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One estimate decides for most layouts that do not fit; those that only just fit must stay."""
+    tight = 0
+    for model, gpus in itertools.product(("Qwen3-8B", "Qwen2.5-14B", "Qwen3-32B", "Qwen3-30B-A3B"), (1, 2, 4, 8)):
+        search_ = layouts.Search(made(model, 1, gpus, gpu, memory={"offload_trainer": False}))
+        for wanted in search_.allowed():
+            quick = [chosen for chosen, _ in search_.fitting(wanted)]
+            with monkeypatch.context() as patched:
+                patched.setattr(savings, "_at_least", lambda *_: 0)
+                found = list(search_.fitting(wanted))
+            assert quick == [chosen for chosen, _ in found]
+            tight += bool(found) and min(one.peak.total for _, one in found) > 0.9 * search_.device.memory
+    assert tight > 0
