@@ -35,8 +35,19 @@ _PHRASES = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 def lines(error: ValidationError, raw: Mapping[Any, Any], place: Callable[[str], str]) -> list[str]:
     """Return a line for each mistake, in the order of `raw`; `place` gives "file:line" of a dotted key."""
-    details = error.errors(include_url=False)
-    return [_line(one, place) for one in sorted(details, key=lambda one: _position(one["loc"], raw))]
+    details = sorted(error.errors(include_url=False), key=lambda one: _position(one["loc"], raw))
+    missing: dict[tuple[str | int, ...], list[str]] = {}  # keys, by what lacks them
+    for one in details:
+        if one["type"] == "missing":
+            missing.setdefault(one["loc"][:-1], []).append(dotted(one["loc"]))
+    found = []
+    for one in details:
+        if one["type"] != "missing":
+            found.append(_line(one, place))
+        elif keys := missing.pop(one["loc"][:-1], None):
+            text = f"{keys[0]} is missing" if len(keys) == 1 else f"{' and '.join(keys)} are missing"
+            found.append(f"{place(dotted(one['loc'][:-1]))}: {text}")
+    return found
 
 
 def _allowed(names: Iterable[Any]) -> str:
@@ -53,8 +64,6 @@ def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
         return f"{place('algorithm.name')}: algorithm.name {_no_algorithm(given.get('name'))}"
     if kind in ("extra_forbidden", "invalid_key"):
         return f"{place(key)}: {_unknown(loc, given)}"
-    if kind == "missing":
-        return f"{place(dotted(loc[:-1]))}: {key} is missing"
     if kind in ("model_type", "model_attributes_type") and len(loc) == 1:
         return f"{place(key)}: {key} is a section of keys; found {describe(given)}"
     item = isinstance(loc[-1], int) and kind != "model_type"  # of a list: what was found says which
@@ -67,8 +76,9 @@ def _wrong(one: ErrorDetails) -> str:
     if kind == "value_error":
         return str(one["ctx"]["error"])
     if isinstance(given, Ambiguous):
-        text = kind == "string_type"
-        return given.refusal(number=not text, text=text)
+        text, must = kind == "string_type", _range(field)
+        refused = must and field is not None and not any(schema.in_range(field, number) for number in given.numbers())
+        return given.refusal(number=not text, text=text, must=must if refused else "")
     if kind == "model_type":
         return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
     if kind == "literal_error" and field is not None:
@@ -77,7 +87,12 @@ def _wrong(one: ErrorDetails) -> str:
     if kind in _KINDS:
         hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""
         if kind in ("int_type", "float_type") and isinstance(given, str):
-            hint = number_meant(given, whole=kind == "int_type")
+            hint = number_meant(
+                given,
+                whole=kind == "int_type",
+                taken=lambda value: field is None or schema.in_range(field, value),
+                must=_range(field),
+            )
         return f"{_KINDS[kind]}; found {describe(given)}{hint}"
     rule = _rule(one, field)
     huge = isinstance(given, int) and abs(given) >= 10**18
@@ -87,14 +102,27 @@ def _wrong(one: ErrorDetails) -> str:
 
 def _rule(one: ErrorDetails, field: Any) -> str:
     """Return what a value out of range must be."""
-    extra = field.json_schema_extra if field is not None else None
-    if isinstance(extra, dict) and "errorMessage" in extra:
-        return str(extra["errorMessage"])
-    name, text = _BOUNDS[one["type"]]
     found = schema.limits(field) if field is not None else {}
-    if len(found) == 2 and schema.plain_type(field.annotation) is float:
-        return "must be " + " and ".join(f"{_PHRASES[bound]} {value}" for bound, value in found.items())
+    if _own_words(field) or (len(found) == 2 and schema.plain_type(field.annotation) is float):
+        return _range(field)
+    name, text = _BOUNDS[one["type"]]
     return text.format(found.get(name, one["ctx"][name]))
+
+
+def _range(field: Any) -> str:
+    """Return what a number must be to be in the range of a key: "must be ..."; empty if any number is."""
+    if field is None:
+        return ""
+    if own := _own_words(field):
+        return own
+    bounds = " and ".join(f"{_PHRASES[bound]} {value}" for bound, value in schema.limits(field).items())
+    return f"must be {bounds}" if bounds else ""
+
+
+def _own_words(field: Any) -> str:
+    """Return what a key's own message says that its values must be; empty if it has none."""
+    extra = field.json_schema_extra if field is not None else None
+    return str(extra["errorMessage"]) if isinstance(extra, dict) and "errorMessage" in extra else ""
 
 
 def _unknown(loc: Sequence[str | int], given: Any) -> str:

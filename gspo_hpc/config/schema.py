@@ -7,8 +7,9 @@ A ``None`` default means "not given": ``plan`` works with what is there, :meth:`
 
 from __future__ import annotations
 
+import operator
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -63,7 +64,12 @@ _RUN_NAME = Matching(
 )
 _RUN_DIR = Matching(r"[^\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+", "must be a path without line breaks")
 _SEED = "must be at least 0 and below 2**63"
-_BOUNDS = ("ge", "gt", "le", "lt")
+_BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+}
 
 
 class Run(Section):
@@ -224,6 +230,11 @@ def plain_type(annotation: Any) -> Any:
 def limits(field: FieldInfo) -> dict[str, Any]:
     """Return the bounds of a key by pydantic's names: ge, gt, le and lt."""
     return {name: getattr(one, name) for one in _metadata(field) for name in _BOUNDS if hasattr(one, name)}
+
+
+def in_range(field: FieldInfo, number: float) -> bool:
+    """Return whether a number is within the bounds of a key."""
+    return all(_BOUNDS[name](number, bound) for name, bound in limits(field).items())
 
 
 def _metadata(field: FieldInfo) -> Iterator[Any]:

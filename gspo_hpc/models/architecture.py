@@ -27,6 +27,7 @@ SUPPORTED = (
     "Qwen2MoeForCausalLM",
     "Qwen3MoeForCausalLM",
 )
+_BY_MODEL_TYPE = {name.removesuffix("ForCausalLM").lower().replace("moe", "_moe"): name for name in SUPPORTED}
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {  # by rope_type: what is read
     "default": (),
     "linear": ("factor",),
@@ -119,6 +120,8 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
         text = f"{path} is not there: heads, layers, experts and positions of the model are not checked"
         if named_family(model_path) is None:
             text += ", nor whether this version trains it. A local folder with the model's config.json makes both known"
+        if (doubt := catalog.doubt(model_path)) is not None and not there:
+            text += f". Its name {doubt}: only its config.json tells which model it is"
         text += "."
         near = None if there else catalog.nearest(model_path)
         return None, f"{text} Nearest model whose config comes with gspo_hpc: {near}." if near else text
@@ -214,6 +217,11 @@ def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
     """The architecture in the content of a config.json; `where` names it in errors."""
     families = raw.get("architectures") or []
     family = families[0] if families else None
+    if family is None and (named := _BY_MODEL_TYPE.get(str(raw.get("model_type")))):
+        raise ValueError(
+            f"{where} names no architecture, which engines need, but model_type {raw['model_type']}: add "
+            f'"architectures": ["{named}"] if the model generates text'
+        )
     if family not in SUPPORTED:
         raise ValueError(
             f"{where}: architecture {family} is not supported; supported: {', '.join(SUPPORTED)}. "

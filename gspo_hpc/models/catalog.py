@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,15 @@ from gspo_hpc.system import text
 
 _FOLDER = paths.PACKAGE / "models" / "configs"
 _VARIANT = re.compile(r"(-instruct|-base|-v0\.1)+$")  # Mixtral-8x7B-Instruct-v0.1
-
+_SIZE = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z])")
+_SIZE_OR_ACTIVE = re.compile(r"-a?\d+(?:\.\d+)?[bm](?![a-z])")
+# Families as they are named inside other names, with the version that may follow, which is no size.
+_MENTION = re.compile(
+    r"(?<![a-z])(baichuan|bloom|deepseek|exaone|falcon|gemma|glm|gpt-oss|gpt2|granite|internlm|kimi|llama|minimax|mistral"
+    r"|mixtral|nemotron|olmo|olmoe|phi|pythia|qwen|smollm|yi)(?:-?v?(\d+(?:\.\d+)?)(?![\d.]*[bm]?\d*[bmx](?![a-z])))?(?![a-z])"
+)
+_MADE_OF_OTHERS = re.compile(r"(?<![a-z])(?:distil(?:l|led|lation)?|merged?|slerp|frankenmerge|upscaled)(?![a-z])")
+_SENSES = re.compile(r"(?<![a-z])(?:vision|visual|vl|vlm|vla|omni|audio|voice|speech|multimodal|ocr)(?![a-z])")
 
 _MAKERS = {"Qwen": "Qwen", "Llama": "meta-llama", "Mixtral": "mistralai", "SmolLM2": "HuggingFaceTB"}  # on the Hub
 _FOLDERS = ("models", "model", "checkpoints", "ckpts", "weights", "data", "hf", "~", "..")  # usual ones, no makers
@@ -52,22 +61,78 @@ def variants() -> dict[str, dict[str, Any]]:
 def find(path: str) -> str | None:
     """Return the known model that the last part of a path or of a Hub name names.
 
-    Case, hyphens, underscores and points do not count, nor whether it is the base model or the chat model.
+    Case, hyphens, underscores and points do not count, but in the sizes (Qwen2-57B is not Qwen2.5-7B), nor whether it
+    is the base model or the chat model.
     """
-    wanted = _squeezed(_plain(path))
-    return next((name for name in _known() if _squeezed(name) == wanted), None)
+    plain = _plain(path)
+    wanted = _squeezed(plain)
+    return next((name for name in _known() if _squeezed(name) == wanted and _has_sizes(plain, name)), None)
 
 
 def family(path: str) -> Family | None:
-    """Return the untrained family that the last part of a path or of a Hub name names; None: it names none.
+    """Return the untrained family that the last part of a path or of a Hub name names; None: it names none for sure.
 
-    The first name in families.json that the last part begins with decides; no letter or digit may follow it.
+    The first name in families.json that the last part begins with decides, unless there is a `doubt`.
     """
-    wanted = _plain(path)
-    for start, (architecture, kind) in _families().items():
-        if wanted.startswith(start) and not wanted[len(start) : len(start) + 1].isalnum():
-            return Family(architecture, kind == "text")
+    return None if doubt(path) is not None else _named(path)[0]
+
+
+def doubt(path: str) -> str | None:
+    """Return why a model's name does not tell its family, although it names one or several; None if it may.
+
+    Distilled and merged models have the name of their teacher, or of one of their parts, first as often as not.
+    """
+    found, begins, rest = _named(path)
+    named = [*([begins] if begins else []), *_mentioned(rest)]
+    if len(named) > 1:
+        return f"names {' and '.join(named)}"
+    if named and (made := _MADE_OF_OTHERS.search(rest)):
+        return f"says that it is made of other models ({made[0]})"
+    if found is not None and found.text_only and (more := _SENSES.search(rest)):
+        return f"says that it is more than a text model ({more[0]})"
     return None
+
+
+def _named(path: str) -> tuple[Family | None, str, str]:
+    """Return the untrained family with whose name the last part of a path begins, that beginning, and what follows."""
+    name = _versioned(_plain(path))
+    for start, (architecture, kind) in _families().items():
+        if begins := _begins_with(start).match(name):
+            return Family(architecture, kind == "text"), begins[0], name[begins.end() :]
+    return None, "", name
+
+
+def _mentioned(name: str) -> list[str]:
+    """Return the families and their versions that a name names anywhere, each once."""
+    found = {(match[1], match[2] or ""): match[0] for match in _MENTION.finditer(name)}
+    versioned = {family for family, version in found if version}
+    return [text for (family, version), text in found.items() if version or family not in versioned]
+
+
+@cache
+def _begins_with(start: str) -> re.Pattern[str]:
+    """Return the pattern of names that begin with that of a family: no letter, digit or further version follows it."""
+    return re.compile(re.escape(start).replace(r"\*", ".*") + r"(?![a-z0-9])(?!\.\d)")
+
+
+class Kinship(IntEnum):
+    """Nearness of two models by their names, the nearest first."""
+
+    LINE = 0  # the same name but for the size
+    FAMILY = 1  # the same up to the first hyphen: Qwen3
+    MAKER = 2
+    NONE = 3
+
+
+def kinship(path: str, other: str) -> Kinship:
+    """Return how near two models are by the last parts of their paths."""
+    names = [_plain(path), _plain(other)]
+    if len({_SIZE_OR_ACTIVE.sub("", name) for name in names}) == 1:
+        return Kinship.LINE
+    if len({name.split("-")[0] for name in names}) == 1:
+        return Kinship.FAMILY
+    letters = {re.match("[a-z]*", name)[0] for name in names}  # type: ignore[index]  # it matches always
+    return Kinship.MAKER if len(letters) == 1 else Kinship.NONE
 
 
 def nearest(path: str) -> str | None:
@@ -80,10 +145,13 @@ def nearest(path: str) -> str | None:
 def beside(path: str, name: str) -> str:
     """Return the path of a known model for whoever has the model at `path`: in the same folder, or by its Hub name.
 
-    MAKER/MODEL is a Hub name unless MAKER is a folder here, or called as folders of models are.
+    A model that differs in its size alone keeps what follows the size, such as -Instruct. MAKER/MODEL is a Hub name
+    unless MAKER is a folder here, or called as folders of models are.
     """
     parts = Path(path).parts
     on_hub = len(parts) == 2 and parts[0] not in _FOLDERS and not os.path.isdir(parts[0]) and parts[0] != "/"
+    if kinship(path, name) is Kinship.LINE and (variant := _VARIANT.search(Path(path).name.lower())):
+        name += Path(path).name[variant.start() :]
     maker = next((made_by for start, made_by in _MAKERS.items() if name.startswith(start)), None)
     return f"{maker}/{name}" if on_hub and maker else str(Path(path).with_name(name))
 
@@ -111,6 +179,20 @@ def _known() -> tuple[str, ...]:
 
 def _squeezed(name: str) -> str:
     return re.sub(r"[-_.]", "", name.lower())
+
+
+def _has_sizes(name: str, known: str) -> bool:
+    """Return whether a name has the sizes of a known one, in which points and hyphens count: Qwen2-57B has no 7B."""
+    for size in _SIZE.findall(known.lower()):
+        point = "[-.]?" if size.startswith("0.") else "[-.]"  # 06B is no other size
+        if not re.search(rf"(?<!\d){size.replace('.', point)}", name):
+            return False
+    return True
+
+
+def _versioned(name: str) -> str:
+    """Return a name with a point in versions that are written with a hyphen: internlm2-5-7b, qwen2-5-vl."""
+    return re.sub(r"(?<=\d)-(?=\d(?:-|$))", ".", name)
 
 
 def _plain(path: str) -> str:

@@ -40,6 +40,7 @@ _GIVEN_UP = (
     "batch.logprob_micro_batch_tokens",
     "batch.reference_micro_batch_tokens",
 )
+PRINTED = (*KEYS, *_GIVEN_UP)
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def _layout(search: Search, one: Candidate, later: Sequence[Candidate]) -> Layou
     settings = {key: value_of(chosen, key) for key in _CHOSEN}
     settings |= {
         key: value_of(chosen, key)
-        for key in (*KEYS, *_GIVEN_UP)
+        for key in PRINTED
         if key not in settings and value_of(config, key) != value_of(chosen, key)
     }
     headroom = one.memory.headroom

@@ -7,8 +7,11 @@ false, as in 1.1, except where text is wanted.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -34,11 +37,21 @@ class Ambiguous:
     def __repr__(self) -> str:
         return self.text  # pydantic's errors show it
 
-    def refusal(self, *, number: bool = True, text: bool = True) -> str:
-        """Return what to write instead where a number, or text, is taken: the end of a sentence that begins with it."""
+    def refusal(self, *, number: bool = True, text: bool = True, must: str = "") -> str:
+        """Return what to write instead where a number, or text, is taken: the end of a sentence that begins with it.
+
+        `must` says what a number must be where none that may be meant is allowed.
+        """
         why, meant = self._base_60() if ":" in self.text else self._leading_zero()
+        if number and must:
+            return f"is {self.text}, {why}; that is {meant}, and it {must}"
         options = [f"write {meant}"] * number + ["put quotes around text"] * text
         return f"is {self.text}, {why}; {' or '.join(options)}"
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return the numbers that may be meant."""
+        _, meant = self._base_60() if ":" in self.text else self._leading_zero()
+        return tuple(float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", meant))
 
     def _base_60(self) -> tuple[str, str]:
         """Return what the value is in YAML 1.1, and the number that is then meant."""
@@ -58,25 +71,47 @@ class Ambiguous:
         return "which begins with 0", f"{number}{f' ({octal} if it is octal)' if octal != number else ''}"
 
 
-def number_meant(text: str, *, whole: bool = False) -> str:
-    """Return what to write for a text that is meant as a number, such as 16k, 90% or 0o10: "; write ...", or nothing.
+def numbers_meant(text: str, *, whole: bool = False) -> tuple[int | float, ...]:
+    """Return the numbers that a text such as 16k, 90% or 0o10 may mean; none for other text.
 
     Where only whole numbers are taken, a share of something is none.
     """
     given = text.strip()
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKmMgG])[iI]?[bB]?", given):
-        power = " kmg".index(match[2].lower())
-        sizes = [float(match[1]) * unit**power for unit in (1000, 1024)]
-        return f"; write {sizes[0]:.0f} or {sizes[1]:.0f}"
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])[iI]?[bB]?", given):
+        power = " kmgt".index(match[2].lower())
+        return tuple(round(float(match[1]) * unit**power) for unit in (1000, 1024))
     if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?%", given):
-        return "; it is a number, not a share" if whole else f"; write {float(match[1]) / 100:g}"
+        return () if whole else (float(f"{float(match[1]) / 100:g}"),)
     if re.fullmatch(r"0[oO][0-7]+", given):  # octal in YAML 1.2 and Python
-        return f"; write {int(given, 8)}"
+        return (int(given, 8),)
     if re.fullmatch(r"\d{1,3}(?:,\d{3})+", given):
-        return f"; write {given.replace(',', '')}"
-    if _INT.fullmatch(given) or _FLOAT.fullmatch(given):
-        return f"; write {given}, without quotes"
-    return ""
+        return (int(given.replace(",", "")),)
+    if _INT.fullmatch(given):
+        return (int(given.replace("_", ""), 0),)
+    if _FLOAT.fullmatch(given) and math.isfinite(number := _float(given)):
+        return (int(number) if whole and number.is_integer() else number,)
+    return ()
+
+
+def number_meant(
+    text: str, *, whole: bool = False, taken: Callable[[Any], bool] = lambda _: True, must: str = ""
+) -> str:
+    """Return what to write for a text that is meant as a number: "; write ...", or nothing.
+
+    Only numbers that are `taken` are proposed; where there is none, `must` says what it must be.
+    """
+    given, meant = text.strip(), numbers_meant(text, whole=whole)
+    if whole and given.endswith("%") and numbers_meant(text):
+        return "; it is a number, not a share"
+    if write := [str(number) for number in meant if taken(number)]:
+        same = _INT.fullmatch(given) or (_FLOAT.fullmatch(given) and not whole)
+        return f"; write {given}, without quotes" if same else f"; write {' or '.join(write)}"
+    return f"; that is {' or '.join(map(str, meant))}, and it {must}" if meant and must else ""
+
+
+def _float(text: str) -> float:
+    """Return a number with a point or an exponent, as YAML writes it."""
+    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
 class Reader(yaml.SafeLoader):
@@ -94,8 +129,7 @@ class Reader(yaml.SafeLoader):
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
         """Return a number with a point or an exponent."""
-        text = self.construct_scalar(node).replace("_", "").lower()
-        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        return _float(self.construct_scalar(node))
 
     def construct_ambiguous(self, node: yaml.ScalarNode) -> Ambiguous:
         """Return a value that no key takes."""

@@ -69,10 +69,20 @@ def find(name: str, network_gb_per_s: float | None = None) -> Device:
     if len(found) != 1:
         families = {_family(known): known for known in DEVICES}
         hint = near_miss(_family(wanted), families, shown=families.__getitem__, cutoff=0.8)
-        raise ValueError(f"cluster.gpu {name} is not known{hint}; known: {', '.join(DEVICES)}")
+        known = f"known: {', '.join(DEVICES)}" + ("" if hint else ". Without cluster.gpu nothing is estimated")
+        raise ValueError(f"cluster.gpu {name} is not known{hint}; {known}")
     if network_gb_per_s is None:
         return found[0]
     return replace(found[0], network_bytes_per_s=network_gb_per_s * 1e9)
+
+
+def is_like_none(name: str) -> bool:
+    """Return whether a name is that of no known GPU, nor like one."""
+    try:
+        find(name)
+    except ValueError as error:
+        return "nearest" not in str(error)
+    return False
 
 
 def of(device_name: str) -> Device | None:

@@ -20,6 +20,7 @@ from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.rules.engine_arguments import meant
 from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.model import RECOMPUTED
 from gspo_hpc.planning.settings import ENGINE, divisors
@@ -57,20 +58,27 @@ def finer_utilization() -> set[float]:
 
 
 def models(config: Config) -> set[str]:
-    """Return the known models that are trained, as paths beside the config's own or as names on the Hub."""
+    """Return the known models that are trained, as paths beside the config's own or as names on the Hub.
+
+    Of models that have the sizes of another one, those that have the name of the config's own but for the size.
+    """
     path = config.model.path
-    return {catalog.beside(path, name) for name in _trained()} if path and Path(path).name else set()
+    if not path or not Path(path).name:
+        return set()
+    line = (name for name in catalog.variants() if catalog.kinship(path, name) is catalog.Kinship.LINE)
+    return {catalog.beside(path, name) for name in (*catalog.names(), *line) if _is_trained(name)}
 
 
 @cache
-def _trained() -> tuple[str, ...]:
-    families = ((name, catalog.content(name)["architectures"][0]) for name in catalog.names())
-    return tuple(name for name, family in families if family in architecture.SUPPORTED)
+def _is_trained(name: str) -> bool:
+    return catalog.content(name)["architectures"][0] in architecture.SUPPORTED
 
 
 def _possible(key: str, value: Any) -> bool:
     """Return whether a config takes a value: small rollouts can lead to sizes of 0, wide grids to huge ones."""
-    return isinstance(value, bool) or not isinstance(value, int) or 0 < value <= highest(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return True
+    return 0 < value and (key.startswith(ENGINE) or value <= highest(key))
 
 
 def _multiples(unit: int, *around: int | None) -> set[int]:
@@ -155,7 +163,7 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     sizes = set(divisors(world))
     names = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
     found: dict[str, set[Any]] = {f"parallel.{name}_parallel_size": set(sizes) for name in names}
-    found["parallel.expert_tensor_parallel_size"].add(None)
+    found["parallel.expert_tensor_parallel_size"] = {None, *divisors(gpus)}  # experts are not cut over nodes
     if parallel.virtual_pipeline_model_parallel_size is not None:
         found["parallel.virtual_pipeline_model_parallel_size"] = {None, 2, 3, 4}
     found["rollout.tensor_parallel_size"] = set(divisors(gpus))
@@ -237,7 +245,11 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
     }
     if tokens := config.batch.micro_batch_tokens:
         found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
+    if config.slurm.mem:
+        found["slurm.mem"] = {"0"}  # all of the node; without it Slurm gives what the cluster's default is
     found["cluster.gpu"] = set(devices.DEVICES)
+    if devices.is_like_none(str(config.cluster.gpu)):  # another GPU than the one that is there is no fix
+        found["cluster.gpu"] = {None}
     found[f"{ENGINE}gpu_memory_utilization"] = {round(share / 100, 2) for share in range(10, 100, 5)}
     batched = int(ENGINE_DEFAULTS["max_num_batched_tokens"])
     for name, usual, least in (("max_num_batched_tokens", batched, 1024), ("max_num_seqs", 256, 32)):
@@ -249,9 +261,12 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
 
 
 def _engine(config: Config) -> dict[str, set[Any]]:
-    """Return values that vLLM would take: its own default, or the bound that two of its arguments have in common."""
+    """Return values that vLLM would take: what is meant, its own default, or the bound that two arguments share."""
     given = config.rollout.engine
-    found: dict[str, set[Any]] = {f"{ENGINE}{key}": {None} for key in given}
+    found: dict[str, set[Any]] = {f"{ENGINE}{key}": {None, *meant(key, value)} for key, value in given.items()}
+    for key, default in ENGINE_DEFAULTS.items():
+        if key in given:
+            found[ENGINE + key].add(default)
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     tokens, sequences = (given.get(f"max_num_{name}") for name in ("batched_tokens", "seqs"))
     if isinstance(tokens, int) and isinstance(sequences, int):

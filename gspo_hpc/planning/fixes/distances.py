@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import math
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config, Model
-from gspo_hpc.models import architecture
+from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.estimates import devices, parameters
+from gspo_hpc.planning.rules import engine_arguments
+from gspo_hpc.planning.settings import ENGINE
 
 # How much a change of each setting changes the run: the distance of a change is this times the doublings.
 _WEIGHTS: dict[str, float] = {
@@ -53,9 +56,55 @@ _WEIGHTS: dict[str, float] = {
 }
 
 
+class Size(IntEnum):
+    """Size of a change by what it changes, the smallest first."""
+
+    SWITCH = 0  # where or in what pieces the same numbers are computed
+    LAYOUT = 1  # how the model is cut over the same GPUs
+    BATCH = 2  # what is learned from
+    HARDWARE = 3
+    MODEL = 4
+
+
+_SIZES = {
+    **dict.fromkeys(("parallel.sequence_parallel", "parallel.overlap_param_gather"), Size.SWITCH),
+    **dict.fromkeys(("parallel.overlap_grad_reduce", "batch.share_prompts"), Size.SWITCH),
+    **dict.fromkeys(("batch.micro_batch_size", "batch.micro_batch_tokens"), Size.SWITCH),
+    **dict.fromkeys(("batch.logprob_micro_batch_tokens", "batch.reference_micro_batch_tokens"), Size.SWITCH),
+    **dict.fromkeys(("rollout.tensor_parallel_size", "rollout.engines_per_node", "rollout.mode"), Size.LAYOUT),
+    **dict.fromkeys(("rollout.max_prompt_length", "rollout.max_response_length"), Size.BATCH),
+}
+_SIZES_OF_SECTIONS = {
+    "parallel": Size.LAYOUT,
+    "batch": Size.BATCH,
+    "data": Size.BATCH,
+    "cluster": Size.HARDWARE,
+}
+
+_OF_KIN, _UNLIKE = 0.3, 0.25  # of a degree of kinship between models, and of names that have no letter in common
+MOVED = 0.05  # of a fix that gives what a config says another name
+_REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
+_LEFT_OUT = 2.0  # times the weight
+
+
+def size(key: str) -> Size:
+    """Return how large a change of a setting is: a model is more than nodes, these more than a batch size."""
+    if key == "model.path":
+        return Size.MODEL
+    return _SIZES.get(key, _SIZES_OF_SECTIONS.get(key.partition(".")[0], Size.SWITCH))
+
+
 def between(key: str, before: Any, value: Any) -> float:
     """Return the distance of two values of a setting: its weight, times the doublings between numbers."""
     weight = _WEIGHTS.get(key, 2.0)
+    if key.startswith(ENGINE) and before is not None:
+        name = key.removeprefix(ENGINE)
+        if value is None:  # what was given is lost
+            return _LEFT_OUT * weight
+        if value in (likely := engine_arguments.meant(name, before)):  # written as vLLM takes it
+            return (_REWRITTEN + _LATER * likely.index(value)) * weight
+        if not engine_arguments.takes(name, before):  # so it is no number that this one is near to
+            return weight
     if is_number(before) and is_number(value) and before > 0 and value > 0:
         return weight * abs(math.log2(value / before))
     if isinstance(before, str) and isinstance(value, str):
@@ -64,6 +113,11 @@ def between(key: str, before: Any, value: Any) -> float:
         if key == "model.path":
             return _between_models(weight, before, value)
     return weight
+
+
+def is_rewritten(key: str, before: Any, value: Any) -> bool:
+    """Return whether a value is what an argument of the engine says already, as vLLM takes it: 0.9 for 90%."""
+    return key.startswith(ENGINE) and value in engine_arguments.meant(key.removeprefix(ENGINE), before)
 
 
 def is_number(value: Any) -> bool:
@@ -84,10 +138,11 @@ def _between_gpus(weight: float, before: str, value: str) -> float:
 
 @cache
 def _between_models(weight: float, before: str, value: str) -> float:
-    """Return a distance by the ratio of their sizes if both are known, and by their names, for those of a family."""
+    """Return a distance by the ratio of their sizes if both are known, and by their kinship and names."""
     sizes = [_size(name) for name in (before, value)]
     doublings = abs(math.log2(sizes[1] / sizes[0])) if sizes[0] and sizes[1] else 0.0
-    return weight * (0.5 + 0.5 * doublings + _unlike(Path(before).name, Path(value).name))
+    apart = _OF_KIN * catalog.kinship(before, value) + _UNLIKE * _unlike(Path(before).name, Path(value).name)
+    return weight * (0.5 + 0.5 * doublings + apart)
 
 
 @cache

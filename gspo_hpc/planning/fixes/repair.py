@@ -23,12 +23,15 @@ def find(config: Config, rows: int | None = None) -> Fix | None:
     while not plan.valid and len(changes) < _LONGEST:
         search = Search(now, rows, plan)
         singles = search.singles()
-        change = singles[0].changes[0] if singles else search.best_first()
-        if change is None:
+        together = next((fix.changes for fix in singles or search.layout()), ())
+        if not together and (best := search.best_first()) is not None:
+            together = (best,)
+        if not together:
             break
-        before = changes[change.key].before if change.key in changes else change.before
-        changes[change.key] = Change(change.key, before, change.value)
-        now = with_value(now, change.key, change.value)
+        for change in together:
+            before = changes[change.key].before if change.key in changes else change.before
+            changes[change.key] = Change(change.key, before, change.value)
+            now = with_value(now, change.key, change.value)
         plan = make_plan(now, rows)
     if not changes:
         return None

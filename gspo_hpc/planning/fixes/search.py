@@ -9,14 +9,14 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.planning.builder import Broken, PlanBuilder
 from gspo_hpc.planning.estimates import devices
-from gspo_hpc.planning.fixes import by_type, distances
+from gspo_hpc.planning.fixes import by_type, distances, moves
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
@@ -36,6 +36,7 @@ _GROWN_ENOUGH = 32  # ... until it is known to one in this many
 _WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "batch.num_generations")  # no memory in it
 # Settings that have no part in rules of batch sizes and ranks.
 _UNCOUNTED = ("memory.", ENGINE, "optimizer.", "model.", "moe.", "algorithm.", "cluster.gpu", "rollout.max_")
+_ARITHMETIC = frozenset({Topic.COUNTS, Topic.SEQUENCES})  # topics in which batch sizes come first
 _OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")
 
 
@@ -70,6 +71,7 @@ class Fix:
     changes: tuple[Change, ...]
     warnings: int = 0  # how many more warnings the plan has then
     left: tuple[RuleId, ...] = ()  # rules that are broken even then, in a repair of as many as can be
+    moved: bool = False  # what is given stays, under another name
 
     def __str__(self) -> str:
         return " ".join(map(str, self.changes))
@@ -82,9 +84,9 @@ class Fix:
     def distance(self) -> float:
         """The distance from the config.
 
-        Every doubling or halving counts by the weight of its setting; a new warning counts 2.
+        Every doubling or halving counts by the weight of its setting; a new warning counts 2, another name little.
         """
-        return sum(change.distance for change in self.changes) + 2.0 * self.warnings
+        return (distances.MOVED if self.moved else sum(one.distance for one in self.changes)) + 2.0 * self.warnings
 
 
 def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = _ROOM) -> list[Fix]:
@@ -110,21 +112,32 @@ class Search:
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
 
     def found(self, limit: int, room: int) -> list[Fix]:
-        """Return fixes of one change, then of two; then, where no change is enough alone, a layout and a model."""
+        """Return fixes of one change and of two; where only machines are enough alone, also a layout and a model."""
         singles = self.singles()
-        layout = [] if singles else self._layout()
-        models = [] if singles else self._other_models()
-        if not layout:
-            singles, models = singles or models, []
+        only_machines = all(distances.size(fix.changes[0].key) == distances.Size.HARDWARE for fix in singles)
+        layout = self.layout() if only_machines else []
         alone = {_setting(fix.changes[0]) for fix in singles}
+        farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
         pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
-        farthest = 2.0 * singles[0].distance if singles else math.inf
-        return (
-            _shown(singles, limit)
-            + _shown([fix for fix in pairs if fix.distance <= farthest], limit)
-            + layout
-            + models[:1]
-        )
+        pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
+        models = self._other_models() if only_machines else []
+        models = models[: 1 if singles or layout or pairs else _MODELS]
+        return sorted(self._shown(singles, limit) + pairs + layout + models, key=self._order)
+
+    def _order(self, fix: Fix) -> tuple[float, ...]:
+        """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
+
+        Where batch sizes do not fit each other or the ranks, neither a layout nor a switch goes before a nearer batch
+        size. A change that brings a warning counts as one of the next size.
+        """
+        if fix.moved:
+            return distances.Size.SWITCH, 1, fix.distance
+        size = int(max(distances.size(change.key) for change in fix.changes))
+        if self.topics & _ARITHMETIC:
+            size = max(size, distances.Size.BATCH)
+        elif fix.warnings:
+            size = max(size, min(size + 1, distances.Size.HARDWARE))
+        return size, len(fix.changes), fix.distance
 
     def _judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
         """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.
@@ -169,14 +182,28 @@ class Search:
             fixes = self._alone(key, values, first=True)
             if not fixes and key == f"{ENGINE}gpu_memory_utilization" and self.topics == {Topic.MEMORY}:
                 fixes = self._alone(key, values_of.finer_utilization())
-            if fixes and key in _GROWN:  # a smaller one is no better
-                fixes = (self._grown(key, fixes) or fixes)[:1]
+            if any(distances.is_rewritten(key, *_values(fix)) for fix in fixes):  # no need to guess
+                fixes = [fix for fix in fixes if distances.is_rewritten(key, *_values(fix)) or _values(fix)[1] is None]
+            elif fixes and key in _GROWN and distances.is_number(fixes[0].changes[0].before):
+                fixes = (self._grown(key, fixes) or fixes)[:1]  # a smaller one is no better
             singles += fixes
         if not singles:
             more = by_type.candidates(self.config, self.broken)
             for key in sorted(more.keys() - known.keys()):
                 singles += self._alone(key, more[key], first=True)
-        return sorted(singles, key=_order)
+        return sorted([*singles, *self._moved()], key=self._order)
+
+    def _moved(self) -> list[Fix]:
+        """Return the changes that give arguments of engines, by themselves, the name or place where they count."""
+        fixes = []
+        for wanted in moves.candidates(self.config) if Topic.ENGINE_ARGUMENTS in self.topics else ():
+            changed, changes = self.config, list[Change]()
+            for key, value in wanted:
+                changes.append(Change(key, value_of(changed, key), value))
+                changed = with_value(changed, key, value)
+            if fix := self._fix(self._judge(changed), *changes):
+                fixes.append(replace(fix, moved=True))
+        return fixes
 
     def best_first(self) -> Change | None:
         """Return the change that leaves the fewest rules broken, the nearest of several; None if none leaves fewer.
@@ -204,15 +231,19 @@ class Search:
                 bad = middle
         return found
 
-    def _layout(self) -> list[Fix]:
-        """Return the layout of the same GPUs that `suggest` finds, for plans that break a rule about memory."""
-        if Topic.MEMORY not in self.topics:
+    def layout(self) -> list[Fix]:
+        """Return the layout of the same GPUs that `suggest` finds, for plans that lack memory.
+
+        Memory is looked at only where every other rule holds: it may come to light with a change that mends these. To
+        be called after :meth:`singles`.
+        """
+        if Topic.MEMORY not in self.topics and all(_left(plan.broken)[0] for _, _, plan in self.firsts):
             return []
         from gspo_hpc.planning import layouts  # only here: most plans are fixed without
 
         try:
             found = layouts.find(self.config, limit=1)
-        except ValueError:  # the sizes of the model are not known
+        except ValueError:  # the GPU, or the sizes of the model, are not known
             return []
         changed, changes = self.config, list[Change]()
         for key, value in found[0].settings.items() if found else ():
@@ -225,7 +256,16 @@ class Search:
     def _other_models(self) -> list[Fix]:
         """Return the nearest known models that fix the plan, for plans that nothing else fixes alone."""
         values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
-        return sorted(self._alone("model.path", values), key=_order)[:_MODELS]
+        return sorted(self._alone("model.path", values), key=self._order)[:_MODELS]
+
+    def _shown(self, fixes: list[Fix], limit: int) -> list[Fix]:
+        """Return `limit` fixes: the first of each setting, then others if there is room."""
+        firsts: dict[frozenset[str], Fix] = {}
+        for fix in fixes:
+            firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
+        chosen = list(firsts.values())[:limit]
+        others = [fix for fix in fixes if fix not in chosen]
+        return chosen + others[: limit - len(chosen)]
 
     def _pairs(self, alone: set[Setting], room: int) -> list[Fix]:
         # What leaves fewer rules broken comes first: its other half is nearest.
@@ -240,7 +280,7 @@ class Search:
             plan = self._judge(with_value(changed, second.key, second.value))
             room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
             known[both] = self._fix(plan, *sorted((change, second), key=lambda one: one.distance))
-        return sorted((fix for fix in known.values() if fix is not None), key=_order)
+        return sorted((fix for fix in known.values() if fix is not None), key=self._order)
 
     def _seconds(self, alone: set[Setting]) -> Iterator[tuple[Change, Config, Change]]:
         """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
@@ -257,6 +297,11 @@ class Search:
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later
+
+
+def _values(fix: Fix) -> tuple[Any, Any]:
+    """Return what the first change of a fix changes, and into what."""
+    return fix.changes[0].before, fix.changes[0].value
 
 
 def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
@@ -294,20 +339,6 @@ def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
     return key.startswith(_UNCOUNTED) or key == "parallel.sequence_parallel" or (not server and key in _OF_ENGINES)
 
 
-def _shown(fixes: list[Fix], limit: int) -> list[Fix]:
-    """Return `limit` fixes, nearest first: the nearest of each setting, then others if there is room."""
-    firsts: dict[frozenset[str], Fix] = {}
-    for fix in fixes:
-        firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
-    chosen = list(firsts.values())[:limit]
-    others = [fix for fix in fixes if fix not in chosen]
-    return sorted(chosen + others[: limit - len(chosen)], key=_order)
-
-
-def _order(fix: Fix) -> tuple[float, str]:
-    return fix.distance, str(fix)
-
-
 def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
     """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
     before, chosen = value_of(config, key), set(values)
@@ -317,6 +348,11 @@ def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list
         near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
         far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
         chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}
-    changes = [Change(key, before, value) for value in chosen if value != before]
+    changes = [Change(key, before, value) for value in chosen if not _same(key, before, value)]
     changes.sort(key=lambda change: (change.distance, str(change)))
     return changes if most > _NEAREST else changes[:most]
+
+
+def _same(key: str, one: Any, other: Any) -> bool:
+    """Return whether two values of a setting are the same. vLLM does not take 1000.0 for 1000."""
+    return one == other and not (key.startswith(ENGINE) and type(one) is not type(other))

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS, VLLM_ARGUMENTS
-from gspo_hpc.config.reading.config_yaml import number_meant
+from gspo_hpc.config.reading.config_yaml import number_meant, numbers_meant
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
@@ -48,6 +48,15 @@ _COUNTED = (  # arguments whose values are counts or sizes, besides those that h
     *("block_size", "max_logprobs", "kv_cache_memory_bytes", "long_prefill_token_threshold", "cpu_offload_gb"),
     *("max_num_partial_prefills", "swap_space"),
 )
+
+_NUMBERS = (_whole, _share, _number)
+_ONLY = {  # arguments that have one value here, which engines have without them
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enable_sleep_mode": True,
+    "skip_tokenizer_init": False,
+    "enable_return_routed_experts": True,
+}
 
 # The values that each argument may have, and the words for a message.
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -94,20 +103,43 @@ def _value(plan: PlanBuilder) -> Iterator[str]:
     for key, value in plan.config.rollout.engine.items():
         holds, must = _VALUES.get(key, (lambda _: True, ""))
         if not holds(value):
-            yield f"rollout.engine.{key} ({value}) {must}{_meant(value, holds)}"
+            yield f"rollout.engine.{key} ({value}) {must}{_advice(key, value, holds)}"
 
 
-def _meant(value: Any, holds: Callable[[Any], bool]) -> str:
+def takes(key: str, value: Any) -> bool:
+    """Return whether vLLM takes a value of an argument, as far as that is known."""
+    return key not in _VALUES or _VALUES[key][0](value)
+
+
+def meant(key: str, value: Any) -> tuple[Any, ...]:
+    """Return what may be meant by a value that vLLM does not take, of values that it takes; empty if that is unknown.
+
+    That is 0.9 for 90% or 90, 16000 or 16384 for 16k, and the only value that an argument may have.
+    """
+    holds, _ = _VALUES.get(key, (lambda _: True, ""))
+    if holds(value):
+        return ()
+    if key in _ONLY:
+        return (_ONLY[key],)
+    numbers: tuple[Any, ...] = ()
+    if isinstance(value, str) and holds in _NUMBERS:
+        numbers = numbers_meant(value, whole=holds is not _share)
+    elif isinstance(value, float) and value.is_integer():  # 1e3, which vLLM does not take
+        numbers = (int(value),)
+    if isinstance(value, int | float) and holds is _share and 10 <= value <= 100:  # no engine lives on less
+        numbers = (value / 100,)
+    return tuple(number for number in numbers if holds(number))
+
+
+def _advice(key: str, value: Any, holds: Callable[[Any], bool]) -> str:
     """Return what to write for a value that is meant as a number, as the end of a sentence; empty for others."""
+    if key in _ONLY:
+        return ""
     if isinstance(value, str):
-        return number_meant(value, whole=holds is _whole) if holds in (_whole, _share, _number) else ""
-    if (
-        isinstance(value, float) and holds is _whole and value.is_integer() and value >= 1
-    ):  # 1e3, which vLLM does not take
-        return f"; write {value:.0f}"
-    if isinstance(value, int | float) and holds is _share and 1 < value <= 100:
-        return f"; write {value / 100:g} for {value:g} %"
-    return ""
+        return number_meant(value, whole=holds is not _share, taken=holds) if holds in _NUMBERS else ""
+    if holds is _share and (numbers := meant(key, value)):
+        return f"; write {numbers[0]:g} for {value:g} %"
+    return "".join(f"; write {number}" for number in meant(key, value))
 
 
 @rule(

@@ -1,7 +1,7 @@
 """Changes where no layout fits: each was tried, and with it there is a layout.
 
 The fewest GPUs or nodes, the smallest other GPU, the smallest engine over nodes, the longest responses, and the largest
-other model with which one of the layouts fits; nothing here is a guess. Where none of the first three is enough alone,
+other models with which one of the layouts fits; nothing here is a guess. Where none of the first three is enough alone,
 two things are short at once, and pairs are tried.
 """
 
@@ -10,16 +10,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
+from gspo_hpc.models import catalog
+from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.memory import shown
-from gspo_hpc.planning.fixes import candidates
+from gspo_hpc.planning.fixes import candidates, distances, repair
+from gspo_hpc.planning.fixes.search import Change
 from gspo_hpc.planning.layouts import Search
-from gspo_hpc.planning.settings import divisors, with_value
+from gspo_hpc.planning.plan import judge
+from gspo_hpc.planning.rules.engine_arguments import takes
+from gspo_hpc.planning.settings import ENGINE, divisors, with_value
+from gspo_hpc.planning.suggest import cuts
 from gspo_hpc.system.text import in_gib
 
 _NODE = 8  # GPUs of the usual node
@@ -28,7 +34,7 @@ _MOST_OF_ENGINE = 4  # nodes of one engine
 _ENGINE = "rollout.tensor_parallel_size"
 _STATE = 16  # bytes that a parameter takes at least, over all ranks: weights, gradients and Adam's state
 _SHORTEST = 256  # tokens of a response
-_MODELS = 6  # smaller models that are tried
+_LARGER = 1.5  # times as large as one of the family, so that a model of another family is offered, too
 _PAIRS = 2  # that are offered
 _ROOM = 6  # pairs of a kind for which all layouts are looked at, at most: that takes seconds each
 
@@ -49,25 +55,77 @@ class Remedy:
         return vars(self)
 
 
+_FIRST = "what mends a rule that every layout breaks"
+_WORDS = {  # for a smaller model
+    catalog.Kinship.LINE: "the largest smaller size of this model that fits",
+    catalog.Kinship.FAMILY: "the largest model of this family that fits",
+    catalog.Kinship.MAKER: "the largest model of this maker that fits",
+    catalog.Kinship.NONE: "the largest known model that fits",
+}
+
 Kind = Callable[[Config], Iterator[Remedy]]  # yields changes, the one that is wanted most first
 
 
 def find(config: Config, keep: frozenset[str] = frozenset()) -> list[Remedy]:
     """Return changes of one kind, or of two where other machines are not enough alone, with which a layout fits.
 
-    The list is empty where nothing that is tried is enough.
+    The list is empty where nothing that is tried is enough. Where every layout breaks a rule that is not about memory,
+    every change has what mends it, too.
     """
+    first = _mending(config, keep)
+    if first and _fits(config, keep, first):
+        return [Remedy(first, _FIRST)]
+    found = _found(_changed(config, first), keep)
+    return [Remedy(first | one.changes, f"{one.text}, and {_FIRST}") for one in found] if first else found
+
+
+def _mending(config: Config, keep: frozenset[str]) -> dict[str, Any]:
+    """Return what mends the rules that every layout breaks, of settings that are no part of one and of no machine."""
+    wider = _budgets(config, keep)
+    changed = _changed(config, wider)
+    if _is_allowed(changed, keep) or (found := repair.find(changed)) is None:
+        return wider
+    mending = wider | {change.key: change.value for change in found.changes if _is_mending(change)}
+    for key in mending.keys() - wider.keys():  # what another layout does without
+        fewer = {other: value for other, value in mending.items() if other != key}
+        mending = fewer if _is_allowed(_changed(config, fewer), keep) else mending
+    return mending if _is_allowed(_changed(config, mending), keep) else wider
+
+
+def _is_mending(change: Change) -> bool:
+    """Return whether a change is of something that layouts leave alone, or of a value that engines do not take."""
+    if change.key.startswith(ENGINE) and not takes(change.key.removeprefix(ENGINE), change.before):
+        return True
+    return distances.size(change.key) < distances.Size.HARDWARE and change.key not in layouts.PRINTED
+
+
+def _is_allowed(config: Config, keep: frozenset[str]) -> bool:
+    """Return whether there is a layout that keeps every rule that is not about memory."""
+    search = _search(config, {}, keep)
+    return search is not None and any(True for _ in search.allowed())
+
+
+def _budgets(config: Config, keep: frozenset[str]) -> dict[str, Any]:
+    """Return token budgets that hold the longest sequence, for those that do not."""
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    names = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
+    short = [f"batch.{name}" for name in names if 0 < (getattr(config.batch, name) or 0) < longest]
+    return {} if keep.intersection(short) else dict.fromkeys(short, longest)
+
+
+def _found(config: Config, keep: frozenset[str]) -> list[Remedy]:
     kinds = [_more_gpus, _other_gpu, *([] if _ENGINE in keep else [_engine_over_nodes])]
     machines = [found for kind in kinds if (found := _first(config, keep, kind)) is not None]
-    others = [_first(config, keep, kind) for kind in (_shorter_responses, _smaller_model)]
-    return (machines or _pairs(config, keep)) + [found for found in others if found is not None]
+    shorter = _first(config, keep, _shorter_responses)
+    others = [*([] if shorter is None else [shorter]), *_smaller_models(config, keep)]
+    return (machines or _pairs(config, keep)) + others
 
 
 def lacking(search: Search) -> str:
     """Return why no layout is left: the memory that the nearest one lacks, or the rule that all of them break."""
     least = [search.least_memory(wanted) for wanted in search.allowed()]
     if not least:
-        return "every layout breaks a rule that is not about memory; `gspo-hpc plan` shows those of this one"
+        return _broken_by_all(search)
     memory, card = search.device.memory, in_gib(search.device.memory)
     trainer, engine = min(one.passes for one in least), min(one.generation for one in least)
     if trainer[0] > memory and engine > memory:
@@ -79,6 +137,18 @@ def lacking(search: Search) -> str:
     if needed <= memory:
         return "what is short is room for the longest sequence in an engine, or memory of a node"
     return f"the lightest layout takes {in_gib(needed)} GiB of a GPU in {shown(name)}, which has {card}"
+
+
+def _broken_by_all(search: Search) -> str:
+    """Return the message of a rule that every layout breaks, if it is one rule."""
+    messages: dict[str, str] | None = None
+    tried = list(cuts.every(search.arch, search.config, search.keep, search.models))
+    for wanted in tried or [search.config]:  # none: the GPUs that train are not known
+        broken = {str(item.rule): item.message for item in judge(wanted, models=search.models).broken}
+        messages = broken if messages is None else {rule: text for rule, text in messages.items() if rule in broken}
+    for rule, text in (messages or {}).items():
+        return f"every layout breaks the rule {rule}: {text}"
+    return "every layout breaks a rule that is not about memory; `gspo-hpc plan` shows those of this one"
 
 
 def _first(config: Config, keep: frozenset[str], kind: Kind) -> Remedy | None:
@@ -170,27 +240,33 @@ def _shorter_responses(config: Config) -> Iterator[Remedy]:
         yield Remedy(changes, "shorter responses, and micro-batches of one")
 
 
-def _smaller_model(config: Config) -> Iterator[Remedy]:
-    """Yield smaller models that are trained: those of the family first, the larger ones first."""
-    for path in _smaller(config, candidates.models(config)):
-        yield Remedy({"model.path": path}, "a smaller model")
+def _smaller_models(config: Config, keep: frozenset[str]) -> list[Remedy]:
+    """Return the largest smaller model that fits of the nearest kin, and the largest of all if that is much larger."""
+    names = candidates.models(config)
+    sizes, smaller = _sizes(config, names), _smaller(config, names)
+    fits = cache(lambda path: _fits(config, keep, {"model.path": path}))
+    first = next(filter(fits, smaller), None)
+    if first is None:
+        return []
+    larger = [path for path in smaller if sizes[path] > _LARGER * sizes[first]]
+    largest = next(filter(fits, sorted(larger, key=lambda path: (-sizes[path], path))), None)
+    found = [Remedy({"model.path": first}, _WORDS[catalog.kinship(str(config.model.path), first)])]
+    if largest is not None:
+        found.append(Remedy({"model.path": largest}, _WORDS[catalog.Kinship.NONE]))
+    return found
 
 
 def _smaller(config: Config, names: Iterable[str]) -> list[str]:
-    """Return those of these models that are smaller: those of the family first, the larger ones first."""
-    own, sizes = Search(config).arch, dict[str, int]()
-    for name in names:
-        arch = _search(config, {"model.path": name}, frozenset())
-        if arch is not None:
-            sizes[name] = parameters.parameters(arch.arch)
-    family = _family(str(config.model.path))
-    smaller = [name for name, size in sizes.items() if size < parameters.parameters(own)]
-    smaller.sort(key=lambda name: (_family(name) != family, -sizes[name]))
-    return smaller[:_MODELS]
+    """Return those of these models that are smaller: those of the nearest kin first, the larger ones first."""
+    path, sizes, most = str(config.model.path), _sizes(config, names), parameters.parameters(Search(config).arch)
+    order = sorted(sizes, key=lambda name: (catalog.kinship(path, name), -sizes[name], name))
+    return [name for name in order if sizes[name] < most]
 
 
-def _family(path: str) -> str:
-    return Path(path).name.split("-")[0].lower()
+def _sizes(config: Config, names: Iterable[str]) -> dict[str, int]:
+    """Return the parameters of those of these models whose sizes are known."""
+    found = {name: _search(config, {"model.path": name}, frozenset()) for name in names}
+    return {name: parameters.parameters(one.arch) for name, one in found.items() if one is not None}
 
 
 def _fits(config: Config, keep: frozenset[str], changes: dict[str, Any]) -> bool:

@@ -48,6 +48,8 @@ def fitting(
     Gradients in 16 bits change sums, so they are tried only where nothing else is enough.
     """
     found_one, config = False, wanted
+    if _at_least(arch, device, wanted, keep) > device.memory:
+        return
     for config in _ways(wanted, keep):
         if (one := _tried(arch, device, config, keep)) is not None:
             found_one = True
@@ -88,6 +90,14 @@ def lightest(arch: Architecture, device: Device, wanted: Config, keep: frozenset
     """Return the memory of the layout with all that saves it."""
     *_, last = _ways(wanted, keep)
     return _with_engine_share(arch, device, last, keep)[1]
+
+
+def _at_least(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> int:
+    """Return what the layout takes of a GPU with all that saves memory, by which most that do not fit are known."""
+    *_, last = _ways(wanted, keep)
+    if "optimizer.grad_reduce_in_fp32" not in keep and wanted.model.dtype != "float32":
+        last = replace(last, optimizer=replace(last.optimizer, grad_reduce_in_fp32=False))
+    return memory.estimate(arch, last, device).peak.total
 
 
 def _tried(arch: Architecture, device: Device, config: Config, keep: frozenset[str]) -> tuple[Config, Estimate] | None:

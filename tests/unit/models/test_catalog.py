@@ -174,6 +174,11 @@ def test_a_shipped_config_has_only_what_is_read(name: str) -> None:
         ("deepseek-ai/DeepSeek-R1", "DeepSeek-R1"),
         ("moonshotai/Kimi-K2-Instruct", "Kimi-K2"),
         ("Qwen3-30B-A3B/model", None),
+        ("Qwen2-57B", None),  # which has the letters of Qwen2.5-7B
+        ("Qwen3-17B", None),
+        ("Qwen-34B", None),
+        ("qwen3_1_7b", "Qwen3-1.7B"),
+        ("qwen3-06b", "Qwen3-0.6B"),
         ("", None),
     ],
 )
@@ -194,6 +199,34 @@ def test_names(path: str, name: str | None) -> None:
         ("THUDM/GLM-4-9B-0414", "Glm4ForCausalLM"),
         ("zai-org/GLM-4.5V", "Glm4vMoeForConditionalGeneration"),
         ("Qwen/Qwen2-57B-A14B", None),  # a family that is trained
+        ("acme/DeepSeek-V3-Distill-Qwen2.5-7B", None),  # a Qwen2.5
+        ("acme/Phi-4-distill-Qwen3-8B", None),
+        ("acme/Kimi-K2-Thinking-to-Llama-3.1-8B", None),
+        ("acme/gemma-3-12b-it-Claude-Opus-Distill", None),  # a Gemma, but the teacher might stand first
+        ("acme/gemma-2-9b-merged", None),
+        ("acme/phi-4-vision-mine", None),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", None),
+        ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", None),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "DeciLMForCausalLM"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", None),
+        ("moonshotai/Kimi-K2.5", "KimiK25ForConditionalGeneration"),  # sees, as Kimi-K2 does not
+        ("moonshotai/Kimi-K2_5", "KimiK25ForConditionalGeneration"),
+        ("deepseek-ai/DeepSeek-V9.1", None),
+        ("deepseek-ai/DeepSeek-R1-AWQ", "DeepseekV3ForCausalLM"),
+        ("deepseek-ai/DeepSeek-V3.5", None),  # nobody knows what a further version is
+        ("deepseek-ai/DeepSeek-V3.1-mine", "DeepseekV3ForCausalLM"),
+        ("internlm/internlm2_5-7b-chat", "InternLM2ForCausalLM"),
+        ("google/codegemma-7b-it", "GemmaForCausalLM"),
+        ("google/paligemma2-3b-pt-224", "PaliGemmaForConditionalGeneration"),
+        ("google/medgemma-27b-text-it", "Gemma3ForCausalLM"),
+        ("microsoft/Phi-3-vision-128k-instruct", "Phi3VForCausalLM"),
+        ("microsoft/Phi-4-mini-flash-reasoning", "Phi4FlashForCausalLM"),
+        ("THUDM/glm-4-9b-chat-hf", "GlmForCausalLM"),
+        ("Qwen/Qwen3.5-99B-A9B", "Qwen3_5MoeForConditionalGeneration"),
+        ("HuggingFaceTB/SmolLM3-3B", "SmolLM3ForCausalLM"),
+        ("tiiuae/Falcon3-7B-Instruct", None),  # a Llama
+        ("01-ai/Yi-34B-Chat", None),
+        ("allenai/OLMo-2-1124-7B-Instruct", "Olmo2ForCausalLM"),
         ("Qwen/Qwen3-8B", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None),
         ("google/gemma-200b", None),
@@ -213,6 +246,36 @@ def test_no_family_that_is_known_by_name_is_one_that_is_trained() -> None:
         assert family not in architecture.SUPPORTED and kind in ("text", "vision", "audio"), name
     trained = [name for name in catalog.names() if architecture.untrained(name, "own") is None]
     assert trained and not any(catalog.family(name) for name in trained)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("acme/DeepSeek-V3-Distill-Qwen2.5-7B", "Its name names deepseek-v3 and qwen2.5: only its config.json tells"),
+        ("acme/Qwen3-8B-Kimi-K2-Distill", "Its name names qwen3 and kimi"),
+        ("acme/gemma-2-9b-merge", "Its name says that it is made of other models (merge)"),
+        ("acme/phi-4-vl", "Its name says that it is more than a text model (vl)"),
+    ],
+)
+def test_a_name_of_two_families_is_left_open_and_the_file_decides(path: str, told: str, tmp_path: Path) -> None:
+    """It is planned without sizes, and not refused: whoever has the folder gets an answer from it."""
+    plan = make_plan(of(path))
+    assert plan.valid and not plan.not_run and plan.unknown_model == path and architecture.find(of(path)) is None
+    assert any(told in note for note in plan.notes)
+    folder = tmp_path / Path(path).name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))
+    there, arch = make_plan(of(str(folder))), architecture.find(of(str(folder)))
+    assert arch is not None and arch.family == "Qwen2ForCausalLM" and there.notes == () and not there.not_run
+
+
+def test_a_file_without_an_architecture_says_which_to_add() -> None:
+    content = dict(catalog.content("Qwen3-8B")) | {"model_type": "qwen3"}
+    content.pop("architectures")
+    with pytest.raises(ValueError, match=r'model_type qwen3: add "architectures": \["Qwen3ForCausalLM"\]'):
+        architecture.parse(content)
+    with pytest.raises(ValueError, match="architecture None is not supported"):
+        architecture.parse(content | {"model_type": "other"})
 
 
 def test_a_family_that_a_bridge_may_know() -> None:

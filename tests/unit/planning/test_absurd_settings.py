@@ -52,6 +52,8 @@ VALUES = (
     "plan", PRESETS[0], [("cluster.gpu", "H100"), ("model.path", "Qwen/Qwen3-8B"), ("cluster.network_gb_per_s", "0")]
 )
 @example("suggest", PRESETS[0], [("cluster.network_gb_per_s", "1e-300")])
+@example("plan", PRESETS[0], [("slurm.container", "{a: 1}")])
+@example("plan", PRESETS[0], [("rollout.engine.gpu_memory_utilization", "[]")])
 def test_there_is_a_page_or_a_line(command: str, preset: str, given: list[tuple[str, str]]) -> None:
     page, told = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.redirect_stderr(told):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gspo_hpc.config.loader import from_dict
 from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.fixes import search
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,15 @@ def test_a_name_like_no_other_gets_none(name: str) -> None:
     """A V100 is no H100, and an L4 has half of the memory of the L40S that begins alike."""
     with pytest.raises(ValueError, match=f"cluster.gpu {name} is not known; known: A100"):
         devices.find(name)
+
+
+def test_a_gpu_that_is_like_no_other_is_left_out_and_not_replaced() -> None:
+    """Whoever has an RTX 4090 has no H20."""
+    (fix,) = search.find(from_dict({"cluster": {"gpu": "RTX4090"}}))
+    assert str(fix) == "cluster.gpu=null"
+    assert str(search.find(from_dict({"cluster": {"gpu": "H1000"}}))[0]) == "cluster.gpu=H100-80GB"
+    with pytest.raises(ValueError, match="Without cluster.gpu nothing is estimated$"):
+        devices.find("RTX4090")
 
 
 @pytest.mark.parametrize(("name", "near"), [("GB300", "B300-288GB"), ("A10", "A100-80GB"), ("H20-141", "H20-96GB")])

@@ -1,23 +1,24 @@
-"""Changes of what a run cannot have enough of: another model, an engine over nodes (20 s).
+"""Changes of what a run cannot have enough of: another model, an engine over nodes (15 s).
 
 It would catch a fix that ends in a model that this version does not train, or in one far smaller than needed.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.config.schema import Config
-from gspo_hpc.models import architecture
+from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.planning.fixes import candidates, search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
-from gspo_hpc.planning.suggest import remedies
+from gspo_hpc.planning.suggest import remedies, savings
 
 ENGINE = "rollout.tensor_parallel_size"
 
@@ -60,6 +61,104 @@ def test_larger_models_of_a_family_come_first_then_those_of_others() -> None:
     assert sizes[:5] == sorted(sizes[:5], reverse=True) and max(sizes) < size(config)
 
 
+def offered(config: Config) -> list[str]:
+    return [one.changes["model.path"] for one in remedies.find(config) if "model.path" in one.changes]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [("Qwen/Qwen3-235B-A22B", "H100"), ("Qwen/Qwen2.5-72B-Instruct", "A100-40GB"), ("deepseek-ai/DeepSeek-V3", "L40S")],
+)
+def test_the_largest_model_that_fits_is_offered_wherever_it_stands(model: str, gpu: str) -> None:
+    """On one GPU only the smallest fit: the six largest were tried, and none was offered."""
+    config = made(model, 1, 1, gpu)
+    found = offered(config)
+    fitting = {path: size(with_value(config, "model.path", path)) for path in candidates.models(config)}
+    fitting = {
+        path: count for path, count in fitting.items() if remedies._fits(config, frozenset(), {"model.path": path})
+    }
+    assert found and set(found) <= fitting.keys()
+    assert max(fitting.values()) <= remedies._LARGER * max(fitting[path] for path in found)
+    kin = {path: catalog.kinship(model, path) for path in fitting}
+    assert kin[found[0]] == min(kin.values())
+    assert fitting[found[0]] == max(count for path, count in fitting.items() if kin[path] == kin[found[0]])
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "names"),
+    [
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 2, ["deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"]),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", 1, ["Qwen/Qwen2.5-Coder-3B-Instruct"]),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 1, ["Qwen/Qwen3-4B-Instruct-2507"]),
+        ("meta-llama/Llama-3.1-70B-Instruct", 4, ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-14B"]),
+        ("models/Qwen2.5-Math-72B", 4, ["models/Qwen2.5-Math-7B", "models/Qwen2.5-14B"]),
+    ],
+)
+def test_another_size_of_the_same_model_comes_first(model: str, gpus: int, names: list[str]) -> None:
+    """And the largest of all besides, where that is half as large again. What follows the size stays."""
+    rollout = {"max_prompt_length": 512, "max_response_length": 2048}
+    assert offered(made(model, 1, gpus, rollout=rollout)) == names
+
+
+def test_a_fix_prefers_the_same_model_in_another_size() -> None:
+    base = made("Qwen/Qwen2.5-Coder-32B-Instruct", 1, 1)
+    models = [change.value for fix in search.find(base) for change in fix.changes if change.key == "model.path"]
+    assert models[0] == "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # in the layout as it is; 3B needs another one
+
+
+@pytest.mark.parametrize("short", ["micro_batch_tokens", "logprob_micro_batch_tokens"])
+def test_a_token_budget_that_is_too_small_is_named_and_made_larger(short: str) -> None:
+    """Shorter responses on twice the GPUs were offered for it."""
+    batch = {"micro_batch_tokens": 8192, "global_batch_size": 512, "num_generations": 16, short: 4096}
+    config = made("Qwen3-8B", 1, 8, batch=batch)
+    assert "breaks the rule token_budget_holds_longest_sequence" in remedies.lacking(layouts.Search(config))
+    (one,) = remedies.find(config)
+    assert one.changes == {f"batch.{short}": 5120} and one.text == "what mends a rule that every layout breaks"
+    single = remedies.find(with_value(config, "cluster.gpus_per_node", 1))
+    assert single and all(one.changes[f"batch.{short}"] <= 5120 for one in single)
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule", "mending"),
+    [
+        ({"rollout": {"mode": "server"}}, "server_engines_given", {"rollout.engines_per_node": 1}),
+        (
+            {"model": {"path": "Qwen3-8B", "provider": "mcore_bridge"}},
+            "mcore_bridge_share_prompts",
+            {"batch.share_prompts": False},
+        ),
+        (
+            {"rollout": {"engine": {"gpu_memory_utilization": "90%"}}},
+            "engine_argument_value",
+            {"rollout.engine.gpu_memory_utilization": 0.9},
+        ),
+        (  # the repair of this layout has a larger update, too, which others do without
+            {
+                "model": {"path": "Qwen3-8B", "provider": "mcore_bridge"},
+                "batch": {"micro_batch_tokens": 8192, "global_batch_size": 64, "num_generations": 16},
+            },
+            "mcore_bridge_share_prompts",
+            {"batch.share_prompts": False},
+        ),
+    ],
+)
+def test_what_every_layout_breaks_is_named_and_mended(
+    sections: dict[str, Any], rule: str, mending: dict[str, Any]
+) -> None:
+    """Nothing was offered: more GPUs, other GPUs and other models were tried with the same mistake, for seconds."""
+    batch = {"micro_batch_tokens": 8192, "global_batch_size": 512, "num_generations": 16}
+    config = from_dict({**as_dict(made("Qwen3-8B", 1, 8, batch=batch)), **sections})
+    assert f"every layout breaks the rule {rule}" in remedies.lacking(layouts.Search(config))
+    assert [one.changes for one in remedies.find(config)] == [mending]
+    few = with_value(config, "cluster.gpus_per_node", 1)
+    for one in (found := remedies.find(few)):
+        changed = few
+        for key, value in one.changes.items():
+            changed = with_value(changed, key, value)
+        assert len(one.changes) > 1 and layouts.Search(changed).fits(), one
+    assert found
+
+
 @pytest.mark.parametrize("model", ["Qwen3-32B", "Qwen2.5-72B", "Llama-3.1-70B"])
 def test_no_model_that_is_offered_is_far_smaller_than_needed(model: str) -> None:
     """At most two, nearest in size; every model between the first and the config's own breaks a rule."""
@@ -83,3 +182,19 @@ def test_engines_over_nodes_are_offered_where_nothing_smaller_holds_the_weights(
     assert not any(ENGINE in one.changes for one in remedies.find(config, frozenset({ENGINE})))
     sizes = {value_of(cut, ENGINE) for cut in layouts.Search(with_value(config, ENGINE, 8)).allowed()}
     assert sizes and min(sizes) == 8
+
+
+@pytest.mark.parametrize("gpu", ["A100-40GB", "H100", "H200"])
+def test_what_is_left_out_before_all_ways_are_tried_fits_in_none(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One estimate decides for most layouts that do not fit; those that only just fit must stay."""
+    tight = 0
+    for model, gpus in itertools.product(("Qwen3-8B", "Qwen2.5-14B", "Qwen3-32B", "Qwen3-30B-A3B"), (1, 2, 4, 8)):
+        search_ = layouts.Search(made(model, 1, gpus, gpu, memory={"offload_trainer": False}))
+        for wanted in search_.allowed():
+            quick = [chosen for chosen, _ in search_.fitting(wanted)]
+            with monkeypatch.context() as patched:
+                patched.setattr(savings, "_at_least", lambda *_: 0)
+                found = list(search_.fitting(wanted))
+            assert quick == [chosen for chosen, _ in found]
+            tight += bool(found) and min(one.peak.total for _, one in found) > 0.9 * search_.device.memory
+    assert tight > 0

@@ -1,0 +1,112 @@
+"""The order in which fixes are offered: by the size of the change (5 s).
+
+Catches another model, or more nodes, that are offered before a switch, and a model whose only fault hides another.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.config.loader import load
+from gspo_hpc.planning.fixes import repair, search
+from gspo_hpc.planning.fixes.distances import Size, size
+from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.settings import with_value
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+PRESET = str(CONFIGS / "qwen2.5_7b_tp2.yaml")
+DEEPSEEK = ["model.path=deepseek-ai/DeepSeek-V3-0324", "parallel.sequence_parallel=false"]
+BRIDGE = ["model.provider=mcore_bridge", "batch.share_prompts=false"]
+SEQUENCE_PARALLEL = {"key": "parallel.sequence_parallel", "before": False, "value": True}
+
+
+def sizes(settings: list[str], preset: str = PRESET) -> list[tuple[Size, bool]]:
+    """Return the sizes of the fixes that are offered, and whether each brings a warning."""
+    fixes = search.find(load(preset, settings))
+    return [(max(size(change.key) for change in fix.changes), fix.warnings > 0) for fix in fixes]
+
+
+@pytest.mark.parametrize("nodes", [1, 16])
+def test_what_mends_a_model_is_offered_before_another_model(nodes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sequence parallelism brings a lack of memory to light: it was not offered at all, since it is no fix alone."""
+    eight = ["parallel.tensor_model_parallel_size=8", "rollout.tensor_parallel_size=8"] if nodes > 1 else []
+    assert main(["plan", PRESET, *DEEPSEEK, *BRIDGE, *eight, f"cluster.nodes={nodes}", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    whole = [fix for fix in told["fixes"] if all(change["key"] != "model.path" for change in fix)]
+    first = told["partial_fix"]["changes"] if nodes == 1 else whole[0]
+    assert SEQUENCE_PARALLEL in first and (nodes == 1 or told["fixes"][0] == first)
+    if nodes == 1:
+        assert whole == [] and told["fixes"] and "trainer_fits_gpu_memory" in told["partial_fix"]["left"]
+    assert main(["plan", PRESET, *DEEPSEEK, *BRIDGE, *eight, f"cluster.nodes={nodes}"]) == 2
+    page = capsys.readouterr().out.split("Fixes (", 1)[1]
+    assert page.index("parallel.sequence_parallel=true") < page.index("model.path=")
+
+
+def test_a_layout_is_offered_where_only_a_switch_brings_the_lack_of_memory_to_light() -> None:
+    config = load(PRESET, ["model.path=Qwen/Qwen3-30B-A3B", "parallel.sequence_parallel=false"])
+    assert {item.rule for item in make_plan(config).broken} == {"experts_need_sequence_parallel"}
+    fixes = search.find(config)
+    layout = [fix for fix in fixes if len(fix.changes) > 2]
+    assert len(layout) == 1 and any(change.key == "parallel.sequence_parallel" for change in layout[0].changes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.path=Qwen/Qwen2.5-32B"],
+        ["model.path=Qwen/Qwen3-30B-A3B", "parallel.sequence_parallel=false"],
+        ["memory.recompute_granularity=null"],
+        ["rollout.engine.gpu_memory_utilization=0.15"],
+        ["cluster.gpu=A100-40GB"],
+    ],
+)
+def test_a_switch_goes_before_a_layout_before_a_batch_before_hardware_before_a_model(settings: list[str]) -> None:
+    found = sizes(settings)
+    bare = [one for one, warned in found if not warned]
+    assert len(found) > 1 and bare == sorted(bare)
+    models = [one == Size.MODEL for one, _ in found]
+    assert models == sorted(models), "a warning is never as large as another model"
+
+
+def test_where_batch_sizes_do_not_fit_the_nearest_comes_first_whatever_it_is() -> None:
+    """The guide's case: a doubled update is nearer than another cut of the model."""
+    found = search.find(load(None, ["cluster.gpus_per_node=8", *(f"batch.{one}" for one in SMALL)]))
+    assert str(found[0]) == "batch.global_batch_size=32"
+    assert any(size(fix.changes[0].key) == Size.LAYOUT for fix in found)
+    hardware = [size(fix.changes[0].key) == Size.HARDWARE for fix in found if len(fix.changes) == 1]
+    assert any(hardware) and hardware == sorted(hardware)
+
+
+SMALL = ["micro_batch_size=1", "global_batch_size=16", "steps_per_generation=1", "num_generations=4"]
+
+
+def test_a_repair_cuts_experts_within_a_node_and_uses_the_layout_that_suggest_finds() -> None:
+    eight = ["parallel.tensor_model_parallel_size=8", "rollout.tensor_parallel_size=8"]
+    config = load(PRESET, [*DEEPSEEK, *BRIDGE, *eight, "cluster.nodes=16"])
+    found = repair.find(config)
+    assert found is not None and found.left == ()
+    for change in found.changes:
+        config = with_value(config, change.key, change.value)
+        assert change.key != "parallel.expert_tensor_parallel_size" or change.value <= 8
+    assert make_plan(config).valid
+
+
+def test_where_only_other_machines_help_a_layout_and_a_smaller_model_are_offered_too() -> None:
+    """Not everybody has a B300."""
+    config = load(str(CONFIGS / "qwen3_0.6b_1gpu.yaml"), ["model.path=Qwen/Qwen3-8B"])
+    texts = [str(fix) for fix in search.find(config)]
+    assert texts[0].startswith("cluster.gpu=") and texts[-1] == "model.path=Qwen/Qwen3-0.6B"
+    config = load(
+        PRESET, ["model.path=Qwen/Qwen2.5-14B", "memory.recompute_granularity=null", "batch.micro_batch_tokens=65536"]
+    )
+    fixes = search.find(config)
+    assert len(fixes[0].changes) > 1 and max(size(change.key) for change in fixes[0].changes) < Size.HARDWARE
+
+
+def test_a_node_with_too_little_memory_is_given_all_that_it_has() -> None:
+    """Without slurm.mem Slurm gives the cluster's default, which may be less."""
+    assert [str(fix) for fix in search.find(load(PRESET, ["slurm.mem=50G"]))] == ["slurm.mem=0"]
