@@ -7,12 +7,9 @@ waits and counts as one that moves on.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,17 +150,6 @@ def test_every_rank_of_a_node_learns_that_its_notices_are_no_longer_copied(
         rank.close()
 
 
-def test_a_full_folder_is_told_before_a_notice_is_torn_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch reads the rest of a record that is cut off for ever, and holds the file's lock meanwhile."""
-    store, ranks = job(2, 2, monkeypatch)
-    monkeypatch.setattr(node_store.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0))
-    store.add(node_store.COUNT, 1)
-    store.set(f"{node_store.COUNT}/1", "said\nhello")
-    for rank in ranks:
-        assert "is full" in raised(rank)
-        rank.close()
-
-
 def test_two_nodes_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would count the other's ranks, and nobody would be the last."""
     store, _ = job(1, 1, monkeypatch)
@@ -204,22 +190,6 @@ def test_the_time_for_which_a_rank_was_stopped_is_no_silence(monkeypatch: pytest
     looks.set()
     for rank in ranks:
         rank.close()
-
-
-def test_only_this_user_can_open_the_store_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody on the node could write into a store that listens on its loopback interface."""
-    store, ranks = job(2, 2, monkeypatch)
-    folders = [Path(store.get(f"node_store/node-{node}").decode()) for node in range(2)]
-    ranks[0].post("done")
-    for folder in folders:
-        assert os.stat(folder).st_mode & 0o077 == 0 and os.stat(folder).st_uid == os.getuid()
-        assert {path.name for path in folder.iterdir()} == {"beat", "store"}
-    store.set("node_store/node-1", "/nowhere")
-    with pytest.raises(RuntimeError, match="rank 1 of node node-1 does not see /nowhere"):
-        Notices(store, NodeTopology(1, 2, 2))
-    for rank in ranks:
-        rank.close()
-    assert not any(folder.exists() for folder in folders)
 
 
 def test_a_rank_that_waits_does_not_count_as_one_that_moves_on() -> None:
