@@ -196,15 +196,24 @@ def test_a_rank_that_waits_does_not_count_as_one_that_moves_on() -> None:
     """Else nobody would see that all wait for a notice that never comes."""
     store: Any = Counted(dist.HashStore())
     rank = Notices(store, interval=0.001)
-    thread = threading.Thread(target=rank.wait, args=(rank.look(), lambda: False), daemon=True)
+    seen: list[tuple[int, str, str | None]] = []
+
+    def observe() -> None:  # as the thread does that reports to the watcher
+        until(lambda: progress.marks()[2] == progress.WAITS)
+        seen.append(progress.marks())
+        looks = len(store.looks)
+        until(lambda: len(store.looks) > looks + 20)
+        seen.append(progress.marks())
+        Notices(store, interval=0.001).post("done")
+
+    thread = threading.Thread(target=observe, daemon=True)
     thread.start()
-    until(lambda: progress.marks()[2] == progress.WAITS)
-    before, looks = progress.marks(), len(store.looks)
-    until(lambda: len(store.looks) > looks + 20)
-    assert progress.marks() == before
-    Notices(store, interval=0.001).post("done")
+    end = time.monotonic() + 20
+    rank.wait(rank.look(), lambda: time.monotonic() > end)
     thread.join(20)
-    assert not thread.is_alive() and progress.marks()[0] > before[0] and progress.marks()[2] is None
+    before, still = seen
+    assert still == before and before[2] == progress.WAITS
+    assert progress.marks()[0] > before[0] and progress.marks()[2] is None
 
 
 def test_what_a_rank_keeps_and_reads_does_not_grow_with_the_calls() -> None:
