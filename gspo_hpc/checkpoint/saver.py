@@ -22,6 +22,7 @@ from gspo_hpc.checkpoint import sharded
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.system.files import Entry
+from gspo_hpc.system.progress import following, waiting
 
 _NICENESS = 10  # gets about a tenth of a core that training wants too
 
@@ -64,9 +65,12 @@ class Saver:
 
         def work() -> None:
             try:
-                entries = self._gather(write() | write_more())
-                if first:
-                    commit(entries)
+                with (
+                    waiting()
+                ):  # for ranks whose disks are slower, in collectives between the writes; a write says more
+                    entries = self._gather(write() | write_more())
+                    if first:
+                        commit(entries)
             except BaseException:
                 _remove(staging, first)
                 raise
@@ -90,7 +94,8 @@ class Saver:
     def wait(self, seconds: float | None = None) -> None:
         """Wait until no save is under way. Raise the error that it failed with, or TimeoutError after `seconds`."""
         if self._under_way is not None:
-            self._under_way.result(seconds)
+            with following():
+                self._under_way.result(seconds)
             self._under_way = None
 
 

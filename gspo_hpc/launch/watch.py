@@ -32,9 +32,12 @@ def problem(
     if any(now - state.ended_at > LINGER for state in gone):
         return _first_gone(ranks, gone)
     live = [state for state in ranks.values() if state.outcome is None and not state.lost]
-    return _silent(live, config.faults.heartbeat_timeout, now) or _hanging(
-        live, config.faults.hang_timeout, now, complete=len(ranks) == config.world_size
+    limit = config.faults.hang_timeout
+    # A rank that ended a moment ago was waited for, too.
+    settled = len(ranks) == config.world_size and all(
+        now - state.ended_at > limit for state in ranks.values() if state.outcome is not None or state.lost
     )
+    return _silent(live, config.faults.heartbeat_timeout, now) or _hanging(live, limit, now, settled=settled)
 
 
 def _first_gone(ranks: Mapping[int, RankState], gone: Sequence[RankState]) -> str:
@@ -54,13 +57,13 @@ def _silent(live: Sequence[RankState], limit: float, now: float) -> str | None:
     return None
 
 
-def _hanging(live: Sequence[RankState], limit: float, now: float, *, complete: bool) -> str | None:
+def _hanging(live: Sequence[RankState], limit: float, now: float, *, settled: bool) -> str | None:
     """Return which rank hangs: one that says that it works, or the first if all have waited for each other so long.
 
-    `complete`: all ranks have reported; else they wait for those that have not. A rank that worked until a moment ago
-    may wait now, while the others' last reports are from the time when they waited for it.
+    `settled`: all ranks have reported, and none has ended lately; else they wait, or waited, for that one. A rank that
+    worked until a moment ago may wait now, while the others' last reports are from the time when they waited for it.
     """
-    deadlock = complete and all(state.excuse == WAITS and now - state.moved_at > limit for state in live)
+    deadlock = settled and all(state.excuse == WAITS and now - state.moved_at > limit for state in live)
     for state in live:
         if now - state.moved_at > limit and (state.excuse is None or deadlock):
             return f"rank {state.rank} on {state.node} hangs in '{state.phase}' for {limit:.0f} s (faults.hang_timeout)"

@@ -10,7 +10,8 @@ Shapes: T tokens, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 import torch.utils._device
 from megatron.core import parallel_state
 from megatron.core.distributed import param_and_grad_buffer
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.tensor_parallel import layers, mappings, random
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.transformer.moe.router import TopKRouter
@@ -113,6 +115,30 @@ def default_store() -> dist.Store:
     the store of a group that was made from MASTER_ADDR and MASTER_PORT.
     """
     return dist.distributed_c10d._get_default_store()
+
+
+@contextlib.contextmanager
+def known_shapes(from_previous: Iterable[list[int]], from_next: Iterable[list[int]]) -> Iterator[None]:
+    """Give the stages of a pipeline the shapes of what they receive in this block, in order, from either neighbour.
+
+    Relies on ``P2PCommunicator._communicate_shapes(tensor_send_next, tensor_send_prev, recv_prev, recv_next)`` being
+    asked once before every exchange, and returning the shapes of what comes from the previous and the next stage (0.16
+    to 0.19). It would send each shape ahead of its tensor and wait for it on the host. On an upgrade check this, and
+    that the schedules receive micro-batches in the order of ``get_schedule_table``.
+    """
+    previous, following, nothing = iter(from_previous), iter(from_next), [0, 0, 0]
+
+    def known(
+        self: Any, send_next: Any, send_prev: Any, recv_prev: bool, recv_next: bool
+    ) -> tuple[list[int], list[int]]:
+        return next(previous) if recv_prev else nothing, next(following) if recv_next else nothing
+
+    asked = P2PCommunicator._communicate_shapes
+    P2PCommunicator._communicate_shapes = known
+    try:
+        yield
+    finally:
+        P2PCommunicator._communicate_shapes = asked
 
 
 def wrap_group_maker(wrapper: Wrapper) -> None:

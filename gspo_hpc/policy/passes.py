@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.schedules import get_schedule_table
 from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
     reduce_from_tensor_model_parallel_region,
@@ -26,6 +27,7 @@ from gspo_hpc.models.architecture import SUPPORTED
 from gspo_hpc.ops.attention import seen_keys
 from gspo_hpc.ops.batch import PackedBatch, part
 from gspo_hpc.ops.logprobs import token_logprobs
+from gspo_hpc.policy import compat
 from gspo_hpc.policy.model import PackedGPTModel
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import any_rank
@@ -101,15 +103,16 @@ class Pass:
         factor = flops.FORWARD if forward_only else flops.FORWARD_AND_BACKWARD
         self._monitor.count(self._name, batches, _forward_flops(policy, batches) * factor)
         policy.routing.begin(training=not forward_only, recording=record_experts)
-        results: list[Any] = get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=[iter(batches) for _ in policy.chunks] if len(policy.chunks) > 1 else iter(batches),
-            model=policy.wrapped,
-            num_microbatches=len(batches),
-            seq_length=int(self.own_part(batches[0]).tokens.numel()),
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
+        with compat.known_shapes(*self._received_shapes(batches)):
+            results: list[Any] = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=[iter(batches) for _ in policy.chunks] if len(policy.chunks) > 1 else iter(batches),
+                model=policy.wrapped,
+                num_microbatches=len(batches),
+                seq_length=int(self.own_part(batches[0]).tokens.numel()),
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
         if any_rank(self.abandoned, policy.ranks.device):
             raise Abandoned
         return results
@@ -134,6 +137,27 @@ class Pass:
         """Return the part of a micro-batch that this rank computes."""
         policy = self._policy
         return part(batch, *policy.sample_share, policy.token_share[1] * (_FP8_TILE if policy.config.model.fp8 else 1))
+
+    def _received_shapes(self, batches: Sequence[PackedBatch]) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the shapes of what this stage receives from the previous stage, and of gradients from the next one.
+
+        All stages hold the same micro-batches, so nobody has to send a shape. Micro-batches come in the order in which
+        the stage before sends them. In a virtual pipeline the last stage sends back to the first what is not yet at its
+        end, and the first sends the gradients of that to the last.
+        """
+        policy = self._policy
+        ranks, chunks = policy.ranks, len(policy.chunks)
+        if ranks.pp_size == 1:
+            return [], []
+        shapes = [_stage_shape(policy.chunks[0], self.own_part(batch)) for batch in batches]
+        if chunks == 1:
+            every, around = shapes, []
+        else:
+            group = policy.chunks[0].config.microbatch_group_size_per_vp_stage or ranks.pp_size
+            table = get_schedule_table(len(batches), chunks, group)
+            every = [shapes[batch] for batch, _ in table]
+            around = [shapes[batch] for batch, chunk in table if chunk < chunks - 1]
+        return around if ranks.pp_rank == 0 else every, around if ranks.is_last_stage else every
 
     def _abandons(self) -> bool:
         """Return True if this pass is left.
@@ -213,10 +237,15 @@ def _zeros_like_stage(policy: Policy, batch: PackedBatch, chunk: PackedGPTModel)
     received = chunk.decoder.input_tensor
     if received is not None:
         return received * 0.0
+    shape = _stage_shape(chunk, batch)
+    return torch.zeros(shape, dtype=chunk.config.params_dtype, device=batch.tokens.device, requires_grad=True)
+
+
+def _stage_shape(chunk: PackedGPTModel, batch: PackedBatch) -> list[int]:
+    """Return the shape [T, 1, H] of what a stage sends on of this rank's part of a micro-batch."""
     settings = chunk.config
-    length = batch.tokens.numel() // (policy.ranks.tp_size if settings.sequence_parallel else 1)
-    shape = (length, 1, settings.hidden_size)
-    return torch.zeros(shape, dtype=settings.params_dtype, device=batch.tokens.device, requires_grad=True)
+    length = batch.tokens.numel() // (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)
+    return [length, 1, settings.hidden_size]
 
 
 def _forward_flops(policy: Policy, batches: Sequence[PackedBatch]) -> int:

@@ -190,13 +190,17 @@ def _rendezvous(control: Meeting | None, timeout: datetime.timedelta) -> dict[st
     keys begin with a random text that ranks learn from `control`: a process of another job that finds the port, because
     it was its own before, meets none of ours. This keeps nobody out who asks the store for its keys.
     """
-    if control is None:
+    if control is None and not os.environ.get("MASTER_ADDR", "").startswith("127."):
         return {}
     world_size, listener = int(os.environ["WORLD_SIZE"]), None
-    if control.rank == 0:
-        with socket.create_server((control.host, 0), backlog=min(world_size, 4096)) as free:
-            host, port, listener = control.host, free.getsockname()[1], free.detach()
-        secret = secrets.token_hex(16)
+    if control is None:  # torch's own store would listen on every address of this machine
+        rank, secret = int(os.environ["RANK"]), ""
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if rank == 0:
+            port, listener = _listen(host, port, world_size)
+    elif (rank := control.rank) == 0:
+        host, secret = control.host, secrets.token_hex(16)
+        port, listener = _listen(host, 0, world_size)
         control.publish_store(port, secret)
     else:
         host, port, secret = control.wait_for_store(timeout.total_seconds())
@@ -204,7 +208,13 @@ def _rendezvous(control: Meeting | None, timeout: datetime.timedelta) -> dict[st
     store = dist.TCPStore(
         host, port, world_size, listener is not None, timeout, wait_for_workers=False, master_listen_fd=listener
     )
-    return {"store": dist.PrefixStore(secret, store), "rank": control.rank, "world_size": world_size}
+    return {"store": dist.PrefixStore(secret, store), "rank": rank, "world_size": world_size}
+
+
+def _listen(host: str, port: int, world_size: int) -> tuple[int, int]:
+    """Listen on one address only; return the port, which the kernel chooses for 0, and the socket's descriptor."""
+    with socket.create_server((host, port), backlog=min(world_size, 4096)) as listener:
+        return listener.getsockname()[1], listener.detach()
 
 
 def use_groups(ranks: Ranks) -> None:

@@ -1,28 +1,36 @@
-"""The store of a node: a file in a folder that only this user can open, kept filled from the store of the job.
+"""The store of a node: notices that one thread copies from the store of the job, and counts of the ranks of the node.
 
-One thread on the node's first rank, the relay, copies new notices into it. The other ranks of the node depend on that
-thread, so it shows them that it lives: with every look at the store of the job it changes the time of a file, and an
-error that ends it is written into this file. Readers look at the file's state, which asks no store anything.
+The node's first rank makes two files in memory that have no name (memfd), and the others open them through /proc. So
+they need no room in /dev/shm, nobody can remove them, and they end with the last process that has them open. Both are
+only appended to. A process that is killed in the middle of a write leaves a part of a record at most, and readers take
+no record before its end is there, so they never wait for one. Nobody locks anything.
+
+One thread on the node's first rank, the relay, copies new notices. The other ranks of the node depend on that thread,
+so it shows them that it lives: with every look at the store of the job it changes the time of the file of notices, and
+it writes the error that ends it there.
 """
 
 from __future__ import annotations
 
-import errno
+import hashlib
+import json
 import os
-import shutil
+import secrets
 import sys
 import threading
 import time
-from datetime import timedelta
-from pathlib import Path
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 
-from gspo_hpc.system import environment, leftovers
+from gspo_hpc.system import environment
+from gspo_hpc.system.files import write_all
 
-COUNT = "notices"  # key of their number; each is at this key, "/" and its number
-_STORE, _BEAT = "store", "beat"  # files
-_GONE = timedelta(seconds=5)  # for which torch waits for the file to appear, once the first rank has removed it
+COUNT = "notices"  # key of their number in the store of the job; each is at this key, "/" and its number
+_CHUNK = 65536  # bytes of one read
+_RECORD = 16  # bytes of a count; no page has a part of one, and the kernel writes a page as a whole or not at all
 _JOIN = 0.5  # seconds to wait for the relay to end
 _LONGEST_GAP = 1.0  # seconds between two looks of a rank that count as silence: it may have been stopped meanwhile
 
@@ -34,44 +42,86 @@ class NoticesLost(RuntimeError):
 class NodeStore:
     """One rank's view of its node's store."""
 
-    def __init__(self, job: dist.Store, local_rank: int, interval: float, patience: float) -> None:
+    def __init__(
+        self, job: dist.Store, local_rank: int, ranks_per_node: int, interval: float, patience: float = 30.0
+    ) -> None:
         """Open the store; the node's first rank makes it, and looks at `job` every `interval` seconds.
 
-        `patience`: seconds without a look after which :meth:`check` raises.
+        `patience`: seconds without a look after which :meth:`read` raises.
         """
-        self._node, self._patience = environment.node_name(), patience
+        self._node, self._ranks, self._patience = environment.node_name(), ranks_per_node, patience
         key = f"node_store/{self._node}"
         self._relay: _Relay | None = None
         if local_rank:
-            self._folder = Path(job.get(key).decode())
-            if not self._folder.is_dir():
-                raise RuntimeError(
-                    f"rank {local_rank} of node {self._node} does not see {self._folder}, which the node's first rank "
-                    "made: ranks of a node must share /dev/shm; in a container, bind it"
-                )
+            self._notices, self._arrivals = _open(json.loads(job.get(key)), local_rank, self._node)
         else:
             if job.add(f"{key}/made", 1) != 1:
                 raise RuntimeError(f"two nodes of this job are called {self._node}: give each a name of its own")
-            self._folder = leftovers.shared_folder(os.environ.get(environment.MARK, ""))
-            (self._folder / _BEAT).touch()
-        self.store: dist.Store = dist.FileStore(str(self._folder / _STORE), -1)
-        self.store.set_timeout(_GONE)
+            made = [os.memfd_create(f"gspo_hpc-{name}") for name in ("notices", "arrivals")]
+            address = {"pid": os.getpid(), "files": made, "token": secrets.token_hex(8)}
+            for file in made:
+                os.fchmod(file, 0o600)
+            write_all(made[0], _line(_header(address)))
+            self._notices, self._arrivals = _open(address, local_rank, self._node)
+            self._relay = _Relay(job, made, interval)
+            job.set(key, json.dumps(address))
+        self._place, self._torn = 0, b""  # how far this rank has read the notices, and the part of a line at the end
+        self._error = ""  # why nothing more will come
+        self._counted, self._counts = 0, Counter[bytes]()  # the same of the arrivals, which have no torn records
         self._beat, self._silent, self._looked = -1, 0.0, time.monotonic()
-        if not local_rank:
-            self._relay = _Relay(job, self.store, self._folder / _BEAT, interval)
-            job.set(key, str(self._folder))
 
-    def check(self) -> None:
-        """Raise NoticesLost if the relay has ended with an error, or has not looked for too long."""
+    def read(self) -> list[str]:
+        """Return the notices that have come since the last call.
+
+        Raises NoticesLost if the relay has ended, or has not looked at the store of the job for too long.
+        """
+        found = []
+        while piece := os.pread(self._notices, _CHUNK, self._place):
+            self._place += len(piece)
+            *lines, self._torn = (self._torn + piece).split(b"\n")
+            for line in lines:
+                record = json.loads(line)
+                self._error = self._error or record.get("error", "")
+                if "notice" in record:
+                    found.append(record["notice"])
+        self._check()
+        return found
+
+    def count(self, name: str) -> int:
+        """Count this rank, once for each name, and return how many ranks of this node have counted, itself included."""
+        mine = hashlib.blake2b(name.encode(), digest_size=_RECORD).digest()
+        os.write(self._arrivals, mine)
+        end, found = os.lseek(self._arrivals, 0, os.SEEK_CUR), 0
+        while not found:
+            one = os.pread(self._arrivals, _RECORD, self._counted)
+            self._counted += _RECORD
+            self._counts[one] += 1
+            if self._counted == end:
+                found = self._counts[mine]
+            if self._counts[one] == self._ranks:  # nobody will count it again
+                del self._counts[one]
+        return found
+
+    def close(self) -> None:
+        """Stop copying, and close the store for all ranks of the node, on its first rank. Calling it again is fine."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        for file in (self._notices, self._arrivals):
+            if file >= 0:
+                os.close(file)
+        self._notices = self._arrivals = -1
+
+    def _check(self) -> None:
         now = time.monotonic()
         gap, self._looked = min(now - self._looked, _LONGEST_GAP), now
-        try:
-            state = os.stat(self._folder / _BEAT)
-            error = (self._folder / _BEAT).read_text("utf-8") if state.st_size else None
-        except FileNotFoundError:
-            error = "the node's first rank has closed its store, or its folder was removed or is full"
-        if error is not None:
-            raise NoticesLost(f"node {self._node} cannot read notices from the store of the job any more: {error}")
+        state = os.fstat(self._notices)
+        if state.st_size < self._place:
+            self._error = "there is no memory for more of them"
+        if self._error:
+            raise NoticesLost(
+                f"node {self._node} cannot read notices from the store of the job any more: {self._error}"
+            )
         if state.st_mtime_ns != self._beat:
             self._beat, self._silent = state.st_mtime_ns, 0.0
             return
@@ -82,45 +132,83 @@ class NodeStore:
                 f"it hangs, or the store (on rank 0) does not answer"
             )
 
-    def close(self) -> None:
-        """Stop copying and remove the store, on the node's first rank. Calling it again does nothing."""
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
-            shutil.rmtree(self._folder, ignore_errors=True)
-
 
 class _Relay:
-    """A thread that copies new notices from one store to another."""
+    """A thread that copies new notices from the store of the job into the first of a node's files, which it owns."""
 
-    def __init__(self, source: dist.Store, target: dist.Store, beat: Path, interval: float) -> None:
-        self._source, self._target, self._beat, self._interval = source, target, beat, interval
-        self._closed = threading.Event()
+    def __init__(self, source: dist.Store, files: list[int], interval: float) -> None:
+        self._source, self._files, self._interval = source, files, interval
+        self._closed, self._writing, self._ended = threading.Event(), threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join(_JOIN)  # no longer: a store that does not answer holds it for ever
+        self._end("the node's first rank has closed its store")
+        if not self._thread.is_alive():
+            for file in self._files:
+                os.close(file)
 
     def _run(self) -> None:
         copied = looks = 0
         try:
             while not self._closed.wait(self._interval):
                 while (text := find(self._source, copied + 1)) is not None:
-                    if os.statvfs(self._beat).f_bavail == 0:  # a torn record would hold every reader for ever
-                        raise OSError(errno.ENOSPC, f"{self._beat.parent} is full")
+                    self._append({"notice": text})
                     copied += 1
-                    self._target.set(f"{COUNT}/{copied}", text)
                 looks += 1
-                os.utime(self._beat, ns=(looks, looks))
+                os.utime(self._files[0], ns=(looks, looks))
         except Exception as error:  # whatever it is, all ranks of the node wait for what this thread copies
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            self._end(text)
             print(f"notices of this node are lost: {text}", file=sys.stderr, flush=True)
+
+    def _append(self, record: Mapping[str, str]) -> None:
+        with self._writing:
+            whole = os.fstat(self._files[0]).st_size
             try:
-                self._beat.write_text(text, "utf-8")
-            except OSError:  # no room is left for it
-                self._beat.unlink()
+                if not self._ended:
+                    write_all(self._files[0], _line(record))
+            except OSError:
+                os.ftruncate(self._files[0], whole)
+                os.lseek(self._files[0], whole, os.SEEK_SET)
+                raise
+
+    def _end(self, error: str) -> None:
+        """Write why nothing more will come, unless that was done."""
+        try:
+            self._append({"error": error})
+        except OSError:  # nothing can be appended
+            os.ftruncate(self._files[0], 0)
+        self._ended = True
+
+
+def _open(address: Mapping[str, Any], local_rank: int, node: str) -> tuple[int, int]:
+    """Open the files of a node's first rank: descriptors to read the notices, and to read and append counts."""
+    pid, opened = address["pid"], []
+    try:
+        for file, flags in zip(address["files"], (os.O_RDONLY, os.O_RDWR | os.O_APPEND), strict=True):
+            opened.append(os.open(f"/proc/{pid}/fd/{file}", flags | os.O_CLOEXEC))
+        problem = "" if os.pread(opened[0], _CHUNK, 0).startswith(_line(_header(address))) else "it is another process"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        for file in opened:
+            os.close(file)
+        raise RuntimeError(
+            f"rank {local_rank} of node {node} cannot open the files of the node's first rank, process {pid} "
+            f"({problem}): ranks of a node must see each other in /proc; in containers, share the PID namespace"
+        )
+    return opened[0], opened[1]
+
+
+def _header(address: Mapping[str, Any]) -> dict[str, str]:
+    return {"token": address["token"]}
+
+
+def _line(record: Mapping[str, str]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
 def find(store: dist.Store, number: int) -> str | None:

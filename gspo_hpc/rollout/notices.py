@@ -9,7 +9,7 @@ look reads only what is new, however many notices there have been.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -51,8 +51,7 @@ class Notices:
         self._node: NodeStore | None = None
         if self._place.nodes > 1:
             slowest = max(interval, self._place.nodes / _LOOKS_PER_SECOND)
-            self._node = NodeStore(store, self._place.local_rank, slowest, patience)
-        self._near = store if self._node is None else self._node.store
+            self._node = NodeStore(store, self._place.local_rank, self._place.ranks_per_node, slowest, patience)
         self._count = 0
         self._texts: dict[str, list[str]] = {}  # by kind
         self._next_look = 0.0
@@ -68,13 +67,18 @@ class Notices:
         """Return how many notices this rank has read; `at_once`: look even if it has looked a moment ago."""
         if at_once or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._interval
-            if self._node is not None:
-                self._node.check()
-            while (found := find(self._near, self._count + 1)) is not None:
-                kind, _, text = found.partition("\n")
+            for notice in self._unread():
+                kind, _, text = notice.partition("\n")
                 self._texts.setdefault(kind, []).append(text)
                 self._count += 1
         return self._count
+
+    def _unread(self) -> Iterator[str]:
+        if self._node is not None:
+            yield from self._node.read()
+            return
+        while (found := find(self._store, self._count + 1)) is not None:
+            yield found
 
     def has(self, kind: str) -> bool:
         """Return True once this rank has read a notice of this kind."""
@@ -104,9 +108,9 @@ class Notices:
     def arrive(self, name: str) -> bool:
         """Count this rank, and return True on the last of all ranks: ranks count on their node, then nodes."""
         place = self._place
-        if place.nodes == 1:
+        if self._node is None:
             return self._store.add(name, 1) == place.ranks_per_node
-        return self._near.add(name, 1) == place.ranks_per_node and self._store.add(name, 1) == place.nodes
+        return self._node.count(name) == place.ranks_per_node and self._store.add(name, 1) == place.nodes
 
     def close(self) -> None:
         """Stop copying notices. Calling it again does nothing."""

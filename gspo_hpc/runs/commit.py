@@ -27,7 +27,7 @@ from gspo_hpc.system.files import (
     write_atomically,
     write_json,
 )
-from gspo_hpc.system.progress import mark
+from gspo_hpc.system.progress import following, mark
 
 MANIFEST, COMMITTED = "MANIFEST.json", "COMMITTED"
 _STAGING, _OLD, _DAMAGED = ".tmp-", ".old-", "damaged-"
@@ -67,7 +67,7 @@ def commit(
         assert files and not any(path.is_symlink() for path in files), f"{staging}: nothing, or a link, to commit"
         names, known = [str(path.relative_to(staging)) for path in files], known or {}
         assert known.keys() <= set(names), f"{sorted(known.keys() - set(names))} were written, and are not there"
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with following(), ThreadPoolExecutor(_THREADS) as pool:
             entries = dict(zip(names, pool.map(_seal, files, map(known.get, names)), strict=True))
         for folder in folders:
             folder.chmod(0o700)
@@ -115,7 +115,7 @@ def verify(path: Path, part: int = 0, parts: int = 1) -> list[str]:
         return None if _hash_in_steps(file) == entry["sha256"] else f"{name} was changed: its SHA-256 is another"
 
     mine = sorted(files, key=lambda name: (-files[name]["size"], name))[part::parts]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with following(), ThreadPoolExecutor(_THREADS) as pool:
         return [problem for problem in pool.map(check, sorted(mine)) if problem is not None]
 
 
@@ -196,6 +196,7 @@ def _seal(path: Path, known: Entry | None) -> Entry:
             raise OSError(f"{path} has {size} bytes, {known['size']} were written; does another process write there?")
         entry = known or {"size": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
         os.fsync(file.fileno())
+        mark()
         return entry
 
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gspo_hpc.system.files import Entry, open_private
+from gspo_hpc.system.progress import mark
 
 BLOCK = 4096  # bytes: O_DIRECT wants offsets and sizes that are multiples of it, on all common disks
 BUFFER = 8 << 20  # bytes
@@ -78,6 +79,7 @@ class Writer:
 
     def _flush(self, size: int) -> None:
         """Hash and write the first `size` bytes of the buffer, and move the rest to its start."""
+        mark()
         rest = memoryview(self._buffer)[:size]
         self._hash.update(rest)
         while rest:

@@ -44,15 +44,6 @@ def temporary_folder(mark: str) -> Iterator[None]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def shared_folder(mark: str) -> Path:
-    """Make a folder that this user's processes on this node share and nobody else can open, in memory if it can be.
-
-    Whoever makes it removes it.
-    """
-    usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-    return Path(tempfile.mkdtemp(prefix=f"{_tag(mark)}-", dir=_SHARED_MEMORY if usable else None))
-
-
 def sweep(run_id: str, attempts: Iterable[int]) -> None:
     """Remove what the processes of these attempts, which must be over, left on this node."""
     tags = {_tag(f"{run_id}:{attempt}") for attempt in attempts}

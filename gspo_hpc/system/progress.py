@@ -3,11 +3,15 @@
 A rank that hangs in a collective still sends its heartbeat from another thread, but its count stands still. So a
 watcher (control.py) tells a rank that hangs from one that works. While a run starts, one rank may work for a long time
 and others wait for it: those that wait say so, and the watcher looks at the one that they wait for.
+
+Other threads work beside the main thread, as the one that writes a checkpoint. What they do says nothing about the main
+thread, and is not counted, except while the main thread waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 STARTED = "started"  # the phase of a process that has not joined the others
@@ -16,28 +20,49 @@ WAITS, LIMITED = "waits", "limited"  # why a count that stands still is no sign 
 _marks = 0
 _phase = STARTED
 _excuse: str | None = None
+_excuses_beside: dict[int, str] = {}  # of other threads, by their identifiers
+_follows = False  # the main thread waits for other threads
 
 
 def mark(phase: str | None = None) -> None:
-    """Record that the main thread moved on, in `phase`; by default in the one that it was in.
+    """Record that this thread moved on, the main thread in `phase`; by default in the one that it was in.
 
     Call it at least once in every piece of work that may take long.
     """
     global _marks, _phase
+    if _beside():
+        _marks += _follows
+        return
     _marks += 1
     _phase = phase or _phase
 
 
 @contextlib.contextmanager
+def following() -> Iterator[None]:
+    """Say that the main thread waits in this block for other threads of this process: it moves on while they do."""
+    global _follows
+    if _beside():
+        yield
+        return
+    _follows = True
+    try:
+        yield
+    finally:
+        if _excuses_beside:
+            mark()  # before the excuse of another thread no longer counts
+        _follows = False
+
+
+@contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Say that the main thread waits in this block for other ranks, however long these take."""
+    """Say that this thread waits in this block for other ranks, however long these take."""
     with _excused(WAITS):
         yield
 
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Say that what the main thread does in this block ends in any case, by a time limit of its own."""
+    """Say that what this thread does in this block ends in any case, by a time limit of its own."""
     with _excused(LIMITED):
         yield
 
@@ -45,6 +70,14 @@ def limited() -> Iterator[None]:
 @contextlib.contextmanager
 def _excused(why: str) -> Iterator[None]:
     global _excuse
+    if _beside():
+        _excuses_beside[threading.get_ident()] = why
+        try:
+            yield
+        finally:
+            mark()  # first, as below
+            _excuses_beside.pop(threading.get_ident(), None)
+        return
     before, _excuse = _excuse, why
     try:
         yield
@@ -53,7 +86,14 @@ def _excused(why: str) -> Iterator[None]:
         _excuse = before
 
 
+def _beside() -> bool:
+    """Return True in every thread but the main one."""
+    return threading.get_ident() != threading.main_thread().ident
+
+
 def marks() -> tuple[int, str, str | None]:
     """Return the count of :func:`mark`, its last phase, and why the main thread may stand still now, if it may."""
     excuse = _excuse  # first, for the same reason
+    if excuse is None and _follows:
+        excuse = next(iter(tuple(_excuses_beside.values())), None)
     return _marks, _phase, excuse

@@ -272,7 +272,7 @@ def _environment() -> None:
     }
     meeting = os.environ.get(environment.CONTROL) or os.environ.get("MASTER_ADDR") or ""
     if meeting.startswith("127."):
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        defaults |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # nobody else is to reach this run
     for key, value in defaults.items():
         if value:
             os.environ.setdefault(key, value)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from gspo_hpc.algorithms import objective as algorithms
 from gspo_hpc.checkpoint import hugging_face, sharded, shared_optimizer
@@ -38,7 +39,7 @@ from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models import architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_parts import Part, Scratch
-from gspo_hpc.policy import passes, schedule
+from gspo_hpc.policy import compat, passes, schedule
 from gspo_hpc.policy import weight_stream as weights
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
@@ -263,6 +264,37 @@ def steps(
     arrays["skipped"] = np.array([r.skipped for r in results])
     arrays |= {name: np.array([r.experts[name] for r in results]) for name in results[0].experts}
     return arrays
+
+
+def exchanged(model: str, world: int, known: bool, **sections: Any) -> Arrays:
+    """What `steps` returns, with the number of shapes sent ahead and of exchanges, seconds of the former and of all.
+
+    `known`: stages know the shapes; else they ask each other, as Megatron does by itself.
+    """
+    shapes, communicate = P2PCommunicator._communicate_shapes, P2PCommunicator._communicate
+    counts, seconds = [0, 0], 0.0
+
+    def ask(self: Any, *arguments: Any) -> Any:
+        nonlocal seconds
+        counts[0] += 1
+        began = time.perf_counter()
+        found = shapes(self, *arguments)
+        seconds += time.perf_counter() - began
+        return found
+
+    def count(self: Any, **arguments: Any) -> Any:
+        counts[1] += 1
+        return communicate(self, **arguments)
+
+    own = compat.known_shapes if known else lambda previous, following: contextlib.nullcontext()
+    began = time.perf_counter()
+    with (
+        mock.patch.object(P2PCommunicator, "_communicate_shapes", ask),
+        mock.patch.object(P2PCommunicator, "_communicate", count),
+        mock.patch.object(compat, "known_shapes", own),
+    ):
+        arrays = steps(model, world, **sections)
+    return arrays | {"counts": np.array(counts), "time": np.array([seconds, time.perf_counter() - began])}
 
 
 def scheduled(model: str, world: int, **sections: Any) -> Arrays:
@@ -821,6 +853,7 @@ def main() -> None:
             logprobs,
             routed,
             steps,
+            exchanged,
             scheduled,
             roundtrip,
             saved,

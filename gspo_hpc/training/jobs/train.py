@@ -307,7 +307,8 @@ def cut_metrics(run: RunDir, checkpoint: Path | None, ranks: Ranks) -> int:
 def new_staging(run: RunDir, ranks: Ranks, step: int) -> Path:
     """Return a new folder for the checkpoint of a step, the same on every rank. Collective."""
     path = str(commit.begin(run.checkpoints, step)) if ranks.rank == 0 else ""
-    return Path(broadcast_bytes(path.encode(), ranks.device).decode())
+    with waiting():  # for rank 0, whose save before may not be on the disk yet
+        return Path(broadcast_bytes(path.encode(), ranks.device).decode())
 
 
 def _layout_text(sizes: dict[str, int]) -> str:

@@ -27,6 +27,12 @@ COMPAT = {
     ),
     f"{_MOE}/moe_utils.py: te_general_gemm": (),
     f"{_CORE}/models/gpt/moe_module_specs.py: get_moe_module_spec": ("use_te", "num_experts", "moe_grouped_gemm"),
+    f"{_CORE}/pipeline_parallel/p2p_communication.py: P2PCommunicator._communicate_shapes": (
+        *("self", "tensor_send_next", "tensor_send_prev", "recv_prev", "recv_next"),
+    ),
+    f"{_CORE}/pipeline_parallel/schedules.py: get_schedule_table": (
+        *("num_microbatches", "num_model_chunks", "microbatch_group_size_per_vp_stage"),
+    ),
     f"{_CORE}/parallel_state.py: create_group": ("ranks", "timeout", "backend", "pg_options"),
     f"{_CORE}/parallel_state.py: _global_process_group_list": (),
     f"{_CORE}/tensor_parallel/random.py: _get_cuda_rng_state": ("device",),

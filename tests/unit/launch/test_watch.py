@@ -101,6 +101,14 @@ def test_a_step_that_does_not_end_after_an_error_is_ended_with_that_error() -> N
     assert problem(late, failed, now=101.0 + watch.LINGER) == "rank 1 on n2: RuntimeError: the planted one"
 
 
+def test_who_waited_for_a_rank_that_has_just_ended_is_in_no_deadlock() -> None:
+    """Its next heartbeat says that it moves on again."""
+    waits = rank(0, at=0.0, phase="save", excuse=progress.WAITS)
+    done = rank(1, at=20 * MINUTES, outcome="done")
+    assert problem(waits, done, now=20 * MINUTES + 0.5) is None
+    assert "rank 0 on" in str(problem(waits, done, now=36 * MINUTES)), "nobody is left to wait for"
+
+
 def test_a_rank_that_is_lost_with_its_node_is_told_as_before() -> None:
     lost = rank(1, at=100.0)
     lost.lost, lost.ended_at = True, 100.0

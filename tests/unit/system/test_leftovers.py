@@ -82,16 +82,3 @@ def test_an_orderly_end_leaves_nothing(run_id: str, tmp_path: Path) -> None:
             return
         time.sleep(0.02)
     raise AssertionError(left(f"{run_id}:1"))
-
-
-def test_a_shared_folder_is_private_and_swept() -> None:
-    """A rank that is killed removes nothing."""
-    folder = leftovers.shared_folder("shared:1")
-    try:
-        (folder / "store").write_text("notices")
-        assert folder.stat().st_mode & 0o077 == 0 and left("shared:1") == [folder]
-        leftovers.sweep("shared", [2])
-        assert folder.exists()
-    finally:
-        leftovers.sweep("shared", [1])
-    assert left("shared:1") == []
