@@ -32,7 +32,7 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_map import WeightMapping, stage_table, to_hf, to_shard
 from gspo_hpc.policy.model import PackedGPTModel, build
-from gspo_hpc.system import heap
+from gspo_hpc.system import malloc
 from gspo_hpc.system.files import Entry
 
 
@@ -46,7 +46,7 @@ def to_hugging_face(shards: Path, arch: Architecture, config: Config, out: Path)
     table = stage_table(arch, 0, arch.num_layers, True, True)
     shapes = [pair for entry in table for pair in zip(entry.hf, entry.shapes, strict=True)]
     tensors = _loaded(shards, model, table, arch)
-    with heap.freed_memory_goes_back():
+    with malloc.freed_memory_goes_back():
         hf_folder.write(out, str(config.model.path), shapes, model.config.params_dtype, tensors)
 
 
@@ -77,7 +77,7 @@ def from_hugging_face(arch: Architecture, config: Config, shards: Path) -> dict[
     written: dict[str, Entry] = {}
     group = dist.new_group(backend="gloo")
     state = {"model": {"0": model.sharded_state_dict()}}
-    with heap.freed_memory_goes_back():
+    with malloc.freed_memory_goes_back():
         compat.prepare(state, shards, group, written, planner=compat.FillingPlanner(fill))()
     return written
 

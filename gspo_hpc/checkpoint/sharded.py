@@ -25,7 +25,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_hpc.checkpoint import compat, optimizer_state
-from gspo_hpc.ops.host_memory import HostCopy, HostMemory
+from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
 from gspo_hpc.system.files import Entry, plain_disk_full, read_json
@@ -43,7 +43,6 @@ class Copies:
         self._tensors: dict[tuple[str, tuple[int, ...], str], torch.Tensor] = {}
         self._host = HostMemory()
         self._locked = False
-        self._copy = HostCopy(())
         self._placed: set[int] = set()  # where memory begins that was given out, and holds a copy already
 
     def on(self, device: torch.device) -> None:
@@ -57,11 +56,14 @@ class Copies:
         self._placed.add(found.untyped_storage().data_ptr())
         return found
 
-    def take(self, state: dict[str, list[ShardedBase]]) -> None:
-        """Replace the data in `state`, Megatron's sharded state by key, by copies, which :meth:`finish` completes."""
-        if not self._background:
-            return
+    def take(self, state: dict[str, list[ShardedBase]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Replace the data in `state`, Megatron's sharded state by key, by memory for copies of it.
+
+        Returns pairs (copy, source) of tensors that are still to be copied. All other data is copied.
+        """
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if not self._background:
+            return pairs
         for key, parts in state.items():
             for part in parts:
                 if isinstance(part, ShardedTensor) and part.data.untyped_storage().data_ptr() in self._placed:
@@ -72,11 +74,7 @@ class Copies:
                     part.data = pairs[-1][0]
                 else:
                     part.data = copy.deepcopy(part.data)
-        self._copy = HostCopy(pairs)
-
-    def finish(self) -> None:
-        """Return when nothing of what was taken is needed any more. Any thread may call this, and shares the work."""
-        self._copy.finish()
+        return pairs
 
     def _memory(self, name: tuple[str, tuple[int, ...], str], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         found = self._tensors.get(name)
@@ -103,6 +101,10 @@ def prepare(
     rank 0, all ranks have written. `check` verifies that all ranks together hold every piece of every parameter exactly
     once, which costs a gather and need not be done twice. Both raise OSError where the disk fails.
     """
+
+    def copy_state(state: dict[str, list[ShardedBase]]) -> None:
+        policy.copy_state(copies.take(state))
+
     policy.restore()
     policy.settle()
     shards = staging / "megatron"
@@ -112,12 +114,12 @@ def prepare(
     barrier(policy.ranks.device)
     with plain_disk_full(staging):
         copies.on(policy.ranks.device)
-        write_shards = compat.prepare(_state(policy, copies), shards, group, written, copy=copies.take, check=check)
-        policy.finish_copy = copies.finish
+        write_shards = compat.prepare(_state(policy, copies), shards, group, written, copy=copy_state, check=check)
+        state_copy = policy.state_copy
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
 
     def write() -> dict[str, Entry]:
-        copies.finish()
+        state_copy.finish()
         with plain_disk_full(staging):
             try:
                 write_shards()

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.system.environment import ENGINE_OWNER
-from gspo_hpc.system.heap import uncollected
+from gspo_hpc.system.malloc import uncollected
 from gspo_hpc.system.processes import die_with_parent
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gspo_hpc.engine import compat
 from gspo_hpc.engine.experts.loader import ExpertLoader
 from gspo_hpc.engine.transfer import BACKEND
 from gspo_hpc.engine.weight_buffers import map_buffer, view
-from gspo_hpc.system import heap, leftovers
+from gspo_hpc.system import leftovers, malloc
 from gspo_hpc.system.environment import ENGINE_OWNER, MARK
 from gspo_hpc.system.processes import die_with_parent
 
@@ -96,7 +96,7 @@ class WeightReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         addresses = update_info.memory
         memory = self._map(addresses[compat.worker_rank() if len(addresses) > 1 else 0])
         if self._experts is None:
-            heap.keep_freed_memory()  # of one layer, for the next
+            malloc.keep_freed_memory()  # of one layer, for the next
             self._experts = ExpertLoader(self.model)
         tensors: list[tuple[str, torch.Tensor]] = []
         for part in update_info.parts:
@@ -114,7 +114,7 @@ class WeightReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         if update_info.last:  # older versions of vLLM do not say when an update is finished
             self._experts.finish()
             self._experts = None
-            heap.return_freed_memory()
+            malloc.return_freed_memory()
             if memory.is_cuda:
                 torch.cuda.empty_cache()  # of layers that were loaded beside the engine's own
         if update_info.unmap and memory.is_cuda:

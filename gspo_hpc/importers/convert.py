@@ -85,9 +85,10 @@ def convert(
     for item in _launched(found, draft, gpus):
         (left if item.why else carried).append(item)
     if strange:
-        count = f"{len(strange)} arguments are" if len(strange) > 1 else f"{strange[0].given} is"
+        named = f"{len(strange)} arguments are no" if len(strange) > 1 else f"{strange[0].given} is no"
         draft.assumed.append(
-            f"{count} not known as {project}'s, and may change what is trained: see the end of the YAML"
+            f"{named} known argument{'s' * (len(strange) > 1)} of {project}, and may change what is trained: see the "
+            "end of the YAML"
         )
     told = [*carried, *(argument for argument in left if argument.name in draft.doubted)]
     decided = {key for argument in told for key in argument.keys} - {"algorithm.name"}

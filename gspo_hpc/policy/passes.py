@@ -1,7 +1,7 @@
 """One pass over the model: packed micro-batches through Megatron's own schedule, for every pipeline layout.
 
-A :class:`Pass` has the state of one pass, so the policy has none of it. A :class:`PassMonitor` outlives passes: it
-says when to stop, and counts passes and their operations.
+A :class:`Pass` has the state of one pass, and gives what the model's routers have counted and recorded in it. A
+:class:`PassMonitor` outlives passes: it says when to stop, and counts passes and their operations.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gspo_hpc.policy import compat
 from gspo_hpc.policy.model import PackedGPTModel
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import any_rank
+from gspo_hpc.policy.router_replay import Balance
 from gspo_hpc.system.progress import mark
 
 _FP8_TILE = 16  # tokens: products in FP8 need dimensions of whole tiles
@@ -116,6 +117,16 @@ class Pass:
         if any_rank(self.abandoned, policy.ranks.device):
             raise Abandoned
         return results
+
+    def recorded_experts(self, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
+        """Return the experts that the pass recorded; see :meth:`Routing.recorded`. Collective."""
+        policy = self._policy
+        return policy.routing.recorded(batches, policy.token_share, policy.sample_share)
+
+    def balance(self) -> Balance:
+        """Return how the pass spread tokens over experts; see :meth:`Routing.balance`. Collective."""
+        experts = self._policy.arch.experts
+        return Balance({}, {}) if experts is None else self._policy.routing.balance(experts.count)
 
     def run_stage(self, batch: PackedBatch, wrapped: DistributedDataParallel) -> torch.Tensor:
         """Return this stage's hidden states [T, 1, H] (its part of T with sequence parallelism).

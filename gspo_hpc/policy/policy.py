@@ -6,7 +6,7 @@ Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from gspo_hpc.config.derived import overlaps
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Memory, Part
 from gspo_hpc.policy import moe, provider
 from gspo_hpc.policy.model import DTYPES
@@ -31,8 +32,6 @@ from gspo_hpc.policy.process_groups import Ranks
 
 class Policy:
     """This rank's part of the model, with its gradients, optimizer and learning-rate schedule."""
-
-    finish_copy: Callable[[], None] | None = None  # of what a checkpoint in the background is written from
 
     def __init__(self, arch: Architecture, config: Config, ranks: Ranks) -> None:
         self.arch = arch
@@ -59,6 +58,7 @@ class Policy:
         self.weight_offload, self.gradient_offload, self.state_offload = (OffloadBuffer() for _ in range(3))
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.state_copy = HostCopy(())  # the newest, which a checkpoint is written from beside training
 
     @property
     def token_share(self) -> tuple[int, int]:
@@ -90,8 +90,15 @@ class Policy:
 
     def before_change(self) -> None:
         """Finish a copy of the state that is under way. Called before weights or optimizer change or move."""
-        if self.finish_copy is not None:
-            self.finish_copy()
+        self.state_copy.finish()
+
+    def copy_state(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Begin a copy of parts of the state into host memory, (target, source); see :class:`HostCopy`.
+
+        Whoever needs it calls ``state_copy.finish()``, as the policy does before it changes anything.
+        """
+        self.state_copy.finish()
+        self.state_copy = HostCopy(pairs)
 
     def offload(self, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.

@@ -26,7 +26,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gather_unordered
 from gspo_hpc.policy import compat, deterministic_collectives
-from gspo_hpc.system import heap
+from gspo_hpc.system import malloc
 from gspo_hpc.system.progress import mark, waiting
 
 # How long a rank waits for others in a collective. In a job that is watched, faults.heartbeat_timeout and
@@ -100,7 +100,7 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
 
         cpu_platform.install()
         cpu_platform.share_groups = not config.parallel.overlap_grad_reduce
-        heap.keep_freed_memory()
+        malloc.keep_freed_memory()
         device = torch.device("cpu")
     else:
         for name, value in cuda_environment(config).items():

@@ -36,7 +36,6 @@ from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.ops.batch import build as pack
 from gspo_hpc.policy.passes import Pass, PassMonitor, head, sum_over_context
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.router_replay import Balance
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def response_logprobs(
         for result in results:
             if result.numel():
                 dist.broadcast(result, source, group=group)
-    experts = policy.routing.recorded(batches, policy.token_share, policy.sample_share) if record_experts else []
+    experts = this.recorded_experts(batches) if record_experts else []
     return LogprobResult(results[: len(batches)], experts)
 
 
@@ -173,13 +172,8 @@ def train_step(
     sums, maxima = _reduce(policy, parts)
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
-    balance = _balance(policy)
+    balance = this.balance()
     return StepResult(sums, maxima, balance.metrics, grad_norm, skipped, overflowed, rate, expert_tokens=balance.tokens)
-
-
-def _balance(policy: Policy) -> Balance:
-    experts = policy.arch.experts
-    return Balance({}, {}) if experts is None else policy.routing.balance(experts.count)
 
 
 @torch.no_grad()

@@ -65,9 +65,13 @@ def whole_checkpoint(run: RunDir, step: int | None, remark: Callable[[str], None
         return whole
     path = run.checkpoints / f"{step:06d}"
     if problems := commit.verify(path):
-        steps = [path.name for path in commit.list_committed(run.checkpoints)]
-        exist = ", ".join(steps) or "none"
-        raise ValueError(f"checkpoint of step {step}: {problems[0]}; checkpoints of these steps exist: {exist}")
+        steps = ", ".join(str(int(path.name)) for path in commit.list_committed(run.checkpoints)) or "none"
+        wrong = (
+            f"the checkpoint of step {step} is not whole: {problems[0]}"
+            if path.exists()
+            else f"there is no checkpoint of step {step}"
+        )
+        raise ValueError(f"{wrong}; checkpoints of these steps exist: {steps}")
     return path
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.system import environment, leftovers, processes, redirect
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
-from gspo_hpc.system.heap import uncollected
+from gspo_hpc.system.malloc import uncollected
 from gspo_hpc.system.signals import MEMORY
 
 if TYPE_CHECKING:

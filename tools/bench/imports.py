@@ -1,4 +1,4 @@
-"""Measure what imports without garbage collection (system/heap.py) save a rank and an engine.
+"""Measure what imports without garbage collection (system/malloc.py) save a rank and an engine.
 
     .venv/bin/python tools/bench/imports.py > table.md          # progress goes to stderr
 
@@ -23,7 +23,7 @@ WAYS = ("collected", "uncollected")
 _PROGRAM = """
 import gc, json, sys, time
 from contextlib import nullcontext
-from gspo_hpc.system.heap import uncollected
+from gspo_hpc.system.malloc import uncollected
 began = time.process_time()
 with uncollected() if sys.argv[1] == "uncollected" else nullcontext():
     import {modules}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gspo_hpc.planning.fixes.search import Change, Fix
 
 _MEANING = {
-    "world_size": "ranks that train, one for each GPU",
+    "world_size": "ranks that train",
     "dp_size": "world_size / (TP x PP x CP)",
     "expert_dp_size": "the same for expert layers: world_size / (ETP x EP x PP)",
     "micro_batch_size": "completions per micro-batch and DP rank",
@@ -30,7 +30,7 @@ _MEANING = {
     "num_generations": "completions per prompt",
     "num_iterations": "passes over one rollout",
     "gradient_accumulation_steps": "micro-batches per optimizer step and DP rank",
-    "per_device_generation_batch_size": "completions per rollout and GPU",
+    "per_device_generation_batch_size": "completions per rollout and rank",
     "num_rollout_prompts": "prompts per rollout",
     "num_train_prompts": "prompts per optimizer step",
     "num_rollout_prompts_per_dp_group": "prompts per rollout and DP group",

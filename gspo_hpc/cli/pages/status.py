@@ -58,7 +58,7 @@ def _plain(state: Status) -> Iterator[str]:
     if left := _seconds_left(state):
         yield f"  {duration(left)} left in the run{' once it is resumed' if state.state in ENDED else ''}"
     if state.exactness:
-        yield f"  {state.exactness}"
+        yield f"  resumes exactly: {state.exactness}"
     ended = _ended(state)
     yield f"  {state.attempts} attempt{'' if state.attempts == 1 else 's'}" + (f": {ended}" if ended else "")
 

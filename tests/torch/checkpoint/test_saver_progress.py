@@ -45,7 +45,8 @@ def prepare(policy, staging, group, *more, **options):
                 while time.monotonic() < end:
                     shard.write(bytes(direct_io.BUFFER))
                     time.sleep(0.1)
-        while mode == "hanging" or mode == "sending" and time.monotonic() < end:
+        rounds = {"hanging": 10**6, "sending": 150}.get(mode, 0)  # as many on both ranks, which wait for each other
+        for _ in range(rounds):
             Transport(group).tree_all_reduce(b"x", b"".join)
             time.sleep(0.05)
         return {}
@@ -82,7 +83,7 @@ def test_hangs_beside_a_save(mode: str, tmp_path_factory: pytest.TempPathFactory
         while found is None and not all(one.outcome for one in server.ranks.values()):
             server.poll(0.1)
             found = watch.problem(server.ranks, config, time.monotonic(), began, str)
-            assert time.monotonic() - began < 5 * LIMIT, "a hang was not found"
+            assert time.monotonic() - began < 15 * LIMIT, "a hang was not found"
     finally:
         for rank in ranks:
             rank.kill()

@@ -20,6 +20,7 @@ from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.engine.weight_buffers import HostBuffer
 from gspo_hpc.models import architecture
+from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.planning.estimates.memory import Estimate
@@ -103,6 +104,7 @@ class LedgerPolicy(Policy):
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job, self.config, self.ranks = job, job.config, ranks
         self.chunks, self.wrapped, self.optimizer = [], [], None
+        self.state_copy = HostCopy(())
         cpu = Scratch(torch.device("cpu"))
         provider: Any = SimpleNamespace(stream=lambda chunks, memory: stream_of(job.tensors.items())(memory or cpu))
         self.provider = provider

@@ -138,6 +138,8 @@ def disorder(package: Path) -> list[str]:
     found = []
     for folder in (package, *sorted(path for path in package.rglob("*") if path.is_dir())):
         files = sorted(folder.glob("*.py"))
+        if files and not (folder / "__init__.py").exists():
+            found.append(f"{folder.name}/ has no __init__.py: contracts and the wheel leave it out")
         if len(files) > MODULES:
             found.append(f"{folder.name}/ has {len(files)} modules")
         for file in files:
@@ -157,15 +159,21 @@ def test_planted_disorder_is_seen(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("")
     crowd = tmp_path / "room" / "crowd"
     crowd.mkdir(parents=True)
-    for number in range(MODULES):
+    for folder in (crowd, crowd.parent):
+        (folder / "__init__.py").write_text("")
+    for number in range(MODULES - 1):
         (crowd / f"m{number}.py").write_text("x = 1\n" * LINES)
     assert disorder(tmp_path) == []  # as long and as many as they may be
     (crowd / "one_more.py").write_text("")
     (tmp_path / "room" / "long.py").write_text("x = 1\n" * (LINES + 1))
     (tmp_path / "loose.py").write_text("")
+    hidden = tmp_path / "room" / "hidden" / "module.py"
+    hidden.parent.mkdir()
+    hidden.write_text("import torch\n")
     assert disorder(tmp_path) == [
         f"room/long.py has {LINES + 1} lines",
         f"crowd/ has {MODULES + 1} modules",
+        "hidden/ has no __init__.py: contracts and the wheel leave it out",
         "loose.py lies in no room",
     ]
 

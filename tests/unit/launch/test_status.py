@@ -50,7 +50,7 @@ def test_a_new_run_and_one_that_failed(run: RunDir, capsys: pytest.CaptureFixtur
     page = capsys.readouterr().out
     assert "failed (rank 3 on n2: OSError: x)" in page and "step 4 of 10, reward 1.000" in page
     assert "2 attempts: 1 preempted, 1 failed" in page
-    assert now.exactness is not None and f"  {now.exactness}\n" in page
+    assert now.exactness is not None and f"  resumes exactly: {now.exactness}\n" in page
 
 
 def test_the_time_left_follows_the_last_eight_steps(run: RunDir) -> None:

@@ -1,6 +1,6 @@
-"""Measure what keeping freed memory (system/heap.py) saves in a training step on the CPU.
+"""Measure what keeping freed memory (system/malloc.py) saves in a training step on the CPU.
 
-    .venv/bin/python tools/bench/heap.py > table.md          # progress goes to stderr
+    .venv/bin/python tools/bench/malloc.py > table.md          # progress goes to stderr
 
 Each pair starts two processes, one after the other, in alternating order: one that keeps freed memory and one with
 glibc's defaults. A process loads the model, makes a step that is not measured and then some that are: a log-prob pass
@@ -29,7 +29,7 @@ WAYS = {"kept": "freed memory kept", "glibc": "glibc's defaults"}
 
 def say(text: str) -> None:
     """A line of progress; stdout is for the table."""
-    print(f"heap.py: {text}", file=sys.stderr, flush=True)
+    print(f"malloc.py: {text}", file=sys.stderr, flush=True)
 
 
 def usage() -> dict[str, float]:
@@ -45,11 +45,11 @@ def measure(args: argparse.Namespace) -> None:
 
     from gspo_hpc.algorithms import objective as algorithms
     from gspo_hpc.config.loader import from_dict
-    from gspo_hpc.system import heap
+    from gspo_hpc.system import malloc
     from gspo_hpc.training import update
 
     if args.way == "glibc":
-        heap.keep_freed_memory = lambda: True
+        malloc.keep_freed_memory = lambda: True
     tokens = max(2048, args.prompt + args.length)
     config = from_dict(
         {

@@ -1,8 +1,8 @@
-"""Settings of a process's heap: what glibc's malloc keeps of freed memory, and what Python's collector looks at.
+"""Settings of a process's memory: what glibc's malloc keeps of freed memory, and what Python's collector looks at.
 
 A training step frees gigabytes of activations that the next step allocates again. glibc returns large blocks at once,
 and the kernel has to find and clear new pages for them. Keeping them saves a tenth of the processor time of a step on a
-CPU (docs/benchmarks.md, ``tools/bench/heap.py``). Engines, which use the same small blocks for every token, gain
+CPU (docs/benchmarks.md, ``tools/bench/malloc.py``). Engines, which use the same small blocks for every token, gain
 only while they load weights, layer by layer; on GPUs torch's own caching allocator keeps memory.
 
 Work that has to stay within little memory needs the opposite: blocks of many sizes, freed in another order than they

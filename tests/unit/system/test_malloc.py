@@ -8,9 +8,9 @@ import sys
 # Page faults of the third time that 400 MiB in blocks of 40 MiB are taken, filled and freed.
 _PROGRAM = """
 import resource, sys
-from gspo_hpc.system import heap
+from gspo_hpc.system import malloc
 if sys.argv[1] == "keep":
-    assert heap.keep_freed_memory()
+    assert malloc.keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(3):
@@ -29,17 +29,17 @@ def _faults(*arguments: str) -> int:
 
 def test_freed_memory_is_used_again() -> None:
     pages = 400 << 20 >> 12
-    assert _faults("give") > 0.8 * pages, "glibc keeps it by itself: gspo_hpc.system.heap has become useless"
+    assert _faults("give") > 0.8 * pages, "glibc keeps it by itself: gspo_hpc.system.malloc has become useless"
     assert _faults("keep") < 0.1 * pages
 
 
 _ROUND_TRIP = """
 import resource
 from pathlib import Path
-from gspo_hpc.system import heap
+from gspo_hpc.system import malloc
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-heap.keep_freed_memory()
+malloc.keep_freed_memory()
 def taken():
     before = resident()
     blocks = [bytearray(b"x") * (1 << 20) for _ in range(200)]
@@ -47,7 +47,7 @@ def taken():
     del blocks
     return resident() - before, last
 print(taken()[0])
-with heap.freed_memory_goes_back():
+with malloc.freed_memory_goes_back():
     print(resident())
     print(taken()[0])
 print(taken()[0])
@@ -64,7 +64,7 @@ def test_what_a_block_of_imports_makes_is_never_collected() -> None:
     """The collector is off inside, and on again after it, also after an error."""
     program = """
 import gc, sys
-from gspo_hpc.system.heap import uncollected
+from gspo_hpc.system.malloc import uncollected
 before = gc.get_freeze_count()
 try:
     with uncollected():
