@@ -59,10 +59,14 @@ def config_path(given: str) -> str:
     raise ValueError(f"{given}: no such config file{near_miss(stem, there, shown=shown)}")
 
 
+RUN_DIRECTORY = "run directory"  # what :func:`require_path` is asked for; only folders are offered in its place
+
+
 def require_path(path: Path, what: str) -> None:
     """Raise ValueError, with the nearest path beside it, if a path does not exist."""
     if not path.exists():
-        beside = [str(item) for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        there = path.parent.iterdir() if path.parent.is_dir() else ()
+        beside = [str(item) for item in there if item.is_dir() or what != RUN_DIRECTORY]
         raise ValueError(f"{path}: no such {what}{near_miss(str(path), beside)}")
 
 

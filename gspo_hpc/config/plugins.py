@@ -39,7 +39,8 @@ def marker(name: str) -> str:
 
 
 def _defines(name: str) -> bool:
-    return marker(name) in (paths.ALGORITHMS / f"{name}.py").read_text(encoding="utf-8")
+    text = (paths.ALGORITHMS / f"{name}.py").read_text(encoding="utf-8")
+    return marker(name) in text.replace("'", '"')
 
 
 def _algorithm(name: str) -> type[AlgorithmSettings]:

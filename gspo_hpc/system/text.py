@@ -63,11 +63,15 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the one of `names` that is most like `name`; None if none is like it.
 
     `cutoff`: the least similarity, from 0 (anything) to 1 (the same), as difflib measures it. The default fits a word
-    among a few others; long names that differ in one part need more, short ones less.
+    among a few others; long names that differ in one part need more, short ones less. A single name that goes on where
+    `name` ends (time_minutes for time) is like it, too.
     """
     import difflib  # only when something is misspelt: a command that is right starts sooner without it
 
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+    every = list(names)
+    longer = [one for one in every if len(name) >= 3 and one.startswith(f"{name}_")]
+    close = difflib.get_close_matches(name, every, n=1, cutoff=cutoff)
+    return next(iter(close), longer[0] if len(longer) == 1 else None)
 
 
 def near_miss(

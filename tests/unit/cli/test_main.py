@@ -119,7 +119,7 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
         (["train", "CONFIG", "batch.global_batch_size=x"], "batch.global_batch_size must be a whole number; found 'x'"),
         (["export", "FOLDER"], "required: --out"),
         (["export", "FOLDER", "--out", "x", "--step", "last"], "invalid int value: 'last'"),
-        (["export", "FOLDER/runn", "--out", "x"], "no such run directory; nearest: FOLDER/run.yaml"),
+        (["export", "FOLDER/runn", "--out", "x"], "no such run directory; nearest: FOLDER/run-1\n"),
         (["report", "FOLDER/nothing/there"], "no such run directory"),
         (["eval", "FOLDER/nothing/there"], "no such config, run directory or model folder"),
     ],
@@ -130,6 +130,7 @@ def test_mistakes_are_explained_and_refused(
     def real(text: str) -> str:
         return text.replace("CONFIG.yml", config[:-5] + ".yml").replace("FOLDER", str(Path(config).parent))
 
+    (Path(config).parent / "run-1").mkdir()  # a file that is more alike, run.yaml, is no run directory
     given = [real(word) if word != "CONFIG" else config for word in words]
     expected = real(expected) if "required" in expected else real(expected).replace("CONFIG", config)
     assert main(given) == 2

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo_hpc.config import paths, plugins
 from gspo_hpc.config.changes import MAY_CHANGE, difference, refused_changes
 from gspo_hpc.config.loader import ConfigError, dump, from_dict, load
 from gspo_hpc.config.reading.config_yaml import Reader
@@ -524,3 +525,15 @@ def test_more_steps_only_while_the_rate_is_constant(style: str, allowed: bool) -
     longer = raw | {"run": {"max_steps": 20}}
     found = refused_changes(from_dict(raw), from_dict(longer))
     assert found == ([] if allowed else [("run.max_steps", 10, 20)])
+
+
+def test_an_algorithm_is_known_by_its_name_in_quotes_of_either_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "ALGORITHMS", tmp_path)
+    for name, quote in (("double", '"'), ("single", "'")):
+        (tmp_path / f"{name}.py").write_text(
+            f"class A:\n    name: Literal[{quote}{name}{quote}] = {quote}{name}{quote}\n"
+        )
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    assert [plugins._defines(name) for name in ("double", "single", "helper")] == [True, True, False]

@@ -166,7 +166,9 @@ def test_another_objective_of_a_verl_of_ones_own_is_refused() -> None:
 def test_an_argument_that_is_added_to_verl_is_unknown_and_may_change_the_run() -> None:
     found = convert(f"{VERL} max_turns=4 search_engine=online")
     assert [item.name for item in found.strange] == ["max_turns", "search_engine"]
-    assert any("2 arguments are no known arguments of verl, and may change what is trained" in line for line in found.assumed)
+    assert any(
+        "2 arguments are no known arguments of verl, and may change what is trained" in line for line in found.assumed
+    )
     with pytest.raises(ValueError, match="experiment=large: it chooses a file of settings"):
         convert(f"{VERL} +experiment=large")
 

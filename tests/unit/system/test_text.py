@@ -29,6 +29,8 @@ def test_the_nearest_name_is_one_that_is_like_it() -> None:
     assert nearest("xyzzy", names, cutoff=0.0) in names
     assert nearest("batch.num_generation", names, cutoff=0.99) is None
     assert nearest("a", []) is None
+    assert nearest("time", ["partition", "time_minutes", "mem"]) == "time_minutes"
+    assert nearest("max", ["max_steps", "max_epochs"]) is None
 
 
 def test_the_tail_of_a_log(tmp_path: Path) -> None:
