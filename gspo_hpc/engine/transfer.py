@@ -35,6 +35,8 @@ def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
     for file in weight_files.paths(model_path):
         try:
             shapes |= {name: entry.shape for name, entry in weight_files.read_header(file).items()}
+        except FileNotFoundError:
+            raise ValueError(f"{model_path}: {file.name} is missing, and the index names it") from None
         except ValueError as error:
             raise ValueError(f"{model_path}: {error}") from None
     return {name: shape for name, shape in shapes.items() if weight_files.is_trained(name, num_layers)}

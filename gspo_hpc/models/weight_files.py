@@ -48,6 +48,11 @@ def paths(folder: Path) -> list[Path]:
     return [folder / SINGLE]
 
 
+def size(folder: Path) -> int:
+    """Return the bytes of all files that hold the weights. Raises ValueError as :func:`paths` does."""
+    return sum(path.stat().st_size for path in paths(folder))
+
+
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Return what the header of a safetensors file says of each tensor.
 
@@ -70,9 +75,16 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     if size != wanted:
         what = "is cut off" if size < wanted else "is longer than its header says"
         raise ValueError(f"{path.name}: the file {what}: it has {size:,} bytes, not {wanted:,}")
-    for name, one in found.items():
+    end = 0
+    for name, one in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if one.begin != end:
+            raise ValueError(
+                f"{path.name}: tensor {name} begins at byte {one.begin:,}, and the one before ends at {end:,}"
+            )
+        end = one.end
         num_bytes, width = one.end - one.begin, _WIDTHS.get(one.dtype)
-        if one.begin < 0 or num_bytes < 0 or (width is not None and num_bytes * 8 != math.prod(one.shape) * width):
+        fits = width is None or num_bytes * 8 == math.prod(one.shape) * width
+        if num_bytes < 0 or min(one.shape, default=0) < 0 or not fits:
             raise ValueError(f"{path.name}: tensor {name} has {num_bytes:,} bytes, which does not match its shape")
     return found
 

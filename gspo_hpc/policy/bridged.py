@@ -20,12 +20,16 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnBackend
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.models import weight_files
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.ops.weight_parts import Memory, Part, stream_of
 from gspo_hpc.policy import compat
 from gspo_hpc.policy.model import DTYPES, mark_shards, recompute
 from gspo_hpc.system.progress import limited
+
+_START_SECONDS = 1800.0  # for a load, and the time of its bytes at the slowest rate that is no hang
+_SLOWEST_READ = 50e6  # bytes per second, of all ranks of a node together
 
 
 class PackedChunk(compat.HiddenStates):
@@ -91,7 +95,8 @@ class Bridged:
 
     def load(self, chunks: Sequence[Any], folder: str | Path) -> None:
         """Fill the chunks from a Hugging Face folder (see Provider)."""
-        with limited():  # by the others, which wait in a collective: the library tells nobody how far it has come
+        # The library tells nobody how far it has come.
+        with limited(_START_SECONDS + weight_files.size(Path(folder)) / _SLOWEST_READ):
             self._settings.bridge.load_weights(list(chunks), str(folder))
 
     def stream(self, chunks: Sequence[Any], memory: Memory | None = None) -> Iterator[Sequence[Part]]:

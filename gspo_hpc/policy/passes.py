@@ -253,10 +253,16 @@ def _zeros_like_stage(policy: Policy, batch: PackedBatch, chunk: PackedGPTModel)
 
 
 def _stage_shape(chunk: PackedGPTModel, batch: PackedBatch) -> list[int]:
-    """Return the shape [T, 1, H] of what a stage sends on of this rank's part of a micro-batch."""
+    """Return the shape [T, 1, H] of what a stage sends on of this rank's part of a micro-batch.
+
+    Models of mcore-bridge with hyper-connections send all of their residual streams on, as one wide tensor.
+    """
     settings = chunk.config
     length = batch.tokens.numel() // (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)
-    return [length, 1, settings.hidden_size]
+    streams = getattr(settings, "hc_count", None) or 1
+    if getattr(settings, "enable_hyper_connections", False):
+        streams = settings.num_residual_streams
+    return [length, 1, streams * settings.hidden_size]
 
 
 def _forward_flops(policy: Policy, batches: Sequence[PackedBatch]) -> int:

@@ -81,10 +81,12 @@ class RolloutWorker:
                 if self.engine is not None:
                     self.engine.abort()  # one that generates cannot sleep
                 raise Interrupted from None
-        if counters.stopped():
+        stopped = counters.stopped()
+        # All ranks meet here before any of them ends and closes the stores that the others still read.
+        extremes = largest(engine_extremes(engine_time if self.engine is not None else None), self.ranks.device)
+        if stopped:
             raise Interrupted
-        extremes = engine_extremes(engine_time if self.engine is not None else None)
-        return Generated(mine, engine_metrics(largest(extremes, self.ranks.device)), waited)
+        return Generated(mine, engine_metrics(extremes), waited)
 
     def close(self) -> None:
         """Close the reward pool and the engine."""

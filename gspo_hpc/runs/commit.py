@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from gspo_hpc.system.files import (
     make_private_dir,
     plain_disk_full,
     read_json,
+    remove_tree,
     sync_dir,
     write_atomically,
     write_json,
@@ -45,7 +45,7 @@ def begin(root: Path, step: int) -> Path:
     staging = staging_path(root, step)
     make_private_dir(root)
     if staging.exists():
-        shutil.rmtree(staging)
+        remove_tree(staging)
     make_private_dir(staging)
     return staging
 
@@ -79,12 +79,12 @@ def commit(
         old = root / f"{_OLD}{step:06d}"
         if final.exists():
             if old.exists():
-                shutil.rmtree(old)
+                remove_tree(old)
             os.rename(final, old)
         os.rename(staging, final)
         sync_dir(root)
         if old.exists():
-            shutil.rmtree(old)
+            remove_tree(old)
     return final
 
 
@@ -159,11 +159,11 @@ def clean_staging(root: Path) -> None:
         if path.name.startswith(_OLD):
             final = root / path.name.removeprefix(_OLD)
             if final.exists():
-                shutil.rmtree(path)
+                remove_tree(path)
             else:
                 os.rename(path, final)
         elif path.name.startswith(_STAGING):
-            shutil.rmtree(path)
+            remove_tree(path)
 
 
 def retain(root: Path, keep: int) -> None:
@@ -174,7 +174,7 @@ def retain(root: Path, keep: int) -> None:
             root / f"{_STAGING}{path.name}-retired"
         )  # no checkpoint from here on, and cleaned up later if this is killed
         os.rename(path, doomed)
-        shutil.rmtree(doomed)
+        remove_tree(doomed)
 
 
 def _steps(root: Path) -> dict[int, Path]:

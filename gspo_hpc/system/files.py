@@ -14,9 +14,12 @@ import math
 import numbers
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from gspo_hpc.system.progress import mark
 
 DISK_FULL = "the disk is full or over its quota"
 Entry = dict[str, Any]  # a file in a manifest: {"size": bytes, "sha256": hexadecimal digits}
@@ -179,3 +182,12 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
         except ValueError:
             raise ValueError(f"{path}:{number}: not a JSON object; the file was changed from outside") from None
         yield record, line
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it. Every file counts as progress: a checkpoint has thousands of them."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            os.unlink(os.path.join(folder, name))
+            mark()
+    shutil.rmtree(path)

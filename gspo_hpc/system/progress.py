@@ -11,7 +11,9 @@ thread, and is not counted, except while the main thread waits for them.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Iterator
 
 STARTED = "started"  # the phase of a process that has not joined the others
@@ -20,6 +22,7 @@ WAITS, LIMITED = "waits", "limited"  # why a count that stands still is no sign 
 _marks = 0
 _phase = STARTED
 _excuse: str | None = None
+_until = math.inf  # time.monotonic() at which the excuse of the main thread ends
 _excuses_beside: dict[int, str] = {}  # of other threads, by their identifiers
 _follows = False  # the main thread waits for other threads
 
@@ -61,15 +64,18 @@ def waiting() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limited() -> Iterator[None]:
-    """Say that what this thread does in this block ends in any case, by a time limit of its own."""
-    with _excused(LIMITED):
+def limited(seconds: float = math.inf) -> Iterator[None]:
+    """Say that what this thread does in this block ends in any case, by a time limit of its own.
+
+    Give `seconds` where it has no limit of its own: after them, a main thread that stands still counts as hung.
+    """
+    with _excused(LIMITED, seconds):
         yield
 
 
 @contextlib.contextmanager
-def _excused(why: str) -> Iterator[None]:
-    global _excuse
+def _excused(why: str, seconds: float = math.inf) -> Iterator[None]:
+    global _excuse, _until
     if _beside():
         _excuses_beside[threading.get_ident()] = why
         try:
@@ -78,12 +84,12 @@ def _excused(why: str) -> Iterator[None]:
             mark()  # first, as below
             _excuses_beside.pop(threading.get_ident(), None)
         return
-    before, _excuse = _excuse, why
+    before, _until, _excuse = (_excuse, _until), time.monotonic() + seconds, why
     try:
         yield
     finally:
         mark()  # first: who reads between the two sees a rank that moves, not one that stands still without an excuse
-        _excuse = before
+        _excuse, _until = before
 
 
 def _beside() -> bool:
@@ -93,7 +99,7 @@ def _beside() -> bool:
 
 def marks() -> tuple[int, str, str | None]:
     """Return the count of :func:`mark`, its last phase, and why the main thread may stand still now, if it may."""
-    excuse = _excuse  # first, for the same reason
+    excuse = _excuse if time.monotonic() < _until else None  # first, for the same reason
     if excuse is None and _follows:
         excuse = next(iter(tuple(_excuses_beside.values())), None)
     return _marks, _phase, excuse

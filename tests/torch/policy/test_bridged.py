@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.models.architecture import outline
 from gspo_hpc.ops.batch import build, part
-from gspo_hpc.policy import provider
+from gspo_hpc.policy import passes, provider
 from gspo_hpc.policy.bridged import sequences
 from tests.torch.ops.test_batch import batches, group
 
@@ -33,6 +34,22 @@ def test_attention_is_told_where_samples_begin(drawn: Any, multiple: int) -> Non
     assert ends[len(samples)] == used and ends[-1] == batch.tokens.numel() and len(ends) - len(samples) in (1, 2)
     assert told.max_seqlen_q == max(b - a for a, b in zip(ends, ends[1:], strict=False))
     assert told.cu_seqlens_q.dtype == torch.int32 and told.qkv_format == "thd"
+
+
+@pytest.mark.parametrize(
+    ("settings", "width"),
+    [
+        ({}, 64),
+        ({"hc_count": None}, 64),
+        ({"hc_count": 4}, 256),
+        ({"enable_hyper_connections": True, "num_residual_streams": 3, "hc_count": 0}, 192),
+    ],
+)
+def test_stages_of_several_residual_streams_receive_all_of_them(settings: dict[str, Any], width: int) -> None:
+    """A receive of another size than the send hangs in NCCL."""
+    same = {"hidden_size": 64, "tensor_model_parallel_size": 2, "sequence_parallel": True}
+    chunk: Any = SimpleNamespace(config=SimpleNamespace(**same, **settings))
+    assert passes._stage_shape(chunk, build({}, [], share_prompts=False)) == [0, 1, width]
 
 
 def test_an_empty_micro_batch_is_a_sample_of_one_token() -> None:

@@ -211,7 +211,12 @@ def test_ranks_that_wait_for_others_do_not_count_as_moving_on() -> None:
     engines: list[Any] = [first, second, None]
     make = workers(world, engines, lambda fill: None, finish.is_set)
     moved: dict[int, int] = {}
+    met: list[int] = []
     marks = progress.mark
+
+    def largest(values: Any, device: torch.device) -> list[float]:
+        met.append(world.rank)
+        return [max(column) for column in zip(*world.gather(values), strict=True)]
 
     def mark(phase: str | None = None) -> None:
         moved[world.rank] = moved.get(world.rank, 0) + 1
@@ -236,7 +241,9 @@ def test_ranks_that_wait_for_others_do_not_count_as_moving_on() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("rollout.generation", "rollout.worker", "system.progress"):
             patch.setattr(f"gspo_hpc.{module}.mark", mark)
+        patch.setattr("gspo_hpc.rollout.worker.largest", largest)
         world.run(rank)
+    assert sorted(met) == [0, 1, 2], "a rank may end, and close the stores of its node, only once all know of the stop"
     assert min(looks) > 300
     assert moved[0] > 50 and max(moved[1], moved[2]) < 40
 

@@ -124,6 +124,17 @@ def raised(rank: Notices) -> str:
     return found[0]
 
 
+def test_what_came_before_the_end_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that sleeps between two looks finds the last notice and the end of the node's store together."""
+    _, ranks = job(2, 2, monkeypatch)
+    ranks[2].post("left")
+    ranks[2].close()
+    assert ranks[3].look(at_once=True) == 1 and "left" in ranks[3]._texts
+    assert "has closed its store" in raised(ranks[3])
+    for rank in ranks:
+        rank.close()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("wait timeout after 5 s"), ValueError("odd")])
 def test_every_rank_of_a_node_learns_that_its_notices_are_no_longer_copied(
     error: Exception, monkeypatch: pytest.MonkeyPatch

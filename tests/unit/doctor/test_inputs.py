@@ -125,6 +125,26 @@ def test_no_damage_of_a_header_is_a_traceback(data: st.DataObject) -> None:
             assert max((one.end for one in places.values()), default=0) < len(content)
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "shape", "problem"),
+    [
+        (0, 8, [2], "tensor a begins at byte 0, and the one before ends at 8"),
+        (64, 72, [2], "tensor b begins at byte 64, and the one before ends at 60"),
+        (60, 68, [-1, -2], "tensor b has 8 bytes, which does not match its shape"),
+    ],
+)
+def test_tensors_lie_one_after_the_other(begin: int, end: int, shape: list[int], problem: str, tmp_path: Path) -> None:
+    """The safetensors library refuses the rest, after the queue."""
+    header = {
+        "a": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]},
+        "b": {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]},
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(max(60, end)))
+    with pytest.raises(ValueError, match=problem):
+        read_header(tmp_path / "x")
+
+
 def test_shards_that_do_not_fit_their_index(model: Path, rows: Path) -> None:
     config = given_config(model, rows)
     safetensors(model / "model-1.safetensors", {"a": (3, 5)})
