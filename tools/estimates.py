@@ -270,10 +270,10 @@ its value.
   the rows of Qwen2.5-Math-7B: their updates cannot all be alike. Generation of its colocated rows takes longer than
   estimated.
 - **verl's page has swapped two numbers.** It prints 269.80 s for the update of the colocated 32-GPU row, and 313.81 s
-  for the asynchronous one of 16 + 16. The phases of every other row add up to its step within 4 to 11 s, and those of
+  for the asynchronous one of 16 + 16. The phases of every other row add up to its step within 4 to 14 s, and those of
   these two do so only with the numbers swapped back: 357 + 108 + 314 = 779 of 790 s, and 21 + 270 = 291 of 295 s.
-  Earlier versions of the page have them in the right places. Each is used here where the sum puts it; no estimate
-  depends on it, since whole steps are compared.
+  Earlier versions of the page have them in the right places. Each is used here where the sum puts it. The lengths of
+  these two rows follow from that, and so do their estimates; no other row depends on it.
 - **Their trainers are not ours.** NeMo-RL moves optimizer and weights by Ray; verl's 7B rows train with FSDP2.
 - **Latency dominates the generation of few long sequences.** The time of a token is then that of its
   all-reduces and kernel launches. It differs more between interconnects than between GPUs.

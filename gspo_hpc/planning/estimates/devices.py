@@ -50,7 +50,7 @@ DEVICES: dict[str, Device] = {
     )
 }
 
-_FORM = re.compile(r"-(sxm\d?|hbm\d?e?)(?=-|$)")  # forms that differ in nothing that an estimate counts with
+_FORM = re.compile(r"-(sxm\d?|hbm\d?e?|ac)(?=-|$)")  # forms that differ in nothing that an estimate counts with
 
 
 @cache

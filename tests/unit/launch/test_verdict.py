@@ -51,6 +51,12 @@ def test_a_missing_rank_is_not_done() -> None:
     assert judged(rank(0, "done"), code=0).reason == "failed"
 
 
+def test_a_stop_before_all_ranks_have_reported_has_saved_nothing() -> None:
+    for reported in ((), (rank(0, "stopped"),)):
+        verdict = judged(*reported, stop="preempted", code=143)
+        assert (verdict.reason, verdict.healthy, verdict.saved) == ("preempted", True, False)
+
+
 def test_a_refusal_goes_before_the_failures_that_follow_from_it() -> None:
     verdict = judged(rank(0, "failed", "RuntimeError: gloo: connection reset"), rank(1, "refused", "no such key"))
     assert (verdict.reason, verdict.detail, verdict.exit_code) == ("refused", "no such key", 2)

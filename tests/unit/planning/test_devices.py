@@ -57,6 +57,7 @@ def test_the_card_behind_a_driver_s_name(name: str, known: str) -> None:
         ("b200", "B200-180GB"),
         ("GB200", "GB200-186GB"),
         ("b300", "B300-288GB"),
+        ("NVIDIA_B300_SXM6_AC", "B300-288GB"),
         ("H100_80GB", "H100-80GB"),
         ("NVIDIA H100 SXM5", "H100-80GB"),
         ("h100-80gb-hbm3", "H100-80GB"),

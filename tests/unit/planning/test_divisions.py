@@ -76,6 +76,25 @@ def test_the_layers_of_all_stages_are_those_of_the_model(
     assert counts[0] == (first or counts[0]) and counts[-1] == (last or counts[-1])
 
 
+def test_two_stages_of_given_layers_have_no_virtual_pipeline() -> None:
+    """Megatron-Core would divide by the number of stages between them."""
+    both = {FIRST: 4, LAST: 4}
+    assert divisions.layers_per_stage(8, pipeline(2, **both)) == [4, 4]
+    assert divisions.layers_per_stage(8, pipeline(2, virtual_pipeline_model_parallel_size=2, **both)) is None
+    one = {LAST: 4, "virtual_pipeline_model_parallel_size": 2}
+    assert divisions.layers_per_stage(8, pipeline(2, **one)) == [4, 4]
+    assert divisions.layers_per_stage(12, pipeline(3, virtual_pipeline_model_parallel_size=2, **both)) == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("head_dim", "divided"), [(16, False), (14, True)])
+def test_ranks_hold_whole_rows_of_queries_keys_and_values(head_dim: int, divided: bool) -> None:
+    """7 heads and 1 key-value head on 7 ranks: 9 heads of rows, which 7 ranks share only where 7 divides a head."""
+    found = architecture.find(from_dict({"model": {"path": "Qwen3-0.6B"}}))
+    assert found is not None
+    arch = dataclasses.replace(found, num_attention_heads=7, num_key_value_heads=1, head_dim=head_dim)
+    assert divisions.trainer_divides_heads(arch, 7) is divided
+
+
 @pytest.mark.parametrize(
     ("stages", "alone", "together"),
     [(4, 22, {FIRST: 23, LAST: 23}), (8, 10, {FIRST: 11, LAST: 11}), (16, 4, {FIRST: 5, LAST: 5})],
