@@ -166,9 +166,19 @@ def engine_over_nodes(config: Config) -> bool:
     return config.rollout.tensor_parallel_size > config.cluster.gpus_per_node
 
 
+def engines_per_node(config: Config) -> int:
+    """Return the engines that have GPUs of a node, of those that generate; 1 where an engine has several nodes.
+
+    It is never 0, so that what follows can be said of a layout that a rule refuses.
+    """
+    return config.rollout.engines_per_node or max(
+        1, config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
+    )
+
+
 def engine_gpus_per_node(config: Config) -> int:
     """Return the GPUs of a node that generate: all of them where an engine has several nodes."""
     gpus, size = config.cluster.gpus_per_node, config.rollout.tensor_parallel_size
     if engine_over_nodes(config):
         return gpus
-    return size * (config.rollout.engines_per_node or gpus // size)
+    return size * engines_per_node(config)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo_hpc.config.derived import busy_processes
+from gspo_hpc.config.derived import busy_processes, engines_per_node
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor import sizes
 from gspo_hpc.doctor.finding import Section, gib
@@ -200,7 +200,7 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
 def _busy(config: Config) -> int:
     """Return the processes of a node that keep a core busy while engines generate; on CPUs phases take turns."""
     ranks, busy = config.cluster.gpus_per_node, busy_processes(config)
-    return ranks + sizes.engines(config) * (busy.total - 1) if config.cluster.platform == "cuda" else ranks
+    return ranks + engines_per_node(config) * (busy.total - 1) if config.cluster.platform == "cuda" else ranks
 
 
 def network(nodes: int, port: int = 0) -> Section:

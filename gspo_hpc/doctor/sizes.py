@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_hpc.config.constants import NCCL_BYTES
-from gspo_hpc.config.derived import engine_gpus_per_node, offloaded_parts
+from gspo_hpc.config.derived import engine_gpus_per_node, engines_per_node, offloaded_parts
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
@@ -53,19 +53,12 @@ def of(config: Config) -> Sizes | None:
         gpu = largest.total - largest.optimizer * memory.offload_optimizer
     else:
         cache = int(config.rollout.kv_cache_gb * GIB)
-        host = largest.total * ranks + engines(config) * (count * _width(config) + cache)
+        host = largest.total * ranks + engines_per_node(config) * (count * _width(config) + cache)
         gpu = 0
     if config.checkpoint.async_save:  # a copy is written while training goes on
         host += (largest.weights + largest.optimizer) * ranks
     wide = config.model.dtype == "float32"
     return Sizes(gpu, host, count * (12 if wide else 14), shm_needed(config))
-
-
-def engines(config: Config) -> int:
-    """Return the number of engines on one node."""
-    return config.rollout.engines_per_node or max(
-        1, config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
-    )
 
 
 def sleeping(config: Config) -> bool:
@@ -80,6 +73,6 @@ def _width(config: Config) -> int:
 
 def shm_needed(config: Config) -> int:
     """Return the bytes of /dev/shm that a node needs. Weights do not travel through it."""
-    queues = engines(config) * _QUEUE if config.rollout.tensor_parallel_size > 1 else 0
+    queues = engines_per_node(config) * _QUEUE if config.rollout.tensor_parallel_size > 1 else 0
     several = config.cluster.platform == "cuda" and config.cluster.gpus_per_node > 1
     return _BASE + queues + (NCCL_BYTES * config.cluster.gpus_per_node if several else 0)

@@ -140,7 +140,7 @@ def start_rollout_worker(
     an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
     """
     make_room()
-    per_node = config.rollout.engines_per_node or config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
+    per_node = derived.engines_per_node(config)
     engine = pool = None
     if engine_place(config, ranks.local_rank) == 0:
         note("starting the vLLM engine")
