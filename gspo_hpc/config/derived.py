@@ -100,6 +100,16 @@ def overlaps(config: Config) -> Overlaps:
     return Overlaps(config.parallel.overlap_grad_reduce, config.parallel.overlap_param_gather)
 
 
+def engine_dtype(config: Config) -> str:
+    """Return the dtype of an engine's weights: its own where it is given, else the trainer's."""
+    return config.rollout.dtype or config.model.dtype
+
+
+def engine_itemsize(config: Config) -> int:
+    """Return the bytes of one weight in an engine."""
+    return 4 if engine_dtype(config) == "float32" else 2
+
+
 class GapLimits(NamedTuple):
     """The largest and the mean gap between log-probs of engine and trainer that are allowed, in nats."""
 
@@ -110,7 +120,7 @@ class GapLimits(NamedTuple):
 
 def gap_limits(config: Config) -> GapLimits:
     """Return what is allowed: as configured, else by precision. In 16 bits the gap is weighted."""
-    full = {config.rollout.dtype or config.model.dtype, config.model.dtype} == {"float32"}
+    full = {engine_dtype(config), config.model.dtype} == {"float32"}
     largest, mean = config.rollout.probe_max_gap, config.rollout.probe_mean_gap
     return GapLimits(
         largest if largest is not None else (1e-3 if full else 0.25),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_hpc.config.constants import NCCL_BYTES
-from gspo_hpc.config.derived import engine_gpus_per_node, engines_per_node, offloaded_parts
+from gspo_hpc.config.derived import engine_gpus_per_node, engine_itemsize, engines_per_node, offloaded_parts
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
@@ -49,11 +49,11 @@ def of(config: Config) -> Sizes | None:
         kept += largest.weights * ("weights" in moved) + largest.gradients * ("gradients" in moved)
         host = kept * ranks
         asleep = engine_gpus_per_node(config) * count // config.rollout.tensor_parallel_size
-        host += sleeping(config) * asleep * _width(config)
+        host += sleeping(config) * asleep * engine_itemsize(config)
         gpu = largest.total - largest.optimizer * memory.offload_optimizer
     else:
         cache = int(config.rollout.kv_cache_gb * GIB)
-        host = largest.total * ranks + engines_per_node(config) * (count * _width(config) + cache)
+        host = largest.total * ranks + engines_per_node(config) * (count * engine_itemsize(config) + cache)
         gpu = 0
     if config.checkpoint.async_save:  # a copy is written while training goes on
         host += (largest.weights + largest.optimizer) * ranks
@@ -64,11 +64,6 @@ def of(config: Config) -> Sizes | None:
 def sleeping(config: Config) -> bool:
     """Return whether engines keep their weights in host memory while the trainer works."""
     return config.cluster.platform == "cuda" and config.rollout.mode == "colocate" and config.rollout.sleep_level == 1
-
-
-def _width(config: Config) -> int:
-    """Return the bytes of one weight in an engine."""
-    return 4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2
 
 
 def shm_needed(config: Config) -> int:

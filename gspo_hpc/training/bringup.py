@@ -186,7 +186,7 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
     model = architecture.planned(str(config.model.path))[0] or {}
     return EngineSettings(
         model_path=str(config.model.path),
-        dtype=rollout.dtype or config.model.dtype,
+        dtype=derived.engine_dtype(config),
         tensor_parallel_size=rollout.tensor_parallel_size,
         max_model_len=rollout.max_prompt_length + rollout.max_response_length,
         platform=config.cluster.platform,

@@ -19,7 +19,7 @@ from gspo_hpc.config.constants import (
     SAVE_TRANSIT_BYTES,
     TRANSFER_BUCKET_BYTES,
 )
-from gspo_hpc.config.derived import engine_gpus_per_node, offloaded_parts, pass_sizes
+from gspo_hpc.config.derived import engine_gpus_per_node, engine_itemsize, offloaded_parts, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
@@ -121,7 +121,7 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
         sync["buckets"] += _loading(arch, config)
         sync |= {"engine_weights": engine["engine_weights"], **asleep}
         if waiting := parameters.waiting_vocabulary(arch):
-            sync["padded_vocabulary"] = waiting * _engine_itemsize(config)
+            sync["padded_vocabulary"] = waiting * engine_itemsize(config)
     if colocated:
         generation = engine | own | resting
     else:  # on a GPU of its own, where nothing sleeps
@@ -178,7 +178,7 @@ def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tok
 def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
     """Return the bytes of one token in the cache of one GPU. Heads that are fewer than an engine's GPUs are copied."""
     heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
-    item = _engine_itemsize(config)
+    item = engine_itemsize(config)
     if arch.mixers:
         parts = (mixer.cache // min(config.rollout.tensor_parallel_size, mixer.cache_heads) for mixer in arch.mixers)
         return sum(parts) * item
@@ -263,7 +263,7 @@ def _working(arch: Architecture, config: Config) -> float:
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
     """Return the bytes that a worker of vLLM holds: it fills its share of the card with cache."""
-    tp, item = config.rollout.tensor_parallel_size, _engine_itemsize(config)
+    tp, item = config.rollout.tensor_parallel_size, engine_itemsize(config)
     weights = parameters.of_engine(arch, tp) * item
     tokens = int(engine_setting(config, "max_num_batched_tokens"))
     inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
@@ -284,17 +284,13 @@ def _loading(arch: Architecture, config: Config) -> int:
 
     Besides, a tensor that ranks cut by columns is copied into one piece, and other layers wait for the next bucket.
     """
-    tp, item = config.rollout.tensor_parallel_size, _engine_itemsize(config)
+    tp, item = config.rollout.tensor_parallel_size, engine_itemsize(config)
     largest = _largest_parameter(arch)
     loading = largest + largest // tp
     if arch.experts is not None:
         experts = 3 * arch.experts.count * arch.experts.ffn_hidden_size * arch.hidden_size
         loading = max(loading, experts // tp + GATHER_BUCKET_BYTES["cuda"] // item)
     return loading * item
-
-
-def _engine_itemsize(config: Config) -> int:
-    return 4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2
 
 
 def _largest_parameter(arch: Architecture) -> int:

@@ -179,7 +179,7 @@ def test_rows_that_cannot_be_used(model: Path, rows: Path, tmp_path: Path) -> No
 
 
 def test_of_a_large_file_only_the_head_is_read(model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 100)
+    monkeypatch.setattr(inputs, "WHOLE_FILE_BYTES", 100)
     found = look(given_config(model, rows))["training data"]
     assert found.state == "ok" and "the first 1,000 rows" in found.finding
     rows.write_text('{"prompt": "a"}\n' * 5 + "no json\n" + '{"prompt": "a"}\n' * 5000)
