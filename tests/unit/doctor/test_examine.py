@@ -24,6 +24,7 @@ from gspo_hpc.doctor import tracking as doctor_tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section
 from gspo_hpc.doctor.host import Space
 from gspo_hpc.doctor.node import Machine
+from gspo_hpc.system import host_memory
 
 GIB = 2**30
 HEAVY = ("torch", "vllm", "megatron", "wandb", "transformers", "pyarrow", "submitit")
@@ -227,8 +228,21 @@ def test_memory() -> None:
     doctor_host.judge_memory(section, 8 * GIB, 9 * GIB, sleeping=True)
     assert one(section).fix.startswith("set rollout.sleep_level=2, ")
     assert "sleep_level" not in judged(8 * GIB, 9 * GIB).fix
-    available, _ = doctor_host.available_memory()
-    assert 0 < available <= doctor_host.total_memory()
+
+
+def test_cached_files_do_not_count_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job has read or written stays in its control group as cache, which the kernel gives back."""
+    monkeypatch.setattr(host_memory, "ROOT", tmp_path)
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (group / "memory.current").write_text(str(19 * GIB))
+    (group / "memory.max").write_text(str(20 * GIB))
+    (group / "memory.stat").write_text(f"inactive_file {12 * GIB}\n")
+    found = {finding.check: finding for finding in doctor_host.host(loader.from_dict({}), 8 * GIB, 0).findings}
+    assert found["memory"].state == "ok" and "13.0 GiB are available to this job" in found["memory"].finding
 
 
 @pytest.mark.parametrize(
