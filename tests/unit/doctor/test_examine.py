@@ -385,6 +385,9 @@ def test_a_key_is_found_and_never_shown(tmp_path: Path, server: str, no_account:
     away = by_variable["W&B server"]
     assert away.state == "warn" and "refused" in away.finding and "offline" in away.fix
     assert SECRET not in str(found) + str(by_variable)
+    netrc.write_text(f"machine {server.removeprefix('http://')} login user password {SECRET}\n")
+    with_port = tracking(NETRC=str(netrc), WANDB_BASE_URL=server)  # as `wandb login` writes it
+    assert "logs online" in with_port["W&B"].finding
     elsewhere = tracking(NETRC=str(netrc), WANDB_BASE_URL="http://localhost:9", asked="online")
     assert elsewhere["W&B"].state == "fail"  # a key for another server
 
@@ -393,6 +396,21 @@ def test_the_server_of_wandbs_own_settings(tmp_path: Path, no_account: pytest.Mo
     (tmp_path / "settings").write_text("[default]\nbase_url = http://wandb.example:8080\n")
     found = tracking(asked="online", WANDB_CONFIG_DIR=str(tmp_path), NETRC=str(tmp_path / "netrc"))
     assert "no key for wandb.example" in found["W&B"].finding
+
+
+def test_a_key_in_wandbs_own_settings_is_one(tmp_path: Path, server: str, no_account: pytest.MonkeyPatch) -> None:
+    """The run takes it, too; so does the file of the working directory, before the user's."""
+    no_account.chdir(tmp_path)
+    where = {"WANDB_CONFIG_DIR": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+    (tmp_path / "settings").write_text(f"[default]\nbase_url = http://wandb.example:8080\napi_key = {SECRET}\n")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text(f"[default]\nbase_url = {server}\n")
+    found = tracking(asked="online", **where)
+    assert found["W&B"].state == "ok" and "api_key of wandb's settings" in found["W&B"].finding
+    assert found["W&B server"].state == "ok" and SECRET not in str(found)
+    assert "logs online" in tracking(**where)["W&B"].finding
+    (tmp_path / "wandb" / "settings").write_text("no section\n")  # wandb then takes the other
+    assert "wandb.example does not answer" in tracking(**where)["W&B server"].finding
 
 
 def test_on_a_login_node_its_own_lacks_are_warnings() -> None:

@@ -29,6 +29,7 @@ HOMES = {
     r"\b64 (?:<<|\* 2 ?\*\*) ?20\b": "config/constants.py",  # WHOLE_FILE_BYTES
     r"__file__\)\.resolve\(\)\.parent": "config/paths.py",  # PACKAGE
     r"memory\.max|limit_in_bytes|/proc/meminfo|\"meminfo\"": "system/host_memory.py",
+    r"import netrc|api\.wandb\.ai|WANDB_BASE_URL": "config/reading/wandb_account.py",
     r"engines_per_node or (?!\d)|max\(1, gpus // (?:tp|size)\)": "config/derived.py",
     r"\bMOST = 0\.95\b": "planning/estimates/advice.py",  # of a card, for an engine
     r"average length of a response": "cli/parser.py",
