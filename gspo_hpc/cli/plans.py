@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.loader import ConfigError
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
@@ -25,8 +26,6 @@ from gspo_hpc.system.text import near_miss
 if TYPE_CHECKING:
     from gspo_hpc.planning.estimates.time import Times
     from gspo_hpc.planning.fixes.search import Fix
-
-_COUNTED_BYTES = 64 * 2**20  # a larger data file is not read to count its rows: the plan answers at once
 
 
 def plan(
@@ -221,7 +220,7 @@ def _rows(path: str | None) -> int | None:
         return None
     from gspo_hpc.data.counting import count_rows
 
-    return count_rows(path, _COUNTED_BYTES)
+    return count_rows(path, WHOLE_FILE_BYTES)
 
 
 def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:

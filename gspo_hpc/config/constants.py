@@ -17,5 +17,8 @@ SAVE_TRANSIT_BYTES = 256 << 20
 NCCL_BYTES = 32 << 20
 # Racks that work as one node have 72 GPUs; on CPUs there is at most a rank for each core.
 MOST_GPUS_PER_NODE = 256
+# Data files up to this size are read whole before a run, to count their rows and to check each; larger ones would take
+# too long.
+WHOLE_FILE_BYTES = 64 << 20
 # Share of clipped ratios from which most of an update is thrown away (the console marks it, diagnose explains it).
 OVERCLIPPED = 0.5

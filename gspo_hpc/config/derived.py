@@ -100,6 +100,16 @@ def overlaps(config: Config) -> Overlaps:
     return Overlaps(config.parallel.overlap_grad_reduce, config.parallel.overlap_param_gather)
 
 
+def engine_dtype(config: Config) -> str:
+    """Return the dtype of an engine's weights: its own where it is given, else the trainer's."""
+    return config.rollout.dtype or config.model.dtype
+
+
+def engine_itemsize(config: Config) -> int:
+    """Return the bytes of one weight in an engine."""
+    return 4 if engine_dtype(config) == "float32" else 2
+
+
 class GapLimits(NamedTuple):
     """The largest and the mean gap between log-probs of engine and trainer that are allowed, in nats."""
 
@@ -110,7 +120,7 @@ class GapLimits(NamedTuple):
 
 def gap_limits(config: Config) -> GapLimits:
     """Return what is allowed: as configured, else by precision. In 16 bits the gap is weighted."""
-    full = {config.rollout.dtype or config.model.dtype, config.model.dtype} == {"float32"}
+    full = {engine_dtype(config), config.model.dtype} == {"float32"}
     largest, mean = config.rollout.probe_max_gap, config.rollout.probe_mean_gap
     return GapLimits(
         largest if largest is not None else (1e-3 if full else 0.25),
@@ -166,9 +176,19 @@ def engine_over_nodes(config: Config) -> bool:
     return config.rollout.tensor_parallel_size > config.cluster.gpus_per_node
 
 
+def engines_per_node(config: Config) -> int:
+    """Return the engines that have GPUs of a node, of those that generate; 1 where an engine has several nodes.
+
+    It is never 0, so that what follows can be said of a layout that a rule refuses.
+    """
+    return config.rollout.engines_per_node or max(
+        1, config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
+    )
+
+
 def engine_gpus_per_node(config: Config) -> int:
     """Return the GPUs of a node that generate: all of them where an engine has several nodes."""
     gpus, size = config.cluster.gpus_per_node, config.rollout.tensor_parallel_size
     if engine_over_nodes(config):
         return gpus
-    return size * (config.rollout.engines_per_node or gpus // size)
+    return size * engines_per_node(config)

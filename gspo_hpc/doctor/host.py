@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo_hpc.config.derived import busy_processes
+from gspo_hpc.config.derived import busy_processes, engines_per_node
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor import sizes
 from gspo_hpc.doctor.finding import Section, gib
+from gspo_hpc.system import host_memory
 from gspo_hpc.system.text import GIB
 
 _UNLIMITED = resource.RLIM_INFINITY
@@ -168,9 +169,9 @@ def judge_port(section: Section, check: str, address: str, error: OSError | None
 def host(config: Config, needed: int | None, shm: int) -> Section:
     """Return the findings of the group on this machine. `needed` and `shm` are bytes of memory and of /dev/shm."""
     section = Section("host")
-    available, bounded = available_memory()
+    room = host_memory.left()
     sleeping = sizes.sleeping(config)
-    judge_memory(section, available, needed, " to this job" if bounded else "", sleeping=sleeping)
+    judge_memory(section, room.size, needed, " to this job" if room.limited else "", sleeping=sleeping)
     judge_shm(section, space_of("/dev/shm"), shm)
     temporary = space_of("/tmp")
     if temporary is None or not os.access("/tmp", os.W_OK):
@@ -200,7 +201,7 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
 def _busy(config: Config) -> int:
     """Return the processes of a node that keep a core busy while engines generate; on CPUs phases take turns."""
     ranks, busy = config.cluster.gpus_per_node, busy_processes(config)
-    return ranks + sizes.engines(config) * (busy.total - 1) if config.cluster.platform == "cuda" else ranks
+    return ranks + engines_per_node(config) * (busy.total - 1) if config.cluster.platform == "cuda" else ranks
 
 
 def network(nodes: int, port: int = 0) -> Section:
@@ -266,20 +267,6 @@ def space_of(path: str | Path) -> Space | None:
     return Space(stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail)
 
 
-def total_memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def available_memory() -> tuple[int, bool]:
-    """Return the bytes that this process can still use, and whether a control group limits them."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    values = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
-    free = values.get("MemAvailable", values.get("MemFree", 0))
-    bound = _cgroup_room()
-    return (bound, True) if bound is not None and bound < free else (free, False)
-
-
 def skew_of(folder: Path) -> float:
     """Return the seconds by which this clock is ahead of the one that dates files in `folder`."""
     path = folder / f".doctor-clock-{os.getpid()}-{time.monotonic_ns()}"
@@ -292,25 +279,3 @@ def skew_of(folder: Path) -> float:
         return now - dated
     finally:
         path.unlink(missing_ok=True)
-
-
-def _cgroup_room() -> int | None:
-    """Return the bytes that the control groups of this process leave it; None if they set no limit."""
-    rooms = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            root, files = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, files = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        at = root / path.lstrip("/")
-        while at != root.parent:
-            try:
-                bound, used = (int((at / name).read_text()) for name in files)
-                rooms.append(bound - used)
-            except (OSError, ValueError):  # no such file; or "max"
-                pass
-            at = at.parent
-    return max(0, min(rooms)) if rooms else None

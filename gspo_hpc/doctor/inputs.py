@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from gspo_hpc.config import paths
+from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.schema import Config, Data
 from gspo_hpc.data import prompts
 from gspo_hpc.doctor import model
@@ -21,7 +22,6 @@ from gspo_hpc.runs import snapshot
 from gspo_hpc.system.text import first_line
 
 ROWS = 1000  # rows of a large file that are read
-_WHOLE_BYTES = 64 * 2**20  # files up to this size are read completely
 LOAD_SECONDS = 30.0
 _LOAD = "import sys; from gspo_hpc.rewards import registry as rewards; rewards.load(sys.argv[1])"
 
@@ -71,7 +71,7 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> int | N
     fix = "write one JSON object per line, with a prompt (text, or messages {role, content}) under data.prompt_key"
     try:
         size = file.stat().st_size
-        if size <= _WHOLE_BYTES:
+        if size <= WHOLE_FILE_BYTES:
             rows = len(prompts.load_rows(file, data))
             section.ok(check, f"{rows:,} rows in {file}")
             return rows

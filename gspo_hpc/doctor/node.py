@@ -16,7 +16,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor import files, gpus, host, meeting, packages, sizes, tracking, versions
 from gspo_hpc.doctor.finding import Finding, Section, within
-from gspo_hpc.system import environment
+from gspo_hpc.system import environment, host_memory
 from gspo_hpc.system.files import write_json
 from gspo_hpc.system.text import GIB
 
@@ -62,15 +62,14 @@ def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, me
         return section.findings
 
     def check_host() -> list[Finding]:
-        available, _ = host.available_memory()
         shm = host.space_of("/dev/shm")
         facts.update(
             {
                 "kernel": platform.release(),
                 "machine": platform.machine(),
                 "cores": os.cpu_count() or 0,
-                "memory in GiB": round(host.total_memory() / GIB, 1),
-                "memory left in GiB": round(available / GIB, 1),
+                "memory in GiB": round(host_memory.total() / GIB, 1),
+                "memory left in GiB": round(host_memory.left().size / GIB, 1),
                 "/dev/shm in GiB": round(shm.size / GIB, 1) if shm else 0.0,
                 "open files": float(host.read_limits()["NOFILE"][0]),
             }

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_hpc.config.constants import NCCL_BYTES
-from gspo_hpc.config.derived import engine_gpus_per_node, offloaded_parts
+from gspo_hpc.config.derived import engines_per_node
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import parameters
-from gspo_hpc.system.text import GIB
+from gspo_hpc.planning.estimates import memory, parameters
 
 # vLLM's message queue to the workers of one engine, if it has several: ten chunks of 16 MiB.
 _QUEUE = 10 * 16 * 2**20
@@ -24,7 +23,7 @@ class Sizes:
     """Numbers of bytes."""
 
     rank_gpu: int  # weights, gradients and optimizer state on the GPU, of the rank that has most
-    host: int  # memory of a node
+    host: int  # memory of a node: what the plan counts with, without what processes take for themselves
     checkpoint: int  # one checkpoint of the whole run
     shm: int  # /dev/shm of a node
 
@@ -37,35 +36,15 @@ def of(config: Config) -> Sizes | None:
         arch = architecture.read(config.model.path)
         stages = range(config.parallel.pipeline_model_parallel_size)
         parts = [parameters.state(arch, config, stage) for stage in stages]
+        node = parameters.least(memory.of_node(arch, config))
     except (ValueError, OSError, ArithmeticError):  # the checks of the model and of the plan report it
         return None
     largest = max(parts, key=lambda part: part.total)
-    cuda, memory = config.cluster.platform == "cuda", config.memory
-    ranks = config.cluster.gpus_per_node
+    gpu = largest.total - largest.optimizer * config.memory.offload_optimizer
+    gpu *= config.cluster.platform == "cuda"
     count = parameters.parameters(arch)
-    if cuda:
-        moved = offloaded_parts(config)
-        kept = largest.optimizer * (memory.offload_optimizer or "optimizer" in moved)
-        kept += largest.weights * ("weights" in moved) + largest.gradients * ("gradients" in moved)
-        host = kept * ranks
-        asleep = engine_gpus_per_node(config) * count // config.rollout.tensor_parallel_size
-        host += sleeping(config) * asleep * _width(config)
-        gpu = largest.total - largest.optimizer * memory.offload_optimizer
-    else:
-        cache = int(config.rollout.kv_cache_gb * GIB)
-        host = largest.total * ranks + engines(config) * (count * _width(config) + cache)
-        gpu = 0
-    if config.checkpoint.async_save:  # a copy is written while training goes on
-        host += (largest.weights + largest.optimizer) * ranks
     wide = config.model.dtype == "float32"
-    return Sizes(gpu, host, count * (12 if wide else 14), shm_needed(config))
-
-
-def engines(config: Config) -> int:
-    """Return the number of engines on one node."""
-    return config.rollout.engines_per_node or max(
-        1, config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
-    )
+    return Sizes(gpu, node, count * (12 if wide else 14), shm_needed(config))
 
 
 def sleeping(config: Config) -> bool:
@@ -73,13 +52,8 @@ def sleeping(config: Config) -> bool:
     return config.cluster.platform == "cuda" and config.rollout.mode == "colocate" and config.rollout.sleep_level == 1
 
 
-def _width(config: Config) -> int:
-    """Return the bytes of one weight in an engine."""
-    return 4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2
-
-
 def shm_needed(config: Config) -> int:
     """Return the bytes of /dev/shm that a node needs. Weights do not travel through it."""
-    queues = engines(config) * _QUEUE if config.rollout.tensor_parallel_size > 1 else 0
+    queues = engines_per_node(config) * _QUEUE if config.rollout.tensor_parallel_size > 1 else 0
     several = config.cluster.platform == "cuda" and config.cluster.gpus_per_node > 1
     return _BASE + queues + (NCCL_BYTES * config.cluster.gpus_per_node if several else 0)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from gspo_hpc.config.paths import IMPORT_ROOT
 from gspo_hpc.system.environment import ENGINE, ENGINE_OWNER
 from gspo_hpc.system.text import tail
 
 START_SECONDS = 1800.0  # time limit of a start: processes, imports, and weights from a slow file system
-_PACKAGE = Path(__file__).resolve().parents[1]
 _EXCERPT = 2**18  # bytes of the log: a traceback of every process of an engine, and more
 # Variables of the trainer's own process group, queues and recorder. vLLM makes its own group and overlaps nothing.
 _NOT_FOR_CHILDREN = (
@@ -53,8 +53,8 @@ class Processes:
         """
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
         environment |= {**values, ENGINE: self._token, ENGINE_OWNER: str(os.getpid())}
-        if _PACKAGE.parent.name not in ("site-packages", "dist-packages"):  # a checkout: this one, and no other
-            paths = [str(_PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])]
+        if IMPORT_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout: this one, and no other
+            paths = [str(IMPORT_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         with contextlib.ExitStack() as stack:
             log = None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from gspo_hpc.config.derived import engine_dtype
 from gspo_hpc.config.schema import Config
 
 Grade = Literal["bitwise", "journal-exact", "checkpoint-exact"]
@@ -65,7 +66,7 @@ def _of_engines(config: Config) -> Iterator[tuple[str, str]]:
     """Yield why a completion may depend on what else is in the batch, and the setting that changes it."""
     rollout = config.rollout
     if config.cluster.platform == "cpu":
-        if (rollout.dtype or config.model.dtype) != "float32":
+        if engine_dtype(config) != "float32":
             yield "engines in 16 bits round differently with what else is in the batch", "rollout.dtype=float32"
         return
     if not config.run.deterministic:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from gspo_hpc.config.derived import trained_rows
+from gspo_hpc.config.derived import engines_per_node, trained_rows
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.planning.builder import PlanBuilder
 
@@ -86,23 +86,22 @@ def with_steps(config: Config, rows: int | None) -> Config:
 def _engines(plan: PlanBuilder) -> None:
     """Fill in the engines of a node, and the GPUs that server mode sets apart for them."""
     cluster, rollout = plan.config.cluster, plan.config.rollout
-    gpus, tp, engines = cluster.gpus_per_node, rollout.tensor_parallel_size, rollout.engines_per_node
+    gpus, tp, engines = cluster.gpus_per_node, rollout.tensor_parallel_size, engines_per_node(plan.config)
+    over = tp // gpus if tp > gpus else 1  # nodes that an engine reaches over
     plan.layout |= {"nodes": cluster.nodes, "gpus_per_node": gpus}
     if plan.server and cluster.generation_nodes:
         plan.layout["generation_nodes"] = cluster.generation_nodes
-        engines = max(1, gpus // tp) if engines is None else engines
         plan.world = plan.config.world_size or None
         plan.layout |= {
             "engines_per_node": engines,
-            "num_engines": engines * cluster.generation_nodes,
+            "num_engines": engines * cluster.generation_nodes // over,
             "rollout_tensor_parallel_size": tp,
         }
+        plan.layout |= {"nodes_per_engine": over} if over > 1 else {}
         return
-    if plan.server and engines is None:
+    if plan.server and rollout.engines_per_node is None:
         plan.world = None
         return
-    engines = max(1, gpus // tp) if engines is None else engines
-    over = tp // gpus if tp > gpus else 1  # nodes that an engine reaches over
     if plan.server:
         left = gpus - engines * tp
         plan.world = cluster.nodes * left if left > 0 else None
@@ -112,8 +111,7 @@ def _engines(plan: PlanBuilder) -> None:
         "num_engines": engines * cluster.nodes // over,
         "rollout_tensor_parallel_size": tp,
     }
-    if over > 1:
-        plan.layout["nodes_per_engine"] = over
+    plan.layout |= {"nodes_per_engine": over} if over > 1 else {}
 
 
 def _grid(plan: PlanBuilder) -> None:

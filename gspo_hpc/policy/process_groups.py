@@ -21,7 +21,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-from gspo_hpc.config.derived import deterministic_kernels
+from gspo_hpc.config.derived import deterministic_kernels, engines_per_node
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gather_unordered
@@ -302,7 +302,7 @@ def engine_peers(config: Config, ranks: Ranks) -> EnginePeers | None:
 def engine_place(config: Config, local_rank: int) -> int | None:
     """Return the place of a rank among those on its engine's GPUs, 0 for the owner; None where there is no engine."""
     size, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
-    per_node = config.rollout.engines_per_node or gpus // size
+    per_node = engines_per_node(config)
     engine, place = divmod(local_rank, gpus // per_node)
     return place if engine < per_node and place < size else None
 

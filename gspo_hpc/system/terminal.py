@@ -1,8 +1,10 @@
-"""Colour on a terminal."""
+"""Output of a process: colour on a terminal, and a log for what libraries and children write."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TextIO
 
 
 def coloured(stream: object) -> bool:
@@ -14,3 +16,13 @@ def coloured(stream: object) -> bool:
 def paint(text: str, code: str, stream: object) -> str:
     """Return `text` with the codes of a colour if `stream` shows colours."""
     return f"\033[{code}m{text}\033[0m" if coloured(stream) else text
+
+
+def redirect_to_log(path: Path) -> tuple[TextIO, TextIO]:
+    """Append from now on what libraries and children write to a log; return what were standard output and error."""
+    output, error = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return output, error

@@ -144,7 +144,7 @@ def start_rollout_worker(
     an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
     """
     make_room()
-    per_node = config.rollout.engines_per_node or config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
+    per_node = derived.engines_per_node(config)
     engine = pool = None
     if engine_place(config, ranks.local_rank) == 0:
         note("starting the vLLM engine")
@@ -190,7 +190,7 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
     model = architecture.planned(str(config.model.path))[0] or {}
     return EngineSettings(
         model_path=str(config.model.path),
-        dtype=rollout.dtype or config.model.dtype,
+        dtype=derived.engine_dtype(config),
         tensor_parallel_size=rollout.tensor_parallel_size,
         max_model_len=rollout.max_prompt_length + rollout.max_response_length,
         platform=config.cluster.platform,

@@ -22,10 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gspo_hpc.system import environment, leftovers, processes, redirect
+from gspo_hpc.system import environment, leftovers, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
 from gspo_hpc.system.malloc import uncollected
 from gspo_hpc.system.signals import MEMORY
+from gspo_hpc.system.terminal import redirect_to_log
 
 if TYPE_CHECKING:
     from gspo_hpc.system.control import Client
@@ -84,7 +85,7 @@ def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Run `export` or `eval`: a person gets the result, remarks and errors, and a log what libraries say."""
     log, kept = _own_log(arguments)
     debug = bool(os.environ.get(environment.DEBUG))
-    output, errors = (sys.stdout, sys.stderr) if debug else redirect.to_log(log)
+    output, errors = (sys.stdout, sys.stderr) if debug else redirect_to_log(log)
 
     def remark(text: str) -> None:
         print(text, file=errors, flush=True)
@@ -135,7 +136,7 @@ def _train(run_dir: Path, flag: StopFlag) -> int:
     _take_place_from_slurm()
     run = RunDir(run_dir)
     attempt = run.attempt(int(os.environ[environment.ATTEMPT]))
-    terminal, _ = redirect.to_log(attempt.log_path(int(os.environ["RANK"])))
+    terminal, _ = redirect_to_log(attempt.log_path(int(os.environ["RANK"])))
     stacks = attempt.stacks_path(int(os.environ["RANK"]))
     _show_stacks(stacks)
     control = _connect(flag)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.constants import OVERCLIPPED
-from gspo_hpc.config.derived import updates_per_rollout
+from gspo_hpc.config.derived import engine_dtype, updates_per_rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.runs.reader import value
@@ -93,7 +93,7 @@ def exploding_gradients(run: Evidence) -> Finding | None:
 )
 def train_inference_mismatch(run: Evidence) -> Finding | None:
     """Find a growing difference between the log-probs of engine and trainer for the sampled tokens."""
-    sixteen = "float32" not in (run.config.model.dtype, run.config.rollout.dtype or run.config.model.dtype)
+    sixteen = "float32" not in (run.config.model.dtype, engine_dtype(run.config))
     floor = GAP_SMALL_16_BIT if sixteen else GAP_SMALL
     grown = None
     for key in ("logprob_gap_mean", "probe_logprob_gap_mean"):

@@ -16,7 +16,7 @@ from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
-from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.memory import (
     HEADROOM,
@@ -98,7 +98,7 @@ def node(case: Case, *, certain: bool) -> Iterator[str]:
     """
     found, config = case.found, case.config
     room, total = node_memory(config), sum(found.host.values())
-    if room is None or total <= room or (total - found.host["processes"] > room) != certain:
+    if room is None or total <= room or (parameters.least(found.host) > room) != certain:
         return
     largest = sorted(found.host.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{shown(name)} {in_gib(size)}" for name, size in largest)

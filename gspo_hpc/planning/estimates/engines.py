@@ -10,6 +10,7 @@ import math
 from functools import cache
 from statistics import NormalDist
 
+from gspo_hpc.config.derived import engine_over_nodes, engines_per_node
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates import rates
@@ -55,13 +56,10 @@ def _spread(point: float) -> float:
 def count(config: Config) -> int:
     """Return the engines of all nodes."""
     cluster, rollout = config.cluster, config.rollout
-    if rollout.mode == "server" and cluster.generation_nodes:
-        each = rollout.engines_per_node or cluster.gpus_per_node // rollout.tensor_parallel_size
-        gpus = cluster.generation_nodes * cluster.gpus_per_node
-        return max(1, cluster.generation_nodes * each if each else gpus // rollout.tensor_parallel_size)
-    if rollout.mode == "server" or rollout.engines_per_node:
-        return cluster.nodes * (rollout.engines_per_node or 1)
-    return max(1, config.world_size // rollout.tensor_parallel_size)
+    nodes = (cluster.generation_nodes if rollout.mode == "server" else 0) or cluster.nodes
+    if engine_over_nodes(config) and not rollout.engines_per_node:
+        return max(1, nodes * cluster.gpus_per_node // rollout.tensor_parallel_size)
+    return nodes * engines_per_node(config)
 
 
 def generation(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:

@@ -19,7 +19,7 @@ from gspo_hpc.config.constants import (
     SAVE_TRANSIT_BYTES,
     TRANSFER_BUCKET_BYTES,
 )
-from gspo_hpc.config.derived import engine_gpus_per_node, offloaded_parts, pass_sizes
+from gspo_hpc.config.derived import engine_itemsize, offloaded_parts, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
@@ -102,12 +102,7 @@ class Estimate:
 
 def estimate(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
     """The layout must be one that the plan accepts; lengths are the longest that the config allows."""
-    pp = config.parallel.pipeline_model_parallel_size
-    stages = range(pp) if pp <= 2 else (0, 1, pp - 1)  # those in between are like the second, and keep less
-    states = {one: parameters.state(arch, config, one) for one in stages}
-    updates = {one: _update(arch, config, one, state) for one, state in states.items()}
-    stage = max(stages, key=lambda one: sum(updates[one].values()))
-    state = states[stage]
+    stage, state, update = _worst_stage(arch, config)
     engine = _engine(arch, config, device)
     colocated = config.rollout.mode == "colocate"
     asleep = {"engine_asleep": ENGINE} if colocated else {}
@@ -121,7 +116,7 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
         sync["buckets"] += _loading(arch, config)
         sync |= {"engine_weights": engine["engine_weights"], **asleep}
         if waiting := parameters.waiting_vocabulary(arch):
-            sync["padded_vocabulary"] = waiting * _engine_itemsize(config)
+            sync["padded_vocabulary"] = waiting * engine_itemsize(config)
     if colocated:
         generation = engine | own | resting
     else:  # on a GPU of its own, where nothing sleeps
@@ -132,7 +127,7 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     transit = {"transit": SAVE_TRANSIT_BYTES} if config.optimizer.distributed and _shares_optimizer(config) else {}
     phases = (
         *((Phase("engine_start", generation),) if colocated else ()),
-        Phase("update", updates[stage] | own | asleep),
+        Phase("update", update | own | asleep),
         *((stepping,) if config.memory.offload_optimizer else ()),
         Phase("logprobs", _logprobs(arch, config, stage, state) | own | asleep),
         Phase("sync", sync),
@@ -141,9 +136,34 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     )
     cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
     level = config.rollout.sleep_level
-    copy = max(parameters.copied_by_node(arch, config, one) for one in stages)
-    host, otherwise = (_host(config, state, engine["engine_weights"], copy, one) for one in (level, 3 - level))
-    return Estimate(device.memory, stage, phases, host, cache, level, sum(otherwise.values()))
+    weights, copy = engine["engine_weights"], _copied(arch, config)
+    node, otherwise = (parameters.of_node(config, state, weights, copy, one) for one in (level, 3 - level))
+    return Estimate(device.memory, stage, phases, node, cache, level, sum(otherwise.values()))
+
+
+def of_node(arch: Architecture, config: Config) -> dict[str, int]:
+    """Return the bytes of a node's own memory, by use, as `estimate` has them. They depend on no GPU."""
+    _, state, _ = _worst_stage(arch, config)
+    weights, copy = _engine_weights(arch, config), _copied(arch, config)
+    return parameters.of_node(config, state, weights, copy, config.rollout.sleep_level)
+
+
+def _copied(arch: Architecture, config: Config) -> int:
+    return max(parameters.copied_by_node(arch, config, stage) for stage in _stages(config))
+
+
+def _worst_stage(arch: Architecture, config: Config) -> tuple[int, parameters.Bytes, dict[str, int]]:
+    """Return the pipeline stage that takes most in the update, what it keeps between steps, and what it takes."""
+    states = {stage: parameters.state(arch, config, stage) for stage in _stages(config)}
+    updates = {stage: _update(arch, config, stage, state) for stage, state in states.items()}
+    worst = max(updates, key=lambda stage: sum(updates[stage].values()))
+    return worst, states[worst], updates[worst]
+
+
+def _stages(config: Config) -> Iterable[int]:
+    """Return the pipeline stages that differ: those in between are like the second, and keep less."""
+    pp = config.parallel.pipeline_model_parallel_size
+    return range(pp) if pp <= 2 else (0, 1, pp - 1)
 
 
 def fits(found: Estimate, config: Config) -> bool:
@@ -165,8 +185,8 @@ def has_room(found: Estimate, config: Config) -> bool:
 
 def lacks_host_memory(found: Estimate, config: Config) -> bool:
     """Return whether a node certainly has too little memory: even without what processes take for themselves."""
-    room, total = node_memory(config), sum(found.host.values())
-    return room is not None and total - found.host["processes"] > room
+    room = node_memory(config)
+    return room is not None and parameters.least(found.host) > room
 
 
 def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tokens: int) -> int:
@@ -178,7 +198,7 @@ def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tok
 def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
     """Return the bytes of one token in the cache of one GPU. Heads that are fewer than an engine's GPUs are copied."""
     heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
-    item = _engine_itemsize(config)
+    item = engine_itemsize(config)
     if arch.mixers:
         parts = (mixer.cache // min(config.rollout.tensor_parallel_size, mixer.cache_heads) for mixer in arch.mixers)
         return sum(parts) * item
@@ -263,8 +283,8 @@ def _working(arch: Architecture, config: Config) -> float:
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
     """Return the bytes that a worker of vLLM holds: it fills its share of the card with cache."""
-    tp, item = config.rollout.tensor_parallel_size, _engine_itemsize(config)
-    weights = parameters.of_engine(arch, tp) * item
+    tp, item = config.rollout.tensor_parallel_size, engine_itemsize(config)
+    weights = _engine_weights(arch, config)
     tokens = int(engine_setting(config, "max_num_batched_tokens"))
     inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
     working = int(tokens * (4 * arch.hidden_size + 3 * inner / tp) * item)
@@ -272,6 +292,11 @@ def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[
     share = engine_setting(config, "gpu_memory_utilization")
     cache = max(0, int(device.memory * share) - weights - working - ENGINE)
     return {"engine_weights": weights, "engine_working": working, "engine_asleep": ENGINE, "kv_cache": cache}
+
+
+def _engine_weights(arch: Architecture, config: Config) -> int:
+    """Return the bytes of an engine's weights on each of its GPUs."""
+    return parameters.of_engine(arch, config.rollout.tensor_parallel_size) * engine_itemsize(config)
 
 
 def _buckets(arch: Architecture, config: Config) -> int:
@@ -284,7 +309,7 @@ def _loading(arch: Architecture, config: Config) -> int:
 
     Besides, a tensor that ranks cut by columns is copied into one piece, and other layers wait for the next bucket.
     """
-    tp, item = config.rollout.tensor_parallel_size, _engine_itemsize(config)
+    tp, item = config.rollout.tensor_parallel_size, engine_itemsize(config)
     largest = _largest_parameter(arch)
     loading = largest + largest // tp
     if arch.experts is not None:
@@ -293,42 +318,9 @@ def _loading(arch: Architecture, config: Config) -> int:
     return loading * item
 
 
-def _engine_itemsize(config: Config) -> int:
-    return 4 if (config.rollout.dtype or config.model.dtype) == "float32" else 2
-
-
 def _largest_parameter(arch: Architecture) -> int:
     heads = arch.num_attention_heads + 2 * arch.num_key_value_heads
     return arch.hidden_size * max(arch.vocab_size, 2 * arch.ffn_hidden_size, heads * arch.head_dim)
-
-
-def _host(config: Config, state: parameters.Bytes, engine: int, copy: int, sleep_level: int) -> dict[str, int]:
-    """Return the host memory of a node in bytes, by use.
-
-    `engine` is what an engine's weights take of each of its GPUs, `copy` what a node copies to save it.
-
-    It leaves out what processes take for their code (some 4 GiB a rank with its engine). Engines that sleep at level
-    1 keep their weights there, at level 2 only small tables.
-    """
-    gpus = config.cluster.gpus_per_node
-    trainers = config.training_gpus_per_node
-    workers = engine_gpus_per_node(config)
-    found = {"processes": 4 * GIB * gpus}
-    if config.rollout.mode == "colocate":
-        found["engine_weights_asleep"] = engine * workers * (sleep_level == 1)
-    moved = offloaded_parts(config)
-    if moved:
-        sizes = {"weights": state.weights, "optimizer": state.optimizer}
-        found["trainer_offloaded"] = sum(size for name, size in sizes.items() if name in moved) * trainers
-    if config.memory.offload_optimizer and "optimizer" not in moved:
-        found["optimizer"] = state.optimizer * trainers
-    if config.checkpoint.async_save:
-        found["checkpoint_copy"] = copy
-    elif config.optimizer.distributed:  # whose parts meet in host memory
-        found["checkpoint_copy"] = state.optimizer * trainers
-    if config.algorithm.kl_beta > 0:
-        found["reference_and_policy"] = 2 * state.weights * trainers
-    return found
 
 
 def _shares_optimizer(config: Config) -> bool:

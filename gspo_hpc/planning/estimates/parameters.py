@@ -1,4 +1,6 @@
-"""The size of a rank's part of the model: exact parameters, and bytes of weights, gradients and optimizer.
+"""The size of a rank's part of the model, and of what a node keeps of it in its own memory.
+
+A rank's are exact parameters, and bytes of weights, gradients and optimizer.
 
 Megatron-Core keeps gradients in one buffer a kind of parameter (beside experts' own), in fp32 or
 in the model's dtype; Adam two fp32 moments of every parameter, and an fp32 master where the parameter has 16 bits. A
@@ -11,10 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gspo_hpc.config.derived import engine_gpus_per_node, engines_per_node, offloaded_parts
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import divisions
+from gspo_hpc.system.text import GIB
 
+_PROCESSES = 4 * GIB  # a figure of experience: what a rank with its engine takes for its code
 _VOCABULARY_BLOCK = 64  # rows: vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
@@ -107,6 +112,50 @@ def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
         optimizer = state(arch, config, stage).optimizer * ranks
         return item * (count.dense * dense + count.experts * experts) + optimizer
     return (item + _adam(config)) * (count.dense * dense + count.experts * experts)
+
+
+def of_node(config: Config, state: Bytes, engine: int, copy: int, sleep_level: int) -> dict[str, int]:
+    """Return the host memory of a node in bytes, by use.
+
+    `state` is what a rank keeps between steps, `engine` what an engine's weights take of each of its GPUs, `copy` what
+    a node copies to save it in the background. Engines that sleep at level 1 keep their weights in host memory, at
+    level 2 only small tables.
+    """
+    trainers = config.training_gpus_per_node
+    workers = engine_gpus_per_node(config)
+    found = {"processes": _PROCESSES * config.cluster.gpus_per_node}
+    if config.cluster.platform == "cpu":
+        found["trainer"] = state.total * trainers
+        found["engine_weights"] = engine * workers
+        found["kv_cache"] = int(config.rollout.kv_cache_gb * GIB) * engines_per_node(config)
+    else:
+        found |= _moved(config, state, engine * workers * (sleep_level == 1))
+    if config.checkpoint.async_save:
+        found["checkpoint_copy"] = copy
+    elif config.optimizer.distributed:  # whose parts meet in host memory
+        found["checkpoint_copy"] = state.optimizer * trainers
+    if config.algorithm.kl_beta > 0:
+        found["reference_and_policy"] = 2 * state.weights * trainers
+    return found
+
+
+def least(found: dict[str, int]) -> int:
+    """Return the bytes that a run needs for certain: all but what processes take for themselves."""
+    return sum(found.values()) - found["processes"]
+
+
+def _moved(config: Config, state: Bytes, asleep: int) -> dict[str, int]:
+    """Return what leaves GPUs for host memory, `asleep` of it by engines. Gradients are dropped, not moved."""
+    found = {}
+    if config.rollout.mode == "colocate":
+        found["engine_weights_asleep"] = asleep
+    moved, trainers = offloaded_parts(config), config.training_gpus_per_node
+    if moved:
+        sizes = {"weights": state.weights, "optimizer": state.optimizer}
+        found["trainer_offloaded"] = sum(size for name, size in sizes.items() if name in moved) * trainers
+    if config.memory.offload_optimizer and "optimizer" not in moved:
+        found["optimizer"] = state.optimizer * trainers
+    return found
 
 
 def _adam(config: Config) -> int:

@@ -36,14 +36,21 @@ def _left(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
-@rule(ApartRule.GENERATION_NODES_HOLD_ENGINES, "the engines of a node that only generates fit on it", Topic.ENGINES)
+@rule(ApartRule.GENERATION_NODES_HOLD_ENGINES, "engines fit on the nodes that only generate", Topic.ENGINES)
 def _engines(plan: PlanBuilder) -> Iterator[str]:
     gpus, rollout = plan.config.cluster.gpus_per_node, plan.config.rollout
-    engines, tp = rollout.engines_per_node, rollout.tensor_parallel_size
-    if plan.server and plan.config.cluster.generation_nodes and engines is not None and engines * tp > gpus:
+    engines, tp, nodes = rollout.engines_per_node, rollout.tensor_parallel_size, plan.config.cluster.generation_nodes
+    if not plan.server or not nodes:
+        return
+    if engines is not None and engines * tp > gpus:
         yield (
             f"engines_per_node ({engines}) x rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs are more than "
             f"gpus_per_node ({gpus}) of a node that only generates"
+        )
+    elif tp > gpus and tp % gpus == 0 and nodes % (tp // gpus):
+        yield (
+            f"cluster.generation_nodes ({nodes}) must be divisible by rollout.tensor_parallel_size ({tp}) / "
+            f"gpus_per_node ({gpus}) = {tp // gpus}: the nodes of an engine"
         )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.system import host_memory
 from gspo_hpc.system.environment import node_name
 from gspo_hpc.system.signals import MEMORY, StopFlag
 from gspo_hpc.training.observers.base import StepObserver
-from gspo_hpc.training.telemetry import host_memory
 
 
 class MemoryWatch(StepObserver):

@@ -7,6 +7,6 @@ import sys
 from pathlib import Path
 
 if "gspo_hpc.training.worker" in sys.orig_argv:
-    from gspo_hpc.training.telemetry import host_memory
+    from gspo_hpc.system import host_memory
 
     host_memory.ROOT = Path(os.environ["GSPO_HPC_TEST_ROOT"])

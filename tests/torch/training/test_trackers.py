@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.config.reading import wandb_account
+
 pytest.importorskip("wandb")
 
 BLOCK, HEADER = 32768, 7  # the framing of a .wandb file: blocks of chunks with checksum, length and kind
@@ -210,3 +212,35 @@ def test_a_tracker_that_cannot_start_is_left_with_one_warning(tmp_path: Path) ->
     said = attempt(tmp_path, 1, 3, "close", "no_wandb", "tensorboard")
     assert said["logged"] < 1.0
     assert len(said["warnings"]) == 1 and "tensorboard did not start" in said["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("own", "server"),
+    [
+        ("wandb", "http://folder.example"),
+        (".wandb", "http://folder.example"),
+        ("variable", "http://variable.example"),
+        ("nothing", "http://user.example:8080"),
+    ],
+)
+def test_doctor_reads_the_settings_that_wandb_takes(
+    own: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same server, and a key in the same cases: from the folder's file before the user's, and the environment."""
+    user, folder, key = tmp_path / "user", tmp_path / "folder", "0123456789" * 4
+    for place, name in ((user, "user.example:8080"), (folder / own, "folder.example")):
+        place.mkdir(parents=True)
+        (place / "settings").write_text(f"[default]\nbase_url = http://{name}\napi_key = {key * (place != user)}\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"WANDB_CONFIG_DIR": str(user), "WANDB_DIR": str(user), "NETRC": str(tmp_path / "netrc")}
+    environment |= {"WANDB_BASE_URL": server, "WANDB_API_KEY": key} if own == "variable" else {}
+    monkeypatch.chdir(folder)
+    code = (
+        "import json, wandb; from gspo_hpc.training.telemetry.trackers.wandb import _has_key;"
+        "print(json.dumps([wandb.setup().settings.base_url, _has_key(wandb)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    given = wandb_account.settings(environment)
+    found = wandb_account.server(environment, given)
+    has_key = bool(wandb_account.key_source(found, environment, given))
+    assert json.loads(done.stdout.splitlines()[-1]) == [found, has_key] == [server, own != "nothing"]

@@ -24,6 +24,7 @@ from gspo_hpc.doctor import tracking as doctor_tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section
 from gspo_hpc.doctor.host import Space
 from gspo_hpc.doctor.node import Machine
+from gspo_hpc.system import host_memory
 
 GIB = 2**30
 HEAVY = ("torch", "vllm", "megatron", "wandb", "transformers", "pyarrow", "submitit")
@@ -227,8 +228,21 @@ def test_memory() -> None:
     doctor_host.judge_memory(section, 8 * GIB, 9 * GIB, sleeping=True)
     assert one(section).fix.startswith("set rollout.sleep_level=2, ")
     assert "sleep_level" not in judged(8 * GIB, 9 * GIB).fix
-    available, _ = doctor_host.available_memory()
-    assert 0 < available <= doctor_host.total_memory()
+
+
+def test_cached_files_do_not_count_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job has read or written stays in its control group as cache, which the kernel gives back."""
+    monkeypatch.setattr(host_memory, "ROOT", tmp_path)
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (group / "memory.current").write_text(str(19 * GIB))
+    (group / "memory.max").write_text(str(20 * GIB))
+    (group / "memory.stat").write_text(f"inactive_file {12 * GIB}\n")
+    found = {finding.check: finding for finding in doctor_host.host(loader.from_dict({}), 8 * GIB, 0).findings}
+    assert found["memory"].state == "ok" and "13.0 GiB are available to this job" in found["memory"].finding
 
 
 @pytest.mark.parametrize(
@@ -371,6 +385,9 @@ def test_a_key_is_found_and_never_shown(tmp_path: Path, server: str, no_account:
     away = by_variable["W&B server"]
     assert away.state == "warn" and "refused" in away.finding and "offline" in away.fix
     assert SECRET not in str(found) + str(by_variable)
+    netrc.write_text(f"machine {server.removeprefix('http://')} login user password {SECRET}\n")
+    with_port = tracking(NETRC=str(netrc), WANDB_BASE_URL=server)  # as `wandb login` writes it
+    assert "logs online" in with_port["W&B"].finding
     elsewhere = tracking(NETRC=str(netrc), WANDB_BASE_URL="http://localhost:9", asked="online")
     assert elsewhere["W&B"].state == "fail"  # a key for another server
 
@@ -379,6 +396,21 @@ def test_the_server_of_wandbs_own_settings(tmp_path: Path, no_account: pytest.Mo
     (tmp_path / "settings").write_text("[default]\nbase_url = http://wandb.example:8080\n")
     found = tracking(asked="online", WANDB_CONFIG_DIR=str(tmp_path), NETRC=str(tmp_path / "netrc"))
     assert "no key for wandb.example" in found["W&B"].finding
+
+
+def test_a_key_in_wandbs_own_settings_is_one(tmp_path: Path, server: str, no_account: pytest.MonkeyPatch) -> None:
+    """The run takes it, too; so does the file of the working directory, before the user's."""
+    no_account.chdir(tmp_path)
+    where = {"WANDB_CONFIG_DIR": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+    (tmp_path / "settings").write_text(f"[default]\nbase_url = http://wandb.example:8080\napi_key = {SECRET}\n")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text(f"[default]\nbase_url = {server}\n")
+    found = tracking(asked="online", **where)
+    assert found["W&B"].state == "ok" and "api_key of wandb's settings" in found["W&B"].finding
+    assert found["W&B server"].state == "ok" and SECRET not in str(found)
+    assert "logs online" in tracking(**where)["W&B"].finding
+    (tmp_path / "wandb" / "settings").write_text("no section\n")  # wandb then takes the other
+    assert "wandb.example does not answer" in tracking(**where)["W&B server"].finding
 
 
 def test_on_a_login_node_its_own_lacks_are_warnings() -> None:

@@ -13,18 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.config import loader
+from gspo_hpc.config.paths import PRESETS as PRESET_FOLDER
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import prompts
 from gspo_hpc.doctor import finding, inputs
 from gspo_hpc.doctor import sizes as doctor_sizes
 from gspo_hpc.doctor.finding import Finding
+from gspo_hpc.models import catalog
 from gspo_hpc.models.weight_files import read_header
+from gspo_hpc.planning.plan import make_plan
 
 MODEL = {
     **{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 256, "rms_norm_eps": 1e-6},
     **{"max_position_embeddings": 512, "tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 10000.0},
 }
+PRESETS = sorted(path for path in PRESET_FOLDER.glob("*.yaml") if not path.stem.endswith("_cpu"))
 
 
 def safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
@@ -199,7 +203,7 @@ def test_rows_that_cannot_be_used(model: Path, rows: Path, tmp_path: Path) -> No
 
 
 def test_of_a_large_file_only_the_head_is_read(model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 100)
+    monkeypatch.setattr(inputs, "WHOLE_FILE_BYTES", 100)
     found = look(given_config(model, rows))["training data"]
     assert found.state == "ok" and "the first 1,000 rows" in found.finding
     rows.write_text('{"prompt": "a"}\n' * 5 + "no json\n" + '{"prompt": "a"}\n' * 5000)
@@ -250,14 +254,44 @@ def test_sizes_are_those_of_the_plan(model: Path, rows: Path) -> None:
     attention = 64 * (64 + 64) + 64 * 64 + 2 * 32 + 2 * 64  # queries, keys and values, output, norms
     count = 2 * (attention + 3 * 64 * 128) + 256 * 64 + 64
     assert sizes.checkpoint == count * 12 and sizes.rank_gpu == 0
-    assert sizes.host == 2 * count * 16 + count * 4 + 2**30 + 2 * count * 12
+    # Two ranks, an engine and its cache, and the copy that one of the ranks makes to save it.
+    assert sizes.host == 2 * count * 16 + count * 4 + 2**30 + count * 12
     gpu = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda", "rollout.sleep_level=1"))
     assert gpu is not None and gpu.rank_gpu == count * (2 + 4 + 12) and gpu.checkpoint == count * 14
-    # What is lent, the copy that is saved, and the weights of the engine that sleeps; but for these at level 2.
-    assert gpu.host == count * (2 + 4 + 12) + count * (2 + 12) + count * 2
+    # What is offloaded (gradients are dropped), the copy that is saved, and the weights of the engine that sleeps; but
+    # for these at level 2.
+    assert gpu.host == count * (2 + 12) + count * (2 + 12) + count * 2
     dropped = doctor_sizes.of(given_config(model, rows, "cluster.platform=cuda"))
     assert dropped is not None and dropped.host == gpu.host - count * 2
     assert doctor_sizes.of(given_config(model / "gone", rows)) is None
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_the_memory_of_a_node_is_what_the_plan_says(path: Path, tmp_path: Path) -> None:
+    """For every preset with a GPU: the plan's total without what processes take for themselves."""
+    known = catalog.find(str(loader.load(path).model.path))
+    (tmp_path / "config.json").write_text(json.dumps(catalog.content(str(known))))
+    config = loader.load(path, [f"model.path={tmp_path}"])
+    sizes, plan = doctor_sizes.of(config), make_plan(config)
+    assert sizes is not None and plan.memory is not None
+    told = plan.memory.to_json()["host_bytes"]
+    assert 0 < sizes.host == told["total"] - told["processes"] < told["total"]
+
+
+def test_engines_and_references_on_a_cpu_are_counted(model: Path, rows: Path) -> None:
+    """In bytes of a parameter: with a KL term two copies of the weights, where GPUs are set apart none for them."""
+
+    def host(*overrides: str) -> int:
+        found = doctor_sizes.of(given_config(model, rows, "model.dtype=float32", *overrides))
+        assert found is not None
+        return found.host
+
+    count = 90_560
+    three = "cluster.gpus_per_node=3"
+    assert host("algorithm.kl_beta=0.1") - host() == 2 * count * 4
+    assert host("checkpoint.async_save=false") == host() - count * 12
+    apart = host(three, "rollout.mode=server", "rollout.engines_per_node=1")
+    assert apart == host("cluster.gpus_per_node=2", "rollout.engines_per_node=1"), "two ranks train, and one generates"
 
 
 def test_shared_memory_grows_with_what_uses_it() -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import pytest
 
-from gspo_hpc.cli import plans
 from gspo_hpc.cli.commands import status
 from gspo_hpc.cli.pages import ranks, render
 from gspo_hpc.config import constants
@@ -182,11 +181,11 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     ),
     ("docs/plan.md", r"from (\d+) to (\d+) columns", lambda: (render._NARROWEST, render._WIDEST)),
     ("docs/plan.md", r"Up to (\d+) ranks have a row each", lambda: (ranks._MAX_ROWS,)),
-    ("docs/plan.md", r"JSONL files up to (\d+) MiB", lambda: (plans._COUNTED_BYTES / MIB,)),
+    ("docs/plan.md", r"JSONL files up to (\d+) MiB", lambda: (constants.WHOLE_FILE_BYTES / MIB,)),
     (
         "docs/doctor.md",
         r"of files above (\d+) MiB the first ([\d,]+) lines",
-        lambda: (inputs._WHOLE_BYTES / MIB, inputs.ROWS),
+        lambda: (constants.WHOLE_FILE_BYTES / MIB, inputs.ROWS),
     ),
     ("docs/doctor.md", r"a limit of\s+(\w+) minutes", lambda: (nodes.JOB_MINUTES,)),
     ("docs/doctor.md", r"`--wait` seconds \((\d+)\)", lambda: (examine.WAIT_SECONDS,)),

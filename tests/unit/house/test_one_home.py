@@ -25,6 +25,12 @@ HOMES = {
     r"SLURMD_NODENAME\"\) or": "system/environment.py",  # node_name
     r"model\.safetensors\.index|\b100 ?(?:<<|\* ?2 ?\*\*) ?20\b": "models/weight_files.py",
     r"\"attempt\.json\"": "runs/directory.py",
+    r"dtype or \S*config\.model\.dtype": "config/derived.py",  # engine_dtype
+    r"\b64 (?:<<|\* 2 ?\*\*) ?20\b": "config/constants.py",  # WHOLE_FILE_BYTES
+    r"__file__\)\.resolve\(\)\.parent": "config/paths.py",  # PACKAGE
+    r"memory\.max|limit_in_bytes|/proc/meminfo|\"meminfo\"": "system/host_memory.py",
+    r"import netrc|api\.wandb\.ai|WANDB_BASE_URL": "config/reading/wandb_account.py",
+    r"engines_per_node or (?!\d)|max\(1, gpus // (?:tp|size)\)": "config/derived.py",
     r"\bMOST = 0\.95\b": "planning/estimates/advice.py",  # of a card, for an engine
     r"average length of a response": "cli/parser.py",
     r"(?:EXIT_|\b)(?:DONE|FAILED|REFUSED|REQUEUE)(?:, \w+)* = \d": "system/exit_codes.py",

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from gspo_hpc.cli import main
 from gspo_hpc.config.loader import from_dict, load
@@ -44,9 +46,34 @@ def test_whole_nodes_generate_and_the_others_train() -> None:
     assert "engine_asleep" not in plan.memory.phase("update").parts
 
 
+@given(
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 4, 6, 8]),
+    st.sampled_from([1, 2, 3, 4, 8, 16]),
+    st.sampled_from([None, 1, 2, 3]),
+    st.integers(0, 2),
+    st.booleans(),
+)
+@example(2, 8, 3, None, 0, False)
+@example(3, 4, 8, None, 2, True)
+@settings(max_examples=200, deadline=None)
+def test_estimates_count_the_engines_of_the_layout(
+    nodes: int, gpus: int, size: int, engines_per_node: int | None, generation: int, server: bool
+) -> None:
+    rollout = {"tensor_parallel_size": size, "engines_per_node": engines_per_node}
+    cluster = {"nodes": nodes, "gpus_per_node": gpus, "generation_nodes": generation * server}
+    config = from_dict({"cluster": cluster, "rollout": rollout | {"mode": "server" if server else "colocate"}})
+    plan = make_plan(config)
+    if plan.valid:
+        assert engines.count(config) == plan.layout["num_engines"] > 0
+        used = nodes if not cluster["generation_nodes"] else generation
+        assert plan.layout["num_engines"] * size <= used * gpus, "GPUs that there are"
+
+
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
+        ([*APART, "rollout.tensor_parallel_size=16"], "generation_nodes_hold_engines"),
         (["cluster.nodes=2", "cluster.generation_nodes=1"], "generation_nodes_need_server"),
         (["cluster.generation_nodes=1", "rollout.mode=server"], "generation_nodes_leave_some_to_train"),
         ([*APART, "rollout.engines_per_node=9"], "generation_nodes_hold_engines"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.config import loader
+from gspo_hpc.system import host_memory
 from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training.observers.memory import MemoryWatch
-from gspo_hpc.training.telemetry import host_memory
 
 
 def watched(folder: Path, limit: float | None, *used: float, first: int = 1) -> tuple[list[str], list[str | None]]:

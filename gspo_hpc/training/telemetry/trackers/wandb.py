@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import netrc
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from gspo_hpc.config.reading import wandb_account
 from gspo_hpc.config.schema import Tracking
 from gspo_hpc.system.redact import redact
 from gspo_hpc.training.telemetry.trackers.sink import Samples, encodable, in_one_line
@@ -102,11 +101,7 @@ def start(
 
 def choose_mode(asked: str, has_key: bool, warn: Callable[[str], None]) -> str:
     """Return online, offline or disabled: WANDB_MODE decides for `auto`, and without a key nothing is online."""
-    mode = asked
-    if asked == "auto":
-        mode = os.environ.get("WANDB_MODE", "")
-        if mode not in ("online", "offline", "disabled"):
-            return "online" if has_key else "offline"
+    mode = wandb_account.mode(asked, has_key, os.environ)
     if mode == "online" and not has_key:
         warn("W&B has no key: set WANDB_API_KEY or run `wandb login`; logging to wandb/ for a later `wandb sync`")
         return "offline"
@@ -115,16 +110,9 @@ def choose_mode(asked: str, has_key: bool, warn: Callable[[str], None]) -> str:
 
 def _has_key(wandb: Any) -> bool:
     """Return True if wandb would find credentials by itself: in the environment, its settings, or the netrc file."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
     settings = wandb.setup().settings
-    if settings.api_key:
-        return True
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    try:
-        return netrc.netrc(path).authenticators(urlsplit(settings.base_url).hostname or "") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    given = {name: getattr(settings, name, None) for name in ("api_key", "identity_token_file")}
+    return bool(wandb_account.key_source(settings.base_url, os.environ, given))
 
 
 def _cells(row: Mapping[str, Any]) -> list[Any]:

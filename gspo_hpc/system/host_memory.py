@@ -1,4 +1,4 @@
-"""The part of a node's memory, or of what this job may use of it, that is in use. Linux only.
+"""A node's memory, and what this job may use of it: how much is in use, and how much is left. Linux only.
 
 Slurm, Kubernetes and container runtimes limit a job's memory by control groups. The kernel ends processes at whatever
 comes first: the limit of the group of this process, that of a group above it, or the node's memory. Files that the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 ROOT = Path("/")  # where /proc and /sys are
 # Name of the controller in /proc/self/cgroup, mount point, files of use and limit, and the key of the cache in
@@ -21,19 +22,41 @@ _VERSIONS = (
 )
 
 
+class Room(NamedTuple):
+    """Memory that is left to this process."""
+
+    size: int  # bytes
+    limited: bool  # by a control group, not by the node
+
+
+def total() -> int:
+    """Return the bytes of memory of this node."""
+    return _node()[1]
+
+
 def used() -> float:
-    """Return the largest of these parts, from 0 to 1."""
+    """Return the largest part in use of what is limited, from 0 to 1."""
+    use, size = _node()
+    # Version 1 has a huge limit where there is none.
+    return max([use / size, *(held / limit for held, limit in _groups() if limit < size)])
+
+
+def left() -> Room:
+    """Return the bytes that this process can still use before the kernel ends processes."""
+    use, size = _node()
+    groups = [max(0, limit - held) for held, limit in _groups()]
+    least = min(groups, default=size)
+    return Room(least, limited=True) if least < size - use else Room(size - use, limited=False)
+
+
+def _node() -> tuple[int, int]:
+    """Return use and size of the node's memory in bytes."""
     found = _pairs(ROOT / "proc" / "meminfo")
-    total = found["MemTotal"] * 1024
-    parts = [1.0 - found["MemAvailable"] / found["MemTotal"]]
-    parts += [
-        use / limit for use, limit in _groups() if limit < total
-    ]  # version 1 has a huge limit where there is none
-    return max(parts)
+    return (found["MemTotal"] - found["MemAvailable"]) * 1024, found["MemTotal"] * 1024
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    """Yield use and limit in bytes of the groups of this process that have a limit."""
+    """Yield use and limit in bytes of the groups of this process that have a limit. Cached files do not count."""
     for line in (ROOT / "proc" / "self" / "cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
         for controller, mount, use, limit, cached in _VERSIONS:
