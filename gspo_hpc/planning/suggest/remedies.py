@@ -55,7 +55,7 @@ class Remedy:
         return vars(self)
 
 
-_FIRST = "what mends a rule that every layout breaks"
+_FIRST = "what fixes a rule that every layout breaks"
 _WORDS = {  # for a smaller model
     catalog.Kinship.LINE: "the largest smaller size of this model that fits",
     catalog.Kinship.FAMILY: "the largest model of this family that fits",
@@ -70,7 +70,7 @@ def find(config: Config, keep: frozenset[str] = frozenset()) -> list[Remedy]:
     """Return changes of one kind, or of two where other machines are not enough alone, with which a layout fits.
 
     The list is empty where nothing that is tried is enough. Where every layout breaks a rule that is not about memory,
-    every change has what mends it, too.
+    every change has what fixes it, too.
     """
     first = _mending(config, keep)
     if first and _fits(config, keep, first):
@@ -80,7 +80,7 @@ def find(config: Config, keep: frozenset[str] = frozenset()) -> list[Remedy]:
 
 
 def _mending(config: Config, keep: frozenset[str]) -> dict[str, Any]:
-    """Return what mends the rules that every layout breaks, of settings that are no part of one and of no machine."""
+    """Return what fixes the rules that every layout breaks, of settings that are no part of one and of no machine."""
     wider = _budgets(config, keep)
     changed = _changed(config, wider)
     if _is_allowed(changed, keep) or (found := repair.find(changed)) is None:
