@@ -113,7 +113,7 @@ def test_a_token_budget_that_is_too_small_is_named_and_made_larger(short: str) -
     config = made("Qwen3-8B", 1, 8, batch=batch)
     assert "breaks the rule token_budget_holds_longest_sequence" in remedies.lacking(layouts.Search(config))
     (one,) = remedies.find(config)
-    assert one.changes == {f"batch.{short}": 5120} and one.text == "what mends a rule that every layout breaks"
+    assert one.changes == {f"batch.{short}": 5120} and one.text == "what fixes a rule that every layout breaks"
     single = remedies.find(with_value(config, "cluster.gpus_per_node", 1))
     assert single and all(one.changes[f"batch.{short}"] <= 5120 for one in single)
 
