@@ -1,9 +1,9 @@
 """The store of a node: notices that one thread copies from the store of the job, and counts of the ranks of the node.
 
-The node's first rank makes two files in memory that have no name (memfd), and the others open them through /proc. So
-they need no room in /dev/shm, nobody can remove them, and they end with the last process that has them open. Both are
-only appended to. A process that is killed in the middle of a write leaves a part of a record at most, and readers take
-no record before its end is there, so they never wait for one. Nobody locks anything.
+The node's first rank makes two files in memory that have no name (memfd), and hands them to the others over a socket
+(handover.py). So they need no room in /dev/shm, nobody can remove them, and they end with the last process that has
+them open. Both are only appended to. A process that is killed in the middle of a write leaves a part of a record at
+most, and readers take no record before its end is there, so they never wait for one. Nobody locks anything.
 
 One thread on the node's first rank, the relay, copies new notices. The other ranks of the node depend on that thread,
 so it shows them that it lives: with every look at the store of the job it changes the time of the file of notices, and
@@ -12,19 +12,21 @@ it writes the error that ends it there.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import secrets
+import stat
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
 
+from gspo_hpc.rollout.handover import Handover, receive
 from gspo_hpc.system import environment
 from gspo_hpc.system.files import write_all
 
@@ -52,19 +54,22 @@ class NodeStore:
         self._node, self._ranks, self._patience = environment.node_name(), ranks_per_node, patience
         key = f"node_store/{self._node}"
         self._relay: _Relay | None = None
+        self._handover: Handover | None = None
         if local_rank:
-            self._notices, self._arrivals = _open(json.loads(job.get(key)), local_rank, self._node)
+            self._notices, self._arrivals = self._receive(json.loads(job.get(key)), local_rank)
         else:
             if job.add(f"{key}/made", 1) != 1:
                 raise RuntimeError(f"two nodes of this job are called {self._node}: give each a name of its own")
             made = [os.memfd_create(f"gspo_hpc-{name}") for name in ("notices", "arrivals")]
-            address = {"pid": os.getpid(), "files": made, "token": secrets.token_hex(8)}
             for file in made:
                 os.fchmod(file, 0o600)
-            write_all(made[0], _line(_header(address)))
-            self._notices, self._arrivals = _open(address, local_rank, self._node)
+            token = secrets.token_hex(8)
+            write_all(made[0], _line(_header(token)))
+            self._notices, self._arrivals = _open_again(made)
             self._relay = _Relay(job, made, interval)
-            job.set(key, json.dumps(address))
+            if ranks_per_node > 1:
+                self._handover = Handover(ranks_per_node, token, functools.partial(_open_again, made))
+                job.set(key, json.dumps(self._handover.address()))
         self._place, self._torn = 0, b""  # how far this rank has read the notices, and the part of a line at the end
         self._error = ""  # why nothing more will come
         self._counted, self._counts = 0, Counter[bytes]()  # the same of the arrivals, which have no torn records
@@ -108,6 +113,9 @@ class NodeStore:
 
     def close(self) -> None:
         """Stop copying, and close the store for all ranks of the node, on its first rank. Calling it again is fine."""
+        if self._handover is not None:
+            self._handover.close()  # before the files
+            self._handover = None
         if self._relay is not None:
             self._relay.close()
             self._relay = None
@@ -115,6 +123,25 @@ class NodeStore:
             if file >= 0:
                 os.close(file)
         self._notices = self._arrivals = -1
+
+    def _receive(self, address: Mapping[str, str], local_rank: int) -> tuple[int, int]:
+        """Get from the node's first rank what it opens for this one, and see that it is that."""
+        try:
+            notices, arrivals = files = receive(address, local_rank, 2, self._patience)
+            try:
+                if not all(stat.S_ISREG(os.fstat(file).st_mode) for file in files):
+                    raise OSError("what came is no file")
+                if not os.pread(notices, _CHUNK, 0).startswith(_line(_header(address["token"]))):
+                    raise OSError("what came are the files of another job or attempt")
+            except OSError:
+                for file in files:
+                    os.close(file)
+                raise
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise RuntimeError(
+                f"rank {local_rank} of node {self._node} got no files from the node's first rank: {error}"
+            ) from None
+        return notices, arrivals
 
     def _check(self) -> None:
         now = time.monotonic()
@@ -188,27 +215,24 @@ class _Relay:
         self._ended = True
 
 
-def _open(address: Mapping[str, Any], local_rank: int, node: str) -> tuple[int, int]:
-    """Open the files of a node's first rank: descriptors to read the notices, and to read and append counts."""
-    pid, opened = address["pid"], []
+def _open_again(made: Sequence[int]) -> tuple[int, int]:
+    """Open this process's files once more: descriptors to read the notices, and to read and append counts.
+
+    Not os.dup: :meth:`NodeStore.count` needs an offset that no other rank moves.
+    """
+    opened: list[int] = []
     try:
-        for file, flags in zip(address["files"], (os.O_RDONLY, os.O_RDWR | os.O_APPEND), strict=True):
-            opened.append(os.open(f"/proc/{pid}/fd/{file}", flags | os.O_CLOEXEC))
-        problem = "" if os.pread(opened[0], _CHUNK, 0).startswith(_line(_header(address))) else "it is another process"
-    except OSError as error:
-        problem = error.strerror or str(error)
-    if problem:
+        for file, flags in zip(made, (os.O_RDONLY, os.O_RDWR | os.O_APPEND), strict=True):
+            opened.append(os.open(f"/proc/self/fd/{file}", flags | os.O_CLOEXEC))
+    except OSError:
         for file in opened:
             os.close(file)
-        raise RuntimeError(
-            f"rank {local_rank} of node {node} cannot open the files of the node's first rank, process {pid} "
-            f"({problem}): ranks of a node must see each other in /proc; in containers, share the PID namespace"
-        )
+        raise
     return opened[0], opened[1]
 
 
-def _header(address: Mapping[str, Any]) -> dict[str, str]:
-    return {"token": address["token"]}
+def _header(token: str) -> dict[str, str]:
+    return {"token": token}
 
 
 def _line(record: Mapping[str, str]) -> bytes:

@@ -48,6 +48,8 @@ def marked(run_id: str, attempt: int | None = None, but: int | None = None) -> l
     """Return the ids of this user's processes on this host that belong to a run, without this process.
 
     `attempt`: only those of this attempt; `but`: those of all other attempts.
+
+    A process in a user namespace of its own, as a container may have it, finds only those in it; one on the host all.
     """
     wanted = f"{MARK}={run_id}:{'' if attempt is None else attempt}".encode()
     found = []
@@ -55,7 +57,7 @@ def marked(run_id: str, attempt: int | None = None, but: int | None = None) -> l
         if path.name.isdigit() and int(path.name) != os.getpid():
             try:
                 environment = (path / "environ").read_bytes()
-            except OSError:  # it is gone, or belongs to another user
+            except OSError:  # it is gone, or in a container, or another user's
                 continue
             marks = [e for e in environment.split(b"\0") if e.startswith(wanted)]
             if marks and (attempt is None or wanted in marks) and f"{MARK}={run_id}:{but}".encode() not in marks:

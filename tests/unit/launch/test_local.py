@@ -508,6 +508,26 @@ def test_only_the_processes_of_that_run_are_found(out: Path) -> None:
             child.wait()
 
 
+def test_processes_in_another_user_namespace_are_left_to_those_who_see_them(out: Path) -> None:
+    """A rank in a container of its own cannot read their marks, and goes on; from the host they are found."""
+    own = ["unshare", "--user", "--map-current-user"]
+    if (tried := subprocess.run([*own, "true"], capture_output=True, text=True)).returncode:
+        pytest.xfail(f"this machine gives no namespaces: {tried.stderr}")
+    environment = os.environ | processes.mark("test-run-c", 1)
+    sleeper = subprocess.Popen([*own, sys.executable, "-c", "import time; time.sleep(100)"], env=environment)
+    look = "from gspo_hpc.system.processes import kill_marked; print(kill_marked('test-run-c', 1))"
+    try:
+        namespace = os.readlink("/proc/self/ns/user")
+        wait_for(lambda: os.readlink(f"/proc/{sleeper.pid}/ns/user") != namespace)
+        found = subprocess.run([*own, sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True)
+        assert (found.stdout, found.stderr) == ("0\n", "") and sleeper.poll() is None
+        assert processes.kill_marked("test-run-c", 1) == 1
+        assert sleeper.wait(5) == -signal.SIGKILL
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 def test_server_mode_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rollout\.mode=colocate"):
         train(make_config(tmp_path, "rollout.mode=server"))
