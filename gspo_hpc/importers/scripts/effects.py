@@ -12,7 +12,7 @@ from gspo_hpc.importers.scripts.getopts import getopts
 from gspo_hpc.importers.scripts.handlers import trap
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
-from gspo_hpc.importers.scripts.scope import Reference, Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.subshells import apart
 from gspo_hpc.importers.scripts.words import expand, fields, subscript_of, text_of
 
@@ -27,6 +27,8 @@ _SUCCEEDS = (": . cd chmod conda cp echo export ln mkdir module pip pip3 printf 
              "source tee touch trap true ulimit umask wait")  # fmt: skip
 # Sourced for their PATH; they set nothing that an argument of a run would be made of.
 _HARMLESS = ("activate", "conda.sh", "mamba.sh", "bashrc", "bash_profile", "profile", "modules.sh", "lmod.sh")
+# An assignment to a variable whose name is not known: $k=3
+_NAMED_LATER = re.compile(r"(?:^|[;&|\n])\s*\w*\$\{?\w+\}?\w*\s*[-+*/%|&^]?=(?!=)")
 _HOOK = re.compile(r"conda|mamba|modulecmd|ssh-agent|pyenv|direnv|brew")
 
 
@@ -54,6 +56,9 @@ def call(reader: Reader, words: list[str], line: int) -> bool | None:
                     f"shift {rest[0]}: not known before the script runs, so neither are $1 and the arguments after it"
                 )
             count = int(rest[0]) if rest else 1
+            if REST in scope.arguments:
+                scope.arguments = scope.arguments[count:] or (REST,)
+                return None
             if count > len(scope.arguments):
                 return False  # and leaves them as they are
             scope.arguments = scope.arguments[count:]
@@ -68,6 +73,8 @@ def call(reader: Reader, words: list[str], line: int) -> bool | None:
         case "set" if "--" in rest:
             scope.arguments = tuple(rest[rest.index("--") + 1 :])
         case "let":
+            if any(map(_NAMED_LATER.match, rest)):
+                reader.lose_all(_named_later("let", line))
             values = [evaluate(word, scope, line) for word in rest]
             return values[-1] != 0 if values and values[-1] is not None else None
         case "read" | "mapfile" | "readarray":
@@ -167,9 +174,13 @@ def _eval(reader: Reader, text: str) -> None:
     if len(reader.frames) >= _DEEPEST or re.search(r"\$\(|`", text):
         reader.lose_all("may be set by eval, whose text is not known before the script runs")
         return
+    whole = re.match(r"\s*\$\{?(\w+)\}?(?:\s|$)", text)
+    lost = _NAMED_LATER.search(text) or (whole and isinstance(reader.scope.get(whole[1]), Unknown))
     reader.frames.append(None)
     reader.walk(parse(text).root_node.named_children)
     reader.frames.pop()
+    if lost:
+        reader.lose_all("may be set by eval, whose text is not known before the script runs")
 
 
 def _shell(reader: Reader, rest: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.parse import line_of, source_of
-from gspo_hpc.importers.scripts.scope import Reference, Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.words import expand, fields
 
 if TYPE_CHECKING:
@@ -104,9 +104,12 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
         scope.set(name, several)
     before, counts, was = dict(scope.values), (len(reader.found), len(reader.possible)), reader.certain
     reader.certain = was and certain
+    given = scope.arguments
     reader.walk([body])
     reader.ended = ""
     after = scope.values
+    if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
+        scope.arguments = (REST,)
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     if changed:  # a later round begins with what an earlier one has set
         del reader.found[counts[0] :], reader.possible[counts[1] :]

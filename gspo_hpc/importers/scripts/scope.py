@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _REFERENCE = "may be set through another name of a variable (declare -n) that is not known"
+REST = "${@}"  # as the last argument: which ones follow, and how many, is not known
+SHIFTED = "is an argument, and how many of them are left (shift, set --) is not known before the script runs"
 _LEFT = re.compile(r"\$(?:[A-Za-z_{(]|\d)")
 # Variables that a shell has in any case: where a script does not set them, they are set, to what is not known.
 ALWAYS = frozenset(
@@ -61,6 +63,8 @@ class Scope:
             number = int(name[:9])
             if number == 0:
                 return self.script or None
+            if self.arguments[-1:] == (REST,) and number >= len(self.arguments):
+                return Unknown(SHIFTED)
             return self.arguments[number - 1] if number <= len(self.arguments) else None
         if name == "BASH_SOURCE" and name not in self.values:
             return self.script or None

@@ -20,7 +20,7 @@ from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
-from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value
+from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
 from gspo_hpc.importers.scripts.words import computed, expand, fields, text_of
 
@@ -191,6 +191,8 @@ class Reader:
                  if isinstance(value, str | Unknown)}  # fmt: skip
         lost = scope.partly | {key: value for key, value in scope.values.items() if isinstance(value, Unknown)}
         unknown = {key: value.why for key, value in lost.items()}
+        if REST in scope.arguments:
+            unknown |= {str(number): SHIFTED for number in range(len(scope.arguments), 10)}
         if scope.sourced:
             unknown["*"] = scope.sourced
         arrays = [key for key, value in scope.values.items() if isinstance(value, tuple | dict)]
@@ -292,7 +294,9 @@ class Reader:
         outcomes: list[tuple[dict[str, Value], dict[str, Node | None]]] = []
         returns = len(self.returned)
         self.certain = was and certain
+        began, left = self.scope.arguments, set[tuple[str, ...]]()
         for block in blocks:
+            self.scope.arguments = began
             self.scope.values, self.functions = dict(before), dict(functions)
             self.walk(block)
             ended, self.ended = self.ended, ""
@@ -300,8 +304,10 @@ class Reader:
                 self.returned.append(self.scope.values)
             elif ended not in ("exit", "done"):
                 outcomes.append((self.scope.values, self.functions))
+                left.add(self.scope.arguments)
                 self.loose = self.loose or ended in ("break", "continue")
         self.certain = was
+        self.scope.arguments = left.pop() if len(left) == 1 else (REST,) if left else began
         if not outcomes:
             self.scope.values = before
             self.ended = "done" if len(self.returned) > returns else "exit"

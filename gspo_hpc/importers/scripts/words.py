@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.parse import line_of, source_of
-from gspo_hpc.importers.scripts.scope import ALWAYS, Piece, Reference, Scope, Unknown, Value, is_launched, is_unset
+from gspo_hpc.importers.scripts.scope import (
+    ALWAYS,
+    REST,
+    Piece,
+    Reference,
+    Scope,
+    Unknown,
+    Value,
+    is_launched,
+    is_unset,
+)
 
 if TYPE_CHECKING:  # the parser is imported by read_script alone
     from tree_sitter import Node
@@ -221,7 +231,7 @@ def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted:
     """Yield the value of $name or ${name[subscript]}; what has none stays as it is written in `raw`."""
     found: Value | None = scope.arguments if name in ("@", "*") else scope.get(name)
     if name == "#":
-        found = str(len(scope.arguments))
+        found = "${#}" if REST in scope.arguments else str(len(scope.arguments))
     elif name in ("@", "*"):
         subscript = name
     if subscript in ("@", "*") and not isinstance(found, Unknown):
