@@ -146,7 +146,11 @@ def _batch(draft: Draft) -> tuple[int, int]:
     mini = draft.whole(f"{ACTOR}.ppo_mini_batch_size", 256) or 256
     epochs = draft.whole(f"{ACTOR}.ppo_epochs", 1) or 1
     if group < 2:
-        draft.refuse(f"{ROLLOUT}.n={group}: must be 2 or more, since one completion has no group to compare with")
+        text = "must be 2 or more, since one completion has no group to compare with"
+        name = f"{ROLLOUT}.n"
+        value = draft.values.get(name)
+        why = f"{draft.why_unset(value)}; it " if isinstance(value, str) and is_unset(value) else ""
+        draft.refuse(f"{draft.label(name)}{'' if draft.given(name) or why else ' (its default is 1)'}: {why}{text}")
     if mini > prompts:
         text = f"must not be above data.train_batch_size ({prompts}): both count prompts"
         draft.wrong(f"{ACTOR}.ppo_mini_batch_size", text)
@@ -221,9 +225,9 @@ def _micro_batches(draft: Draft, sequence: int) -> None:
                 text = f"{tokens.rpartition('.')[2]} {most}{more}"
                 draft.put(f"batch.{prefix}micro_batch_tokens", most * sequence, tokens, text)
             draft.drop(size, "verl does not read it with use_dynamic_bsz")
-        elif draft.given(size):
-            draft.put(f"batch.{prefix}micro_batch_size", draft.whole(size), size)
-    if not dynamic and not draft.given(passes[0][1]):
+        elif (count := draft.whole(size)) is not None:
+            draft.put(f"batch.{prefix}micro_batch_size", count, size)
+    if not dynamic and not draft.given(passes[0][1]) and not is_unset(draft.values.get(passes[0][1])):
         draft.assumed.append(f"{passes[0][1]} is not given: set batch.micro_batch_size or batch.micro_batch_tokens")
     for name in (
         f"{ACTOR}.ppo_micro_batch_size",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.conditions import compare
+from gspo_hpc.importers.scripts.getopts import getopts
+from gspo_hpc.importers.scripts.handlers import trap
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
-from gspo_hpc.importers.scripts.scope import Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.subshells import apart
 from gspo_hpc.importers.scripts.words import expand, fields, subscript_of, text_of
 
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ _SUCCEEDS = (": . cd chmod conda cp echo export ln mkdir module pip pip3 printf 
              "source tee touch trap true ulimit umask wait")  # fmt: skip
 # Sourced for their PATH; they set nothing that an argument of a run would be made of.
 _HARMLESS = ("activate", "conda.sh", "mamba.sh", "bashrc", "bash_profile", "profile", "modules.sh", "lmod.sh")
+# An assignment to a variable whose name is not known: $k=3
+_NAMED_LATER = re.compile(r"(?:^|[;&|\n])\s*\w*\$\{?\w+\}?\w*\s*[-+*/%|&^]?=(?!=)")
 _HOOK = re.compile(r"conda|mamba|modulecmd|ssh-agent|pyenv|direnv|brew")
 
 
@@ -49,19 +55,43 @@ def call(reader: Reader, words: list[str], line: int) -> bool | None:
                 raise ValueError(
                     f"shift {rest[0]}: not known before the script runs, so neither are $1 and the arguments after it"
                 )
-            scope.arguments = scope.arguments[int(rest[0]) if rest else 1 :]
+            count = int(rest[0]) if rest else 1
+            if REST in scope.arguments:
+                scope.arguments = scope.arguments[count:] or (REST,)
+                return None
+            if count > len(scope.arguments):
+                return False  # and leaves them as they are
+            scope.arguments = scope.arguments[count:]
             return True
+        case "getopts":
+            return getopts(reader, rest, line)
+        case "trap":
+            trap(reader, rest, line)
+        case "shopt" if "lastpipe" in rest:
+            set_here = reader.certain and ("-s" in rest or "-u" in rest)
+            reader.last_apart = "-s" not in rest if set_here else None
         case "set" if "--" in rest:
             scope.arguments = tuple(rest[rest.index("--") + 1 :])
         case "let":
+            if any(map(_NAMED_LATER.match, rest)):
+                reader.lose_all(_named_later("let", line))
             values = [evaluate(word, scope, line) for word in rest]
             return values[-1] != 0 if values and values[-1] is not None else None
         case "read" | "mapfile" | "readarray":
             why = Unknown(f"is read from the input by {name}")
-            scope.values.update({key: why for key in rest if key.isidentifier()})
+            for key in rest or ["REPLY" if name == "read" else "MAPFILE"]:
+                if key.isidentifier():
+                    scope.set(key, why)
+                elif is_unset(key) and _word_that_names(key, rest):
+                    reader.lose_all(_named_later(name, line))
         case "printf" if rest[:1] == ["-v"] and len(rest) > 2:
             plain = rest[2] in ("%s", "%d") and len(rest) == 4 and not is_unset(rest[3])
-            scope.set(rest[1], rest[3] if plain else Unknown(f"is written by printf in line {line}"))
+            key = rest[1].partition("[")[0]
+            if is_unset(key):
+                reader.lose_all(_named_later("printf", line))
+            else:
+                why = Unknown(f"is written by printf in line {line}")
+                scope.set(key, rest[3] if plain and key == rest[1] else why)
         case "source" | "." if rest:
             _source(reader, rest)
         case "eval":
@@ -144,18 +174,23 @@ def _eval(reader: Reader, text: str) -> None:
     if len(reader.frames) >= _DEEPEST or re.search(r"\$\(|`", text):
         reader.lose_all("may be set by eval, whose text is not known before the script runs")
         return
+    whole = re.match(r"\s*\$\{?(\w+)\}?(?:\s|$)", text)
+    lost = _NAMED_LATER.search(text) or (whole and isinstance(reader.scope.get(whole[1]), Unknown))
     reader.frames.append(None)
     reader.walk(parse(text).root_node.named_children)
     reader.frames.pop()
+    if lost:
+        reader.lose_all("may be set by eval, whose text is not known before the script runs")
 
 
 def _shell(reader: Reader, rest: list[str]) -> None:
     """Follow a shell of its own: bash -c 'commands', or bash script.sh with arguments."""
-    options = [word for word in rest if word.startswith("-")]
     text, name, given = "", "", list[str]()
-    if options and rest[0].startswith("-") and "c" in rest[0] and len(rest) > 1:
-        text, given = rest[1], rest[3:]
-    elif not options and (found := _text(reader, rest[0])) is not None:
+    plain = next((number for number, word in enumerate(rest) if not re.fullmatch(r"[-+][a-z]+|--", word)), len(rest))
+    options, rest = "".join(word[1:] for word in rest[:plain] if word[0] == "-"), rest[plain:]
+    if "c" in options and rest:
+        text, given = rest[0], rest[2:]
+    elif rest and not set(options) & set("os") and (found := _text(reader, rest[0])) is not None:
         text, name, given = found, rest[0], rest[1:]
     if not text or len(reader.frames) >= _DEEPEST:
         return
@@ -167,7 +202,7 @@ def _shell(reader: Reader, rest: list[str]) -> None:
     arguments, scope.arguments = scope.arguments, tuple(given)
     frames, reader.frames = reader.frames, [*reader.frames, None]
     exported = {key: value for key, value in scope.values.items() if key in scope.exported}
-    reader.apart(tree.root_node.named_children, exported)
+    apart(reader, tree.root_node.named_children, exported)
     reader.frames, scope.arguments = frames, arguments
     reader.ended = ""
     reader.read += [name] if name else []
@@ -179,7 +214,11 @@ def assign(reader: Reader, node: Node) -> None:
     name, adds = node.named_children[0], node.children[1].type == "+="
     given = node.named_children[1] if len(node.named_children) > 1 else None
     key = source_of(name).partition("[")[0]
+    if not (key := scope.target(key)):
+        scope.set(source_of(name).partition("[")[0], "")
+        return
     held = scope.values.get(key)
+    assert not isinstance(held, Reference)  # what it stands for is `key`
     value: Value
     lost = Unknown(f"is changed in line {line_of(node)} in a way that is not followed")
     if isinstance(held, Unknown) and adds:
@@ -217,7 +256,7 @@ def assign(reader: Reader, node: Node) -> None:
 def _with_element(reader: Reader, held: Value | None, raw: str, text: str, adds: bool) -> Value | None:
     """Return an array with one element set; None where that is not known."""
     key = subscript_of(raw, reader.scope)
-    if key is None or isinstance(held, Unknown):
+    if key is None or isinstance(held, Unknown | Reference):
         return None
     if isinstance(held, dict):
         return held | {key: held.get(key, "") + text if adds else text}
@@ -229,36 +268,117 @@ def _with_element(reader: Reader, held: Value | None, raw: str, text: str, adds:
     return (*items[:index], text, *items[index + 1 :])
 
 
+def unset(reader: Reader, node: Node) -> bool:
+    """Follow unset."""
+    flags = [text for child in node.named_children if (text := source_of(child)).startswith("-")]
+    for name in _names_in(reader, [child for child in node.named_children if source_of(child) not in flags], "unset"):
+        if "-f" in flags:
+            reader.functions.pop(name, None)
+        elif "-n" in flags:
+            reader.scope.values.pop(name, None)
+        elif name.isidentifier():
+            reader.scope.unset(name)
+        elif (held := name.partition("[")[0]).isidentifier():
+            reader.scope.set(held, Unknown(f"has lost an element in line {line_of(node)}"))
+    return True
+
+
+def _names_in(reader: Reader, nodes: Sequence[Node], command: str) -> Iterator[str]:
+    """Yield the words of a command that names variables; where a name is not known, any variable may be meant."""
+    scope = reader.scope
+    for child in nodes:
+        for word in fields(expand(child, scope)):
+            if not is_unset(word.partition("=")[0]):
+                yield word
+                continue
+            scope.empty = True  # what is never set names nothing
+            left = [text for text in fields(expand(child, scope)) if is_unset(text.partition("=")[0])]
+            scope.empty = False
+            if left:
+                reader.lose_all(_named_later(command, line_of(child)))
+
+
+def _named_later(command: str, line: int) -> str:
+    return f"may be set by {command} in line {line}, where the variable's name is known only when the script runs"
+
+
+def _word_that_names(word: str, words: Sequence[str]) -> bool:
+    """Tell whether a word of read is a variable's name, and not the value of an option such as -p."""
+    at = words.index(word)
+    return not at or not re.fullmatch(r"-\w*[dinNptuCcOs]", words[at - 1])
+
+
+def _written_out(reader: Reader, nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield the words of a declaration; of `$1=$2`, which the grammar takes apart, the assignment that it is."""
+    groups: list[list[Node]] = []
+    for child in nodes:
+        if groups and groups[-1][-1].end_byte == child.start_byte:
+            groups[-1].append(child)
+        else:
+            groups.append([child])
+    for group in groups:
+        if len(group) == 1:
+            yield group[0]
+            continue
+        name, equals, value = "".join(map(source_of, group)).partition("=")
+        found = fields(expand(parse(f"_ {name}\n").root_node.named_children[0].named_children[-1], reader.scope))
+        if not equals or len(found) != 1 or is_unset(found[0]):
+            reader.lose_all(_named_later("a declaration", line_of(group[0])))
+        elif (key := found[0].rstrip("+")).isidentifier():
+            lines = "\n" * (line_of(group[0]) - 1)
+            yield parse(f"{lines}{key}{found[0][len(key) :]}={value}\n").root_node.named_children[0]
+
+
 def declare(reader: Reader, node: Node) -> bool:
     """Follow declare, local, export and readonly."""
     kind = source_of(node.children[0])
-    flags = "".join(text[1:] for child in node.named_children if (text := source_of(child)).startswith("-"))
+    given = list(node.named_children)
+    flags = "".join(text[1:] for child in given if (text := source_of(child)).startswith("-"))
+    if set(flags) & set("fFp"):
+        return True
     frame = reader.frames[-1] if reader.frames else None
     local = kind == "local" or (kind in ("declare", "typeset") and "g" not in flags)
     scope = reader.scope
-    for child in node.named_children:
-        text = source_of(child) if child.type == "variable_assignment" else text_of(child, scope)
-        name, equals, value = text.partition("=")
-        name = name.rstrip("+")
-        if not name.isidentifier():
-            continue
-        if "n" in flags and kind != "export":
-            scope.set(name, Unknown(f"is another name of a variable (line {line_of(node)})"))
-            continue
-        if local and frame is not None and name not in frame:
-            frame[name] = scope.values.get(name)
-            if not equals:
-                scope.values.pop(name, None)
-        if "i" in flags:
-            scope.integers.add(name)
-        if "A" in flags and not isinstance(scope.values.get(name), dict):
-            scope.set(name, {})
-        if child.type == "variable_assignment":
-            assign(reader, child)
-        elif equals:
-            scope.set(name, value)
-        if ("l" in flags or "u" in flags) and kind != "export" and equals:
-            scope.set(name, Unknown(f"is declared in line {line_of(node)} with letters that are changed"))
-        if kind == "export" or "x" in flags:
-            scope.exported.add(name)
+    line = line_of(node)
+    for child in _written_out(reader, [child for child in given if source_of(child)[:1] not in ("-", "+")]):
+        known = child.type == "variable_assignment"
+        for text in [source_of(child)] if known else _names_in(reader, [child], kind):
+            name, equals, value = text.partition("=")
+            name, adds = name.removesuffix("+"), name.endswith("+")
+            key = name.partition("[")[0]
+            if not key.isidentifier():
+                continue
+            if local and frame is not None and key not in frame:
+                frame[key] = scope.values.get(key)
+                if not equals or "n" in flags or isinstance(frame[key], Reference):
+                    scope.values.pop(key, None)
+            if "n" in flags and kind != "export":
+                target = text_of(child.named_children[-1], scope) if known else value
+                _refer(reader, key, target, line)
+                continue
+            if "i" in flags:
+                scope.integers.add(key)
+            if "A" in flags and not isinstance(scope.get(key), dict):
+                scope.set(key, {})
+            if known:
+                assign(reader, child)
+            elif equals:
+                held = scope.get(key)
+                lost = Unknown(f"is changed in line {line} in a way that is not followed")
+                plain = key == name and (not adds or isinstance(held, str | None)) and key not in scope.integers
+                scope.set(key, (f"{held or ''}{value}" if adds else value) if plain else lost)
+            if ("l" in flags or "u" in flags) and kind != "export" and equals:
+                scope.set(key, Unknown(f"is declared in line {line} with letters that are changed"))
+            if kind == "export" or "x" in flags:
+                scope.exported.add(key)
     return True
+
+
+def _refer(reader: Reader, name: str, target: str, line: int) -> None:
+    """Make a name stand for another variable; where that is not known, whatever is set by it may be any variable."""
+    array = target.partition("[")[0]
+    if target != array and array.isidentifier():
+        reader.scope.set(array, Unknown(f"is an array of which an element has another name (line {line})"))
+        target = ""
+    plain = target.isidentifier() and target != name
+    reader.scope.set(name, Reference(target if plain else ""))

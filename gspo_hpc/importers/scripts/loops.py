@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.parse import line_of, source_of
-from gspo_hpc.importers.scripts.scope import Unknown, is_unset
+from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.words import expand, fields
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gspo_hpc.importers.scripts.shell import Reader
 
+State = tuple[dict[str, Value], dict[str, "Node | None"], tuple[str, ...], str, tuple[int, int]]
 _ROUNDS = 500  # of one loop
 _HEADER = re.compile(r"for\s*\(\((.*?);(.*?);(.*?)\)\)", re.DOTALL)
 
@@ -26,13 +27,23 @@ def follow_loop(reader: Reader, node: Node) -> None:
     """
     body = node.child_by_field_name("body") or node.named_children[-1]
     certain, values = False, list[str]()
+    started = _state(reader)
     name = source_of(node.named_children[0]) if node.type == "for_statement" else ""
     if node.type == "while_statement":
         status = _condition(reader, node, body)
         if status is False:
             return
+        changed = [key for key, value in reader.scope.values.items() if started[0].get(key) != value]
+        for key in changed:  # as `getopts` and `i++` do: in a later round they have other values
+            reader.scope.set(key, Unknown(f"changes in the loop of line {line_of(node)}"))
         certain = bool(status)
     elif name:
+        if isinstance(reader.scope.values.get(name), Reference):  # each round makes it stand for another variable
+            reader.scope.set(name, Reference(""))
+        if node.children[0].type == "select":
+            reader.scope.set("REPLY", Unknown(f"is chosen in line {line_of(node)}"))
+            _once(reader, node, body, name, False)
+            return
         values = _values(reader, node, body)
         if not values:
             return
@@ -42,21 +53,32 @@ def follow_loop(reader: Reader, node: Node) -> None:
             reader.walk([body])
             reader.ended = "" if reader.ended in ("break", "continue") else reader.ended
             return
-    started = dict(reader.scope.values), dict(reader.functions), reader.scope.arguments
+    if node.type != "while_statement":
+        started = _state(reader)
     _once(reader, node, body, name, certain)
-    ended = dict(reader.scope.values), dict(reader.functions), reader.scope.arguments
+    ended = _state(reader)
     if not certain and node.type != "c_style_for_statement":
         return
     was, count, loose = reader.recording, reader.count, reader.loose
     reader.recording, reader.loose = False, False
-    reader.scope.values, reader.functions, reader.scope.arguments = started
+    _begin(reader, started)
     try:
         known = _rounds(reader, node, body, name, values) and not reader.loose
     except ValueError:  # too long, or something that is not followed: the line is told where it is read again
         known = False
     reader.recording, reader.count, reader.loose, reader.ended = was, count, loose, ""
     if not known:
-        reader.scope.values, reader.functions, reader.scope.arguments = ended
+        _begin(reader, ended)
+
+
+def _state(reader: Reader) -> State:
+    scope = reader.scope
+    return dict(scope.values), dict(reader.functions), scope.arguments, scope.sourced, reader.option
+
+
+def _begin(reader: Reader, state: State) -> None:
+    scope = reader.scope
+    scope.values, reader.functions, scope.arguments, scope.sourced, reader.option = state
 
 
 def _condition(reader: Reader, node: Node, body: Node) -> bool | None:
@@ -82,13 +104,19 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
         scope.set(name, several)
     before, counts, was = dict(scope.values), (len(reader.found), len(reader.possible)), reader.certain
     reader.certain = was and certain
+    given = scope.arguments
     reader.walk([body])
     reader.ended = ""
     after = scope.values
+    if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
+        scope.arguments = (REST,)
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     if changed:  # a later round begins with what an earlier one has set
         del reader.found[counts[0] :], reader.possible[counts[1] :]
-        scope.values = before | {key: Unknown(f"changes in the loop of line {line}") for key in changed}
+        changes = Unknown(f"changes in the loop of line {line}")
+        scope.values = before | {
+            key: Reference("") if isinstance(after.get(key), Reference) else changes for key in changed
+        }
         started = dict(scope.values)
         reader.walk([body])
         reader.ended = ""

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+_REFERENCE = "may be set through another name of a variable (declare -n) that is not known"
+REST = "${@}"  # as the last argument: which ones follow, and how many, is not known
+SHIFTED = "is an argument, and how many of them are left (shift, set --) is not known before the script runs"
 _LEFT = re.compile(r"\$(?:[A-Za-z_{(]|\d)")
 # Variables that a shell has in any case: where a script does not set them, they are set, to what is not known.
 ALWAYS = frozenset(
@@ -28,7 +31,15 @@ class Unknown:
     might: tuple[str, ...] = ()  # words that it may hold, where the script says which
 
 
-Value = str | tuple[str, ...] | dict[str, str] | Unknown  # a text, an array, or an array with keys
+@dataclass(frozen=True)
+class Reference:
+    """Another name of a variable, as ``declare -n`` makes it."""
+
+    target: str  # "" where it is not known
+
+
+Value = str | tuple[str, ...] | dict[str, str] | Unknown | Reference  # a text, an array, or an array with keys
+_DEEPEST = 8  # references to references
 
 
 @dataclass
@@ -43,6 +54,8 @@ class Scope:
     exported: set[str] = field(default_factory=set)
     integers: set[str] = field(default_factory=set)  # declared with -i: what is assigned to them is computed
     partly: dict[str, Unknown] = field(default_factory=dict)  # variable -> what may stand at its ${NAME} in a value
+    trapped: dict[str, Unknown] = field(default_factory=dict)  # what handlers may set at any time (*: any variable)
+    touched: set[str] = field(default_factory=set)  # variables that were set (*: perhaps any)
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""
@@ -50,18 +63,55 @@ class Scope:
             number = int(name[:9])
             if number == 0:
                 return self.script or None
+            if self.arguments[-1:] == (REST,) and number >= len(self.arguments):
+                return Unknown(SHIFTED)
             return self.arguments[number - 1] if number <= len(self.arguments) else None
         if name == "BASH_SOURCE" and name not in self.values:
             return self.script or None
+        if isinstance(self.values.get(name), Reference):
+            target = self.target(name)
+            return self.get(target) if target else Unknown(_REFERENCE)
         if name not in self.values and self.sourced:
             return Unknown(self.sourced)
+        if name == "OPTIND":
+            return self.values.get(name, "1")
         return self.values.get(name)
 
+    def target(self, name: str) -> str:
+        """Return the variable that a name stands for: its own, but for references; "" where that is not known."""
+        for _ in range(_DEEPEST):
+            held = self.values.get(name)
+            if not isinstance(held, Reference):
+                return name
+            name = held.target
+        return ""
+
     def set(self, name: str, value: Value) -> None:
-        """Set a variable. Raises ValueError for a value that is absurdly long."""
-        if not isinstance(value, Unknown) and sum(map(len, value)) > _LONGEST:
+        """Set a variable, through references to it. Raises ValueError for a value that is absurdly long."""
+        if not isinstance(value, Reference):
+            name = self.target(name)
+        if not name:
+            self.lose_all(_REFERENCE)
+            return
+        self.touched.add(name)
+        value = self.trapped.get(name) or self.trapped.get("*") or value
+        if not isinstance(value, Unknown | Reference) and sum(map(len, value)) > _LONGEST:
             raise ValueError(f"the value of {name} has more than {_LONGEST} characters")
         self.values[name] = value
+
+    def unset(self, name: str) -> None:
+        """Take a variable away, through references to it."""
+        if target := self.target(name):
+            self.touched.add(target)
+            self.values.pop(target, None)
+        else:
+            self.lose_all(_REFERENCE)
+
+    def lose_all(self, why: str) -> None:
+        """Take every variable to be unknown, set or not."""
+        self.sourced = why
+        self.touched.add("*")
+        self.values.update({key: Unknown(why) for key, held in self.values.items() if not isinstance(held, Reference)})
 
     def restore(self, before: dict[str, Value], names: Iterable[str]) -> None:
         """Give variables the values that they had before."""
@@ -88,6 +138,8 @@ class Scope:
         self.values = joined
 
     def _differing(self, name: str, values: Sequence[Value | None], why: str) -> Value:
+        if any(isinstance(value, Reference) for value in values):
+            return Reference("")
         given = ["" if value is None else value for value in values]
         rests: list[tuple[str, ...]] = []
         kept: Value | None = None

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts import effects, files, heredocs
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
+from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
-from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value
+from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value
+from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
 from gspo_hpc.importers.scripts.words import computed, expand, fields, text_of
 
 if TYPE_CHECKING:
@@ -97,6 +99,9 @@ class Reader:
         self.status: bool | None = True  # of the last return
         self.loose = False  # a break or continue depends on a condition that is not known
         self.exit_line = 0
+        self.option = (0, 0)  # of getopts: the argument whose letters are being read, and the next letter in it
+        self.last_apart: bool | None = True  # the last part of a pipeline has its own shell too: no lastpipe
+        self.handlers: list[tuple[str, str]] = []  # of traps that run between commands, and what they do to variables
         self.count = 0
 
     def walk(self, nodes: Iterable[Node]) -> bool | None:
@@ -104,7 +109,7 @@ class Reader:
         status: bool | None = True
         for node in nodes:
             if node.is_named and node.type != "comment":
-                status = self.run(node)
+                status = in_background(self, node) if is_job(node) else self.run(node)
                 if self.ended:
                     break
         return status
@@ -145,16 +150,16 @@ class Reader:
             case "declaration_command":
                 return effects.declare(self, node)
             case "unset_command":
-                for child in node.named_children:
-                    self.scope.values.pop(text_of(child, self.scope), None)
-                return True
+                return effects.unset(self, node)
             case "list":
                 return self._list(node)
             case "negated_command":
                 status = self.walk(node.named_children)
                 return None if status is None else not status
             case "subshell":
-                return self.apart(node.named_children)
+                return apart(self, node.named_children)
+            case "pipeline":
+                return pipeline(self, node)
             case "compound_statement" if node.children[0].type == "((":
                 value = computed(node, self.scope)
                 return None if value is None else value != 0
@@ -171,21 +176,11 @@ class Reader:
                 follow_loop(self, node)
             case "function_definition":
                 self.functions[source_of(node.named_children[0])] = node.named_children[-1]
+                set_by_handlers(self)
                 return True
-            case _:  # a pipeline, a group, the body of a loop
+            case _:  # a group, the body of a loop
                 return self.walk(node.named_children)
         return None
-
-    def apart(self, nodes: Iterable[Node], values: dict[str, Value] | None = None) -> bool | None:
-        """Follow statements of a shell of their own: what they set is gone after them, and exit ends them alone."""
-        before, functions = dict(self.scope.values), dict(self.functions)
-        if values is not None:
-            self.scope.values = values
-        status = self.walk(nodes)
-        self.scope.values, self.functions = before, functions
-        if self.ended == "exit":
-            self.ended, status = "", None
-        return status
 
     def note(self, words: Sequence[str]) -> None:
         """Note a command that runs here."""
@@ -196,6 +191,8 @@ class Reader:
                  if isinstance(value, str | Unknown)}  # fmt: skip
         lost = scope.partly | {key: value for key, value in scope.values.items() if isinstance(value, Unknown)}
         unknown = {key: value.why for key, value in lost.items()}
+        if REST in scope.arguments:
+            unknown |= {str(number): SHIFTED for number in range(len(scope.arguments), 10)}
         if scope.sourced:
             unknown["*"] = scope.sourced
         arrays = [key for key, value in scope.values.items() if isinstance(value, tuple | dict)]
@@ -207,8 +204,7 @@ class Reader:
 
     def lose_all(self, why: str) -> None:
         """Take every variable to be unknown, set or not."""
-        self.scope.sourced = why
-        self.scope.values.update({key: Unknown(why) for key in self.scope.values})
+        self.scope.lose_all(why)
 
     # -- simple commands
 
@@ -298,7 +294,9 @@ class Reader:
         outcomes: list[tuple[dict[str, Value], dict[str, Node | None]]] = []
         returns = len(self.returned)
         self.certain = was and certain
+        began, left = self.scope.arguments, set[tuple[str, ...]]()
         for block in blocks:
+            self.scope.arguments = began
             self.scope.values, self.functions = dict(before), dict(functions)
             self.walk(block)
             ended, self.ended = self.ended, ""
@@ -306,8 +304,10 @@ class Reader:
                 self.returned.append(self.scope.values)
             elif ended not in ("exit", "done"):
                 outcomes.append((self.scope.values, self.functions))
+                left.add(self.scope.arguments)
                 self.loose = self.loose or ended in ("break", "continue")
         self.certain = was
+        self.scope.arguments = left.pop() if len(left) == 1 else (REST,) if left else began
         if not outcomes:
             self.scope.values = before
             self.ended = "done" if len(self.returned) > returns else "exit"

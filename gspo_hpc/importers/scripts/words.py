@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.parse import line_of, source_of
-from gspo_hpc.importers.scripts.scope import ALWAYS, Piece, Scope, Unknown, Value, is_launched, is_unset
+from gspo_hpc.importers.scripts.scope import (
+    ALWAYS,
+    REST,
+    Piece,
+    Reference,
+    Scope,
+    Unknown,
+    Value,
+    is_launched,
+    is_unset,
+)
 
 if TYPE_CHECKING:  # the parser is imported by read_script alone
     from tree_sitter import Node
@@ -194,7 +204,7 @@ def _text(value: Value | None, left: str) -> str:
 def _element(found: Value | None, subscript: str, scope: Scope) -> Value | None:
     """Return ${array[subscript]}."""
     key = subscript_of(subscript, scope)
-    if isinstance(found, Unknown) or key is None:
+    if isinstance(found, Unknown | Reference) or key is None:
         return Unknown("is an array of which the element is not known") if found is not None else None
     if isinstance(found, dict):
         return found.get(key)
@@ -221,7 +231,7 @@ def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted:
     """Yield the value of $name or ${name[subscript]}; what has none stays as it is written in `raw`."""
     found: Value | None = scope.arguments if name in ("@", "*") else scope.get(name)
     if name == "#":
-        found = str(len(scope.arguments))
+        found = "${#}" if REST in scope.arguments else str(len(scope.arguments))
     elif name in ("@", "*"):
         subscript = name
     if subscript in ("@", "*") and not isinstance(found, Unknown):
@@ -295,7 +305,9 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
 def _prefixed(prefix: str, name: str, subscript: str | None, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]:
     """Yield ${#name}, ${!name} or the keys ${!name[@]}."""
     found = scope.get(name)
-    if prefix == "!" and subscript in ("@", "*") and isinstance(found, dict | tuple):
+    if prefix == "!" and subscript is None and scope.target(name) != name:
+        yield Piece(scope.target(name) or _left(raw))
+    elif prefix == "!" and subscript in ("@", "*") and isinstance(found, dict | tuple):
         keys = tuple(found) if isinstance(found, dict) else tuple(map(str, range(len(found))))
         yield from _all(keys, subscript, quoted)
     elif prefix == "!" and subscript is None and isinstance(found, str) and found.isidentifier():

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gspo_hpc.importers import tables
+from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.texts import config_flow, foreign, trainers
 from gspo_hpc.importers.texts.escapes import Escapes
 from gspo_hpc.importers.texts.objects import ObjectMap
@@ -16,6 +17,7 @@ from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, is
 _CONFIG = "GRPOConfig"
 # Methods that decide what a config is, or what its arguments are.
 _MAKERS = ("__new__", "__init__", "__post_init__", "__setattr__", "__getattr__", "__getattribute__")
+_LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
 APART = frozenset({"model_name_or_path", "dataset_name", "reward_funcs"})  # given to the trainer, not in its config
 
 
@@ -35,6 +37,7 @@ class PythonRun(NamedTuple):
     defaults: Mapping[str, Any] = {}  # there: what counts where the command does not say
     doubts: tuple[str, ...] = ()  # places of the file that may change any argument
     left: Mapping[str, str] = {}  # what the file changes in the trainer -> why it is not carried over
+    unread: str = ""  # where it makes or parses one in a way that is not read, "" if it does not
 
 
 def read(text: str) -> PythonRun:
@@ -59,7 +62,7 @@ def read(text: str) -> PythonRun:
     found = next((called(call) for call in calls if called(call).endswith(("Trainer", "Config"))), "")
     trainer = next((called(call) for call in calls if called(call).endswith(trainers.TRAINER)), found)
     if not made and not parses:
-        return PythonRun({}, False, imports, trainer)
+        return PythonRun({}, False, imports, trainer, unread=_unread(tree, own))
     seeds = made or [
         call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
     ]
@@ -76,7 +79,10 @@ def read(text: str) -> PythonRun:
         left |= trainers.of_class(tree, called(call))
         more = trainers.of_trainer(tree, call, lambda node: _value(node, known), made[0] if made else None)
         given = more | given
-    if parses:
+    preset = any(called(call) == "set_defaults" for call in calls)
+    literal = _parsed_in_file(seeds, known) if parses and not preset else None
+    if parses and literal is None:
+        unread = next((text for text in _other_parses(seeds) if "argv" not in text), "")
         doubts += tuple(_other_parses(seeds))
         defaults = {name: value for call in calls if called(call) == "set_defaults"
                     for name, value in _keywords(call, known).items()}  # fmt: skip
@@ -84,14 +90,16 @@ def read(text: str) -> PythonRun:
             del given["use_peft"]
         sure = {name: value for name, value in given.items() if not _is_left(value) and name != "reward_funcs"}
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
-        return PythonRun({}, True, imports, trainer, 0, sure | changes.values | patched, below, doubts, left)
-    (config,) = made
-    values = _told(fields | _keywords(config, known) | changes.values | patched)
+        own_values = sure | changes.values | patched
+        return PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread)
+    (config,) = made or seeds
+    values = _told(fields | (literal or _keywords(config, known)) | changes.values | patched)
     if called(config) in tree.classes:
         left[f"class {called(config)}({_CONFIG})"] = "the defaults of its fields are read; what else it does is not"
     for name, value in _told(given).items():
         values.setdefault(name, value)
-    return PythonRun(values, False, imports, called(config), config.lineno, {}, {}, doubts, left)
+    name = called(config) if made else _CONFIG
+    return PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left)
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +130,33 @@ def _other_parses(seeds: Sequence[ast.Call]) -> Iterator[str]:
                  or any(keyword.arg == "args" for keyword in call.keywords)]  # fmt: skip
     if len(elsewhere) == len(seeds):
         yield from (f"line {call.lineno}: {shown(call)}" for call in elsewhere)
+
+
+def _parsed_in_file(seeds: Sequence[ast.Call], known: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments that the file's one parser is given as they stand in the file, None for any other."""
+    if len(seeds) != 1:
+        return None
+    (call,) = seeds
+    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "args")]
+    value = _value(given[0], known) if len(given) == 1 else None
+    if called(call) == "parse_dict" and isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return value or None
+    if called(call) in _LISTS and isinstance(value, list) and all(isinstance(word, str) for word in value):
+        values, before = options(value)
+        return values if values and not before and "config" not in values else None
+    return None
+
+
+def _unread(tree: Tree, own: set[str]) -> str:
+    """Return where a file names its config without a call that gives it arguments, as in partial(GRPOConfig)."""
+    for node in tree.nodes:
+        if isinstance(node, ast.Name) and node.id in own and isinstance(node.ctx, ast.Load):
+            above: ast.AST = node
+            while not isinstance(above, ast.stmt) and (parent := tree.parent(above)) is not None:
+                above = parent
+            if not isinstance(above, ast.ClassDef):
+                return f"line {node.lineno}: {shown(above)}"
+    return ""
 
 
 def _own_configs(tree: Tree, known: dict[str, Any]) -> tuple[set[str], dict[str, Any], tuple[str, ...]]:
@@ -253,6 +288,7 @@ def _only_read(tree: Tree, node: ast.Name) -> bool:
                 "str",
                 "sorted",
                 "info",
+                "parse_dict",
             )
         case ast.Assign() | ast.AnnAssign() | ast.Return() | ast.NamedExpr():
             return False  # another name for it
@@ -304,8 +340,13 @@ def refuse_others(run: PythonRun) -> None:
     """Raise ValueError for a file that makes no GRPOConfig, with what it is instead."""
     if project := foreign.of_imports(run.imports):
         raise foreign.refusal(project)
+    write = "write GRPOConfig(name=value, ...) in its place"
+    if run.unread:
+        raise ValueError(f"{run.unread}: the arguments of its {_CONFIG} are not read there: {write}")
     if run.parses:
         raise ValueError("it takes its GRPOConfig from the command line: give that command, or the YAML that it reads")
+    if run.trainer == trainers.TRAINER:
+        raise ValueError(f"it makes a {run.trainer}, and no {_CONFIG} with arguments: {write}")
     if run.trainer and any(module == "trl" or module.startswith("trl.") for module in run.imports):
         raise ValueError(f"{run.trainer} is another trainer of TRL: convert reads a GRPOConfig")
     raise ValueError("a Python file is read for the GRPOConfig that it makes, and there is none in it")

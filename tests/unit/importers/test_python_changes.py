@@ -211,6 +211,9 @@ def test_what_a_script_sets_after_its_parser_goes_before_the_command(tmp_path: P
     found = of(f"p = TrlParser((GRPOConfig,))\np.set_defaults(beta=0.3, learning_rate=2e-6)\n{parse}")
     assert found.config.algorithm.kl_beta == 0.01 and found.config.optimizer.lr == 2e-6
     found = of("(args,) = TrlParser((GRPOConfig,)).parse_dict({'beta': 0.5})\n")
+    assert found.config.algorithm.kl_beta == 0.5  # it stands in the file, and the command is not read
+    assert {item.name: item.why for item in found.left}["--epsilon"] == "an argument of t.py itself"
+    found = of("(args,) = TrlParser((GRPOConfig,)).parse_dict({'beta': load()})\n")
     assert "parse_dict" in {item.name: item.why for item in found.left}["beta"]
 
 

@@ -1,0 +1,66 @@
+"""Follow what a shell script runs in shells of their own: ( ), pipelines and background jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gspo_hpc.importers.scripts.parse import line_of
+from gspo_hpc.importers.scripts.scope import Value
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from gspo_hpc.importers.scripts.shell import Reader
+
+
+def is_job(node: Node) -> bool:
+    """Tell whether a statement ends with &."""
+    return node.next_sibling is not None and node.next_sibling.type == "&"
+
+
+def in_background(reader: Reader, node: Node) -> bool:
+    """Follow a statement that ends with &, which succeeds at once."""
+    with _shell_of_its_own(reader):
+        reader.run(node)
+    return True
+
+
+def apart(reader: Reader, nodes: Iterable[Node], values: dict[str, Value] | None = None) -> bool | None:
+    """Follow statements of a shell of their own; return whether the last one succeeds, None if that is not known."""
+    with _shell_of_its_own(reader):
+        if values is not None:
+            reader.scope.values = values
+        status = reader.walk(nodes)
+        return None if reader.ended else status
+
+
+@contextmanager
+def _shell_of_its_own(reader: Reader) -> Iterator[None]:
+    """Keep what is set meanwhile from lasting, and exit, return and break from ending more than that."""
+    scope = reader.scope
+    before, functions, returned = dict(scope.values), dict(reader.functions), reader.returned
+    kept = scope.arguments, scope.sourced, set(scope.exported), set(scope.integers), dict(scope.trapped)
+    state = reader.option, reader.last_apart, reader.loose, list(reader.handlers)
+    reader.returned = []
+    yield
+    scope.values, reader.functions, reader.returned = before, functions, returned
+    scope.arguments, scope.sourced, scope.exported, scope.integers, scope.trapped = kept
+    reader.option, reader.last_apart, reader.loose, reader.handlers = state
+    reader.ended = ""
+
+
+def pipeline(reader: Reader, node: Node) -> bool | None:
+    """Follow the parts of a pipeline, of which each has its own shell, but the last one with ``shopt -s lastpipe``."""
+    *parts, last = [child for child in node.named_children if child.type != "comment"]
+    for part in parts:
+        apart(reader, [part])
+    if reader.last_apart:
+        return apart(reader, [last])
+    before = dict(reader.scope.values)
+    status = reader.run(last)
+    if reader.last_apart is None:
+        why = f"depends on lastpipe in line {line_of(node)}, of which it is not known whether it is set"
+        reader.scope.join([reader.scope.values, before], why)
+    return status
