@@ -27,6 +27,7 @@ from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gather_unordered
 from gspo_hpc.policy import compat, deterministic_collectives
 from gspo_hpc.system import malloc
+from gspo_hpc.system.environment import node_name
 from gspo_hpc.system.progress import mark, waiting
 
 # How long a rank waits for others in a collective. In a job that is watched, faults.heartbeat_timeout and
@@ -91,7 +92,8 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
     """Join the job: set this rank's device, make the default process group and Megatron's, and return its place.
 
     With `control` the ranks meet at a free port that rank 0 finds, else at MASTER_ADDR and MASTER_PORT. A rank waits
-    for others in a collective of any group for `timeout_minutes` at most.
+    for others in a collective of any group for `timeout_minutes` at most. Raises ValueError if it has no GPU and needs
+    one.
     """
     local_rank = int(os.environ["LOCAL_RANK"])
     cpu = config.cluster.platform == "cpu"
@@ -109,6 +111,12 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         if deterministic_kernels(config):
             deterministic_collectives.install()
+        if (seen := torch.cuda.device_count()) <= local_rank:
+            raise ValueError(
+                f"cluster.platform is cuda, but torch {torch.__version__} sees {seen} GPUs on {node_name()}, and this "
+                f"rank needs GPU {local_rank}: check the driver, CUDA_VISIBLE_DEVICES, and that torch is built for "
+                "CUDA, or set cluster.platform=cpu"
+            )
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
     timeout = datetime.timedelta(minutes=timeout_minutes)

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.policy import process_groups
 
 PROGRAM = """
 import torch
@@ -29,3 +33,13 @@ def test_megatron_takes_the_optimizer_of_torch(tmp_path: Path, first: str) -> No
     )
     assert ("a kernel for GPUs is loaded" in done.stderr) == bool(first), done.stderr[-2000:]
     assert (done.returncode == 0) == (not first)
+
+
+def test_a_rank_without_its_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries' own error was a missing attribute of torch._C."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    monkeypatch.setattr(process_groups, "cuda_environment", lambda config: {})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(ValueError, match=r"sees 3 GPUs on .*needs GPU 3: .*set cluster\.platform=cpu"):
+        process_groups.start(from_dict({"cluster": {"platform": "cuda"}}))

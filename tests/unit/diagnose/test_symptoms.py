@@ -152,6 +152,13 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
         "optimizer.lr=3.33e-07",
     ),
     (
+        "overclipping",
+        "problem",
+        lambda s: {"clip_fraction": 0.95, "grad_norm": 0.3 * (s % 4 == 2)} if s % 4 != 1 else {"clip_fraction": 0.0},
+        "in 10 of these 15 updates the gradient was exactly 0",
+        "optimizer.lr=3.33e-07",
+    ),
+    (
         "length_explosion",
         "problem",
         lambda s: {"response_length": 100.0 + 20 * s, "reward": 0.5 - 0.005 * s},
