@@ -68,6 +68,7 @@ def joined(patch: pytest.MonkeyPatch, config: Config, rank: int, world: int, gpu
         return [*(json.dumps([number, number, True]).encode() for number in range(world)), mine]
 
     with patch.context() as inside:
+        inside.setattr(torch.cuda, "device_count", lambda: gpus)
         inside.setattr(torch.cuda, "set_device", devices.append)
         inside.setattr(dist, "init_process_group", init_process_group)
         inside.setattr(dist, "new_group", new_group)
