@@ -6,6 +6,7 @@ tests/slurm. What only a GPU shows (its use, its memory, NCCL, MIG) is in tests/
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -44,15 +45,31 @@ def slow(completion, *, prompt, fields):
 '''
 
 
-# An update takes some 30 ms. Longer turns would often fall between two of them, and so would those of a thread of
-# pytest's process, which has to wait for the others.
+# Python runs it when rank 1 starts. What it adds is in proportion to the work, so that other load changes nothing.
+SLOW_RANK = """
+import os
+
+if os.environ.get("RANK") == "1":
+    import time
+
+    import torch
+
+    backward = torch.autograd.backward
+
+    def slowly(*arguments, **options):
+        began = time.monotonic()
+        backward(*arguments, **options)
+        time.sleep(30 * (time.monotonic() - began))
+
+    torch.autograd.backward = slowly
+"""
+# Longer turns of running would hold most of a generation, and a thread of pytest's process has to wait for the others.
 THROTTLE = """
 import contextlib, os, select, signal, sys, time
 
 def tell(number):
-    for pid in map(int, sys.argv[1:]):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(sys.argv[1]), number)
 
 with contextlib.suppress(PermissionError):
     os.setpriority(os.PRIO_PROCESS, 0, -10)
@@ -65,9 +82,9 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 
 @contextmanager
-def throttled(*processes: psutil.Process) -> Iterator[None]:
-    """Processes that stand still for six sevenths of the time, as on a slow device."""
-    command = [sys.executable, "-c", THROTTLE, *(str(process.pid) for process in processes)]
+def throttled(process: psutil.Process) -> Iterator[None]:
+    """Let a process stand still for six sevenths of the time, as on a slow device."""
+    command = [sys.executable, "-c", THROTTLE, str(process.pid)]
     throttle = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:
         yield
@@ -124,6 +141,8 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
     folder = tmp_path_factory.mktemp("wasted")
     run_dir, log = folder / "run", folder / "log"
     (folder / "grader.py").write_text(NOISE)
+    (folder / "slow").mkdir()
+    (folder / "slow" / "sitecustomize.py").write_text(SLOW_RANK)
     command = harness.command(
         tiny_config,
         run_dir,
@@ -144,11 +163,12 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
         "eval.after=false",
         "eval.interval=null",
     )
-    process = harness.start(command, log)
+    found_first = os.pathsep.join([str(folder / "slow"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    process = harness.start(command, log, PYTHONPATH=found_first)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 1, process, log)
     slow, cores = harness.worker(run_dir, 1), engine_cores(run_dir)
     (own,) = (core for core in cores if slow in core.parents())
-    with throttled(slow, own):
+    with throttled(own):
         harness.wait_for(lambda: harness.last_step(run_dir) >= 49, process, log)
         next(core for core in cores if core != own).kill()
         assert harness.finish(process, log) == 0, log.read_text()[-3000:]
