@@ -30,6 +30,12 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
+def null(value: Any, ours: Mapping[str, Any]) -> str:
+    """Return why a null or empty argument is not carried over. `ours`: the keys that it would decide."""
+    found = " and ".join(f"{key} is {setting}" for key, setting in ours.items())
+    return f"it is {'empty' if value == '' else 'null'} in the original run, and {found} here"
+
+
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text, broken at blanks."""
     lines: list[str] = []
