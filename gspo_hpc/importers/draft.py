@@ -102,8 +102,7 @@ class Draft:
 
     def given(self, name: str) -> bool:
         """Tell whether the argument is given with a value that is known, and neither null nor an empty text."""
-        value = self.values.get(name)
-        return value is not None and not is_unset(value) and not is_null(value)
+        return not is_unset(value := self.values.get(name)) and not is_null(value)
 
     def older(self, name: str) -> str | None:
         """Return the earlier name by which an argument is given, None if it is given by its present one."""
@@ -372,9 +371,7 @@ class Draft:
                     flag = self.source.flag
                     self.refuse(f"unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
             elif keys := self._nulls.get(name):
-                self._left[name] = report.null(
-                    value, {key: self.settings.get(key, (tables.default_of(key),))[0] for key in keys}
-                )
+                self._left[name] = report.null(value, keys, self.settings)
             elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):
                 self._left[name] = why if why and " always " in why else report.OFF  # off there, and always on here
             else:
