@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from gspo_hpc.config import loader, yaml_text
+from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import report, tables
+from gspo_hpc.importers.inputs import NULLS, is_null, yaml_value
 from gspo_hpc.importers.report import Argument
 from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset, why_not_set
 from gspo_hpc.importers.tables import Table
@@ -61,6 +62,7 @@ class Draft:
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
         self._open: set[str] = set()  # arguments whose value only running the script would tell
         self._taken: set[str] = set()
+        self._nulls: dict[str, list[str]] = {}  # argument that is null or empty -> our keys that it would decide
         self._older: dict[str, str] = {}
 
     def rename(self) -> None:
@@ -77,6 +79,10 @@ class Draft:
         for name, (key, default) in self.source.table.copied.items():
             kind = tables.kind_of(key)
             value: Any
+            if name in self.source.table.nulls and name in self.values and is_null(self.values[name]):
+                self._decided.setdefault(name, []).append(key)
+                self.put(key, self.source.table.nulls[name], comment=f"{name} is null")
+                continue
             if default is None and not self.given(name):
                 continue
             if kind is bool:
@@ -95,8 +101,8 @@ class Draft:
     # -- what is given
 
     def given(self, name: str) -> bool:
-        """Tell whether the argument is given with a value that is known."""
-        return self.values.get(name) is not None and not is_unset(self.values[name])
+        """Tell whether the argument is given with a value that is known, and neither null nor an empty text."""
+        return not is_unset(value := self.values.get(name)) and not is_null(value)
 
     def older(self, name: str) -> str | None:
         """Return the earlier name by which an argument is given, None if it is given by its present one."""
@@ -114,10 +120,10 @@ class Draft:
         """Return the text of an argument; a shell variable may still stand in it."""
         value = self._take(name)
         if value is None or isinstance(value, bool | list | Mapping):
-            if value not in (None, True, []):
+            if value not in (None, True):
                 self.wrong(name, "must be one text")
             return default
-        return str(value)
+        return str(value) if str(value).strip() else default
 
     def texts(self, name: str) -> list[str]:
         """Return the texts of an argument that takes several."""
@@ -216,6 +222,8 @@ class Draft:
         for name in names:
             if self.given(name) and key not in self._decided.setdefault(name, []):
                 self._decided[name].append(key)
+            elif name in self.values and is_null(self.values[name]) and key not in self._nulls.setdefault(name, []):
+                self._nulls[name].append(key)
 
     def keep(self, key: str, name: str, value: str, comment: str = "") -> None:
         """Set a key of ours to a text in which shell variables may still stand, as in a path."""
@@ -320,7 +328,7 @@ class Draft:
     def _take(self, name: str) -> Any:
         self._taken.add(name)
         value = self.values.get(name)
-        return None if isinstance(value, str) and value.strip() in ("null", "None", "~") else value
+        return None if isinstance(value, str) and value.strip() in NULLS else value
 
     def _number_text(self, name: str) -> Any:
         value = self._take(name)
@@ -362,6 +370,8 @@ class Draft:
                 if nearest := misspelt(name, self.source.table.known):
                     flag = self.source.flag
                     self.refuse(f"unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
+            elif keys := self._nulls.get(name):
+                self._left[name] = report.null(value, keys, self.settings)
             elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):
                 self._left[name] = why if why and " always " in why else report.OFF  # off there, and always on here
             else:
@@ -388,11 +398,3 @@ class Draft:
             if text.startswith(f"{key} "):
                 return f"{self.label(name)}: {text.removeprefix(key).strip()} ({key})"
         return text
-
-
-def yaml_value(text: str) -> Any:
-    """Return what a text means as YAML, None if it is none."""
-    try:
-        return yaml_text.read(text)
-    except ValueError:
-        return None

@@ -9,6 +9,8 @@ from typing import Any
 
 from gspo_hpc.config import yaml_text
 
+NULLS = ("null", "None", "~")  # texts that are null in a YAML or an override
+
 
 def read_text(path: Path | None) -> str:
     """Return the text of a file or of standard input. Raises ValueError if it cannot be read as text."""
@@ -59,3 +61,16 @@ def options(words: tuple[str, ...] | list[str]) -> tuple[dict[str, Any], list[st
             held = values[name]
             values[name] = word if held is True else [*(held if isinstance(held, list) else [held]), word]
     return values, before
+
+
+def is_null(value: Any) -> bool:
+    """Tell whether a value is null, or a text without anything in it."""
+    return value is None or (isinstance(value, str) and (not value.strip() or value.strip() in NULLS))
+
+
+def yaml_value(text: str) -> Any:
+    """Return what a text means as YAML, None if it is none."""
+    try:
+        return yaml_text.read(text)
+    except ValueError:
+        return None

@@ -19,6 +19,8 @@ from gspo_hpc.rewards.builtin import REGISTRY
 _NODE = 8  # GPUs of a node where only their sum is known
 _PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
 _DATA = (".jsonl", ".parquet")
+# Values of scale_rewards, which was true or false up to TRL 0.22 and is read so since -> whether it divides.
+_SCALES = {"group": True, "true": True, "1": True, "none": False, "false": False, "0": False}
 
 
 def split_nodes(gpus: int) -> tuple[int, int]:
@@ -137,12 +139,12 @@ def objective(draft: Draft, level: str, loss: str, high: float | None, low: floa
             f"loss_type {loss} is another objective: here are gspo, gspo_token and grpo, a mean over sequences "
             "(loss_type grpo) or over tokens (dapo)"
         )
-    scale = str(draft.values.get("scale_rewards") or "group").lower() if draft.given("scale_rewards") else "group"
-    if scale not in ("group", "none", "true", "false"):
+    scale = _SCALES.get(str(draft.values["scale_rewards"]).lower()) if draft.given("scale_rewards") else True
+    if scale is None:
         draft.wrong(
             "scale_rewards", "here advantages are divided by the group's deviation (group) or by nothing (none)"
         )
-    draft.put("algorithm.normalize_advantage", scale in ("group", "true"), "scale_rewards")
+    draft.put("algorithm.normalize_advantage", scale is not False, "scale_rewards")
 
 
 def offload(draft: Draft, names: Mapping[str, str]) -> None:

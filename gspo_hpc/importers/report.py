@@ -30,6 +30,17 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
+def null(value: Any, keys: Sequence[str], settings: Mapping[str, tuple[Any, str]]) -> str:
+    """Return why a null or empty argument is not carried over. `keys`: of ours, that it would decide."""
+    found = " and ".join(f"{key} is {settings[key][0] if key in settings else _default(key)}" for key in keys)
+    return f"it is {'empty' if value == '' else 'null'} in the original run, and {found} here"
+
+
+def _default(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(_OURS, section), name)
+
+
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text, broken at blanks."""
     lines: list[str] = []

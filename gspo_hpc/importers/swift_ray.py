@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo_hpc.importers.draft import Draft, yaml_value
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import yaml_value
 
 _NAME = "device_groups"
 _SIZES = ("nproc_per_node", "nnodes")  # beside the groups

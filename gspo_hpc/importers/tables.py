@@ -22,6 +22,7 @@ class Table:
     known: frozenset[str]  # names of arguments
     free: tuple[str, ...]  # patterns of further names
     copied: Mapping[str, tuple[str, Any]]  # name -> (our key, the project's default or None)
+    nulls: Mapping[str, Any]  # name -> the value of our key where it is null
     reasons: Mapping[str, str]  # name or pattern -> why it is not carried over
     renamed: Mapping[str, str]  # earlier name -> present name
     blank: frozenset[str]  # names without a counterpart and without a sentence
@@ -33,6 +34,7 @@ def load(project: str) -> Table:
     text = resources.files("gspo_hpc.importers").joinpath("arguments", f"{project}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml_text.read_shipped(text)
     copied: dict[str, tuple[str, Any]] = {}
+    nulls: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     renamed: dict[str, str] = {}
     for name, value in raw.items():
@@ -41,6 +43,7 @@ def load(project: str) -> Table:
                 renamed[name] = other
             case {"key": str(key), "default": default} if default_of(key, name) is not _MISSING:
                 copied[name] = (key, default)
+                nulls |= {name: value["null"]} if "null" in value else {}
             case str() if _KEY.fullmatch(value) and default_of(value, name) is not _MISSING:
                 copied[name] = (value, None)
             case str() if " " in value:
@@ -53,6 +56,7 @@ def load(project: str) -> Table:
         known=frozenset(name for name in raw if "*" not in name),
         free=tuple(name for name in raw if "*" in name),
         copied=copied,
+        nulls=nulls,
         reasons=reasons,
         renamed=renamed,
         blank=frozenset(name for name, value in raw.items() if value is None),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.planning.plan import max_steps
 
@@ -33,6 +33,9 @@ _STYLES = {
     "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
 }
+# Schedules of transformers without a warm-up, and those that are given no lr_scheduler_kwargs (its get_scheduler).
+_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
+_UNREAD_KWARGS = ("constant", "constant_with_warmup")
 
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
@@ -180,8 +183,11 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
 
     `told`: what `rows` are in words.
     """
-    steps, epochs = draft.whole("max_steps", -1, least=-1), draft.number("num_train_epochs", 3.0) or 3.0
+    steps, epochs = draft.whole("max_steps", -1, least=-1), draft.number("num_train_epochs", 3.0)
     whole = steps if steps and steps > 0 else None
+    if whole is None and not epochs:
+        draft.wrong("num_train_epochs", "must be above 0: nothing is trained")
+    epochs = epochs or 1.0
     if whole is not None:
         draft.put("run.max_steps", whole, "max_steps")
         draft.drop("num_train_epochs", "max_steps takes precedence over it")
@@ -194,7 +200,7 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
     else:
         parts.epochs(draft, "num_train_epochs", epochs)
         if draft.given("max_steps"):
-            draft.drop("max_steps", "num_train_epochs decides where it is -1")
+            draft.drop("max_steps", "num_train_epochs decides where it is 0 or -1")
     rate = draft.number("learning_rate", rate) or 0.0
     draft.put("optimizer.lr", rate, "learning_rate")
     name = "lr_scheduler_type"
@@ -203,9 +209,12 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
         draft.put("optimizer.lr_decay_style", _STYLES[style], name)
     else:
         draft.drop("lr_scheduler_type", "only constant, linear and cosine exist here; constant is set")
-    _least_rate(draft, rate)
+    _least_rate(draft, rate, style)
     warm = draft.number("warmup_steps")
-    if warm and warm >= 1:
+    if style in _WITHOUT_WARMUP:
+        for name in ("warmup_steps", "warmup_ratio"):
+            draft.drop(name, f"lr_scheduler_type {style} has no warm-up in transformers")
+    elif warm and warm >= 1:
         draft.put("optimizer.lr_warmup_steps", math.floor(warm), "warmup_steps")
         draft.drop("warmup_ratio", "warmup_steps takes precedence over it")
     else:
@@ -217,15 +226,32 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
         draft.drop("optim", "it is AdamW here in any case")
 
 
-def _least_rate(draft: Draft, rate: float) -> None:
-    given: Any = draft.values.get("lr_scheduler_kwargs")
-    if isinstance(given, Mapping):
-        share, least = given.get("min_lr_rate"), given.get("min_lr")
-        if isinstance(share, int | float) and not isinstance(share, bool):
-            text = f"min_lr_rate {share:g} of the learning rate"
-            draft.put("optimizer.min_lr", share * rate, comment=text, of=("lr_scheduler_kwargs",))
-        elif least is not None:
-            draft.put("optimizer.min_lr", least, "lr_scheduler_kwargs")
+def _least_rate(draft: Draft, rate: float, style: str) -> None:
+    """Put the least rate, which transformers has for cosine_with_min_lr alone; say what else is in the arguments."""
+    name = "lr_scheduler_kwargs"
+    raw = draft.values.get(name)
+    given = yaml_value(raw) if isinstance(raw, str) else raw
+    if not isinstance(given, Mapping) or not given:
+        return
+    if style in _UNREAD_KWARGS:
+        draft.drop(name, f"transformers does not read it for lr_scheduler_type {style}")
+        return
+    left = {key: value for key, value in given.items() if value is not None}
+    if style == "cosine_with_min_lr":
+        share, least = left.pop("min_lr_rate", None), left.pop("min_lr", None)
+        try:
+            if share is not None:
+                text = f"min_lr_rate {float(share):g} of the learning rate"
+                draft.put("optimizer.min_lr", float(share) * rate, comment=text, of=(name,))
+            elif least is not None:
+                draft.put("optimizer.min_lr", float(least), name)
+        except (ValueError, TypeError):
+            draft.wrong(name, "min_lr_rate and min_lr must be numbers")
+    if style.startswith("cosine") and left.get("num_cycles") == 0.5:  # half a wave, as here
+        draft.credit("optimizer.lr_decay_style", name)
+        del left["num_cycles"]
+    if left:
+        draft.drop(name, f"{', '.join(map(str, left))} of lr_scheduler_type {style}: no counterpart here")
 
 
 def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
@@ -234,7 +260,7 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     `evaluated`: the default of eval_strategy, or never. Where it is steps, that is as often as the run is saved.
     """
     by_steps = draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps") == "steps"
-    every = draft.number("save_steps", 500.0) or 500.0
+    every = draft.number("save_steps", 500.0) or 0.0
     if by_steps and every >= 1:
         draft.put("checkpoint.interval", int(every), "save_steps")
         draft.credit("checkpoint.interval", "save_strategy")

@@ -77,10 +77,12 @@ def _algorithm(draft: Draft) -> None:
     for side in ("low", "high"):
         name = f"{ACTOR}.clip_ratio_{side}"
         empty = name in draft.values and draft.text(name) is None  # only then is clip_ratio read
-        default = draft.number(f"{ACTOR}.clip_ratio", 0.2) if empty else 0.2
-        draft.put(f"algorithm.clip_{side}", draft.number(name, default), name)
         if empty:
-            draft.credit(f"algorithm.clip_{side}", f"{ACTOR}.clip_ratio")
+            value = draft.number(f"{ACTOR}.clip_ratio", 0.2)
+            draft.put(f"algorithm.clip_{side}", value, f"{ACTOR}.clip_ratio")
+            draft.drop(name, f"it is null, so clip_ratio ({value:g}) takes its place")
+        else:
+            draft.put(f"algorithm.clip_{side}", draft.number(name, 0.2), name)
     alone = f"{ACTOR}.clip_ratio"
     if draft.number(alone, 0.2) != 0.2 and not {f"{alone}_low", f"{alone}_high"} & {*draft.values}:
         text = (
@@ -303,8 +305,9 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, megatron: bool) ->
                 except ValueError:
                     draft.wrong(f"{OPTIM}.betas", "must be two numbers")
     style = f"{OPTIM}.lr_decay_style" if megatron else f"{OPTIM}.lr_scheduler_type"
-    if not megatron and not draft.given(style) and draft.given(f"{OPTIM}.warmup_style"):
-        style = f"{OPTIM}.warmup_style"
+    if not megatron and draft.given(older := f"{OPTIM}.warmup_style"):
+        draft.drop(style, "warmup_style takes precedence over it")
+        style = older
     kind = draft.sure(style, "constant")
     if kind in ("constant", "linear", "cosine"):
         draft.put("optimizer.lr_decay_style", kind, style)
@@ -339,10 +342,12 @@ def _saving(draft: Draft, updates: int) -> None:
         else:
             draft.credit(key, name)
     samples = draft.whole(f"{ROLLOUT}.val_kwargs.n", 1) or 1
-    if samples > 1:
+    heat = draft.number(f"{ROLLOUT}.val_kwargs.temperature", 0.0)
+    if samples > 1 and heat:
         draft.put("eval.samples", samples, f"{ROLLOUT}.val_kwargs.n")
-        heat = f"{ROLLOUT}.val_kwargs.temperature"
-        draft.put("eval.temperature", draft.number(heat, 1.0) or 1.0, heat)
+        draft.put("eval.temperature", heat, f"{ROLLOUT}.val_kwargs.temperature")
+    elif samples > 1:
+        draft.drop(f"{ROLLOUT}.val_kwargs.n", "all are greedy at temperature 0, which is verl's default: one is enough")
     for name in ("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep"):
         if (kept := draft.whole(name, None, least=-1) or 0) > 0:
             draft.put("checkpoint.keep", kept, name)

@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import tables
-from gspo_hpc.importers.draft import yaml_value
-from gspo_hpc.importers.inputs import flatten, read_text, read_yaml
+from gspo_hpc.importers.inputs import flatten, read_text, read_yaml, yaml_value
 from gspo_hpc.importers.scripts.places import find_file, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source
@@ -51,15 +50,16 @@ def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
         return Found(source, resolved(values, {}), {"config_name": bases[0]} if bases else {}, [])
     values = {str(name): value for name, value in raw.items()}
     variables: dict[str, str] = {}
+    left: dict[str, str] = {}
     if source == "swift":
         env = values.pop("ENV", None)
         variables = {str(key): str(value) for key, value in env.items()} if isinstance(env, Mapping) else {}
-        values = _workers(values)
+        values, left = _workers(values)
         if {"per_device_train_batch_size", "gradient_accumulation_steps", "device_groups"} & {*values}:
             source = "swift_hf"
     if source == "trl":
         variables = {name: str(values[name]) for name in ACCELERATE if name in values}
-    return Found(source, values, variables, [])
+    return Found(source, values, variables, [], left=left)
 
 
 def verl_values(raw: Mapping[Any, Any]) -> dict[str, Any]:
@@ -113,13 +113,24 @@ def hydra_defaults(raw: Mapping[str, Any], path: str) -> tuple[list[str], dict[s
     return bases, {name: value for name, value in chosen.items() if not name.startswith("hydra") and name not in own}
 
 
-def _workers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a YAML whose `train`, `rollout` and `teacher` have settings of their own."""
+def _workers(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments of a YAML whose `train`, `rollout` and `teacher` have settings of their own.
+
+    Also those that count for other workers than their own group's. What a group gives goes before what all share. In
+    ms-swift the trainer has the arguments of `train`, also for sampling, and the engines their own vllm_* of `rollout`.
+    """
     groups = {name: values.pop(name) for name in _GROUPS if isinstance(values.get(name), Mapping)}
+    left: dict[str, str] = {}
     for name, group in groups.items():
-        for key, value in group.items():  # what a group gives goes before what all share
-            values[f"{name}.{key}" if name == "teacher" or key == "gpus" else str(key)] = value
-    return values
+        other = "rollout" if name == "train" else "train"
+        for key, value in ((str(key), value) for key, value in group.items()):
+            if name == "teacher" or key == "gpus":
+                values[f"{name}.{key}"] = value
+            elif key.startswith("vllm_") is (name == "rollout"):
+                values[key] = value
+            elif {**values, **groups.get(other, {})}.get(key) != value:
+                left[f"{name}.{key}={value}"] = f"ms-swift takes {key} from {other} and from what all groups share"
+    return values, left
 
 
 def nearest_project(given: Mapping[str, Any]) -> str:

@@ -160,7 +160,7 @@ def test_reading_a_config_changes_nothing(body: str) -> None:
 
 
 def test_a_mapping_of_the_config_may_be_changed_by_another_name() -> None:
-    made = MADE.replace("epsilon=0.2", "lr_scheduler_kwargs={'min_lr': 1e-7}")
+    made = MADE.replace("epsilon=0.2", "lr_scheduler_type='cosine_with_min_lr', lr_scheduler_kwargs={'min_lr': 1e-7}")
     for body in ("kw = args.lr_scheduler_kwargs\nkw['min_lr'] = 1e-6", "args.lr_scheduler_kwargs.update(min_lr=1e-6)"):
         found = convert(f"{HEAD}{made}{body}\n{TRAINED}", gpus=1)
         assert "lr_scheduler_kwargs" not in {item.name for item in found.carried}

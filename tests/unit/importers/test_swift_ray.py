@@ -82,3 +82,17 @@ def test_groups_that_are_not_read_there_decide_nothing_here() -> None:
     megatron = f"megatron rlhf --rlhf_type grpo --lr 1e-6 --device_groups '{json.dumps(_groups(8))}'"
     left = {item.name: item.why for item in convert(megatron).left}
     assert "Megatron-SWIFT does not read it" in left["device_groups"]
+
+
+def test_the_trainer_has_the_arguments_of_its_own_group_and_the_engines_theirs() -> None:
+    text = (
+        "rlhf_type: grpo\nmodel: /m\nnum_generations: 8\nglobal_batch_size: 64\nlr: 1.0e-6\ntemperature: 1.0\n"
+        "vllm_max_num_seqs: 16\n"
+        "train: {gpus: 4, lr: 2.0e-6, tensor_model_parallel_size: 2, vllm_max_num_seqs: 32}\n"
+        "rollout: {gpus: 4, lr: 3.0e-6, temperature: 0.7, vllm_tensor_parallel_size: 2, seed: 9}\n"
+    )
+    found = convert(text, name="run.yaml")
+    assert (found.config.optimizer.lr, found.config.rollout.temperature) == (2e-6, 1.0)
+    assert found.config.rollout.tensor_parallel_size == 2 and found.config.rollout.engine["max_num_seqs"] == 16
+    left = {item.given for item in found.left}
+    assert {"rollout.lr=3e-06", "rollout.temperature=0.7", "rollout.seed=9", "train.vllm_max_num_seqs=32"} <= left
