@@ -32,6 +32,12 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"pipeline_model_parallel_size ({pp}) is above 4, and the first stage keeps the activations of up to {pp} "
             f"micro-batches: set memory.recompute_granularity=full"
         )
+    faults = plan.config.faults
+    if faults.engine_timeout >= faults.hang_timeout:
+        yield (
+            f"faults.engine_timeout ({faults.engine_timeout:g} s) is not below faults.hang_timeout "
+            f"({faults.hang_timeout:g} s): an engine that hangs ends the attempt before it can be replaced"
+        )
     for name in plan.config.rollout.engine:
         if name not in VLLM_ARGUMENTS and slip_of(name) is None:  # a rule speaks of slips
             near = nearest(name, sorted(VLLM_ARGUMENTS))

@@ -191,3 +191,12 @@ def test_what_vllm_takes_is_let_through() -> None:
     taken = {"gpu_memory_utilization": 0.8, "max_num_seqs": 256, "max_num_batched_tokens": 4096, "enforce_eager": True}
     assert make_plan(with_engine(**taken, enable_chunked_prefill=False, enable_sleep_mode=True)).valid
     assert with_engine(gpu_memory_utilization=None) == made(ENGINE)
+
+
+# ---- patience --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("engine", "told"), [(899.0, False), (900.0, True), (1200.0, True)])
+def test_an_engine_that_hangs_needs_to_be_seen_before_its_rank(engine: float, told: bool) -> None:
+    warnings = make_plan(from_dict({"faults": {"engine_timeout": engine}})).warnings
+    assert told == any(f"faults.engine_timeout ({engine:g} s) is not below" in text for text in warnings), warnings
