@@ -88,6 +88,10 @@ missing_packages() {
     command -v g++ >/dev/null || echo g++
     # vLLM's compiled part is linked against libnuma.
     PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libnuma\.so\.1' || echo libnuma1
+    if [ "$DEV" = 1 ]; then # shells in which the tests press Tab
+        command -v zsh >/dev/null || echo zsh
+        command -v fish >/dev/null || echo fish
+    fi
 }
 
 install_packages() { # package...

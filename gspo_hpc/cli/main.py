@@ -18,7 +18,7 @@ from gspo_hpc.system.exit_codes import DONE, FAILED, INTERRUPTED, OUTPUT_CLOSED,
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
 
-_BRIEF = ("plan", "suggest", "schema", "completion")  # commands that compute, print and end
+_BRIEF = ("plan", "suggest", "keys", "schema", "completion")  # commands that compute, print and end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     A user's mistake is one or two lines on standard error, and with --json also an object on standard output, whose
     `errors` are these lines; only with GSPO_HPC_DEBUG=1 is it a traceback.
     """
+    if argv is None and "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand at the cursor
+        from gspo_hpc.cli import completers
+
+        completers.answer()
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None and words[:1] and words[0] in _BRIEF:
         # The process ends soon: its garbage is freed with it. Looking for it takes a seventh of the time of a plan.

@@ -1,8 +1,8 @@
-"""The commands of ``gspo-hpc`` with their one-line help; the arguments of each are in commands/NAME.py.
+"""The commands of ``gspo-hpc`` with their one-line help; the arguments of each are in commands/FOLDER/NAME.py.
 
-A command is a module of that folder with two functions: ``add_arguments(parser)``, which declares its description,
+A command is a module of such a folder with two functions: ``add_arguments(parser)``, which declares its description,
 examples and options, and ``run(args)``, which returns its exit code. The module is imported only when its command is
-used, so that ``--help`` answers at once. To add a command, add its file and one line to COMMANDS.
+used, so that ``--help`` answers at once. To add a command, add its file and one line to FOLDERS.
 """
 
 from __future__ import annotations
@@ -18,23 +18,29 @@ from gspo_hpc import __version__
 from gspo_hpc.system.exit_codes import REFUSED
 from gspo_hpc.system.text import near_miss
 
-COMMANDS = {  # in the order of --help
-    "plan": "show what a config means: sizes, layout, passes, steps",
-    "suggest": "suggest the best layouts for a model on given GPUs",
-    "doctor": "check what a run needs, before it starts",
-    "train": "train on this machine",
-    "submit": "train on a Slurm cluster",
-    "status": "show the state of runs",
-    "logs": "show the logs of a run",
-    "cancel": "end a run, with a checkpoint",
-    "eval": "evaluate a run, a checkpoint or a model folder",
-    "export": "write a checkpoint as a Hugging Face folder",
-    "report": "write the report page of a run",
-    "diagnose": "explain what is wrong or slow in a run",
-    "convert": "convert another project's config",
-    "schema": "print the JSON schema of a config, for editors",
-    "completion": "print a completion script for a shell",
+FOLDERS = {  # of commands/, each with its commands and their one line of help
+    "prepare": {
+        "plan": "show what a config means: sizes, layout, passes, steps",
+        "suggest": "suggest the best layouts for a model on given GPUs",
+        "keys": "search the settings of a config",
+        "convert": "convert another project's config",
+        "doctor": "check what a run needs, before it starts",
+        "schema": "print the JSON schema of a config, for editors",
+        "completion": "print a completion script for a shell",
+    },
+    "runs": {
+        "train": "train on this machine",
+        "submit": "train on a Slurm cluster",
+        "status": "show the state of runs",
+        "logs": "show the logs of a run",
+        "cancel": "end a run, with a checkpoint",
+        "eval": "evaluate a run, a checkpoint or a model folder",
+        "export": "write a checkpoint as a Hugging Face folder",
+        "report": "write the report page of a run",
+        "diagnose": "explain what is wrong or slow in a run",
+    },
 }
+COMMANDS = {name: text for folder in FOLDERS.values() for name, text in folder.items()}  # in the order of --help
 _PROGRAM = "gspo-hpc"
 _LAYOUT: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
 _EPILOG = """\
@@ -104,7 +110,8 @@ def parsers(complete: Collection[str] = ()) -> tuple[Parser, dict[str, Parser]]:
 
 def _complete(parser: Parser, command: str) -> None:
     """Give the parser the arguments of a command, and the function that runs it."""
-    module = importlib.import_module(f"gspo_hpc.cli.commands.{command}")
+    folder = next(name for name, commands in FOLDERS.items() if command in commands)
+    module = importlib.import_module(f"gspo_hpc.cli.commands.{folder}.{command}")
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
 

@@ -14,7 +14,7 @@ import pytest
 from gspo_hpc import __version__
 from gspo_hpc.cli import commands
 from gspo_hpc.cli.main import main
-from gspo_hpc.cli.parser import COMMANDS
+from gspo_hpc.cli.parser import COMMANDS, FOLDERS
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.runs.directory import open_run
 
@@ -108,7 +108,7 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
     ("words", "expected"),
     [
         (["pln"], "no command 'pln'; nearest: plan"),
-        (["xyzzy"], "known: plan, suggest, doctor, train, submit, status, logs, cancel, eval, export, report"),
+        (["xyzzy"], "known: plan, suggest, keys, convert, doctor, schema, completion, train, submit, status"),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),
@@ -195,7 +195,12 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "75" in top  # exit codes are told
 
 
-LIGHT = ("yaml", "pydantic", "shtab", "difflib", *HEAVY)
+def folder_of(command: str) -> str:
+    """The package that a command lies in."""
+    return next(f"gspo_hpc.cli.commands.{folder}" for folder, names in FOLDERS.items() if command in names)
+
+
+LIGHT = ("yaml", "pydantic", "argcomplete", "difflib", *HEAVY)
 
 
 @pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
@@ -206,12 +211,14 @@ def test_help_imports_next_to_nothing(words: list[str]) -> None:
     assert "gspo_hpc.cli.parser" in modules
     assert [name for name in modules if name.split(".")[0] in LIGHT] == []
     commands = [name for name in modules if name.startswith("gspo_hpc.cli.commands.")]
-    assert commands == [f"gspo_hpc.cli.commands.{name}" for name in words[:-1]]
+    expected = [part for name in words[:-1] for part in (folder_of(name), f"{folder_of(name)}.{name}")]
+    assert commands == expected
 
 
 def test_every_command_has_a_file_of_its_own() -> None:
-    files = {path.stem for path in Path(commands.__file__).parent.glob("*.py")} - {"__init__"}
-    assert files == set(COMMANDS)
+    found = {path.relative_to(Path(commands.__file__).parent) for path in Path(commands.__file__).parent.glob("*/*.py")}
+    expected = {Path(folder, f"{name}.py") for folder, names in FOLDERS.items() for name in ("__init__", *names)}
+    assert found == expected
 
 
 def test_the_program_itself(config: str) -> None:
@@ -246,7 +253,7 @@ def test_a_closed_pipe_ends_quietly(config: str, words: list[str], unbuffered: s
 def test_a_missing_library_is_named(config: str) -> None:
     """`report` and `train` need parts that are not installed on every login node."""
     script = (
-        "import sys\nfrom gspo_hpc.cli.main import main\nfrom gspo_hpc.cli.commands import export\n"
+        "import sys\nfrom gspo_hpc.cli.main import main\nfrom gspo_hpc.cli.commands.runs import export\n"
         "def run(args):\n    import a_library_that_is_not_here\n"
         "export.run = run\nsys.exit(main(['export', 'x', '--out', 'y']))"
     )

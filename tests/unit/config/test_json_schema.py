@@ -22,7 +22,7 @@ CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    from gspo_hpc.config.json_schema import json_schema
+    from gspo_hpc.config.reference.json_schema import json_schema
 
     found = json.loads(json.dumps(json_schema()))
     Draft202012Validator.check_schema(found)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gspo_hpc.cli.commands import status
+from gspo_hpc.cli.commands.runs import status
 from gspo_hpc.cli.pages import ranks, render
 from gspo_hpc.config import constants
 from gspo_hpc.diagnose import evidence

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the schema."""
-    from gspo_hpc.config.json_schema import json_schema
+    from gspo_hpc.config.reference.json_schema import json_schema
 
     print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
     return DONE

@@ -1,0 +1,1 @@
+"""Commands for what comes before a run: configs, the machine, and the shell."""
