@@ -60,7 +60,9 @@ class Cluster(Section):
 class Model(Section):
     """The model that is trained: a Hugging Face folder (config.json, safetensors, tokenizer)."""
 
-    path: str | None = key(None, "The Hugging Face folder of the model.")
+    path: str | None = key(
+        None, "The Hugging Face folder of the model, or its name on the hub: OWNER/NAME, or OWNER/NAME@REVISION."
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = key("bfloat16", "The type of weights and activations.")
     layers: Literal["auto", "torch", "transformer_engine"] = key(
         "auto",

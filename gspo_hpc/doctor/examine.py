@@ -15,6 +15,7 @@ from gspo_hpc.doctor import inputs, sizes, slurm, tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section, State, shortened, within
 from gspo_hpc.doctor.node import Machine, look
 from gspo_hpc.launch.slurm.commands import SlurmError
+from gspo_hpc.models import hub
 from gspo_hpc.planning.plan import make_plan
 
 WAIT_SECONDS = 300.0
@@ -80,7 +81,7 @@ def diagnose(
     if groups and config is not None:
         make_plan(config).require()
     given = config is not None
-    config = config or _of_this_machine()
+    config = hub.with_cached_folder(config or _of_this_machine())
     cluster, error = _ask_slurm(config)
     for_slurm = nodes is not None or (given and slurm.wanted(config))
     login = cluster is not None and for_slurm and "SLURM_JOB_ID" not in os.environ

@@ -9,7 +9,7 @@ from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor.finding import Section, gib
-from gspo_hpc.models import architecture
+from gspo_hpc.models import architecture, hub
 from gspo_hpc.models.weight_files import INDEX, SINGLE, read_header
 from gspo_hpc.system.text import first_line
 
@@ -22,6 +22,10 @@ def check(config: Config, section: Section) -> None:
         section.skip("model", "model.path is not set")
         return
     folder = Path(config.model.path)
+    if hub.is_name(config.model.path):
+        found = f"{config.model.path} is not in the cache of the hub; train and submit download it"
+        section.warn("model", found, f"where there is no network: {hub.command(config.model.path)}")
+        return
     if not folder.is_dir():
         is_file = " (it is a file)" if folder.exists() else ""
         fix = f"give a folder in Hugging Face format; relative paths start at {os.getcwd()}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.counting import count_rows
 from gspo_hpc.planning.fixes import search
@@ -41,12 +39,10 @@ def resolved(config: Config) -> Config:
 
 
 def check_inputs(config: Config) -> None:
-    """Raise ValueError for a missing model folder, malformed rows and reward functions that cannot be loaded."""
+    """Raise ValueError for malformed rows and for reward functions that cannot be loaded."""
     from gspo_hpc.data import prompts
     from gspo_hpc.rewards import registry  # numpy comes with them, which plan and help can do without
 
-    if config.model.path is not None and not Path(config.model.path).is_dir():  # a plan needs no model folder
-        raise ValueError(f"model.path {config.model.path} does not exist: it must be a Hugging Face model folder")
     registry.check(config.reward)
     for path in (config.data.train, config.data.eval):
         if path is not None:

@@ -25,6 +25,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.checks import check_inputs, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
+from gspo_hpc.models import hub
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 from gspo_hpc.system import environment, processes
@@ -50,8 +51,10 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     """
     _refuse_several_nodes(config)
     config = resolved(config)
-    plan = require(config)
+    require(config)
     check_inputs(config)
+    config = hub.with_folder(config)
+    plan = require(config)  # with the model's own sizes
     run, resumed = open_run(config)
     with run.lock() as lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]

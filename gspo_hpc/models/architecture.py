@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import catalog
+from gspo_hpc.models import catalog, hub
 from gspo_hpc.models.parts import Experts, Mixer, Rope
 
 SUPPORTED = (
@@ -102,10 +102,11 @@ def find(config: Config) -> Architecture | None:
 def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
     """The config.json that a plan goes by, if there is one, and what is to be said of it.
 
-    A folder that exists is read itself; else the shipped configuration of that name is taken (model_catalog.py). Raises
-    ValueError for a file that is no JSON object.
+    A folder that exists is read itself, and so is a model of the hub in the local cache; else the shipped configuration
+    of that name is taken (catalog.py). Raises ValueError for a file that is no JSON object.
     """
-    folder = Path(model_path)
+    by_name = hub.is_name(model_path)
+    folder = by_name and hub.cached(model_path) or Path(model_path)
     path = folder / "config.json"
     try:
         there = folder.exists()
@@ -113,7 +114,7 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
         there = True
     if not there and (name := catalog.find(model_path)):
         text = f"{model_path} does not exist: this plan uses the config of {name} that comes with gspo_hpc."
-        return catalog.content(name), f"{text} A run needs the folder itself."
+        return catalog.content(name), f"{text} A run {'downloads the model' if by_name else 'needs the folder itself'}."
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -122,9 +123,8 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
             text += ", nor whether this version trains it. A local folder with the model's config.json makes both known"
         if (doubt := catalog.doubt(model_path)) is not None and not there:
             text += f". Its name {doubt}: only its config.json tells which model it is"
-        text += "."
         near = None if there else catalog.nearest(model_path)
-        return None, f"{text} Nearest model whose config comes with gspo_hpc: {near}." if near else text
+        return None, f"{text}. Nearest model whose config comes with gspo_hpc: {near}." if near else f"{text}."
     except (OSError, ValueError, RecursionError):
         raw = None
     if not isinstance(raw, dict):

@@ -23,6 +23,7 @@ from gspo_hpc.launch.checks import check_inputs, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.launch.slurm.compat import Executor, SubmitError
+from gspo_hpc.models import hub
 from gspo_hpc.runs import snapshot
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.runs.jobs import job_ids
@@ -73,6 +74,8 @@ def submit(config: Config) -> str:
     config = resolved(config)
     _require(config)
     check_inputs(config)
+    config = hub.with_folder(config)
+    _require(config)  # with the model's own sizes
     run, _ = open_run(config)
     with run.lock():
         # By their comment, too: a submit that was killed after sbatch has not recorded its job.

@@ -241,12 +241,3 @@ def test_a_terminal_gets_a_table(run: RunDir) -> None:
     assert head[:6] == ["run", "state", "step", "reward", "tokens/s", "time"]
     words = [word for row in rows for word in row]
     assert {"failed", "1.000", "1,234", "2m00s", "OSError:"} <= {*words}
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_scripts_know_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(word in script for word in ("submit", "--dry-run", "cancel", "--errors"))
-    if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
