@@ -20,6 +20,7 @@ from gspo_hpc.system.text import near_miss
 
 FOLDERS = {  # of commands/, each with its commands and their one line of help
     "prepare": {
+        "init": "begin a project: config, data, reward function and its test",
         "plan": "show what a config means: sizes, layout, passes, steps",
         "suggest": "suggest the best layouts for a model on given GPUs",
         "keys": "search the settings of a config",

@@ -218,11 +218,9 @@ def adapters(draft: Draft, name: str, rate: str, default: float) -> None:
 
 
 def model(draft: Draft, name: str) -> None:
-    """Put the model's folder."""
+    """Put the model's folder, or its name on the hub."""
     if path := draft.text(name):
-        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
-        comment = "a folder is needed: a hub's name is not fetched" if hub else ""
-        draft.keep("model.path", name, path, comment)
+        draft.keep("model.path", name, path)
 
 
 def data(draft: Draft, name: str, key: str) -> None:

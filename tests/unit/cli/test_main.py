@@ -108,7 +108,7 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
     ("words", "expected"),
     [
         (["pln"], "no command 'pln'; nearest: plan"),
-        (["xyzzy"], "known: plan, suggest, keys, convert, doctor, schema, completion, train, submit, status"),
+        (["xyzzy"], "known: init, plan, suggest, keys, convert, doctor, schema, completion, train, submit, status"),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),

@@ -1,0 +1,1 @@
+"""A small project to begin with: a config, data, a reward function and its test."""
