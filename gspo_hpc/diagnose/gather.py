@@ -200,10 +200,10 @@ def _attempt(run: RunDir, data: RunData, number: int, raw: dict[str, Any], lines
 def _error(run: RunDir, number: int) -> Excerpt | None:
     """Return the traceback that the others follow from, as `logs --errors` shows it."""
     try:
-        log, text = status.first_error(run.path, number)
+        found = status.first_error(run.path, number)
     except (ValueError, OSError, KeyError):
         return None
-    return Excerpt(_below(run, log), text)
+    return None if found is None else Excerpt(_below(run, found[0]), found[1])
 
 
 def _logs(folder: Path) -> list[Path]:

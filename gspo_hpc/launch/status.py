@@ -183,11 +183,11 @@ def follow(path: Path, *, forever: bool, done: Callable[[], bool]) -> Iterator[s
                 time.sleep(0.5)
 
 
-def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
+def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str] | None:
     """Return the log and the text of the traceback that the other failures of an attempt follow from.
 
     Without a traceback it is the stacks of the rank that hung, if the attempt was ended for one. `attempt`: its number;
-    by default the newest that has either. Raises ValueError if no rank left any.
+    by default the newest that has either. Returns None if no rank left any; raises ValueError if `path` is no run.
     """
     run = _existing(path)
     details = {record["attempt"]: str(record.get("detail") or "") for record in reader.read_attempts(run)[0]}
@@ -205,7 +205,7 @@ def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str]:
             blamed = run.attempt(number).stacks_path(int(named.group(1)) if named else 0)
             path = blamed if blamed in stacks else min(stacks)
             return path, path.read_text("utf-8", "replace")
-    raise ValueError(f"{run.path}: no traceback in the log of any rank")
+    return None
 
 
 def cancel(path: Path, say: Callable[[str], None]) -> None:

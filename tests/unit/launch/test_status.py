@@ -181,8 +181,8 @@ def test_the_first_error_is_the_cause(run: RunDir, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert out.startswith(str(begun.log_path(1))) and out.rstrip().endswith("ZeroDivisionError: the cause")
     assert "chatter" not in out and "afterwards" not in out
-    assert main(["logs", str(run.path), "--errors", "--attempt", "2"]) == 2
-    assert "no traceback" in capsys.readouterr().err
+    assert main(["logs", str(run.path), "--errors", "--attempt", "2"]) == 0
+    assert capsys.readouterr().out == f"{run.path}: no error: there is no traceback in the log of any rank\n"
 
 
 def test_a_run_that_is_done_has_no_time_left(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +200,7 @@ def test_of_several_errors_the_earliest_is_the_cause(run: RunDir) -> None:
     for rank, ended in ((0, 1002), (1, 1001), (2, 1003)):
         begun.log_path(rank).write_text(TRACE.format(f"KeyError: of rank {rank}"))
         os.utime(begun.log_path(rank), (ended, ended))
-    assert status.first_error(run.path)[0] == begun.log_path(1)
+    assert (found := status.first_error(run.path)) is not None and found[0] == begun.log_path(1)
 
 
 def test_cancel_asks_the_process_that_runs_it(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
 
     require_path(args.run_dir, "run directory")
     if args.errors:
-        log, text = status.first_error(args.run_dir, args.attempt)
+        if (found := status.first_error(args.run_dir, args.attempt)) is None:
+            print(f"{args.run_dir}: no error: there is no traceback in the log of any rank")
+            return DONE
+        log, text = found
         print(f"{paint(str(log), '1', sys.stdout)}\n{text}", end="")
         return DONE
     path = status.log_path(args.run_dir, args.rank, args.attempt)
