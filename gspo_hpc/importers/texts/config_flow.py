@@ -306,7 +306,7 @@ class _Flow:
         config = next(iter(write.objects or ()), None)
         if time is None or None in begins or not self.tree.certain(write.node) or config is None:
             return None, False
-        if len(write.objects or ()) > 1:
+        if len(write.objects or ()) > 1 or self.tree.start(write.node) not in (None, *map(self.tree.start, self.seeds)):
             return None, False
         ends = [end for end in counted[config] if end is not None]
         if len(ends) != len(counted[config]):
