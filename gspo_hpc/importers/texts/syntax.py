@@ -16,7 +16,7 @@ _READERS = set(
     "info warning warn debug error critical exception log display".split()
 )
 # Packages whose functions read a config and leave it as it is.
-_LIBRARIES = set(
+LIBRARIES = set(
     "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
     "tqdm huggingface_hub numpy random loguru typing inspect dataclasses".split()
 )
@@ -178,7 +178,7 @@ class Tree:
             return True
         if isinstance(given.func, ast.Name) and given.func.id not in self.imported:
             return not (given.func.id == "open" and not self.scopes.bindings.get(self.variable(given.func)))
-        return called(given) not in _MANAGERS and self.root(given.func) not in _LIBRARIES
+        return called(given) not in _MANAGERS and self.root(given.func) not in LIBRARIES
 
     def generates(self, function: Function) -> bool:
         """Tell whether a function is a generator, whose body does not run where it is called."""
@@ -216,7 +216,7 @@ class Tree:
         call = self.parent(uses[0])
         if len(uses) > 1 or not isinstance(call, ast.Call) or call.func is not uses[0] or not self.certain(call):
             return None
-        if not self._is_of(function, uses[0]) or (
+        if not self.is_of(function, uses[0]) or (
             isinstance(function, ast.AsyncFunctionDef) and not self._awaited(call)
         ):
             return None
@@ -236,7 +236,7 @@ class Tree:
             function = self.function_of(uses[0])
         return function
 
-    def _is_of(self, function: Function, use: ast.expr) -> bool:
+    def is_of(self, function: Function, use: ast.expr) -> bool:
         """Tell whether a name, or an attribute, can be no other function than this one."""
         outer = self.parent(function)
         if isinstance(outer, ast.ClassDef):
@@ -299,7 +299,7 @@ class Tree:
             return False
         if isinstance(call.func, ast.Name) and call.func.id not in self.imported:
             return call.func.id in _READERS
-        return called(call) in _READERS or self.root(call.func) in _LIBRARIES
+        return called(call) in _READERS or self.root(call.func) in LIBRARIES
 
     def copies(self, call: ast.Call) -> bool:
         """Tell whether a call is one of copy's or of dataclasses' functions that copy an object."""
@@ -318,7 +318,7 @@ class Tree:
         return function is not None and any(
             ast.unparse(item).rpartition("(")[0].rpartition(".")[2] not in _DECORATORS
             and ast.unparse(item).rpartition(".")[2] not in _DECORATORS
-            and self.root(item) not in _LIBRARIES
+            and self.root(item) not in LIBRARIES
             for item in function.decorator_list
         )
 

@@ -128,6 +128,9 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "GRPOConfig.epsilon = 0.5",
         "exec(open('more.py').read())",
         "globals()['args'].epsilon = 0.5",
+        "vars()['args'].epsilon = 0.5",
+        "import sys\nsys.modules[__name__].args.epsilon = 0.5",
+        "import __main__\n__main__.args.epsilon = 0.5",
         "f = args.__setattr__\nf('epsilon', 0.5)",
         "f = args.set_training\nf(batch_size=3)",
         "run = args\nsetattr(run, name, 0.5)",
@@ -214,7 +217,13 @@ def test_a_function_may_return_the_config() -> None:
 def test_a_mapping_that_is_edited_is_not_what_it_was() -> None:
     text = f"{HEAD}kw = {{'num_generations': 8, 'beta': 0.1}}\n%sargs = GRPOConfig(max_steps=4, **kw)\n{TRAINED}"
     assert convert(text % "", gpus=1).config.algorithm.kl_beta == 0.1
-    for edit in ("kw['beta'] = 0.3\n", "kw.update(beta=0.3)\n", "tune(kw)\n", "k = kw\n", "del kw['beta']\n"):
+    for edit in (
+        "kw['beta'] = 0.3\n",
+        "kw.update(beta=0.3)\n",
+        "tune(kw)\n",
+        "k = kw\nk['beta'] = 0.3\n",
+        "del kw['beta']\n",
+    ):
         found = convert(text % edit, gpus=1)
         assert found.open == ("**kw",) and found.config.algorithm.kl_beta == 0
         assert "it may give any argument" in next(item.why for item in found.left if item.name == "**kw")
