@@ -13,11 +13,10 @@ from gspo_hpc.importers.texts import config_flow, foreign, trainers
 from gspo_hpc.importers.texts.constants import Constants, as_code, is_code
 from gspo_hpc.importers.texts.escapes import Escapes
 from gspo_hpc.importers.texts.objects import ObjectMap
-from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
+from gspo_hpc.importers.texts.own_configs import OwnConfigs
+from gspo_hpc.importers.texts.syntax import Tree, called, shown
 
 _CONFIG = "GRPOConfig"
-# Methods that decide what a config is, or what its arguments are.
-_MAKERS = ("__new__", "__init__", "__post_init__", "__setattr__", "__getattr__", "__getattribute__")
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
 APART = frozenset({"model_name_or_path", "dataset_name", "reward_funcs"})  # given to the trainer, not in its config
 
@@ -53,7 +52,8 @@ def read(text: str) -> PythonRun:
     known = Constants(tree)
     imports = tuple(dict.fromkeys(_imports(module)))
     calls = tree.calls
-    own, fields, doubts = _own_configs(tree, known)
+    configs = OwnConfigs(tree, known)
+    own = configs.names
     made = [call for call in calls if called(call) in own and (call.keywords or call.args)]
     if len(made) > 1:
         lines = ", ".join(str(call.lineno) for call in made)
@@ -67,6 +67,7 @@ def read(text: str) -> PythonRun:
     seeds = made or [
         call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
     ]
+    fields, doubts = configs.defaults(made)
     objects = ObjectMap(tree, seeds, not made)
     changes = config_flow.follow(tree, objects, known.value, as_code)
     escapes = Escapes(tree, objects, known.value)
@@ -158,35 +159,6 @@ def _unread(tree: Tree, own: set[str]) -> str:
             if not isinstance(above, ast.ClassDef):
                 return f"line {node.lineno}: {shown(above)}"
     return ""
-
-
-def _own_configs(tree: Tree, known: Constants) -> tuple[set[str], dict[str, Any], tuple[str, ...]]:
-    """Return GRPOConfig and the classes derived from it, their defaults, and what makes these uncertain."""
-    names = {_CONFIG, *(name for name, original in tree.originals.items() if original == _CONFIG)}
-    fields, doubts = dict[str, Any](), list[str]()
-    for name, node in tree.classes.items():
-        if not any(ast.unparse(base).rpartition(".")[2] in names for base in node.bases):
-            continue
-        names.add(name)
-        for item in node.body:
-            target: ast.expr | None = item.target if isinstance(item, ast.AnnAssign) else None
-            if isinstance(item, ast.Assign) and len(item.targets) == 1:
-                target = item.targets[0]
-            if isinstance(target, ast.Name) and isinstance(item, ast.AnnAssign | ast.Assign) and item.value is not None:
-                fields[target.id] = _default(item.value, known)
-            elif isinstance(item, Function) and (item.name in _MAKERS or item.decorator_list):
-                doubts.append(f"line {item.lineno}: {name}.{item.name}")
-    module = next((tree.imported[name] for name in names if name in tree.imported), "trl")
-    if module.partition(".")[0] != "trl" and _CONFIG not in tree.classes:
-        doubts.append(f"{_CONFIG} is {module}'s, not TRL's")
-    return names, fields, tuple(doubts)
-
-
-def _default(node: ast.expr, known: Constants) -> Any:
-    """Return the default of a field of a dataclass."""
-    if isinstance(node, ast.Call) and called(node) == "field":
-        return next((known.value(word.value) for word in node.keywords if word.arg == "default"), as_code(node))
-    return known.value(node)
 
 
 # How a command begins that starts a Python file: variables, then a launcher.

@@ -260,7 +260,7 @@ def test_what_a_script_sets_after_its_parser_goes_before_the_command(tmp_path: P
 
 
 def test_defaults_of_a_config_class_of_the_files_own_are_read(tmp_path: Path) -> None:
-    own = "from dataclasses import field\nclass Mine(GRPOConfig):\n    epsilon: float = 0.4\n"
+    own = "from dataclasses import dataclass, field\n@dataclass\nclass Mine(GRPOConfig):\n    epsilon: float = 0.4\n"
     own += "    beta: float = field(default=0.3)\n"
     found = convert(f"{HEAD}{own}args = Mine(num_generations=8, beta=0.1)\n{TRAINED}", gpus=1)
     assert (found.config.algorithm.clip_low, found.config.algorithm.kl_beta) == (0.4, 0.1)
