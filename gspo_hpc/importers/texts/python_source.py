@@ -14,7 +14,8 @@ from gspo_hpc.importers.texts.constants import Constants, as_code, is_code
 from gspo_hpc.importers.texts.escapes import Escapes
 from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
-from gspo_hpc.importers.texts.syntax import Tree, called, shown
+from gspo_hpc.importers.texts.scopes import Variable
+from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
 
 _CONFIG = "GRPOConfig"
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
@@ -81,13 +82,11 @@ def read(text: str) -> PythonRun:
         left |= trainers.of_class(tree, called(call))
         more = trainers.of_trainer(tree, call, known.value, made[0] if made else None)
         given = more | given
-    preset = any(called(call) == "set_defaults" for call in calls)
-    literal = _parsed_in_file(seeds, known) if parses and not preset else None
+    defaults = _preset(tree, seeds, known)
+    literal = _parsed_in_file(seeds, known) if parses and not defaults else None
     if parses and literal is None:
         unread = next((text for text in _other_parses(seeds) if "argv" not in text), "")
         doubts += tuple(_other_parses(seeds))
-        defaults = {name: value for call in calls if called(call) == "set_defaults"
-                    for name, value in _keywords(call, known).items()}  # fmt: skip
         if isinstance(given.get("use_peft"), bool):  # the command says whether there are adapters
             del given["use_peft"]
         sure = {name: value for name, value in given.items() if not is_code(value) and name != "reward_funcs"}
@@ -123,6 +122,42 @@ def _parsers(calls: Iterable[ast.Call]) -> set[str]:
         call.func.attr for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("parse")
     }
     return names - {"parse_args", "parse_known_args"} or names
+
+
+def _preset(tree: Tree, seeds: Sequence[ast.Call], known: Constants) -> dict[str, Any]:
+    """Return the defaults that a parser of the file is given, $(code) where it may not have them when it parses."""
+    begins = [tree.when(seed) for seed in seeds]
+    starts = (None, *map(tree.start, seeds))
+    own = {_receiver(tree, seed) for seed in seeds}
+    sure: list[tuple[When, dict[str, Any]]] = []
+    found: dict[str, Any] = {}
+    for call in tree.calls:
+        if called(call) not in ("set_defaults", "set_defaults_with_config"):
+            continue
+        time, holder = tree.when(call), _receiver(tree, call)
+        values = _keywords(call, known)
+        if None not in (holder, *own) and holder not in own:
+            continue  # of another parser
+        plain = time is not None and tree.certain(call) and tree.start(call) in starts and own == {holder} != {None}
+        if time is not None and plain and all(begin is not None and time < begin for begin in begins):
+            sure.append((time, values))
+        else:
+            found |= {name: as_code(f"{name}={value}") for name, value in values.items()}
+    for _, values in sorted(sure, key=lambda pair: pair[0]):
+        found = values | {name: value for name, value in found.items() if name not in values or is_code(value)}
+    return found
+
+
+def _receiver(tree: Tree, call: ast.Call) -> Variable | None:
+    """Return the parser whose method a call calls, None if it may be another name for the same one."""
+    holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if isinstance(holder, ast.Call) and "Parser" in called(holder):
+        return (id(holder), "")
+    variable = tree.variable(holder) if isinstance(holder, ast.Name) else None
+    bindings = [] if variable is None else tree.scopes.bindings.get(variable, [])
+    given = tree.parent(bindings[0]) if len(bindings) == 1 else None
+    made = isinstance(given, ast.Assign) and isinstance(given.value, ast.Call) and "Parser" in called(given.value)
+    return variable if made else None
 
 
 def _other_parses(seeds: Sequence[ast.Call]) -> Iterator[str]:

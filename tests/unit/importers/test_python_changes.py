@@ -250,7 +250,10 @@ def test_what_a_script_sets_after_its_parser_goes_before_the_command(tmp_path: P
     found = of(f"{body}p = TrlParser((S, GRPOConfig))\nscript, args = p.parse_args_and_config()\nmain(script, args)\n")
     assert found.config.algorithm.clip_low == 0.5 and found.config.algorithm.kl_beta == 0.01
     assert "tune(s, args) may change it" in {item.name: item.why for item in found.left}["beta"]
-    found = of(f"p = TrlParser((GRPOConfig,))\np.set_defaults(beta=0.3, learning_rate=2e-6)\n{parse}")
+    found = of(
+        "p = TrlParser((GRPOConfig,))\np.set_defaults(beta=0.3, learning_rate=2e-6)\n"
+        "(args,) = p.parse_args_and_config()\n"
+    )
     assert found.config.algorithm.kl_beta == 0.01 and found.config.optimizer.lr == 2e-6
     found = of("(args,) = TrlParser((GRPOConfig,)).parse_dict({'beta': 0.5})\n")
     assert found.config.algorithm.kl_beta == 0.5  # it stands in the file, and the command is not read

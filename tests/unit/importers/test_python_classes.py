@@ -11,8 +11,7 @@ import pytest
 from gspo_hpc.importers.convert import Converted, convert
 
 HEAD = (
-    "from dataclasses import dataclass, field\nfrom typing import ClassVar\n"
-HEAD += "from trl import GRPOConfig, GRPOTrainer\n"
+    "from dataclasses import dataclass, field\nfrom typing import ClassVar\nfrom trl import GRPOConfig, GRPOTrainer\n"
 )
 TRAINED = "GRPOTrainer(model='m/m', args=args)\n"
 OTHER = "@dataclass\nclass Other(GRPOConfig):\n    beta: float = 0.7\n    epsilon: float = 0.6\n"
@@ -115,3 +114,51 @@ def test_a_parser_gives_the_defaults_of_the_class_that_it_is_given(tmp_path: Pat
     assert of("dataclass_types=[Other]").config.algorithm.clip_low == 0.6
     assert of("(Mine if x else Other,)").open and of("types()").open
     assert of("types := (S, Mine)").config.algorithm.kl_beta == 0.3
+
+
+PARSER = "p = TrlParser((GRPOConfig,))\n"
+SET = "p.set_defaults(beta=0.3)\n"
+
+
+def _preset(body: str, tmp_path: Path) -> Converted:
+    (tmp_path / "t.py").write_text(f"from trl import GRPOConfig, TrlParser\n{body}")
+    return convert("python t.py --num_generations 8 --max_steps 4", folder=tmp_path, gpus=1)
+
+
+PARSE = "(args,) = p.parse_args_and_config()\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{PARSER}{SET}{PARSE}",
+        f"{PARSER}p.set_defaults(beta=0.1, epsilon=0.2)\n{SET}{PARSE}",
+        f"{PARSER}KW = {{'beta': 0.3}}\np.set_defaults(**KW)\n{PARSE}",
+        f"def main():\n    {PARSER}    {SET}    {PARSE}main()\n",
+        f"{PARSER}def tune():\n    {SET}tune()\n{PARSE}",
+        f"{PARSER}{SET}TrlParser((S,)).set_defaults(beta=1)\n{PARSE}",
+        f"import argparse\nq = argparse.ArgumentParser()\nif x: q.set_defaults(beta=1)\n{PARSER}{SET}{PARSE}",
+    ],
+)
+def test_defaults_that_a_parser_surely_has_count(body: str, tmp_path: Path) -> None:
+    found = _preset(body, tmp_path)
+    assert found.config.algorithm.kl_beta == 0.3 and found.open == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{PARSER}if x: {SET}{PARSE}",
+        f"{PARSER}{SET}if x: p.set_defaults(beta=0.1)\n{PARSE}",
+        f"{PARSER}for n in range(x): {SET}{PARSE}",
+        f"{PARSER}{PARSE}{SET}",
+        f"{PARSER}def tune():\n    {SET}{PARSE}",
+        f"{PARSER}def tune():\n    {SET}if x: tune()\n{PARSE}",
+        f"{PARSER}q = p\nq.set_defaults(beta=0.3)\n{PARSE}",
+        f"{PARSER}p = other(p)\n{SET}{PARSE}",
+        f"{PARSER}p.set_defaults(beta=load())\n{PARSE}",
+        f"{PARSER}[p.set_defaults(beta=0.3) for _ in x]\n{PARSE}",
+    ],
+)
+def test_defaults_that_a_parser_may_not_have_are_open(body: str, tmp_path: Path) -> None:
+    assert any(text.startswith("beta=$(") for text in _preset(body, tmp_path).open)
