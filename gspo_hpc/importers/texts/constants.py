@@ -207,6 +207,10 @@ class Constants:
                 raise _Unknown
         if variable[0] == 0 and not all(self._after(binding, star) for star in self.scopes.stars):
             raise _Unknown
+        if variable[0] == 0 and self.scopes.stars and use is not None:  # which may give it a value before
+            time = self.tree.when(use)
+            if time is None or not time > ((binding.lineno, binding.col_offset),):
+                raise _Unknown
         self._going.add(variable)
         try:
             value = self._given(binding, part)
