@@ -65,7 +65,7 @@ class OwnConfigs:
         while isinstance(above, ast.expr | ast.keyword) and not isinstance(above, ast.Call):
             above = self.tree.parent(above)
         if isinstance(above, ast.Call):
-            return "Parser" in called(above)
+            return "arser" in called(above)  # TrlParser(types), subparsers.add_parser("grpo", dataclass_types=types)
         if not isinstance(above, ast.Assign) or depth > _DEEPEST:
             return False
         names = {self.tree.variable(target) for target in above.targets if isinstance(target, ast.Name)}

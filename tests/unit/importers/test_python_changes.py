@@ -141,6 +141,10 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "import operator\noperator.setitem(vars(args), 'epsilon', 0.5)",
         "fix(GRPOConfig)",
         "C = GRPOConfig\nfix(C)",
+        "types = (S, GRPOConfig)\nfix(types)",
+        "types = (S, GRPOConfig)\ntypes[1].epsilon = 0.5",
+        "types = (S, GRPOConfig)\nothers = types\nfix(others)",
+        "held.types = (S, GRPOConfig)",
         "import mine\nmine.fix([GRPOConfig])",
         "setattr(GRPOConfig, 'epsilon', 0.5)",
         "GRPOConfig.__dataclass_fields__['epsilon'].default = 0.5",
@@ -187,6 +191,8 @@ def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: s
         "def show(a: GRPOConfig, b: 'GRPOConfig' = None, c: type[GRPOConfig] | None = None) -> GRPOConfig: ...",
         "names = [f.name for f in dataclasses.fields(GRPOConfig)]",
         "import inspect\ninspect.signature(GRPOTrainer.__init__)",
+        "from trl import TrlParser\ntypes = (ScriptArguments, GRPOConfig)\n"
+        "if subs: parser = subs.add_parser('grpo', dataclass_types=types)\nelse: parser = TrlParser(types, prog='x')",
         "from transformers import HfArgumentParser\nparser = HfArgumentParser((GRPOConfig,))",
     ],
 )

@@ -14,7 +14,7 @@ from gspo_hpc.importers.texts.syntax import Tree
 from tests.unit.importers.python_scripts import DEFAULTS, Writer, run
 
 SCRIPTS = 600
-LEAST = 0.42  # share of arguments that are certain, of 0.454 measured
+LEAST = 0.46  # share of arguments that are certain, of 0.484 measured
 
 
 class Ran(NamedTuple):
