@@ -20,6 +20,10 @@ def read(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if error.problem == "but found another document":
+            raise ValueError(
+                f"line {mark.line + 1 if mark else 1}: it holds several YAML documents: leave one"
+            ) from None
         raise ValueError(f"line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem}") from None
     except RecursionError:
         raise ValueError("not valid YAML: nested too deeply") from None

@@ -60,8 +60,15 @@ class _Flow:
 
     def read(self) -> None:
         """Read each place where the config stands."""
+        for node in self.tree.nodes:  # the module itself, as an object
+            if isinstance(node, ast.Subscript) and ast.unparse(node).endswith("modules[__name__]"):
+                self._doubt(node)
+            elif isinstance(node, ast.Name) and self.tree.imported.get(node.id) == "__main__":
+                self._doubt(node)
         for call in self.tree.calls:  # code in a text, and names as texts
             if isinstance(call.func, ast.Name) and call.func.id in ("exec", "globals", "locals"):
+                self._doubt(call)
+            elif isinstance(call.func, ast.Name) and call.func.id == "vars" and not call.args:
                 self._doubt(call)
             elif isinstance(call.func, ast.Name) and call.func.id == "eval" and isinstance(call.args[0], ast.Constant):
                 self._doubt(call)
@@ -306,7 +313,7 @@ class _Flow:
         config = next(iter(write.objects or ()), None)
         if time is None or None in begins or not self.tree.certain(write.node) or config is None:
             return None, False
-        if len(write.objects or ()) > 1:
+        if len(write.objects or ()) > 1 or self.tree.start(write.node) not in (None, *map(self.tree.start, self.seeds)):
             return None, False
         ends = [end for end in counted[config] if end is not None]
         if len(ends) != len(counted[config]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ _OWN_GROUPS = set(
     "dp_reward_model megatron_reward_model legacy_reward_impl".split()
 )
 _INTERPOLATION = re.compile(
-    r"\$\{(?:(?P<env>oc\.env:)(?P<name>\w+)(?:,(?P<default>[^${}]*))?|(?P<key>\w+(?:\.\w+)+))\}"
+    r"\$\{(?:(?P<env>oc\.env:)(?P<name>\w+)(?:,(?P<default>[^${}]*))?|(?P<key>\.*\w+(?:\.\w+)*))\}"
 )
 _NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
 
@@ -72,19 +72,41 @@ def resolved(values: Mapping[str, Any], variables: Mapping[str, str]) -> dict[st
 
     That is OmegaConf's way to name another key, whose value is that after all overrides.
     """
-    return {name: _resolved(value, values, variables, 0) for name, value in values.items()}
+    every = dict(_groups(values))
+    return {name: _resolved(name, value, every, variables, 0) for name, value in every.items()}
 
 
-def _resolved(value: Any, values: Mapping[str, Any], variables: Mapping[str, str], depth: int) -> Any:
+def _groups(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield values in which a whole group that another key names, as in ``ref: ${actor}``, has that key's name too."""
+    for name, value in values.items():
+        match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
+        group = f"{_absolute(name, match['key'])}." if match is not None and match["key"] else ""
+        inner = {key.removeprefix(group): one for key, one in values.items() if group and key.startswith(group)}
+        if not inner or f"{name}.".startswith(group):
+            yield name, value
+        else:
+            for key, one in inner.items():
+                if f"{name}.{key}" not in values:
+                    text = f"${{{group}{key}}}"  # whose own ${.key} counts from where it stands
+                    yield f"{name}.{key}", text if _INTERPOLATION.fullmatch(text) else one
+
+
+def _absolute(name: str, key: str) -> str:
+    """Return the key that an interpolation names: each dot but the first stands for one group further out."""
+    out = len(key) - len(key.lstrip("."))
+    return ".".join([*name.split(".")[:-out], key.lstrip(".")]) if out else key
+
+
+def _resolved(at: str, value: Any, values: Mapping[str, Any], variables: Mapping[str, str], depth: int) -> Any:
     if not isinstance(value, str) or depth > 8:
         return value
 
     def one(match: re.Match[str]) -> Any:
-        name = match["key"] or match["name"]
         if match["env"]:
-            given = variables.get(name, match["default"])
+            given = variables.get(match["name"], match["default"])
             return match[0] if given is None or is_unset(given) else given.strip()
-        return _resolved(values[name], values, variables, depth + 1) if name in values else match[0]
+        name = _absolute(at, match["key"])
+        return _resolved(name, values[name], values, variables, depth + 1) if name in values else match[0]
 
     if whole := _INTERPOLATION.fullmatch(value):
         found = one(whole)

@@ -97,8 +97,24 @@ class Escapes:
             isinstance(holder, ast.Tuple) and isinstance(above, ast.Assign) and isinstance(above.targets[0], ast.Tuple)
         ):
             pass  # a, b = c, d
+        elif isinstance(above, ast.Assign) and item.kind == "class" and isinstance(holder, ast.Tuple):
+            self._bundled(above, node, item)
         elif not isinstance(above, ast.Compare | ast.ClassDef | ast.Expr):
             self._tell(node, item)
+
+    def _bundled(self, given: ast.Assign, node: ast.expr, item: Object) -> None:
+        """Read types = (GRPOConfig, ModelConfig), by what is done with the name."""
+        for target in given.targets:
+            if not isinstance(target, ast.Name):
+                self._tell(node, item)
+                continue
+            for use in self.tree.scopes.loads.get(self.tree.variable(target), ()):
+                parent = self.tree.parent(use)
+                call = self.tree.parent(parent) if isinstance(parent, ast.keyword) else parent
+                if isinstance(call, ast.Call) and call.func is not use:
+                    self._handed(call, use, item)
+                else:
+                    self._tell(node, item)
 
     def _attribute(self, node: ast.Attribute, item: Object) -> None:
         """Read trainer.name, and what is done with it."""
@@ -157,7 +173,7 @@ class Escapes:
             self._new_class(call, node, item)
         elif name == "getattr" and first and len(texts) and texts[0].startswith("__"):
             self._tell(call, item)
-        elif name in _READERS or name.startswith("__") or (item.kind == "class" and "Parser" in name):
+        elif name in _READERS or name.startswith("__") or (item.kind == "class" and "arser" in name):
             pass
         elif any(given is node for _, given in self.tree.parameters(call)) and not self.tree.decorated(call):
             pass  # a function of the file, which is read itself

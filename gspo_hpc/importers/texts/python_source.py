@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.texts import config_flow, foreign, trainers
+from gspo_hpc.importers.texts.constants import Constants, as_code, is_code
 from gspo_hpc.importers.texts.escapes import Escapes
 from gspo_hpc.importers.texts.objects import ObjectMap
-from gspo_hpc.importers.texts.syntax import MUTATORS, Function, Tree, called, is_main, shown
+from gspo_hpc.importers.texts.own_configs import OwnConfigs
+from gspo_hpc.importers.texts.scopes import Variable
+from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
 
 _CONFIG = "GRPOConfig"
-# Methods that decide what a config is, or what its arguments are.
-_MAKERS = ("__new__", "__init__", "__post_init__", "__setattr__", "__getattr__", "__getattribute__")
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
 APART = frozenset({"model_name_or_path", "dataset_name", "reward_funcs"})  # given to the trainer, not in its config
 
@@ -49,10 +50,11 @@ def read(text: str) -> PythonRun:
         line = getattr(error, "lineno", None)
         where = f"line {line}: " if line else ""
         raise ParseError(f"{where}Python cannot parse this: {getattr(error, 'msg', error)}") from None
-    known = dict(_constants(tree))
+    known = Constants(tree)
     imports = tuple(dict.fromkeys(_imports(module)))
     calls = tree.calls
-    own, fields, doubts = _own_configs(tree, known)
+    configs = OwnConfigs(tree, known)
+    own = configs.names
     made = [call for call in calls if called(call) in own and (call.keywords or call.args)]
     if len(made) > 1:
         lines = ", ".join(str(call.lineno) for call in made)
@@ -66,9 +68,10 @@ def read(text: str) -> PythonRun:
     seeds = made or [
         call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
     ]
+    fields, doubts = configs.defaults(made)
     objects = ObjectMap(tree, seeds, not made)
-    changes = config_flow.follow(tree, objects, lambda node: _value(node, known), _left)
-    escapes = Escapes(tree, objects, lambda node: _value(node, known))
+    changes = config_flow.follow(tree, objects, known.value, as_code)
+    escapes = Escapes(tree, objects, known.value)
     doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
     patched = dict(_patched(escapes.patches))
     given: dict[str, Any] = {}
@@ -77,18 +80,16 @@ def read(text: str) -> PythonRun:
         left |= trainers.of_class(tree, name)
     for call in objects.trainers():
         left |= trainers.of_class(tree, called(call))
-        more = trainers.of_trainer(tree, call, lambda node: _value(node, known), made[0] if made else None)
+        more = trainers.of_trainer(tree, call, known.value, made[0] if made else None)
         given = more | given
-    preset = any(called(call) == "set_defaults" for call in calls)
-    literal = _parsed_in_file(seeds, known) if parses and not preset else None
+    defaults = _preset(tree, seeds, known)
+    literal = _parsed_in_file(seeds, known) if parses and not defaults else None
     if parses and literal is None:
         unread = next((text for text in _other_parses(seeds) if "argv" not in text), "")
         doubts += tuple(_other_parses(seeds))
-        defaults = {name: value for call in calls if called(call) == "set_defaults"
-                    for name, value in _keywords(call, known).items()}  # fmt: skip
         if isinstance(given.get("use_peft"), bool):  # the command says whether there are adapters
             del given["use_peft"]
-        sure = {name: value for name, value in given.items() if not _is_left(value) and name != "reward_funcs"}
+        sure = {name: value for name, value in given.items() if not is_code(value) and name != "reward_funcs"}
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched
         return PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread)
@@ -112,7 +113,7 @@ def _patched(patches: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     for name, line in patches.items():
         argument = {"epsilon_low": "epsilon"}.get(name, name)
         if argument in tables.load("trl").known:
-            yield argument, _left(f"{trainers.TRAINER}.{name} in line {line}")
+            yield argument, as_code(f"{trainers.TRAINER}.{name} in line {line}")
 
 
 def _parsers(calls: Iterable[ast.Call]) -> set[str]:
@@ -121,6 +122,42 @@ def _parsers(calls: Iterable[ast.Call]) -> set[str]:
         call.func.attr for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("parse")
     }
     return names - {"parse_args", "parse_known_args"} or names
+
+
+def _preset(tree: Tree, seeds: Sequence[ast.Call], known: Constants) -> dict[str, Any]:
+    """Return the defaults that a parser of the file is given, $(code) where it may not have them when it parses."""
+    begins = [tree.when(seed) for seed in seeds]
+    starts = (None, *map(tree.start, seeds))
+    own = {_receiver(tree, seed) for seed in seeds}
+    sure: list[tuple[When, dict[str, Any]]] = []
+    found: dict[str, Any] = {}
+    for call in tree.calls:
+        if called(call) not in ("set_defaults", "set_defaults_with_config"):
+            continue
+        time, holder = tree.when(call), _receiver(tree, call)
+        values = _keywords(call, known)
+        if None not in (holder, *own) and holder not in own:
+            continue  # of another parser
+        plain = time is not None and tree.certain(call) and tree.start(call) in starts and own == {holder} != {None}
+        if time is not None and plain and all(begin is not None and time < begin for begin in begins):
+            sure.append((time, values))
+        else:
+            found |= {name: as_code(f"{name}={value}") for name, value in values.items()}
+    for _, values in sorted(sure, key=lambda pair: pair[0]):
+        found = values | {name: value for name, value in found.items() if name not in values or is_code(value)}
+    return found
+
+
+def _receiver(tree: Tree, call: ast.Call) -> Variable | None:
+    """Return the parser whose method a call calls, None if it may be another name for the same one."""
+    holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if isinstance(holder, ast.Call) and "Parser" in called(holder):
+        return (id(holder), "")
+    variable = tree.variable(holder) if isinstance(holder, ast.Name) else None
+    bindings = [] if variable is None else tree.scopes.bindings.get(variable, [])
+    given = tree.parent(bindings[0]) if len(bindings) == 1 else None
+    made = isinstance(given, ast.Assign) and isinstance(given.value, ast.Call) and "Parser" in called(given.value)
+    return variable if made else None
 
 
 def _other_parses(seeds: Sequence[ast.Call]) -> Iterator[str]:
@@ -132,13 +169,13 @@ def _other_parses(seeds: Sequence[ast.Call]) -> Iterator[str]:
         yield from (f"line {call.lineno}: {shown(call)}" for call in elsewhere)
 
 
-def _parsed_in_file(seeds: Sequence[ast.Call], known: dict[str, Any]) -> dict[str, Any] | None:
+def _parsed_in_file(seeds: Sequence[ast.Call], known: Constants) -> dict[str, Any] | None:
     """Return the arguments that the file's one parser is given as they stand in the file, None for any other."""
     if len(seeds) != 1:
         return None
     (call,) = seeds
     given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "args")]
-    value = _value(given[0], known) if len(given) == 1 else None
+    value = known.value(given[0]) if len(given) == 1 else None
     if called(call) == "parse_dict" and isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return value or None
     if called(call) in _LISTS and isinstance(value, list) and all(isinstance(word, str) for word in value):
@@ -157,35 +194,6 @@ def _unread(tree: Tree, own: set[str]) -> str:
             if not isinstance(above, ast.ClassDef):
                 return f"line {node.lineno}: {shown(above)}"
     return ""
-
-
-def _own_configs(tree: Tree, known: dict[str, Any]) -> tuple[set[str], dict[str, Any], tuple[str, ...]]:
-    """Return GRPOConfig and the classes derived from it, their defaults, and what makes these uncertain."""
-    names = {_CONFIG, *(name for name, original in tree.originals.items() if original == _CONFIG)}
-    fields, doubts = dict[str, Any](), list[str]()
-    for name, node in tree.classes.items():
-        if not any(ast.unparse(base).rpartition(".")[2] in names for base in node.bases):
-            continue
-        names.add(name)
-        for item in node.body:
-            target: ast.expr | None = item.target if isinstance(item, ast.AnnAssign) else None
-            if isinstance(item, ast.Assign) and len(item.targets) == 1:
-                target = item.targets[0]
-            if isinstance(target, ast.Name) and isinstance(item, ast.AnnAssign | ast.Assign) and item.value is not None:
-                fields[target.id] = _default(item.value, known)
-            elif isinstance(item, Function) and (item.name in _MAKERS or item.decorator_list):
-                doubts.append(f"line {item.lineno}: {name}.{item.name}")
-    module = next((tree.imported[name] for name in names if name in tree.imported), "trl")
-    if module.partition(".")[0] != "trl" and _CONFIG not in tree.classes:
-        doubts.append(f"{_CONFIG} is {module}'s, not TRL's")
-    return names, fields, tuple(doubts)
-
-
-def _default(node: ast.expr, known: dict[str, Any]) -> Any:
-    """Return the default of a field of a dataclass."""
-    if isinstance(node, ast.Call) and called(node) == "field":
-        return next((_value(word.value, known) for word in node.keywords if word.arg == "default"), _left(node))
-    return _value(node, known)
 
 
 # How a command begins that starts a Python file: variables, then a launcher.
@@ -214,18 +222,17 @@ def command_shown(text: str, name: str) -> str:
     )
 
 
-def _keywords(call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
+def _keywords(call: ast.Call, known: Constants) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for place, node in enumerate(call.args):
-        values["output_dir" if not place and not isinstance(node, ast.Starred) else f"*{shown(node)}"] = _value(
-            node, known
-        )
+        name = "output_dir" if not place and not isinstance(node, ast.Starred) else f"*{shown(node)}"
+        values[name] = known.value(node)
     for keyword in call.keywords:
         if keyword.arg is None:  # **more
-            more = _value(keyword.value, known)
-            values |= more if isinstance(more, dict) else {f"**{shown(keyword.value)}": _left(keyword.value)}
+            more = known.mapping(keyword.value)
+            values |= {f"**{shown(keyword.value)}": as_code(keyword.value)} if more is None else more
         else:
-            values[keyword.arg] = _value(keyword.value, known)
+            values[keyword.arg] = known.value(keyword.value)
     return values
 
 
@@ -235,105 +242,6 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
-
-
-def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run in any case: of the file, of its functions, and of its main block."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _straight(statement.body)
-        elif isinstance(statement, ast.If) and is_main(statement):
-            yield from _straight(statement.body)
-
-
-def _constants(tree: Tree) -> Iterator[tuple[str, Any]]:
-    """Yield the names that the file sets once, to a value that stands in it and does not change afterwards."""
-    counts: dict[str, int] = dict.fromkeys(tree.imported, 1)
-    changed: set[str] = set()
-    for node in tree.nodes:
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
-                counts[name] = counts.get(name, 0) + 1
-            case ast.Name(id=name, ctx=ast.Load()) if not _only_read(tree, node):
-                changed.add(name)
-    known: dict[str, Any] = {}
-    for statement in _straight(tree.module.body):
-        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-        target = statement.target if isinstance(statement, ast.AnnAssign) else target
-        given = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and given is not None and counts.get(target.id) == 1:
-            value = _value(given, known)
-            if not _is_left(value) and not (isinstance(value, list | dict | set) and target.id in changed):
-                known[target.id] = value
-                yield target.id, value
-
-
-def _only_read(tree: Tree, node: ast.Name) -> bool:
-    """Tell whether a mapping or list is read where its name stands, and not changed or handed to what may change it."""
-    parent = tree.parent(node)
-    above = None if parent is None else tree.parent(parent)
-    match parent:
-        case ast.Attribute(attr=attribute):
-            return not (isinstance(above, ast.Call) and attribute in MUTATORS)
-        case ast.Subscript(ctx=context):
-            return isinstance(context, ast.Load)
-        case ast.Call():
-            name = called(parent)
-            return name.endswith(("Config", "Trainer")) or name in (
-                "print",
-                "len",
-                "dict",
-                "list",
-                "str",
-                "sorted",
-                "info",
-                "parse_dict",
-            )
-        case ast.Assign() | ast.AnnAssign() | ast.Return() | ast.NamedExpr():
-            return False  # another name for it
-    return True
-
-
-def _value(node: ast.expr, known: dict[str, Any]) -> Any:
-    """Return the value of an expression: literals, names that the file sets, arithmetic; else $(code)."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        pass
-    if isinstance(node, ast.Name) and node.id in known:
-        return known[node.id]
-    if isinstance(node, ast.Attribute) and node.attr in ("bfloat16", "float16", "float32"):
-        return node.attr  # torch.bfloat16
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.FloorDiv):
-        left, right = _value(node.left, known), _value(node.right, known)
-        if type(left) in (int, float) and type(right) in (int, float):
-            match node.op:
-                case ast.Add():
-                    return left + right
-                case ast.Sub():
-                    return left - right
-                case ast.Mult():
-                    return left * right
-                case ast.FloorDiv() if right:
-                    return left // right
-    if isinstance(node, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else _value(part.value, known)
-                 for part in node.values if isinstance(part, ast.Constant | ast.FormattedValue)]  # fmt: skip
-        plain = all(not isinstance(part, ast.FormattedValue) or part.format_spec is None and part.conversion < 0
-                    for part in node.values)  # fmt: skip
-        if plain and all(isinstance(part, str | int) and not _is_left(part) for part in parts):
-            return "".join(map(str, parts))
-    return _left(node)
-
-
-def _left(node: Any) -> str:
-    """Return an expression, or a value, as a shell's $(...): what only running the file would tell."""
-    return f"$({shown(node) if isinstance(node, ast.AST) else node})"
-
-
-def _is_left(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("$(")
 
 
 def refuse_others(run: PythonRun) -> None:

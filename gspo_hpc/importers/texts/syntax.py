@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from gspo_hpc.importers.texts.scopes import Scopes, Variable
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 When = tuple[tuple[int, int], ...]  # (line, column) of the calls that lead to a node, and of the node
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -14,12 +16,26 @@ _READERS = set(
     "info warning warn debug error critical exception log display".split()
 )
 # Packages whose functions read a config and leave it as it is.
-_LIBRARIES = set(
+LIBRARIES = set(
     "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
     "tqdm huggingface_hub numpy random loguru typing inspect dataclasses".split()
 )
 _COPIES = ("copy", "deepcopy", "replace")
 _DECORATORS = ("staticmethod", "classmethod", "property", "cached_property", "wraps", "cache", "lru_cache", "record")
+# Expressions that evaluate all that stands in them.
+_EXPRESSIONS = (
+    ast.Call, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.BinOp,
+    ast.UnaryOp, ast.JoinedStr, ast.FormattedValue, ast.NamedExpr, ast.Await,
+)  # fmt: skip
+# Context managers that stop no error.
+_MANAGERS = (
+    "main_process_first",
+    "local_main_process_first",
+    "nullcontext",
+    "redirect_stdout",
+    "redirect_stderr",
+    "closing",
+)
 _DEEPEST = 12  # calls within each other that are followed
 
 
@@ -46,6 +62,7 @@ class Tree:
 
     def __init__(self, tree: ast.Module) -> None:
         self.module = tree
+        self.scopes = Scopes(tree)
         self.nodes = [*ast.walk(tree)]
         self.parents = {id(child): node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
@@ -62,7 +79,6 @@ class Tree:
         self._functions: dict[str, list[Function]] = {}
         for function in self.functions:
             self._functions.setdefault(function.name, []).append(function)
-        self._locals = {id(node): self._names_of(node) for node in self.nodes if isinstance(node, _SCOPES)}
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return what a node stands in."""
@@ -75,12 +91,9 @@ class Tree:
             above = self.parent(above)
         return above
 
-    def variable(self, name: ast.Name) -> tuple[int, str]:
+    def variable(self, name: ast.Name) -> Variable:
         """Return which variable a name is: the scope that binds it (0: the module), and the name."""
-        scope = self.function_of(name)
-        while scope is not None and name.id not in self._locals[id(scope)]:
-            scope = self.function_of(scope)
-        return (0 if scope is None else id(scope), name.id)
+        return self.scopes.variable(name)
 
     def defined(self, call: ast.Call) -> tuple[Function | None, int]:
         """Return the function of the file that a call calls, and how many parameters stand before its arguments."""
@@ -108,20 +121,68 @@ class Tree:
             yield from ((item.arg, item.value) for item in call.keywords if item.arg in known and item.arg is not None)
 
     def certain(self, node: ast.AST) -> bool:
-        """Tell whether a node runs, once, whenever the function runs that it stands in."""
+        """Tell whether a node is known to run, once, whenever the function runs that it stands in."""
         below, above = node, self.parent(node)
         while above is not None and not isinstance(above, _SCOPES):
-            if isinstance(above, ast.If) and not (below is above.test or (is_main(above) and below in above.body)):
-                return False
-            if isinstance(above, ast.For | ast.AsyncFor) and below is not above.iter:
-                return False
-            if isinstance(above, ast.While | ast.Try | ast.Match | ast.IfExp | ast.BoolOp | ast.comprehension):
-                return False
-            if isinstance(above, ast.ClassDef):
+            if not self._passes(below, above):
                 return False
             below, above = above, self.parent(above)
-        before = (item for item in (above.body if isinstance(above, Function) else ()) if item.lineno < below.lineno)  # type: ignore[attr-defined]
+        if isinstance(above, Function):
+            return not self.generates(above) and self._reaches(above.body, below)
+        return not isinstance(above, ast.Lambda) or below is above.body
+
+    def _passes(self, below: ast.AST, above: ast.AST) -> bool:
+        """Tell whether what runs a node is known to run, once, what stands directly in it."""
+        match above:
+            case ast.keyword() | ast.Expr() | ast.Assign() | ast.AugAssign() | ast.Return() | ast.Delete():
+                return True
+            case ast.AnnAssign(annotation=annotation):
+                return below is not annotation  # which Python reads only sometimes
+            case ast.If(test=test, body=body):
+                return below is test or (is_main(above) and self._reaches(body, below))
+            case ast.IfExp(test=test):
+                return below is test
+            case ast.For(iter=given) | ast.AsyncFor(iter=given) | ast.comprehension(iter=given):
+                return below is given
+            case ast.ListComp(generators=loops) | ast.SetComp(generators=loops) | ast.DictComp(generators=loops):
+                return below is loops[0]
+            case ast.GeneratorExp(generators=loops):
+                return below is loops[0]
+            case ast.BoolOp(values=parts):
+                return below is parts[0]
+            case ast.Compare(left=left, comparators=others):
+                return below in (left, others[0])
+            case ast.Match(subject=subject):
+                return below is subject
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                return below in items or (not any(map(self._suppresses, items)) and self._reaches(body, below))
+            case ast.withitem():
+                return True
+            case ast.Try(finalbody=last):
+                return self._reaches(last, below)
+            case ast.Module(body=body):
+                return self._reaches(body, below)
+        return isinstance(above, _EXPRESSIONS)
+
+    def _reaches(self, body: list[ast.stmt], statement: ast.AST) -> bool:
+        """Tell whether a body has a statement, and nothing before it that may leave the function."""
+        if statement not in body:
+            return False
+        before = body[: body.index(statement)]  # type: ignore[arg-type]
         return not any(isinstance(part, ast.Return) for item in before for part in self._own(item))
+
+    def _suppresses(self, item: ast.withitem) -> bool:
+        """Tell whether a with statement may go on after an error in its body, which then has run in part."""
+        given = item.context_expr
+        if not isinstance(given, ast.Call):
+            return True
+        if isinstance(given.func, ast.Name) and given.func.id not in self.imported:
+            return not (given.func.id == "open" and not self.scopes.bindings.get(self.variable(given.func)))
+        return called(given) not in _MANAGERS and self.root(given.func) not in LIBRARIES
+
+    def generates(self, function: Function) -> bool:
+        """Tell whether a function is a generator, whose body does not run where it is called."""
+        return any(isinstance(part, ast.Yield | ast.YieldFrom) for item in function.body for part in self._own(item))
 
     def looped(self, node: ast.AST) -> bool:
         """Tell whether a node may run several times each time that the function runs that it stands in."""
@@ -143,7 +204,7 @@ class Tree:
         function = self.function_of(node)
         if function is None:
             return (place,)
-        if not isinstance(function, Function) or depth > _DEEPEST:
+        if not isinstance(function, Function) or depth > _DEEPEST or self.generates(function):
             return None
         name = function.name
         outer = self.parent(function)
@@ -155,8 +216,76 @@ class Tree:
         call = self.parent(uses[0])
         if len(uses) > 1 or not isinstance(call, ast.Call) or call.func is not uses[0] or not self.certain(call):
             return None
+        if not self.is_of(function, uses[0]) or (
+            isinstance(function, ast.AsyncFunctionDef) and not self._awaited(call)
+        ):
+            return None
         before = self.when(call, depth + 1, started)
         return None if before is None else (*before, place)
+
+    def start(self, node: ast.AST) -> ast.AST | None:
+        """Return the function that the file itself does not call and that a node runs in, None if there is none."""
+        function = self.function_of(node)
+        for _ in range(_DEEPEST):
+            if not isinstance(function, Function):
+                return function
+            outer = self.parent(function)
+            named = outer.name if function.name == "__init__" and isinstance(outer, ast.ClassDef) else function.name
+            if not (uses := self._uses.get(named)):
+                return function
+            function = self.function_of(uses[0])
+        return function
+
+    def is_of(self, function: Function, use: ast.expr) -> bool:
+        """Tell whether a name, or an attribute, can be no other function than this one."""
+        outer = self.parent(function)
+        if isinstance(outer, ast.ClassDef):
+            if len(self._functions[function.name]) > 1 and function.name != "__init__":
+                return False
+            if isinstance(use, ast.Name):  # Mine(args), which calls its __init__
+                return function.name == "__init__" and self._alone(use, outer)
+            return function.name == "__init__" or (isinstance(use, ast.Attribute) and self._has(use.value, outer))
+        return isinstance(use, ast.Name) and self._alone(use, function)
+
+    def _alone(self, name: ast.Name, node: ast.AST) -> bool:
+        """Tell whether a name is what one node makes it: the only one that binds it, or surely the last before."""
+        bindings = self.scopes.bindings.get(self.variable(name), [])
+        if len(bindings) == 1 or node not in bindings:
+            return node in bindings
+        above = {id(self.function_of(name)), *(id(self.function_of(item)) for item in bindings)}
+        places = [getattr(item, "lineno", 0) for item in bindings]
+        line = getattr(node, "lineno", 0)
+        plain = len(above) == 1 and self.certain(node) and not self.looped(name)
+        return plain and line == max(places) < name.lineno and places.count(line) == 1
+
+    def _has(self, holder: ast.expr, own: ast.ClassDef) -> bool:
+        """Tell whether an object is of a class of the file: self in it, Mine, Mine(), or a name for these."""
+        if isinstance(holder, ast.Call):
+            return isinstance(holder.func, ast.Name) and self._alone(holder.func, own)
+        if not isinstance(holder, ast.Name):
+            return False
+        if self._alone(holder, own):
+            return True
+        bindings = self.scopes.bindings.get(self.variable(holder), [])
+        if len(bindings) != 1:
+            return False
+        (binding,) = bindings
+        if isinstance(binding, ast.arg):  # self, where no other class of the file is derived from this one
+            method = self.parent(self.parent(binding) or binding)
+            first = isinstance(method, Function) and self.parent(method) is own and method.args.args[:1] == [binding]
+            names = {part.id for node in self.classes.values() for base in node.bases for part in ast.walk(base)
+                     if isinstance(part, ast.Name)}  # fmt: skip
+            return first and own.name not in names
+        given = self.parent(binding)
+        return isinstance(given, ast.Assign) and given.targets == [binding] and self._has_made(given.value, own)
+
+    def _has_made(self, given: ast.expr, own: ast.ClassDef) -> bool:
+        return isinstance(given, ast.Call) and self._has(given, own)
+
+    def _awaited(self, call: ast.Call) -> bool:
+        """Tell whether what an async function returns is awaited where it is called."""
+        above = self.parent(call)
+        return isinstance(above, ast.Await) or (isinstance(above, ast.Call) and called(above) == "run")
 
     def root(self, node: ast.expr) -> str:
         """Return the package that what is called was imported from, "" if it was not imported."""
@@ -170,7 +299,7 @@ class Tree:
             return False
         if isinstance(call.func, ast.Name) and call.func.id not in self.imported:
             return call.func.id in _READERS
-        return called(call) in _READERS or self.root(call.func) in _LIBRARIES
+        return called(call) in _READERS or self.root(call.func) in LIBRARIES
 
     def copies(self, call: ast.Call) -> bool:
         """Tell whether a call is one of copy's or of dataclasses' functions that copy an object."""
@@ -189,7 +318,7 @@ class Tree:
         return function is not None and any(
             ast.unparse(item).rpartition("(")[0].rpartition(".")[2] not in _DECORATORS
             and ast.unparse(item).rpartition(".")[2] not in _DECORATORS
-            and self.root(item) not in _LIBRARIES
+            and self.root(item) not in LIBRARIES
             for item in function.decorator_list
         )
 
@@ -215,22 +344,9 @@ class Tree:
             elif isinstance(node, Function | ast.ClassDef) and not isinstance(self.parent(node), ast.ClassDef):
                 yield node.name
 
-    def _names_of(self, scope: ast.AST) -> set[str]:
-        """Return the names that a function binds."""
-        given = scope.args  # type: ignore[attr-defined]
-        names = {item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
-                 if item is not None}  # fmt: skip
-        outside: set[str] = set()
-        for node in self._own(scope):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
-            elif isinstance(node, ast.Global | ast.Nonlocal):
-                outside |= {*node.names}
-        return names - outside
-
     def _own(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield a node and what it holds, without the functions in it."""
+        """Yield a node and what it holds, without what stands in functions."""
         yield node
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, _SCOPES):
+        if not isinstance(node, _SCOPES):
+            for child in ast.iter_child_nodes(node):
                 yield from self._own(child)

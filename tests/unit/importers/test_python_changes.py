@@ -40,6 +40,14 @@ def _of(body: str, after: str = "") -> Converted:
         "other, n = args, 3\nother.epsilon = 0.5",
         "args.epsilon = 0.1\nargs.epsilon = 0.5",
         "if (same := args): pass\nsame.epsilon = 0.5",
+        "with open('log', 'w') as log:\n    args.epsilon = 0.5",
+        "import torch\nwith torch.device('cpu'), args.main_process_first():\n    args.epsilon = 0.5",
+        "try:\n    pass\nfinally:\n    args.epsilon = 0.5",
+        "print([setattr(args, 'epsilon', 0.5), 1][1:], f'{x}', *y, **{'z': not -x})",
+        "if setattr(args, 'epsilon', 0.5): pass",
+        "def tune():\n    def inner(): return 3\n    args.epsilon = 0.5\n    return inner\ntune()",
+        "import asyncio\nasync def tune():\n    args.epsilon = 0.5\nasyncio.run(tune())",
+        "class T:\n    def tune(self): args.epsilon = 0.5\nt = T()\nt.tune()",
     ],
 )
 def test_a_literal_that_is_written_in_plain_order_counts(body: str) -> None:
@@ -62,6 +70,31 @@ def test_a_literal_that_is_written_in_plain_order_counts(body: str) -> None:
         "def tune(a):\n    if a: return\n    a.epsilon = 0.5\ntune(args)",
         "def tune(a):\n    a.epsilon = 0.5\nif x: tune(args)",
         "def a(c):\n    c.epsilon = 0.5\ndef b(c):\n    c.epsilon = 0.1\nfor go in (a, b):\n    go(1)\na(args)",
+        "[setattr(args, 'epsilon', 0.5) for _ in range(n)]",
+        "{setattr(args, 'epsilon', 0.5) for _ in range(n)}",
+        "{1: setattr(args, 'epsilon', 0.5) for _ in range(n)}",
+        "any(setattr(args, 'epsilon', 0.5) for _ in range(n))",
+        "[1 for _ in range(n) if setattr(args, 'epsilon', 0.5)]",
+        "try:\n    args.epsilon = 0.5\nexcept* E:\n    pass",
+        "try:\n    pass\nexcept* E:\n    args.epsilon = 0.5",
+        "x and setattr(args, 'epsilon', 0.5)",
+        "y < x < setattr(args, 'epsilon', 0.5)",
+        "assert x, setattr(args, 'epsilon', 0.5)",
+        "lambda: setattr(args, 'epsilon', 0.5)",
+        "tune = lambda: setattr(args, 'epsilon', 0.5)\ntune()",
+        "match x:\n    case 1:\n        args.epsilon = 0.5",
+        "match x:\n    case 1 if setattr(args, 'epsilon', 0.5):\n        pass",
+        "from contextlib import suppress\nwith suppress(E):\n    args.epsilon = 0.5",
+        "with mine:\n    args.epsilon = 0.5",
+        "def tune():\n    args.epsilon = 0.5",
+        "def tune():\n    args.epsilon = 0.5\n    yield\ntune()",
+        "async def tune():\n    args.epsilon = 0.5\ntune()",
+        "def tune(a=setattr(args, 'epsilon', 0.5)): ...",
+        "def tune():\n    with open(f):\n        if x: return\n        args.epsilon = 0.5\ntune()",
+        "if x:\n    def tune(): args.epsilon = 0.5\nelse:\n    def tune(): args.epsilon = 0.1\ntune()",
+        "def tune(): args.epsilon = 0.5\nfrom mine import tune\ntune()",
+        "class T:\n    def tune(self): args.epsilon = 0.5\nmine.tune()",
+        "class T:\n    def tune(self): args.epsilon = 0.5\nclass U(T):\n    def tune(self): pass\nU().tune()",
         "class C:\n    cfg = args\nC.cfg.epsilon = 0.5",
         "class C:\n    cfg = args\n    def go(self):\n        self.cfg.epsilon = 0.5\nC().go()",
         "class C:\n    @property\n    def cfg(self):\n        return args\nC().cfg.epsilon = 0.5",
@@ -95,6 +128,9 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "GRPOConfig.epsilon = 0.5",
         "exec(open('more.py').read())",
         "globals()['args'].epsilon = 0.5",
+        "vars()['args'].epsilon = 0.5",
+        "import sys\nsys.modules[__name__].args.epsilon = 0.5",
+        "import __main__\n__main__.args.epsilon = 0.5",
         "f = args.__setattr__\nf('epsilon', 0.5)",
         "f = args.set_training\nf(batch_size=3)",
         "run = args\nsetattr(run, name, 0.5)",
@@ -105,6 +141,10 @@ def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
         "import operator\noperator.setitem(vars(args), 'epsilon', 0.5)",
         "fix(GRPOConfig)",
         "C = GRPOConfig\nfix(C)",
+        "types = (S, GRPOConfig)\nfix(types)",
+        "types = (S, GRPOConfig)\ntypes[1].epsilon = 0.5",
+        "types = (S, GRPOConfig)\nothers = types\nfix(others)",
+        "held.types = (S, GRPOConfig)",
         "import mine\nmine.fix([GRPOConfig])",
         "setattr(GRPOConfig, 'epsilon', 0.5)",
         "GRPOConfig.__dataclass_fields__['epsilon'].default = 0.5",
@@ -151,6 +191,8 @@ def test_a_place_that_may_change_anything_makes_every_argument_uncertain(body: s
         "def show(a: GRPOConfig, b: 'GRPOConfig' = None, c: type[GRPOConfig] | None = None) -> GRPOConfig: ...",
         "names = [f.name for f in dataclasses.fields(GRPOConfig)]",
         "import inspect\ninspect.signature(GRPOTrainer.__init__)",
+        "from trl import TrlParser\ntypes = (ScriptArguments, GRPOConfig)\n"
+        "if subs: parser = subs.add_parser('grpo', dataclass_types=types)\nelse: parser = TrlParser(types, prog='x')",
         "from transformers import HfArgumentParser\nparser = HfArgumentParser((GRPOConfig,))",
     ],
 )
@@ -181,7 +223,13 @@ def test_a_function_may_return_the_config() -> None:
 def test_a_mapping_that_is_edited_is_not_what_it_was() -> None:
     text = f"{HEAD}kw = {{'num_generations': 8, 'beta': 0.1}}\n%sargs = GRPOConfig(max_steps=4, **kw)\n{TRAINED}"
     assert convert(text % "", gpus=1).config.algorithm.kl_beta == 0.1
-    for edit in ("kw['beta'] = 0.3\n", "kw.update(beta=0.3)\n", "tune(kw)\n", "k = kw\n", "del kw['beta']\n"):
+    for edit in (
+        "kw['beta'] = 0.3\n",
+        "kw.update(beta=0.3)\n",
+        "tune(kw)\n",
+        "k = kw\nk['beta'] = 0.3\n",
+        "del kw['beta']\n",
+    ):
         found = convert(text % edit, gpus=1)
         assert found.open == ("**kw",) and found.config.algorithm.kl_beta == 0
         assert "it may give any argument" in next(item.why for item in found.left if item.name == "**kw")
@@ -208,7 +256,10 @@ def test_what_a_script_sets_after_its_parser_goes_before_the_command(tmp_path: P
     found = of(f"{body}p = TrlParser((S, GRPOConfig))\nscript, args = p.parse_args_and_config()\nmain(script, args)\n")
     assert found.config.algorithm.clip_low == 0.5 and found.config.algorithm.kl_beta == 0.01
     assert "tune(s, args) may change it" in {item.name: item.why for item in found.left}["beta"]
-    found = of(f"p = TrlParser((GRPOConfig,))\np.set_defaults(beta=0.3, learning_rate=2e-6)\n{parse}")
+    found = of(
+        "p = TrlParser((GRPOConfig,))\np.set_defaults(beta=0.3, learning_rate=2e-6)\n"
+        "(args,) = p.parse_args_and_config()\n"
+    )
     assert found.config.algorithm.kl_beta == 0.01 and found.config.optimizer.lr == 2e-6
     found = of("(args,) = TrlParser((GRPOConfig,)).parse_dict({'beta': 0.5})\n")
     assert found.config.algorithm.kl_beta == 0.5  # it stands in the file, and the command is not read
@@ -218,7 +269,7 @@ def test_what_a_script_sets_after_its_parser_goes_before_the_command(tmp_path: P
 
 
 def test_defaults_of_a_config_class_of_the_files_own_are_read(tmp_path: Path) -> None:
-    own = "from dataclasses import field\nclass Mine(GRPOConfig):\n    epsilon: float = 0.4\n"
+    own = "from dataclasses import dataclass, field\n@dataclass\nclass Mine(GRPOConfig):\n    epsilon: float = 0.4\n"
     own += "    beta: float = field(default=0.3)\n"
     found = convert(f"{HEAD}{own}args = Mine(num_generations=8, beta=0.1)\n{TRAINED}", gpus=1)
     assert (found.config.algorithm.clip_low, found.config.algorithm.kl_beta) == (0.4, 0.1)
