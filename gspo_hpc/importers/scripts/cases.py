@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from gspo_hpc.importers.scripts.conditions import plain
+from gspo_hpc.importers.scripts.conditions import plain, plain_pattern
+from gspo_hpc.importers.scripts.expansion.patterns import matches
 from gspo_hpc.importers.scripts.parse import line_of
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ def _items(reader: Reader, node: Node) -> Iterator[Item]:
     subject = plain(node.named_children[0], reader.scope)
     for item in (child for child in node.named_children if child.type == "case_item"):
         closed = next(number for number, child in enumerate(item.children) if child.type == ")")
-        known = [plain(pattern, reader.scope) for pattern in item.children[:closed] if pattern.is_named]
+        known = [plain_pattern(pattern, reader.scope) for pattern in item.children[:closed] if pattern.is_named]
         matched: bool | None = "*" in known
-        if not matched and (subject is None or None in known):
-            matched = None
-        elif subject is not None:
-            matched = any(fnmatchcase(subject, pattern or "") for pattern in known)
+        if not matched:
+            extended, any_case = (reader.scope.mark("option", name) for name in ("extglob", "nocasematch"))
+            found = [None if None in (subject, pattern) else matches(subject or "", pattern or "", extended, any_case)
+                     for pattern in known]  # fmt: skip
+            matched = True if True in found else None if None in found else False
         yield Item(matched, item.children[closed + 1 :], item.children[-1].type)
 
 

@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
+from gspo_hpc.importers.scripts.expansion.splitting import settled
 from gspo_hpc.importers.scripts.parse import line_of, source_of
 from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
-from gspo_hpc.importers.scripts.words import expand, fields
+from gspo_hpc.importers.scripts.words import words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -25,6 +26,26 @@ def follow_loop(reader: Reader, node: Node) -> None:
 
     A loop that runs a single time is followed as if it were none.
     """
+    loose, reader.loose = reader.loose, 0
+    reader.loops += 1
+    try:
+        _follow(reader, node)
+    finally:
+        reader.loops -= 1
+        reader.loose = max(loose, reader.loose - 1)
+
+
+def _end_round(reader: Reader) -> str:
+    """Return what ended a round; what ends loops around this one goes on."""
+    ended = reader.ended
+    if ended in ("break", "continue"):
+        reader.levels -= 1
+        reader.ended = ended if reader.levels else ""
+        return "break" if reader.levels else ended
+    return ended
+
+
+def _follow(reader: Reader, node: Node) -> None:
     body = node.child_by_field_name("body") or node.named_children[-1]
     certain, values = False, list[str]()
     started = _state(reader)
@@ -51,7 +72,7 @@ def follow_loop(reader: Reader, node: Node) -> None:
         if len(values) == 1 and certain:
             reader.scope.set(name, values[0])
             reader.walk([body])
-            reader.ended = "" if reader.ended in ("break", "continue") else reader.ended
+            _end_round(reader)
             return
     if node.type != "while_statement":
         started = _state(reader)
@@ -60,15 +81,18 @@ def follow_loop(reader: Reader, node: Node) -> None:
     if not certain and node.type != "c_style_for_statement":
         return
     was, count, loose = reader.recording, reader.count, reader.loose
-    reader.recording, reader.loose = False, False
+    reader.recording, reader.loose = False, 0
     _begin(reader, started)
     try:
         known = _rounds(reader, node, body, name, values) and not reader.loose
     except ValueError:  # too long, or something that is not followed: the line is told where it is read again
         known = False
-    reader.recording, reader.count, reader.loose, reader.ended = was, count, loose, ""
+    reader.recording, reader.count, reader.loose = was, count, 0 if known else loose
     if not known:
+        reader.ended = ""
         _begin(reader, ended)
+    elif reader.ended not in ("break", "continue"):
+        reader.ended = ""
 
 
 def _state(reader: Reader) -> State:
@@ -91,7 +115,7 @@ def _values(reader: Reader, node: Node, body: Node) -> list[str]:
     if not any(child.type == "in" for child in node.children):
         return list(reader.scope.arguments)
     given = [child for child in node.named_children[1:] if child.id != body.id and child.type != "comment"]
-    return [word for child in given for word in fields(expand(child, reader.scope))]
+    return settled(word for child in given for word in words_of(child, reader.scope))
 
 
 def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> None:
@@ -105,8 +129,8 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
     before, counts, was = dict(scope.values), (len(reader.found), len(reader.possible)), reader.certain
     reader.certain = was and certain
     given = scope.arguments
-    reader.walk([body])
-    reader.ended = ""
+    reader.branches += 1
+    _round(reader, body)
     after = scope.values
     if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
         scope.arguments = (REST,)
@@ -118,10 +142,18 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
             key: Reference("") if isinstance(after.get(key), Reference) else changes for key in changed
         }
         started = dict(scope.values)
-        reader.walk([body])
-        reader.ended = ""
-        scope.values = scope.values if certain else scope.values | started
+        _round(reader, body)
+        scope.values = scope.values if certain and not reader.loose else scope.values | started
+    reader.branches -= 1
     reader.certain = was
+
+
+def _round(reader: Reader, body: Node) -> None:
+    """Follow a round of which it is not known which one it is."""
+    reader.walk([body])
+    if reader.ended in ("break", "continue"):
+        reader.loose = max(reader.loose, reader.levels)
+    reader.ended = ""
 
 
 def _rounds(reader: Reader, node: Node, body: Node, name: str, values: list[str]) -> bool:
@@ -144,8 +176,7 @@ def _rounds(reader: Reader, node: Node, body: Node, name: str, values: list[str]
         if not held:
             return held is False
         reader.walk([body])
-        ended, reader.ended = reader.ended, ""
-        if ended == "break":
+        if (ended := _end_round(reader)) == "break":
             return True
         if ended not in ("", "continue") or parts and evaluate(parts[2], reader.scope, line) is None:
             return False

@@ -122,6 +122,13 @@ def _is_word(node: Node) -> bool:
     return node.parent is not None and node.parent.type in ("ERROR", "command")
 
 
+def blanks_after_backslash(text: str) -> tuple[int, ...]:
+    """Return the lines whose last backslash has a blank behind it: to a shell the command ends there."""
+    lines = text.split("\n")
+    found = [number for number, line in enumerate(lines[:-1], 1) if re.search(r"(?<!\\)(?:\\\\)*\\[ \t]+$", line)]
+    return tuple(number for number in found if not lines[number - 1].lstrip().startswith("#") and lines[number].strip())
+
+
 def nodes(node: Node) -> Iterator[Node]:
     """Yield a node and all below it, in the order of the text."""
     stack = [node]

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts import effects, files, heredocs
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
+from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
-from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
+from gspo_hpc.importers.scripts.parse import blanks_after_backslash, line_of, nodes, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
-from gspo_hpc.importers.scripts.words import computed, expand, fields, text_of
+from gspo_hpc.importers.scripts.words import computed, text_of, words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -51,6 +52,7 @@ class Script:
     commands: list[Command]  # those that run
     possible: list[Command]  # those that run only if a condition holds that is not known
     ended: int = 0  # the line of an exit that ends it before its last statement, 0 if there is none
+    blanks: tuple[int, ...] = ()  # lines with a blank behind their last backslash, read as if it were not there
     read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
 
 
@@ -75,7 +77,8 @@ def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = 
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
-    return Script(reader.found, reader.possible, reader.exit_line, tuple(dict.fromkeys(reader.read)))
+    read = tuple(dict.fromkeys(reader.read))
+    return Script(reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text), read)
 
 
 class Reader:
@@ -97,7 +100,12 @@ class Reader:
         self.returned: list[dict[str, Value]] = []  # variables at returns that may have ended the present call
         self.ended = ""  # exit, return, break or continue, where it ends what is followed; done: every way is ended
         self.status: bool | None = True  # of the last return
-        self.loose = False  # a break or continue depends on a condition that is not known
+        self.loose = 0  # the loops that a break or continue may end, which depends on a condition that is not known
+        self.levels = 1  # the loops that the present break or continue ends
+        self.loops = 0  # those around the present statement, in the present function
+        self.branches = 0  # ways around the present statement that may not be taken, in the present function
+        self.staged = False  # the last command only sets the stage, such as cd, and counts as successful in front of &&
+        self.aliases: set[str] = set()
         self.exit_line = 0
         self.option = (0, 0)  # of getopts: the argument whose letters are being read, and the next letter in it
         self.last_apart: bool | None = True  # the last part of a pipeline has its own shell too: no lastpipe
@@ -146,7 +154,7 @@ class Reader:
                 return status
             case "variable_assignment":
                 effects.assign(self, node)
-                return True
+                return None if any(child.type == "command_substitution" for child in nodes(node)) else True
             case "declaration_command":
                 return effects.declare(self, node)
             case "unset_command":
@@ -175,7 +183,9 @@ class Reader:
             case "for_statement" | "c_style_for_statement" | "while_statement":
                 follow_loop(self, node)
             case "function_definition":
-                self.functions[source_of(node.named_children[0])] = node.named_children[-1]
+                name = source_of(node.named_children[0])
+                self.functions[name] = node.child_by_field_name("body")
+                self.scope.shadowed.add(name)
                 set_by_handlers(self)
                 return True
             case _:  # a group, the body of a loop
@@ -187,19 +197,21 @@ class Reader:
         if not self.recording:
             return
         scope = self.scope
-        shown = {key: value if isinstance(value, str) else f"${key}" for key, value in scope.values.items()
+        held = {key: value for key, value in scope.values.items() if key.isidentifier()}
+        shown = {key: value if isinstance(value, str) else f"${key}" for key, value in held.items()
                  if isinstance(value, str | Unknown)}  # fmt: skip
-        lost = scope.partly | {key: value for key, value in scope.values.items() if isinstance(value, Unknown)}
+        lost = scope.partly | {key: value for key, value in held.items() if isinstance(value, Unknown)}
         unknown = {key: value.why for key, value in lost.items()}
-        if REST in scope.arguments:
-            unknown |= {str(number): SHIFTED for number in range(len(scope.arguments), 10)}
+        if is_open(scope.arguments):
+            first = next(number for number, word in enumerate(scope.arguments, 1) if isinstance(word, Open))
+            unknown |= {str(number): SHIFTED for number in range(first, 10)}
         if scope.sourced:
             unknown["*"] = scope.sourced
-        arrays = [key for key, value in scope.values.items() if isinstance(value, tuple | dict)]
+        arrays = [key for key, value in held.items() if isinstance(value, tuple | dict)]
         unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
         might = {key: value.might for key, value in lost.items() if value.might}
         (self.found if self.certain else self.possible).append(
-            Command(tuple(words), shown, unknown, might, dict(self.written), frozenset(scope.exported))
+            Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported)
         )
 
     def lose_all(self, why: str) -> None:
@@ -230,29 +242,34 @@ class Reader:
                 if part.type == "variable_assignment":
                     settings.append(part)
                 else:
-                    words += fields(expand(part, self.scope))
+                    words += words_of(part, self.scope)
         self.scope.empty = False
         before = dict(self.scope.values) if settings else None
-        exported = set(self.scope.exported)
         given = {source_of(node.named_children[0]).partition("[")[0] for node in settings}
         for node in settings:  # in front of a command they are its environment; its words do not see them
             effects.assign(self, node)
-            self.scope.exported |= {source_of(node.named_children[0])} if words else set()
+            if words:
+                self.scope.put_mark("export", source_of(node.named_children[0]).partition("[")[0], True)
+        outside = ends = False  # a program is started, whatever functions there are; the script is replaced by it
         while words and (words[0] in _PREFIXES or _ASSIGNMENT.match(words[0])):
+            outside = outside or words[0] in ("exec", "env", "nohup", "command", "builtin")
+            ends = ends or words[0] == "exec"
             name, equals, value = words.pop(0).partition("=")
             if equals:
                 before = dict(self.scope.values) if before is None else before
                 given.add(name)
                 self.scope.set(name, value)
-                self.scope.exported.add(name)
+                self.scope.put_mark("export", name, True)
         words, document, path = self._write(statement, words, redirects)
-        status = effects.call(self, words, line_of(statement)) if words else True
+        status = effects.call(self, words, line_of(statement), outside) if words else True
+        if ends and words and not self.ended and self.exits:
+            self.ended = "exit"
         for name in files.changed(words, redirects, document):
             if name != path:
                 self.written[name] = "" if words and words[0] == "rm" and self.certain else None
         if before is not None and words:
+            given |= {f"export {name}" for name in given}
             self.scope.restore(before, given)  # all else that the command sets stays: read NAME, a function
-            self.scope.exported = exported
         return status
 
     def _write(
@@ -293,6 +310,7 @@ class Reader:
         before, functions, was = self.scope.values, self.functions, self.certain
         outcomes: list[tuple[dict[str, Value], dict[str, Node | None]]] = []
         returns = len(self.returned)
+        self.branches += 1
         self.certain = was and certain
         began, left = self.scope.arguments, set[tuple[str, ...]]()
         for block in blocks:
@@ -305,8 +323,9 @@ class Reader:
             elif ended not in ("exit", "done"):
                 outcomes.append((self.scope.values, self.functions))
                 left.add(self.scope.arguments)
-                self.loose = self.loose or ended in ("break", "continue")
+                self.loose = max(self.loose, self.levels if ended in ("break", "continue") else 0)
         self.certain = was
+        self.branches -= 1
         self.scope.arguments = left.pop() if len(left) == 1 else (REST,) if left else began
         if not outcomes:
             self.scope.values = before
@@ -323,9 +342,12 @@ class Reader:
 
     def _list(self, node: Node) -> bool | None:
         left, sign, right = (child for child in node.children if child.type != "comment")
+        self.staged = False
         status = self.run(left)
         if self.ended:
             return status
+        if status is None and sign.type == "&&" and self.staged:
+            status = True  # whoever writes `cd x && y` expects the first to succeed
         if status is not None:
             return self.run(right) if status == (sign.type == "&&") else status
         self.alternatives([[right], []], node, certain=sign.type == "&&")  # what stands before && is taken to succeed
