@@ -31,7 +31,7 @@ def follow_case(reader: Reader, node: Node) -> None:
     if len(ways) == 1:
         reader.walk(ways[0])
     else:
-        reader.alternatives(ways, node)
+        reader.alternatives(ways, line_of(node))
 
 
 def _items(reader: Reader, node: Node) -> Iterator[Item]:

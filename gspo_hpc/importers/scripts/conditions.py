@@ -10,7 +10,7 @@ from gspo_hpc.importers.scripts.expansion.patterns import matches
 from gspo_hpc.importers.scripts.parse import source_of
 from gspo_hpc.importers.scripts.places import there
 from gspo_hpc.importers.scripts.scope import ALWAYS, SURE, Scope, Unknown, is_launched, is_unset
-from gspo_hpc.importers.scripts.words import pattern_of, text_of
+from gspo_hpc.importers.scripts.words import pattern_of, text_of, words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -48,12 +48,18 @@ def holds(node: Node, scope: Scope, double: bool) -> bool | None:
     parts = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "(", ")")]
     if node.type == "test_command" and node.children[0].type == "[":
         words = [leaf for part in parts for leaf in _leaves(part)]
+        if any(word.type in _SPLIT and len(words_of(word, scope)) > 1 for word in words):
+            return None  # a value with blanks and without quotes
         return _joined([word for word in words if word.type not in _SPLIT or plain(word, scope) != ""], scope)
     if node.type == "binary_expression" and len(parts) == 3:
         sign = source_of(parts[1])
         if sign in ("&&", "||"):
             return _decided([holds(part, scope, double) for part in (parts[0], parts[2])], one=sign == "||")
         negated = parts[0].type == "unary_expression"  # ! binds tighter in the grammar than in bash
+        if (
+            negated and source_of(parts[0].children[0]) != "!"
+        ):  # --name=value, say, of which it takes -- for an operator
+            return None
         left = plain(parts[0].children[-1] if negated else parts[0], scope)
         pattern = double and sign in ("=", "==", "!=")
         right = plain_pattern(parts[2], scope) if pattern else plain(parts[2], scope)

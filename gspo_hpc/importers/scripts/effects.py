@@ -37,7 +37,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
     if name in reader.aliases and scope.mark("option", "expand_aliases") is not False:
         raise ValueError(f"line {line}: {name} is an alias (shopt -s expand_aliases): write out what it stands for")
     if name in reader.functions and not outside and len(reader.frames) < calls.DEEPEST:
-        return calls.function(reader, name, rest)
+        return calls.function(reader, name, rest, line)
     reader.note(words)
     rest = settled(rest)
     reader.staged = name in _STAGE.split()
@@ -125,6 +125,8 @@ def assign(reader: Reader, node: Node) -> None:
         raise ValueError(f"{key} is read-only (readonly, declare -r): bash refuses to change it; take that out")
     held = scope.values.get(key)
     assert not isinstance(held, Reference)  # what it stands for is `key`
+    if name.type == "subscript" or (given is not None and given.type == "array"):
+        scope.listed.add(key)
     value: Value
     lost = Unknown(f"is changed in line {line_of(node)} in a way that is not followed")
     if isinstance(held, Unknown) and adds:
@@ -191,8 +193,13 @@ def unset(reader: Reader, node: Node) -> bool:
             reader.scope.values.pop(name, None)
         elif name.isidentifier():
             reader.scope.unset(name)
-            if any(frame and name in frame for frame in reader.frames[:-1]):  # what the caller's one hides comes back
-                reader.scope.set(name, Unknown("is unset in another function than the one that has it"))
+            hidden = [frame for frame in reader.frames[:-1] if frame and name in frame]
+            if hidden or name in reader.scope.given:  # what the caller's one hides comes back
+                why = Unknown("is unset in another function than the one that has it")
+                reader.scope.set(name, why)
+                reader.scope.lasting.add(name)
+                for frame in hidden:
+                    frame[name] = why
         elif (held := name.partition("[")[0]).isidentifier():
             reader.scope.set(held, Unknown(f"has lost an element in line {line_of(node)}"))
     return True
@@ -258,12 +265,16 @@ def declare(reader: Reader, node: Node) -> bool:
             if local and frame is not None and key not in frame:
                 frame[key] = scope.values.get(key)
                 for kept in _MARKS:  # what is declared of the local one ends with it
-                    frame[f"{kept} {key}"] = scope.values.pop(f"{kept} {key}", None)
+                    frame[f"{kept} {key}"] = held = scope.values.pop(f"{kept} {key}", None)
+                    if kept == "export" and held is not None:
+                        scope.values[f"{kept} {key}"] = held  # the local one is exported if the other is
                 if reader.branches:
                     why = f"is perhaps local (line {line}), which depends on a condition"
                     frame[key] = Unknown(why)
                 if not equals or "n" in flags or isinstance(frame[key], Reference):
                     scope.values.pop(key, None)
+            if not local:
+                scope.lasting.add(key)
             if "n" in flags and kind != "export":
                 target = text_of(child.named_children[-1], scope) if known else value
                 _refer(reader, key, target, line)

@@ -28,10 +28,12 @@ def follow_loop(reader: Reader, node: Node) -> None:
     """
     loose, reader.loose = reader.loose, 0
     reader.loops += 1
+    certain, returns = reader.certain, len(reader.returned)
     try:
         _follow(reader, node)
     finally:
         reader.loops -= 1
+        reader.certain = certain and len(reader.returned) == returns
         reader.loose = max(loose, reader.loose - 1)
 
 
@@ -80,8 +82,8 @@ def _follow(reader: Reader, node: Node) -> None:
     ended = _state(reader)
     if not certain and node.type != "c_style_for_statement":
         return
-    was, count, loose = reader.recording, reader.count, reader.loose
-    reader.recording, reader.loose = False, 0
+    was, count, loose, left = reader.recording, reader.count, reader.loose, reader.ended
+    reader.recording, reader.loose, reader.ended = False, 0, ""
     _begin(reader, started)
     try:
         known = _rounds(reader, node, body, name, values) and not reader.loose
@@ -89,10 +91,8 @@ def _follow(reader: Reader, node: Node) -> None:
         known = False
     reader.recording, reader.count, reader.loose = was, count, 0 if known else loose
     if not known:
-        reader.ended = ""
+        reader.ended = left
         _begin(reader, ended)
-    elif reader.ended not in ("break", "continue"):
-        reader.ended = ""
 
 
 def _state(reader: Reader) -> State:
@@ -130,30 +130,39 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
     reader.certain = was and certain
     given = scope.arguments
     reader.branches += 1
-    _round(reader, body)
-    after = scope.values
-    if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
-        scope.arguments = (REST,)
-    changed = [key for key in before | after if before.get(key) != after.get(key)]
-    if changed:  # a later round begins with what an earlier one has set
+    left = _round(reader, body)
+    first = dict(scope.values)
+    changes, lost, started = Unknown(f"changes in the loop of line {line}"), dict[str, Value](), before
+    begun = given
+    while True:  # until a round changes nothing more: a later one begins with what an earlier one has set
+        after = scope.values
+        if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
+            scope.arguments = (REST,)
+        more = [key for key in started | after if key not in lost and started.get(key) != after.get(key)]
+        if not more and scope.arguments == begun:
+            break
         del reader.found[counts[0] :], reader.possible[counts[1] :]
-        changes = Unknown(f"changes in the loop of line {line}")
-        scope.values = before | {
-            key: Reference("") if isinstance(after.get(key), Reference) else changes for key in changed
-        }
-        started = dict(scope.values)
+        lost |= {key: Reference("") if isinstance(after.get(key), Reference) else changes for key in more}
+        started, begun = before | lost, scope.arguments
+        scope.values = dict(started)
         _round(reader, body)
-        scope.values = scope.values if certain and not reader.loose else scope.values | started
+    if lost and not (certain and not reader.loose):
+        scope.values = scope.values | started
     reader.branches -= 1
     reader.certain = was
+    if left in ("return", "exit", "done") and certain:  # in the first round, which there is
+        reader.ended = left
+    elif left == "return":
+        reader.returned.append(first)
 
 
-def _round(reader: Reader, body: Node) -> None:
-    """Follow a round of which it is not known which one it is."""
+def _round(reader: Reader, body: Node) -> str:
+    """Follow a round of which it is not known which one it is; return what ends it."""
     reader.walk([body])
-    if reader.ended in ("break", "continue"):
+    ended, reader.ended = reader.ended, ""
+    if ended in ("break", "continue"):
         reader.loose = max(reader.loose, reader.levels)
-    reader.ended = ""
+    return ended
 
 
 def _rounds(reader: Reader, node: Node, body: Node, name: str, values: list[str]) -> bool:
@@ -177,6 +186,8 @@ def _rounds(reader: Reader, node: Node, body: Node, name: str, values: list[str]
             return held is False
         reader.walk([body])
         if (ended := _end_round(reader)) == "break":
+            return True
+        if ended in ("return", "exit", "done"):
             return True
         if ended not in ("", "continue") or parts and evaluate(parts[2], reader.scope, line) is None:
             return False

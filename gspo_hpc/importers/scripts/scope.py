@@ -72,6 +72,9 @@ class Scope:
     partly: dict[str, Unknown] = field(default_factory=dict)  # variable -> what may stand at its ${NAME} in a value
     trapped: dict[str, Unknown] = field(default_factory=dict)  # what handlers may set at any time (*: any variable)
     touched: set[str] = field(default_factory=set)  # variables that were set (*: perhaps any)
+    given: set[str] = field(default_factory=set)  # variables that stand in front of the calls that are followed
+    lasting: set[str] = field(default_factory=set)  # variables that a function sets beyond those in front of its call
+    listed: set[str] = field(default_factory=set)  # variables that were arrays at some place
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""
@@ -111,6 +114,10 @@ class Scope:
             return
         self.touched.add(name)
         held = self.values.get(name)
+        if isinstance(value, tuple | dict):
+            self.listed.add(name)
+        if isinstance(value, str) and isinstance(held, Unknown) and name in self.listed:
+            value = Unknown("may be an array of which an element is changed")
         if isinstance(value, str) and isinstance(held, tuple | dict):  # element 0 of an array is meant
             changed = Unknown("is an array of which an element is changed")
             value = (value, *held[1:]) if isinstance(held, tuple) and not is_open(held[:1]) else changed
@@ -118,7 +125,7 @@ class Scope:
             value = Unknown("is set by the shell" if name in COMPUTED else "may not be changed (readonly)")
         if self.mark("letters", name) is not False:
             value = value if isinstance(value, Unknown) else Unknown("is declared with letters that are changed")
-        if (sets := self.mark("option", "allexport")) is not False:
+        if not isinstance(value, tuple | dict) and (sets := self.mark("option", "allexport")) is not False:
             self.put_mark("export", name, True if sets else None)
         value = self.trapped.get(name) or self.trapped.get("*") or value
         if not isinstance(value, Unknown | Reference) and sum(map(len, value)) > _LONGEST:

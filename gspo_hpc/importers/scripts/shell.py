@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST = 5_000  # statements followed, those of functions once for each call
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_CONDITIONS = frozenset(("test_command", "negated_command", "list", "(("))
 _PREFIXES = ("exec", "time", "env", "nohup", "command", "builtin")
 
 
@@ -96,6 +97,7 @@ class Reader:
         self.certain = True  # the statements that are followed do run
         self.recording = True  # commands are noted
         self.functions: dict[str, Node | None] = {}  # None: which one it is depends on a condition
+        self.bodies: dict[str, list[Node]] = {}  # all that functions of a name have been
         self.frames: list[dict[str, Value | None] | None] = []  # of calls: what local variables hide; None: of a file
         self.returned: list[dict[str, Value]] = []  # variables at returns that may have ended the present call
         self.ended = ""  # exit, return, break or continue, where it ends what is followed; done: every way is ended
@@ -184,7 +186,8 @@ class Reader:
                 follow_loop(self, node)
             case "function_definition":
                 name = source_of(node.named_children[0])
-                self.functions[name] = node.child_by_field_name("body")
+                self.functions[name] = body = node.child_by_field_name("body")
+                self.bodies.setdefault(name, []).extend([] if body is None else [body])
                 self.scope.shadowed.add(name)
                 set_by_handlers(self)
                 return True
@@ -235,7 +238,7 @@ class Reader:
                 parts = names if sign.type in (">&-", "<&-") else names[1:]
                 if names:
                     redirects.append((sign.type, text_of(names[0], self.scope)))
-                    _placeholder(redirects, line_of(node))
+                    files.refuse_placeholder(redirects, line_of(node))
             elif node.type in ("herestring_redirect", "heredoc_redirect", "comment"):
                 continue
             for part in parts:
@@ -260,16 +263,21 @@ class Reader:
                 given.add(name)
                 self.scope.set(name, value)
                 self.scope.put_mark("export", name, True)
+        self.scope.lasting -= given
+        outer, self.scope.given = self.scope.given, self.scope.given | given
         words, document, path = self._write(statement, words, redirects)
         status = effects.call(self, words, line_of(statement), outside) if words else True
+        self.scope.given = outer
         if ends and words and not self.ended and self.exits:
             self.ended = "exit"
         for name in files.changed(words, redirects, document):
             if name != path:
                 self.written[name] = "" if words and words[0] == "rm" and self.certain else None
         if before is not None and words:
-            given |= {f"export {name}" for name in given}
-            self.scope.restore(before, given)  # all else that the command sets stays: read NAME, a function
+            self.scope.restore(before, given | {f"export {name}" for name in given})  # all else that it sets stays
+            for name in given & self.scope.lasting:  # by export in a function, say
+                self.scope.set(name, Unknown(f"is set in a call after {name}=... (line {line_of(statement)})"))
+                self.scope.put_mark("export", name, None)
         return status
 
     def _write(
@@ -302,14 +310,14 @@ class Reader:
 
     # -- statements whose outcome may not be known
 
-    def alternatives(self, blocks: Sequence[Sequence[Node]], node: Node, certain: bool = False) -> None:
+    def alternatives(self, blocks: Sequence[Sequence[Node]], line: int, certain: bool = False, why: str = "") -> None:
         """Follow blocks of which one runs, not known which: variables that they set differently become unknown.
 
         A block that ends the script does not count, since nothing runs after it.
         """
         before, functions, was = self.scope.values, self.functions, self.certain
         outcomes: list[tuple[dict[str, Value], dict[str, Node | None]]] = []
-        returns = len(self.returned)
+        returns, leaves = len(self.returned), False
         self.branches += 1
         self.certain = was and certain
         began, left = self.scope.arguments, set[tuple[str, ...]]()
@@ -323,8 +331,9 @@ class Reader:
             elif ended not in ("exit", "done"):
                 outcomes.append((self.scope.values, self.functions))
                 left.add(self.scope.arguments)
+                leaves = leaves or ended in ("break", "continue")
                 self.loose = max(self.loose, self.levels if ended in ("break", "continue") else 0)
-        self.certain = was
+        self.certain = was and not leaves and len(self.returned) == returns  # what follows runs in any case
         self.branches -= 1
         self.scope.arguments = left.pop() if len(left) == 1 else (REST,) if left else began
         if not outcomes:
@@ -333,7 +342,7 @@ class Reader:
             return
         self.scope.values = outcomes[0][0]
         if len(outcomes) > 1:
-            why = f"depends on a condition in line {line_of(node)}, which is not known before the script runs"
+            why = why or f"depends on a condition in line {line}, which is not known before the script runs"
             self.scope.join([values for values, _ in outcomes], why)
         names = {name for _, known in outcomes for name in known}
         first = outcomes[0][1]
@@ -350,14 +359,16 @@ class Reader:
             status = True  # whoever writes `cd x && y` expects the first to succeed
         if status is not None:
             return self.run(right) if status == (sign.type == "&&") else status
-        self.alternatives([[right], []], node, certain=sign.type == "&&")  # what stands before && is taken to succeed
+        tests = source_of(left).startswith("test ") or any(part.type in _CONDITIONS for part in (left, *left.children))
+        works = sign.type == "&&" and not tests  # a command before && is taken to succeed
+        self.alternatives([[right], []], line_of(node), certain=works)
         return None
 
     def condition(self, nodes: Sequence[Node], negated: bool = False) -> bool | None:
         """Follow the commands of a condition; return whether it holds, None if that is not known."""
-        was, self.certain = self.certain, False
+        was, self.certain, returns = self.certain, False, len(self.returned)
         status = self.walk(nodes)
-        self.certain = was
+        self.certain = was and len(self.returned) == returns
         return None if status is None else status != negated
 
     def _arms(self, arms: Iterable[tuple[bool | None, Sequence[Node]]], node: Node) -> None:
@@ -374,7 +385,7 @@ class Reader:
         if len(blocks) == 1:
             self.walk(blocks[0])
         else:
-            self.alternatives(blocks, node)
+            self.alternatives(blocks, line_of(node))
 
     def _if(self, node: Node) -> None:
         def arms() -> Iterator[tuple[bool | None, Sequence[Node]]]:
@@ -387,11 +398,3 @@ class Reader:
                     yield self.condition(part.children[:then]), inner[then:]
 
         self._arms(arms(), node)
-
-
-def _placeholder(redirects: Sequence[tuple[str, str]], line: int) -> None:
-    """Raise ValueError where a placeholder, <NAME>, makes a shell read NAME and write to the next option."""
-    (*_, (first, name), (sign, file)) = [("", ""), *redirects]
-    if first == "<" and sign == ">" and file.startswith("-"):
-        text = f"<{name}> is a placeholder, and to a shell it takes {file} away: put its value there"
-        raise ValueError(f"line {line}: {text}")

@@ -26,7 +26,7 @@ from gspo_hpc.importers.scripts.expansion.parameters import (
     value_piece,
     with_default,
 )
-from gspo_hpc.importers.scripts.expansion.splitting import Piece, fields, is_open, settled
+from gspo_hpc.importers.scripts.expansion.splitting import Open, Piece, fields, is_open, settled
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.scope import (
     ALWAYS,
@@ -67,8 +67,12 @@ def text_of(node: Node, scope: Scope) -> str:
 
 def words_of(node: Node, scope: Scope) -> list[str]:
     """Return the words that one word of a script becomes."""
-    pieces = list(expand(node, scope))
-    return fields(pieces, scope.separators)
+    words = fields(list(expand(node, scope)), scope.separators)
+    active = list(_active(node))
+    whole = len(active) == 1 and source_of(node).strip().strip('"') == source_of(active[0]).strip()
+    if len(words) > 1 and is_open(words) and active and not whole:
+        return [Open(word) for word in words]  # where one of them is no word, what stands beside it joins the next
+    return words
 
 
 def pattern_of(node: Node, scope: Scope) -> str:
@@ -88,12 +92,14 @@ def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
     raw = source_of(node).lstrip()
     if node.type == "string":
         active = list(_active(node))
-        if not any(re.match(r"\s*\$(\{\w+\[@\]|@|\{@)", source_of(child)) for child in active):
+        begin, end = node.start_byte + 1 + raw.startswith("$"), node.end_byte - 1
+        pieces = [piece._replace(quoted=True) for piece in _region(node, active, begin, end, scope, True)]
+        if any(re.match(r"\s*\$(\{\w+\[@\]|@|\{@)", source_of(child)) for child in active):
+            if len(active) > 1 and not any(surely_more(piece.text) for piece in pieces):  # perhaps "$@$X" is no word
+                pieces = [piece._replace(several=is_unset(piece.text)) for piece in pieces if piece.text]
+        else:
             yield Piece("", quoted=True)  # "" is a word; "$@" without arguments is none
-        elif len(active) > 1 or raw.removeprefix("$")[1:-1] != source_of(active[0]).strip():
-            yield Piece("", quoted=True)
-        for piece in _region(node, active, node.start_byte + 1 + raw.startswith("$"), node.end_byte - 1, scope, True):
-            yield piece._replace(quoted=True)
+        yield from pieces
     elif node.type == "raw_string":
         yield Piece(raw if quoted else raw[1:-1], quoted=True)
     elif node.type == "ansi_c_string":
@@ -268,6 +274,9 @@ def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted:
         found = "${#}" if is_open(scope.arguments) else str(len(scope.arguments))
     elif name in ("@", "*"):
         subscript = name
+    if subscript in ("@", "*") and isinstance(found, dict) and len(found) > 1:  # their order is the shell's own
+        yield Piece(left(raw), several=subscript == "@" or not quoted)
+        return
     if subscript in ("@", "*") and not isinstance(found, Unknown) and (found is not None or name not in ALWAYS):
         yield from all_of(items_of(found), subscript, quoted, scope)
         return
@@ -360,9 +369,12 @@ def _prefixed(prefix: str, name: str, subscript: str | None, raw: str, scope: Sc
     found = scope.get(name)
     if prefix == "!" and subscript is None and scope.target(name) != name:
         yield Piece(scope.target(name) or left(raw), several=not scope.target(name))
-    elif prefix == "!" and subscript in ("@", "*") and isinstance(found, dict | tuple):
-        keys = tuple(found) if isinstance(found, dict) else tuple(map(str, range(len(found))))
-        yield from all_of(keys, subscript, quoted, scope)
+    elif prefix == "!" and subscript in ("@", "*"):
+        if isinstance(found, tuple) or isinstance(found, dict) and len(found) < 2:
+            keys = tuple(found) if isinstance(found, dict) else tuple(map(str, range(len(found))))
+            yield from all_of(keys, subscript, quoted, scope)
+        else:  # the order of keys is the shell's own
+            yield Piece(left(raw), several=subscript == "@" or not quoted)
     elif prefix == "!" and subscript is None and isinstance(found, str) and found.isidentifier():
         yield from _parameter(found, None, raw, scope, quoted)
     elif prefix == "#" and isinstance(found, str | tuple | dict) and not any(map(is_unset, items_of(found))):

@@ -64,6 +64,16 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         "X=1\na $(echo $((X++))) $X",
         "command export LRX=5\na done",
         "env f 2>/dev/null\nf() { LR=9; }\nLR=1\ncommand f 2>/dev/null\na $LR",
+        # words that the grammar of the parser reads otherwise
+        "A=x B=y\na $B\nA=1 B=2\na $A $B | cat",
+        "a 1 \\ z'a|b'+x\nM=(\\ z q)\nb \"${M[@]}\"",
+        'set -- p q\na z$*-- "$2"$1x $2 "x"`echo m`"y" z 2>&1',
+        # arrays
+        "L=([2]=q r)\nL=x\na $#\nM=+x\nb ${M:0:1}",
+        # rounds that change what later ones do, and what ends a function from within a loop
+        "f() { for C in 1 2; do return 1; done >/dev/null; C=x; }\nf\na $C",
+        "f() { for C in 1; do return; done; C=x; }\nf\na $C",
+        "f() { export A; }\nf\na ${A-n}\nA=x\nf\nbash -c 'exit'\nb $A",
         "set -o pipefail\nif false | true; then a 1; else a 2; fi",
     ],
 )
@@ -92,6 +102,11 @@ def test_a_rule_is_followed_as_in_bash(script: str) -> None:
         "g() { unset LR; }; f() { local LR=1; g; X=$LR; }; LR=5; f; LR=$X",
         "f() { if [ -f x ]; then local LR=5; else LR=7; fi; }; LR=1; f",
         "alias q=x; unset LR; LR=$(q)", "K='LR=5'; \"export\" \"LR=5\"", "read 'A[0]'; LR=${A[0]}",
+        "L=([2]=q r); L=x; LR=${L[2]}", "declare -A K=([z]=1 [a]=2); LR=${K[@]}", "V='a b'; [ -n $V ] && LR=1",
+        "M=+x; LR=${M[@]:0:1}", "f() { export LR=3; }; LR=2; LR=1 f", "f() { unset LR; }; LR=2; LR=1 f",
+        "D=; for i in 1 2 3; do [[ $D ]] && LR=$E; E=5; D+=x$(cat y); done", "set x \"$@$U\"; LR=$#",
+        "if [ -f x ]; then f() { LR=5; }; fi; LR=2; f",
+        "declare -A K=([z]=1 [a]=2); for LR in \"${!K[@]}\"; do :; done",
         "echo() { :; }; LR=$(echo 5)", "LR=$(echo 5 >&2)",
     ],
 )  # fmt: skip
@@ -114,6 +129,36 @@ def test_what_is_not_followed_is_not_known(before: str) -> None:
 def test_what_is_set_under_allexport_is_seen_by_a_shell_that_is_started(before: str, expected: tuple[str, str]) -> None:
     words = read_script(f'{before}bash -c \'a "${{LR:-}}" "${{SEED:-}}"\'')[-1].words
     assert words == ("a", *expected)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "[ -f x ] && a",
+        '[[ --k=v = "$C" ]] || a',
+        "[[ $X =~ ^y ]] && a",
+        "(( $(cat x) )) && a",
+        "f() { if [ -f x ]; then return; fi; a; }\nf",
+        "f() { [ $(cat x) ] && return\na; }\nf",
+        "for i in 1 2; do [ -f x ] && break; a; done",
+        "if [ -f x ]; then f() { a; }; fi\nf",
+        "while read x; do [ $# -gt 0 ] && a; set -- y; done",
+    ],
+)
+def test_a_run_that_depends_on_a_condition_is_not_certain(script: str) -> None:
+    found = follow(script)
+    assert ("a",) not in [item.words[:1] for item in found.commands]
+    assert ("a",) in [item.words[:1] for item in found.possible]
+
+
+def test_a_run_behind_a_command_that_is_expected_to_work_is_certain() -> None:
+    assert [item.words[0] for item in follow("pip install x && a").commands] == ["pip", "a"]
+
+
+def test_a_local_variable_is_exported_as_the_one_that_it_hides() -> None:
+    script = "export A=1\nf() {{ local A{0}; bash -c 'a \"$A\"'; }}\nf"
+    assert read_script(script.format("=5"))[-1].words == ("a", "5")
+    assert is_unset(read_script(script.format(""))[-1].words[1])
 
 
 @pytest.mark.parametrize("handed", ["readonly LR=1\nLR=2", "set -n", "shopt -s localvar_inherit", "set -o posix"])

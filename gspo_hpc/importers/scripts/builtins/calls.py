@@ -27,19 +27,22 @@ _HOOK = re.compile(
 )
 
 
-def function(reader: Reader, name: str, rest: list[str]) -> bool | None:
+def function(reader: Reader, name: str, rest: list[str], line: int) -> bool | None:
     """Follow a call of a function; return whether it succeeds, None if that is not known."""
     body = reader.functions[name]
-    if body is None:
-        reader.lose_all(f"may be set by {name}, a function that depends on a condition")
-        return None
-    scope = reader.scope
+    scope, certain = reader.scope, reader.certain
     arguments, scope.arguments = scope.arguments, tuple(settled(rest))
     returned, reader.returned = reader.returned, []
     loops, reader.loops = reader.loops, 0
     branches, reader.branches = reader.branches, 0
     reader.frames.append({})
-    status = reader.run(body)
+    status = None
+    if body is None:  # defined only if a condition holds, or in several ways
+        why = f"may be set by {name}, a function that depends on a condition"
+        reader.alternatives([*([each] for each in reader.bodies.get(name, [])), []], line, why=why)
+    else:
+        status = reader.run(body)
+    reader.certain = certain
     status = _leave(reader, status, f"depends on where {name} returns, which is not known before the script runs")
     for local, value in (reader.frames.pop() or {}).items():
         if value is None:
@@ -137,6 +140,8 @@ def shell(reader: Reader, rest: list[str]) -> None:
         ):
             shell[key] = value if seen else Unknown("is perhaps not exported")
             shell[f"export {key}"] = "1"
+    for key in scope.exported - scope.values.keys() if any(frames) else ():
+        shell[key] = Unknown("is that of the caller, where a local variable that is exported has no value")
     functions, reader.functions = reader.functions, {}
     apart(reader, tree.root_node.named_children, shell)
     reader.functions, reader.loops = functions, loops

@@ -21,11 +21,13 @@ def named_later(command: str, line: int) -> str:
 def read(reader: Reader, name: str, rest: list[str], line: int) -> None:
     """Take what read and mapfile set to be unknown."""
     why = Unknown(f"is read from the input by {name}")
+    arrays = name != "read" or any(re.fullmatch(r"-\w*a", word) for word in rest)
     default = "REPLY" if name == "read" else "MAPFILE"
     for key in [*rest, default]:
         array = key.partition("[")[0]
         if array.isidentifier() and not is_unset(key):
             reader.scope.set(array, why)
+            reader.scope.listed |= {array} if arrays or array != key else set()
         elif (is_unset(key) or isinstance(key, Open)) and _names(key, rest):
             reader.lose_all(named_later(name, line))
 

@@ -82,6 +82,8 @@ def with_default(
         there = True if any(item and not is_unset(item) for item in items) else None
     if isinstance(found, Unknown) or (items and is_open(items[:1])) or (found is None and name in ALWAYS):
         there = None
+    if isinstance(found, dict) and len(found) > 1:  # their order is the shell's own
+        there = None
     if there is None or kind not in ("-", ":-", "+", ":+"):
         yield Piece(left(raw), several=True)
     elif there != kind.endswith("+"):
@@ -96,8 +98,8 @@ def part_of(name: str, sign: str, given: str, raw: str, scope: Scope, quoted: bo
     if name in ("@", "*"):
         found = (scope.script, *scope.arguments)
     match = re.fullmatch(r"\s*(\d{1,9})(?::(\d{1,9}))?\s*", given)
-    if match is None or isinstance(found, Unknown | dict) or any(map(is_unset, items_of(found))):
-        yield not_known(raw, quoted)
+    if match is None or isinstance(found, Unknown | dict | str) or any(map(is_unset, items_of(found))):
+        yield Piece(left(raw), several=sign == "@" or not quoted)
         return
     items = items_of(found)[int(match[1]) :]
     yield from all_of(items[: int(match[2])] if match[2] else items, sign, quoted, scope)

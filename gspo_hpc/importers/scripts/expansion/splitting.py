@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 BLANKS = " \t\n"  # what separates words where IFS is not set
@@ -59,9 +59,9 @@ class _Words:
         elif self._separators is None and piece.text:
             self._more("${IFS}", Open)
         else:
-            for sign in piece.text:
-                self._split(sign)
-                self._partly = self._partly or (piece.several and sign == "$")
+            for text in _signs(piece.text) if piece.several else piece.text:
+                self._split(text)
+                self._partly = self._partly or (piece.several and text[0] == "$")
         if piece.ends:
             self.end()
 
@@ -89,6 +89,26 @@ class _Words:
             kind = Open if self._partly else self._kind
             self.found.append(self._word if kind is str else kind(self._word))
         self._word, self._kind, self._partly, self._after_blank = None, str, False, False
+
+
+def _signs(text: str) -> Iterator[str]:
+    """Yield the characters of a text, and as one each expansion in it, which no separator takes apart."""
+    at = 0
+    while at < len(text):
+        end, around = at + 1, ""
+        if text[at] == "$":
+            while sign := text[end : end + 1]:
+                if sign in "({":
+                    around += ")" if sign == "(" else "}"
+                elif around and sign == around[-1]:
+                    around = around[:-1]
+                elif not around and not (sign.isalnum() or sign == "_"):
+                    break
+                end += 1
+                if not around and sign in ")}":
+                    break
+        yield text[at:end]
+        at = end
 
 
 def settled(words: Iterable[str]) -> list[str]:
