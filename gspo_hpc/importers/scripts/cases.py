@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gspo_hpc.importers.scripts.conditions import plain, plain_pattern
 from gspo_hpc.importers.scripts.expansion.patterns import matches
-from gspo_hpc.importers.scripts.parse import line_of
+from gspo_hpc.importers.scripts.parse import line_of, source_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -36,6 +36,7 @@ def follow_case(reader: Reader, node: Node) -> None:
 
 def _items(reader: Reader, node: Node) -> Iterator[Item]:
     subject = plain(node.named_children[0], reader.scope)
+    goes_on = False  # the commands of an item may set what a later pattern is made of
     for item in (child for child in node.named_children if child.type == "case_item"):
         closed = next(number for number, child in enumerate(item.children) if child.type == ")")
         known = [plain_pattern(pattern, reader.scope) for pattern in item.children[:closed] if pattern.is_named]
@@ -45,6 +46,9 @@ def _items(reader: Reader, node: Node) -> Iterator[Item]:
             found = [None if None in (subject, pattern) else matches(subject or "", pattern or "", extended, any_case)
                      for pattern in known]  # fmt: skip
             matched = True if True in found else None if None in found else False
+            if goes_on and any("$" in source_of(pattern) for pattern in item.children[:closed]):
+                matched = None
+        goes_on = goes_on or (item.children[-1].type == ";;&" and matched is not False)
         yield Item(matched, item.children[closed + 1 :], item.children[-1].type)
 
 

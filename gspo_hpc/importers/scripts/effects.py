@@ -273,6 +273,8 @@ def declare(reader: Reader, node: Node) -> bool:
                     frame[key] = Unknown(why)
                 if not equals or "n" in flags or isinstance(frame[key], Reference):
                     scope.values.pop(key, None)
+                    if key in scope.given and not equals:  # A=1 f, and local A in it
+                        scope.set(key, Unknown(f"stands in front of a call and is local in it (line {line})"))
             if not local:
                 scope.lasting.add(key)
             if "n" in flags and kind != "export":

@@ -33,7 +33,7 @@ def follow_loop(reader: Reader, node: Node) -> None:
         _follow(reader, node)
     finally:
         reader.loops -= 1
-        reader.certain = certain and len(reader.returned) == returns
+        reader.certain = certain and len(reader.returned) == returns and reader.loose < 2
         reader.loose = max(loose, reader.loose - 1)
 
 

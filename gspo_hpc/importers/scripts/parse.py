@@ -20,6 +20,7 @@ _TOKEN = re.compile(
 )
 # A line whose here-document becomes a file, or is code that may write one.
 _WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<)")
+_RESERVED = ("do", "done", "then", "elif", "else", "fi", "esac", "}")  # no command: the grammar has lost its way there
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
 
@@ -53,6 +54,9 @@ def parse(text: str) -> Tree:
         tree = parser.parse(source)  # of several in a row it sees the first only
     if tree.root_node.has_error:
         raise ValueError(_mistake(tree.root_node, source.decode("utf-8", "surrogatepass")))
+    for node in nodes(tree.root_node):
+        if node.type == "command_name" and (word := source_of(node)) in _RESERVED:
+            raise ValueError(f"line {line_of(node)}: {word} stands as a command: write its statement more simply")
     return tree
 
 
@@ -153,6 +157,12 @@ def blanks_after_backslash(text: str) -> tuple[int, ...]:
     lines = text.split("\n")
     found = [number for number, line in enumerate(lines[:-1], 1) if re.search(r"(?<!\\)(?:\\\\)*\\[ \t]+$", line)]
     return tuple(number for number in found if not lines[number - 1].lstrip().startswith("#") and lines[number].strip())
+
+
+def is_arithmetic(node: Node) -> bool:
+    """Tell whether a statement is (( )), which the grammar takes for two subshells behind a !."""
+    first, inner = node.children[:2]
+    return first.type == "((" or (inner.type == "subshell" and first.end_byte == inner.start_byte)
 
 
 def nodes(node: Node) -> Iterator[Node]:

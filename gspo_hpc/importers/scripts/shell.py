@@ -19,7 +19,7 @@ from gspo_hpc.importers.scripts.conditions import holds
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
-from gspo_hpc.importers.scripts.parse import blanks_after_backslash, line_of, nodes, parse, source_of
+from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
@@ -166,16 +166,13 @@ class Reader:
             case "negated_command":
                 status = self.walk(node.named_children)
                 return None if status is None else not status
-            case "subshell":
-                return apart(self, node.named_children)
             case "pipeline":
                 return pipeline(self, node)
-            case "compound_statement" if node.children[0].type == "((":
+            case "compound_statement" | "test_command" | "subshell" if is_arithmetic(node):
                 value = computed(node, self.scope)
                 return None if value is None else value != 0
-            case "test_command" if node.children[0].type == "((":
-                value = computed(node, self.scope)
-                return None if value is None else value != 0
+            case "subshell":
+                return apart(self, node.named_children)
             case "test_command":
                 return holds(node, self.scope, node.children[0].type == "[[")
             case "if_statement":

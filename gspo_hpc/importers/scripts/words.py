@@ -262,7 +262,11 @@ def _element(found: Value | None, subscript: str, scope: Scope) -> Value | None:
         return found.get(key)
     index = evaluate(key, scope)
     items = (found,) if isinstance(found, str) else found or ()
-    if index is None or is_open(items if index < 0 else items[: index + 1]):
+    if (
+        index is None
+        or (index < 0 and not isinstance(found, tuple))
+        or is_open(items if index < 0 else items[: index + 1])
+    ):
         return Unknown("is an array of which the element is not known") if found is not None else None
     return items[index] if -len(items) <= index < len(items) else None
 

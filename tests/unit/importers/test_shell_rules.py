@@ -70,6 +70,7 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         'set -- p q\na z$*-- "$2"$1x $2 "x"`echo m`"y" z 2>&1',
         # arrays
         "L=([2]=q r)\nL=x\na $#\nM=+x\nb ${M:0:1}",
+        "I=0\nif ! (( I++ )); then a $I; fi\nfor i in 1; do a $(( I + 1 )); done",
         # rounds that change what later ones do, and what ends a function from within a loop
         "f() { for C in 1 2; do return 1; done >/dev/null; C=x; }\nf\na $C",
         "f() { for C in 1; do return; done; C=x; }\nf\na $C",
@@ -103,7 +104,9 @@ def test_a_rule_is_followed_as_in_bash(script: str) -> None:
         "f() { if [ -f x ]; then local LR=5; else LR=7; fi; }; LR=1; f",
         "alias q=x; unset LR; LR=$(q)", "K='LR=5'; \"export\" \"LR=5\"", "read 'A[0]'; LR=${A[0]}",
         "L=([2]=q r); L=x; LR=${L[2]}", "declare -A K=([z]=1 [a]=2); LR=${K[@]}", "V='a b'; [ -n $V ] && LR=1",
-        "M=+x; LR=${M[@]:0:1}", "f() { export LR=3; }; LR=2; LR=1 f", "f() { unset LR; }; LR=2; LR=1 f",
+        "M=+x; LR=${M[@]:0:1}", "L+=x; LR=${L[-1]}", "f() { local LR; X=$LR; }; LR=1 f; LR=$X",
+        "P=x; case y in y) P=y; LR=1;;& $P) LR=2;; *) LR=3;; esac",
+        "f() { export LR=3; }; LR=2; LR=1 f", "f() { unset LR; }; LR=2; LR=1 f",
         "D=; for i in 1 2 3; do [[ $D ]] && LR=$E; E=5; D+=x$(cat y); done", "set x \"$@$U\"; LR=$#",
         "if [ -f x ]; then f() { LR=5; }; fi; LR=2; f",
         "declare -A K=([z]=1 [a]=2); for LR in \"${!K[@]}\"; do :; done",
@@ -142,6 +145,7 @@ def test_what_is_set_under_allexport_is_seen_by_a_shell_that_is_started(before: 
         "f() { [ $(cat x) ] && return\na; }\nf",
         "for i in 1 2; do [ -f x ] && break; a; done",
         "if [ -f x ]; then f() { a; }; fi\nf",
+        "while read x; do for i in $(cat y)z; do break 2; done; a; done",
         "while read x; do [ $# -gt 0 ] && a; set -- y; done",
     ],
 )
