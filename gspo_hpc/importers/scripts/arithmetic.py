@@ -7,13 +7,16 @@ import re
 from collections.abc import Callable
 from typing import NoReturn
 
+from gspo_hpc.importers.scripts.expansion.splitting import is_open
 from gspo_hpc.importers.scripts.scope import Scope, Unknown
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>0[xX][0-9a-fA-F]+|\d+)(?![\w#.])|(?P<name>[A-Za-z_]\w*)|"
-    r"(?P<sign>\*\*|<<=|>>=|\+\+|--|&&|\|\||[-+*/%&|^]=|<<|>>|[<>=!]=|[-+*/%<>=!~&|^?:(),]))"
+    r"(?P<sign>\*\*|<<=|>>=|\+\+|--|&&|\|\||[-+*/%&|^]=|<<|>>|[<>=!]=|[-+*/%<>=!~&|^?:(),\[\]]))"
 )
-_CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+_CHANGED = re.compile(
+    r"([A-Za-z_]\w*)(?:\s*\[.*?\])?\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
 _DEEPEST = 40  # brackets, and variables whose values are expressions, within each other
 _LONGEST = 2_000  # characters of an expression
 
@@ -54,9 +57,19 @@ def evaluate(text: str, scope: Scope, line: int = 0) -> int | None:
         return _Expression(text, scope, 0).value()
     except (ValueError, ZeroDivisionError):
         why = Unknown(f"is computed in line {line} in a way that is not followed")
-        for first, second in _CHANGED.findall(text):
-            scope.set(first or second, why)
+        for name in _changed(text, scope, 0):
+            scope.set(name, why)
         return None
+
+
+def _changed(text: str, scope: Scope, depth: int) -> set[str]:
+    """Return the variables that an expression changes, or those whose texts are expressions within it."""
+    found = {first or second for first, second in _CHANGED.findall(text)}
+    for name in re.findall(r"[A-Za-z_]\w*", text) if depth < 4 else ():
+        held = scope.get(name)
+        for inner in (held,) if isinstance(held, str) else held if isinstance(held, tuple) else ():
+            found |= _changed(inner, scope, depth + 1) if not inner.isdigit() and inner != text else set()
+    return found
 
 
 class _Expression:
@@ -104,6 +117,8 @@ class _Expression:
 
     def _assignment(self, live: bool) -> int:
         tokens = self._tokens[self._at : self._at + 2]
+        if len(tokens) == 2 and tokens[0].isidentifier() and tokens[1] == "[":
+            return self._element(live)
         if len(tokens) == 2 and tokens[0].isidentifier() and tokens[1] in _ASSIGNED:
             self._at += 2
             held = self._held(tokens[0]) if live and tokens[1] != "=" else 0  # before what stands on the right
@@ -119,6 +134,25 @@ class _Expression:
             self._lost()
         no = self._assignment(live and condition == 0)
         return yes if condition else no
+
+    def _element(self, live: bool) -> int:
+        """Return the value of an assignment to array[index]; other uses of elements are not followed further."""
+        name = self._name()
+        self._take("[")
+        index = self._comma(live)
+        sign = self._take(*_ASSIGNED) if self._take("]") else ""
+        held = self._scope.get(name)
+        if not sign or not live or not isinstance(held, tuple | str | None) or self._scope.mark("integer", name):
+            self._lost()
+        items = [*held] if isinstance(held, tuple) else [] if held is None else [held]
+        if not 0 <= index <= len(items) or is_open(items[: index + 1]):
+            self._lost()
+        before = items[index] if index < len(items) else "0"
+        old = 0 if sign == "=" else _Expression(before, self._scope, self._depth + 1).value()
+        value = self._assignment(live)
+        value = _wrapped(value if sign == "=" else int(_BINARY[sign[:-1]](old, value)))
+        self._scope.set(name, (*items[:index], str(value), *items[index + 1 :]))
+        return value
 
     def _or(self, live: bool) -> int:
         value = self._and(live)

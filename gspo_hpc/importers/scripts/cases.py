@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from gspo_hpc.importers.scripts.conditions import plain
-from gspo_hpc.importers.scripts.parse import line_of
+from gspo_hpc.importers.scripts.conditions import plain, plain_pattern
+from gspo_hpc.importers.scripts.expansion.patterns import matches
+from gspo_hpc.importers.scripts.parse import line_of, source_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -31,19 +31,24 @@ def follow_case(reader: Reader, node: Node) -> None:
     if len(ways) == 1:
         reader.walk(ways[0])
     else:
-        reader.alternatives(ways, node)
+        reader.alternatives(ways, line_of(node))
 
 
 def _items(reader: Reader, node: Node) -> Iterator[Item]:
     subject = plain(node.named_children[0], reader.scope)
+    goes_on = False  # the commands of an item may set what a later pattern is made of
     for item in (child for child in node.named_children if child.type == "case_item"):
         closed = next(number for number, child in enumerate(item.children) if child.type == ")")
-        known = [plain(pattern, reader.scope) for pattern in item.children[:closed] if pattern.is_named]
+        known = [plain_pattern(pattern, reader.scope) for pattern in item.children[:closed] if pattern.is_named]
         matched: bool | None = "*" in known
-        if not matched and (subject is None or None in known):
-            matched = None
-        elif subject is not None:
-            matched = any(fnmatchcase(subject, pattern or "") for pattern in known)
+        if not matched:
+            extended, any_case = (reader.scope.mark("option", name) for name in ("extglob", "nocasematch"))
+            found = [None if None in (subject, pattern) else matches(subject or "", pattern or "", extended, any_case)
+                     for pattern in known]  # fmt: skip
+            matched = True if True in found else None if None in found else False
+            if goes_on and any("$" in source_of(pattern) for pattern in item.children[:closed]):
+                matched = None
+        goes_on = goes_on or (item.children[-1].type == ";;&" and matched is not False)
         yield Item(matched, item.children[closed + 1 :], item.children[-1].type)
 
 

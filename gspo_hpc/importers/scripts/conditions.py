@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts.expansion.patterns import matches
 from gspo_hpc.importers.scripts.parse import source_of
 from gspo_hpc.importers.scripts.places import there
-from gspo_hpc.importers.scripts.scope import ALWAYS, Scope, Unknown, is_launched, is_unset
-from gspo_hpc.importers.scripts.words import text_of
+from gspo_hpc.importers.scripts.scope import ALWAYS, SURE, Scope, Unknown, is_launched, is_unset
+from gspo_hpc.importers.scripts.words import pattern_of, text_of, words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -35,21 +35,41 @@ def plain(node: Node, scope: Scope) -> str | None:
     return None if is_unset(text) else text
 
 
+def plain_pattern(node: Node, scope: Scope) -> str | None:
+    """Return a word in a condition as a pattern, None if it is not known."""
+    scope.empty = True
+    text = pattern_of(node, scope)
+    scope.empty = False
+    return None if is_unset(text) else text
+
+
 def holds(node: Node, scope: Scope, double: bool) -> bool | None:
     """Tell whether a test holds, None if that is not known. `double`: it stands in [[ ]]."""
     parts = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "(", ")")]
     if node.type == "test_command" and node.children[0].type == "[":
         words = [leaf for part in parts for leaf in _leaves(part)]
+        if any(word.type in _SPLIT and len(words_of(word, scope)) > 1 for word in words):
+            return None  # a value with blanks and without quotes
         return _joined([word for word in words if word.type not in _SPLIT or plain(word, scope) != ""], scope)
     if node.type == "binary_expression" and len(parts) == 3:
         sign = source_of(parts[1])
         if sign in ("&&", "||"):
             return _decided([holds(part, scope, double) for part in (parts[0], parts[2])], one=sign == "||")
         negated = parts[0].type == "unary_expression"  # ! binds tighter in the grammar than in bash
-        left, right = plain(parts[0].children[-1] if negated else parts[0], scope), plain(parts[2], scope)
+        if (
+            negated and source_of(parts[0].children[0]) != "!"
+        ):  # --name=value, say, of which it takes -- for an operator
+            return None
+        left = plain(parts[0].children[-1] if negated else parts[0], scope)
+        pattern = double and sign in ("=", "==", "!=")
+        right = plain_pattern(parts[2], scope) if pattern else plain(parts[2], scope)
         if left is None or right is None:
             return None
-        held = compare(left, sign, right, double and parts[2].type not in ("string", "raw_string"))
+        if pattern:
+            held = matches(left, right, True, scope.mark("option", "nocasematch"))
+            held = None if held is None else held == (sign != "!=")
+        else:
+            held = compare(left, sign, right, double)
         return None if held is None else held != negated
     if node.type == "unary_expression" and len(parts) == 2:
         sign = source_of(parts[0])
@@ -105,7 +125,7 @@ def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
     if sign == "-v" and text is not None:
         found = scope.get(text)
         if found is None and text in ALWAYS:
-            return True
+            return True if text in SURE else None
         if found is None and is_launched(text):
             return None
         return None if isinstance(found, Unknown) else found is not None
@@ -114,14 +134,15 @@ def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
     return None if text is None or sign not in ("-z", "-n") else (sign == "-z") == (not text)
 
 
-def compare(left: str, sign: str, right: str, pattern: bool = False) -> bool | None:
-    """Tell whether a comparison holds, None if that is not known. `pattern`: the right side is one, as in [[ ]]."""
+def compare(left: str, sign: str, right: str, double: bool = False) -> bool | None:
+    """Tell whether a comparison holds, None if that is not known. `double`: it stands in [[ ]], and computes."""
     if is_unset(left) or is_unset(right):
         return None
     if sign in ("=", "==", "!="):
-        same = fnmatchcase(left, right) if pattern else left == right
-        return None if pattern and "(" in right else same == (sign != "!=")
+        return (left == right) == (sign != "!=")
     whole = re.compile(r"\s*[-+]?\d{1,18}\s*")
     if sign in _NUMBERS and whole.fullmatch(left) and whole.fullmatch(right):
+        if double and any(re.match(r"\s*[-+]?0\d", text) for text in (left, right)):
+            return None  # of base 8 there
         return _NUMBERS[sign](int(left), int(right))
     return None

@@ -52,3 +52,11 @@ def changed(words: Sequence[str], redirects: Sequence[tuple[str, str]], code: st
         for text in (*texts, *([code] if not plain or "-" in rest else [])):
             if _WRITES.search(text):
                 yield from map(plain_path, _READ_LATER.findall(text))
+
+
+def refuse_placeholder(redirects: Sequence[tuple[str, str]], line: int) -> None:
+    """Raise ValueError where a placeholder, <NAME>, makes a shell read NAME and write to the next option."""
+    (*_, (first, name), (sign, file)) = [("", ""), *redirects]
+    if first == "<" and sign == ">" and file.startswith("-"):
+        text = f"<{name}> is a placeholder, and to a shell it takes {file} away: put its value there"
+        raise ValueError(f"line {line}: {text}")

@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
+from gspo_hpc.importers.scripts.expansion.splitting import settled
 from gspo_hpc.importers.scripts.parse import line_of, source_of
 from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
-from gspo_hpc.importers.scripts.words import expand, fields
+from gspo_hpc.importers.scripts.words import words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -25,6 +26,28 @@ def follow_loop(reader: Reader, node: Node) -> None:
 
     A loop that runs a single time is followed as if it were none.
     """
+    loose, reader.loose = reader.loose, 0
+    reader.loops += 1
+    certain, returns = reader.certain, len(reader.returned)
+    try:
+        _follow(reader, node)
+    finally:
+        reader.loops -= 1
+        reader.certain = certain and len(reader.returned) == returns and reader.loose < 2
+        reader.loose = max(loose, reader.loose - 1)
+
+
+def _end_round(reader: Reader) -> str:
+    """Return what ended a round; what ends loops around this one goes on."""
+    ended = reader.ended
+    if ended in ("break", "continue"):
+        reader.levels -= 1
+        reader.ended = ended if reader.levels else ""
+        return "break" if reader.levels else ended
+    return ended
+
+
+def _follow(reader: Reader, node: Node) -> None:
     body = node.child_by_field_name("body") or node.named_children[-1]
     certain, values = False, list[str]()
     started = _state(reader)
@@ -51,7 +74,7 @@ def follow_loop(reader: Reader, node: Node) -> None:
         if len(values) == 1 and certain:
             reader.scope.set(name, values[0])
             reader.walk([body])
-            reader.ended = "" if reader.ended in ("break", "continue") else reader.ended
+            _end_round(reader)
             return
     if node.type != "while_statement":
         started = _state(reader)
@@ -59,15 +82,16 @@ def follow_loop(reader: Reader, node: Node) -> None:
     ended = _state(reader)
     if not certain and node.type != "c_style_for_statement":
         return
-    was, count, loose = reader.recording, reader.count, reader.loose
-    reader.recording, reader.loose = False, False
+    was, count, loose, left = reader.recording, reader.count, reader.loose, reader.ended
+    reader.recording, reader.loose, reader.ended = False, 0, ""
     _begin(reader, started)
     try:
         known = _rounds(reader, node, body, name, values) and not reader.loose
     except ValueError:  # too long, or something that is not followed: the line is told where it is read again
         known = False
-    reader.recording, reader.count, reader.loose, reader.ended = was, count, loose, ""
+    reader.recording, reader.count, reader.loose = was, count, 0 if known else loose
     if not known:
+        reader.ended = left
         _begin(reader, ended)
 
 
@@ -91,7 +115,7 @@ def _values(reader: Reader, node: Node, body: Node) -> list[str]:
     if not any(child.type == "in" for child in node.children):
         return list(reader.scope.arguments)
     given = [child for child in node.named_children[1:] if child.id != body.id and child.type != "comment"]
-    return [word for child in given for word in fields(expand(child, reader.scope))]
+    return settled(word for child in given for word in words_of(child, reader.scope))
 
 
 def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> None:
@@ -105,23 +129,40 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
     before, counts, was = dict(scope.values), (len(reader.found), len(reader.possible)), reader.certain
     reader.certain = was and certain
     given = scope.arguments
-    reader.walk([body])
-    reader.ended = ""
-    after = scope.values
-    if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
-        scope.arguments = (REST,)
-    changed = [key for key in before | after if before.get(key) != after.get(key)]
-    if changed:  # a later round begins with what an earlier one has set
+    reader.branches += 1
+    left = _round(reader, body)
+    first = dict(scope.values)
+    changes, lost, started = Unknown(f"changes in the loop of line {line}"), dict[str, Value](), before
+    begun = given
+    while True:  # until a round changes nothing more: a later one begins with what an earlier one has set
+        after = scope.values
+        if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
+            scope.arguments = (REST,)
+        more = [key for key in started | after if key not in lost and started.get(key) != after.get(key)]
+        if not more and scope.arguments == begun:
+            break
         del reader.found[counts[0] :], reader.possible[counts[1] :]
-        changes = Unknown(f"changes in the loop of line {line}")
-        scope.values = before | {
-            key: Reference("") if isinstance(after.get(key), Reference) else changes for key in changed
-        }
-        started = dict(scope.values)
-        reader.walk([body])
-        reader.ended = ""
-        scope.values = scope.values if certain else scope.values | started
+        lost |= {key: Reference("") if isinstance(after.get(key), Reference) else changes for key in more}
+        started, begun = before | lost, scope.arguments
+        scope.values = dict(started)
+        _round(reader, body)
+    if lost and not (certain and not reader.loose):
+        scope.values = scope.values | started
+    reader.branches -= 1
     reader.certain = was
+    if left in ("return", "exit", "done") and certain:  # in the first round, which there is
+        reader.ended = left
+    elif left == "return":
+        reader.returned.append(first)
+
+
+def _round(reader: Reader, body: Node) -> str:
+    """Follow a round of which it is not known which one it is; return what ends it."""
+    reader.walk([body])
+    ended, reader.ended = reader.ended, ""
+    if ended in ("break", "continue"):
+        reader.loose = max(reader.loose, reader.levels)
+    return ended
 
 
 def _rounds(reader: Reader, node: Node, body: Node, name: str, values: list[str]) -> bool:
@@ -144,8 +185,9 @@ def _rounds(reader: Reader, node: Node, body: Node, name: str, values: list[str]
         if not held:
             return held is False
         reader.walk([body])
-        ended, reader.ended = reader.ended, ""
-        if ended == "break":
+        if (ended := _end_round(reader)) == "break":
+            return True
+        if ended in ("return", "exit", "done"):
             return True
         if ended not in ("", "continue") or parts and evaluate(parts[2], reader.scope, line) is None:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,12 +12,15 @@ if TYPE_CHECKING:
 
 _LARGEST = 1 << 20  # characters of a script
 _MOST_REPAIRS = 20  # times that a script is parsed again
+_ARGUMENTS = r"""\$[@*](?=[\w-])|\$\d(?=\w)|(?<=[^\s=])\$\d"""  # beside letters the grammar reads $, or $2x as a name
 _TOKEN = re.compile(
-    r"""\\.|['"#\n]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*""",
+    r"""\\.|['"#\n`]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*|"""
+    + _ARGUMENTS,
     re.DOTALL,
 )
 # A line whose here-document becomes a file, or is code that may write one.
 _WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<)")
+_RESERVED = ("do", "done", "then", "elif", "else", "fi", "esac", "}")  # no command: the grammar has lost its way there
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
 
@@ -38,17 +42,21 @@ def parse(text: str) -> Tree:
     source = _prepared(text).encode("utf-8", "surrogatepass")
     parser = Parser(Language(tree_sitter_bash.language()))
     tree = parser.parse(source)
-    for _ in range(_MOST_REPAIRS):  # the grammar wants an operand after == and =~, even outside [[ ]]
-        operators = [node for node in nodes(tree.root_node) if node.type in ("==", "=~") and _is_word(node)]
-        if not operators:
+    for _ in range(_MOST_REPAIRS):
+        repairs = sorted(_repairs(tree.root_node), reverse=True)
+        repairs = [found for found in repairs if found[2] == b";"] or repairs  # what they cut off is read anew
+        if not repairs:
             break
-        quoted = bytearray(source)
-        for node in reversed(operators):
-            quoted[node.start_byte : node.end_byte] = b"'" + (node.text or b"") + b"'"
-        source = bytes(quoted)
+        repaired = bytearray(source)
+        for begin, end, sign in repairs:
+            repaired[begin:end] = sign + source[begin:end] + sign if end > begin else sign
+        source = bytes(repaired)
         tree = parser.parse(source)  # of several in a row it sees the first only
     if tree.root_node.has_error:
         raise ValueError(_mistake(tree.root_node, source.decode("utf-8", "surrogatepass")))
+    for node in nodes(tree.root_node):
+        if node.type == "command_name" and (word := source_of(node)) in _RESERVED:
+            raise ValueError(f"line {line_of(node)}: {word} stands as a command: write its statement more simply")
     return tree
 
 
@@ -71,6 +79,10 @@ def _prepared(text: str) -> str:
         token, inner = match[0], around[-1] if around else ""
         done.append(text[at : match.start()])
         at = match.end()
+        if token == "`" and (end := text.find("`", at)) > 0 and "\\" not in text[at:end]:
+            text = f"{text[: match.start()]}$({text[at:end]}){text[end + 1 :]}"  # beside quotes it ends the word
+            at = match.start()
+            continue
         if (
             token == "\\\n"
             and inner != '"'
@@ -78,11 +90,15 @@ def _prepared(text: str) -> str:
             and not text[at : at + 1].isspace()
         ):
             token, joined = "", joined + 1
+        elif token in ("\\ ", "\\\t") and inner != '"':  # where a word begins with it, the grammar drops the blank
+            token = f"'{token[1]}'"
         elif token == '"':
             around.pop() if inner == '"' else around.append(token)
         elif token[0] == "$" and token[1:].isidentifier():  # `x-$NAME/y` is misread, `x-${NAME}/y` is not
             before, after = text[match.start() - 1 : match.start()], text[at : at + 1]
             token = f"${{{token[1:]}}}" if before.strip("=,\"'") and after in ("/", ".", ":", "-") else token
+        elif token[0] == "$" and token[1:] in (*"@*0123456789",):
+            token = f"${{{token[1]}}}"
         elif token == "'" and inner != '"':
             end = text.find("'", at) + 1 or len(text)
             token, at = text[match.start() : end], end
@@ -117,9 +133,36 @@ def _prepared(text: str) -> str:
     return "".join(done) + text[at:]
 
 
+def _repairs(root: Node) -> Iterator[tuple[int, int, bytes]]:
+    """Yield where the grammar misreads a script: the place, and the sign to put around it."""
+    for node in nodes(root):
+        if node.type in ("==", "=~") and _is_word(node):  # the grammar wants an operand after it, even outside [[ ]]
+            yield node.start_byte, node.end_byte, b"'"
+        elif node.type == "command":  # after `A=x B=y` it takes the command of the next line to the same statement
+            for child, after in itertools.pairwise(node.children):
+                if child.type != "variable_assignment":
+                    break
+                between = (node.text or b"")[child.end_byte - node.start_byte : after.start_byte - node.start_byte]
+                if b"\n" in between.replace(b"\\\n", b""):
+                    yield child.end_byte, child.end_byte, b";"
+
+
 def _is_word(node: Node) -> bool:
     """Tell whether an operator stands where a word of a command was expected."""
     return node.parent is not None and node.parent.type in ("ERROR", "command")
+
+
+def blanks_after_backslash(text: str) -> tuple[int, ...]:
+    """Return the lines whose last backslash has a blank behind it: to a shell the command ends there."""
+    lines = text.split("\n")
+    found = [number for number, line in enumerate(lines[:-1], 1) if re.search(r"(?<!\\)(?:\\\\)*\\[ \t]+$", line)]
+    return tuple(number for number in found if not lines[number - 1].lstrip().startswith("#") and lines[number].strip())
+
+
+def is_arithmetic(node: Node) -> bool:
+    """Tell whether a statement is (( )), which the grammar takes for two subshells behind a !."""
+    first, inner = node.children[:2]
+    return first.type == "((" or (inner.type == "subshell" and first.end_byte == inner.start_byte)
 
 
 def nodes(node: Node) -> Iterator[Node]:

@@ -5,15 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+from gspo_hpc.importers.scripts.expansion.splitting import BLANKS, Open, is_open
 
 _REFERENCE = "may be set through another name of a variable (declare -n) that is not known"
-REST = "${@}"  # as the last argument: which ones follow, and how many, is not known
+REST = Open("${@}")  # as an argument: which ones stand here, and how many, is not known
 SHIFTED = "is an argument, and how many of them are left (shift, set --) is not known before the script runs"
-_LEFT = re.compile(r"\$(?:[A-Za-z_{(]|\d)")
+_LEFT = re.compile(r"\$(?:[A-Za-z_{(\[?$!@*#-]|\d)")
+# Variables that a shell computes itself: what a script assigns to them is not what they have later.
+COMPUTED = frozenset(
+    "_ BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_LINENO BASH_REMATCH "
+    "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS "
+    "HISTCMD LINENO PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SRANDOM UID".split()
+)
 # Variables that a shell has in any case: where a script does not set them, they are set, to what is not known.
-ALWAYS = frozenset(
+SURE = frozenset(
     "HOME USER LOGNAME HOSTNAME PWD OLDPWD UID EUID SHELL PATH PPID RANDOM SECONDS OSTYPE HOSTTYPE".split()
+)
+ALWAYS = (
+    SURE
+    | COMPUTED
+    | frozenset(
+        "BASH BASH_EXECUTION_STRING BASH_VERSION BASH_LOADABLES_PATH BASH_ENV BASH_COMPAT BASH_XTRACEFD COMP_KEY "
+        "COMP_CWORD COMP_LINE COMP_POINT COMP_TYPE COMP_WORDS COMPREPLY COLUMNS LINES IFS MACHTYPE OPTERR PS4 "
+        "READLINE_LINE READLINE_ARGUMENT READLINE_MARK READLINE_POINT SHLVL".split()
+    )
 )
 # Variables that a batch system or a launcher may set: where a script does not, it is not known whether they are set.
 _LAUNCHED = re.compile(
@@ -51,11 +68,13 @@ class Scope:
     script: str = ""  # $0, if it is known
     sourced: str = ""  # why a variable that is not set here may still be set: a file is sourced
     empty: bool = False  # a variable that is not set counts as empty, as in conditions
-    exported: set[str] = field(default_factory=set)
-    integers: set[str] = field(default_factory=set)  # declared with -i: what is assigned to them is computed
+    shadowed: set[str] = field(default_factory=set)  # names that the script has made functions of
     partly: dict[str, Unknown] = field(default_factory=dict)  # variable -> what may stand at its ${NAME} in a value
     trapped: dict[str, Unknown] = field(default_factory=dict)  # what handlers may set at any time (*: any variable)
     touched: set[str] = field(default_factory=set)  # variables that were set (*: perhaps any)
+    given: set[str] = field(default_factory=set)  # variables that stand in front of the calls that are followed
+    lasting: set[str] = field(default_factory=set)  # variables that a function sets beyond those in front of its call
+    listed: set[str] = field(default_factory=set)  # variables that were arrays at some place
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""
@@ -63,7 +82,7 @@ class Scope:
             number = int(name[:9])
             if number == 0:
                 return self.script or None
-            if self.arguments[-1:] == (REST,) and number >= len(self.arguments):
+            if is_open(self.arguments[:number]):
                 return Unknown(SHIFTED)
             return self.arguments[number - 1] if number <= len(self.arguments) else None
         if name == "BASH_SOURCE" and name not in self.values:
@@ -94,16 +113,60 @@ class Scope:
             self.lose_all(_REFERENCE)
             return
         self.touched.add(name)
+        held = self.values.get(name)
+        if isinstance(value, tuple | dict):
+            self.listed.add(name)
+        if isinstance(value, str) and isinstance(held, Unknown) and name in self.listed:
+            value = Unknown("may be an array of which an element is changed")
+        if isinstance(value, str) and isinstance(held, tuple | dict):  # element 0 of an array is meant
+            changed = Unknown("is an array of which an element is changed")
+            value = (value, *held[1:]) if isinstance(held, tuple) and not is_open(held[:1]) else changed
+        if name in COMPUTED or self.mark("readonly", name) is not False:
+            value = Unknown("is set by the shell" if name in COMPUTED else "may not be changed (readonly)")
+        if self.mark("letters", name) is not False:
+            value = value if isinstance(value, Unknown) else Unknown("is declared with letters that are changed")
+        if not isinstance(value, tuple | dict) and (sets := self.mark("option", "allexport")) is not False:
+            self.put_mark("export", name, True if sets else None)
         value = self.trapped.get(name) or self.trapped.get("*") or value
         if not isinstance(value, Unknown | Reference) and sum(map(len, value)) > _LONGEST:
             raise ValueError(f"the value of {name} has more than {_LONGEST} characters")
         self.values[name] = value
 
+    # What is declared of a variable, and options of the shell, are kept as values whose names no variable can have, so
+    # that they are joined, restored and lost together with the variables.
+
+    def mark(self, kind: str, name: str) -> bool | None:
+        """Tell whether a variable is declared so (export, readonly), or an option is set; None if it is not known."""
+        held = self.values.get(f"{kind} {name}", "")
+        return bool(held) if isinstance(held, str) else None
+
+    def put_mark(self, kind: str, name: str, value: bool | None) -> None:
+        """Declare a variable so, or set an option."""
+        why = Unknown("depends on a condition that is not known before the script runs")
+        self.values[f"{kind} {name}"] = why if value is None else "1" * value
+
+    @property
+    def exported(self) -> frozenset[str]:
+        """Return the variables that commands see in their environment."""
+        return frozenset(key[7:] for key in self.values if key.startswith("export ") and self.mark("export", key[7:]))
+
+    @property
+    def separators(self) -> str | None:
+        """Return what separates words (IFS), None if it is not known."""
+        held = self.values.get("IFS")
+        if held is None:
+            return BLANKS
+        return held if isinstance(held, str) and not is_unset(held) else None
+
     def unset(self, name: str) -> None:
         """Take a variable away, through references to it."""
         if target := self.target(name):
             self.touched.add(target)
-            self.values.pop(target, None)
+            if (kept := self.mark("readonly", target)) is False:
+                for key in (target, f"export {target}", f"integer {target}", f"letters {target}"):
+                    self.values.pop(key, None)
+            elif kept is None:
+                self.values[target] = Unknown("may not be changed (readonly)")
         else:
             self.lose_all(_REFERENCE)
 
@@ -111,7 +174,8 @@ class Scope:
         """Take every variable to be unknown, set or not."""
         self.sourced = why
         self.touched.add("*")
-        self.values.update({key: Unknown(why) for key, held in self.values.items() if not isinstance(held, Reference)})
+        lost = [key for key, held in self.values.items() if key.isidentifier() and not isinstance(held, Reference)]
+        self.values.update(dict.fromkeys(lost, Unknown(why)))
 
     def restore(self, before: dict[str, Value], names: Iterable[str]) -> None:
         """Give variables the values that they had before."""
@@ -147,7 +211,7 @@ class Scope:
             shortest = min(arrays, key=len)
             if len(arrays) == len(given) and all(value[: len(shortest)] == shortest for value in arrays):
                 rests = [value[len(shortest) :] for value in arrays]
-                kept = (*shortest, f"${{{name}}}")
+                kept = (*shortest, Open(f"${{{name}}}"))
         elif texts := [value for value in given if isinstance(value, str)]:
             short = min(texts, key=len)
             ends = [value[len(short) :] for value in texts if value.startswith(short)]
@@ -180,14 +244,6 @@ def why_not_set(name: str) -> str:
         return "is set by the shell"
     more = ", and a batch system or a launcher may set it" if is_launched(name) else ""
     return f"is not set in the script{more}"
-
-
-class Piece(NamedTuple):
-    """A part of a word."""
-
-    text: str
-    splits: bool = False  # an expansion without quotes: the blanks in it separate words
-    ends: bool = False  # a new word begins after this one, as between the elements of an array
 
 
 def is_unset(value: Any) -> bool:

@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts import effects, files, heredocs
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
+from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
-from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
+from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
-from gspo_hpc.importers.scripts.words import computed, expand, fields, text_of
+from gspo_hpc.importers.scripts.words import computed, text_of, words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 _MOST = 5_000  # statements followed, those of functions once for each call
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_CONDITIONS = frozenset(("test_command", "negated_command", "list", "(("))
 _PREFIXES = ("exec", "time", "env", "nohup", "command", "builtin")
 
 
@@ -51,6 +53,7 @@ class Script:
     commands: list[Command]  # those that run
     possible: list[Command]  # those that run only if a condition holds that is not known
     ended: int = 0  # the line of an exit that ends it before its last statement, 0 if there is none
+    blanks: tuple[int, ...] = ()  # lines with a blank behind their last backslash, read as if it were not there
     read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
 
 
@@ -75,7 +78,8 @@ def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = 
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
-    return Script(reader.found, reader.possible, reader.exit_line, tuple(dict.fromkeys(reader.read)))
+    read = tuple(dict.fromkeys(reader.read))
+    return Script(reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text), read)
 
 
 class Reader:
@@ -93,11 +97,17 @@ class Reader:
         self.certain = True  # the statements that are followed do run
         self.recording = True  # commands are noted
         self.functions: dict[str, Node | None] = {}  # None: which one it is depends on a condition
+        self.bodies: dict[str, list[Node]] = {}  # all that functions of a name have been
         self.frames: list[dict[str, Value | None] | None] = []  # of calls: what local variables hide; None: of a file
         self.returned: list[dict[str, Value]] = []  # variables at returns that may have ended the present call
         self.ended = ""  # exit, return, break or continue, where it ends what is followed; done: every way is ended
         self.status: bool | None = True  # of the last return
-        self.loose = False  # a break or continue depends on a condition that is not known
+        self.loose = 0  # the loops that a break or continue may end, which depends on a condition that is not known
+        self.levels = 1  # the loops that the present break or continue ends
+        self.loops = 0  # those around the present statement, in the present function
+        self.branches = 0  # ways around the present statement that may not be taken, in the present function
+        self.staged = False  # the last command only sets the stage, such as cd, and counts as successful in front of &&
+        self.aliases: set[str] = set()
         self.exit_line = 0
         self.option = (0, 0)  # of getopts: the argument whose letters are being read, and the next letter in it
         self.last_apart: bool | None = True  # the last part of a pipeline has its own shell too: no lastpipe
@@ -146,7 +156,7 @@ class Reader:
                 return status
             case "variable_assignment":
                 effects.assign(self, node)
-                return True
+                return None if any(child.type == "command_substitution" for child in nodes(node)) else True
             case "declaration_command":
                 return effects.declare(self, node)
             case "unset_command":
@@ -156,16 +166,13 @@ class Reader:
             case "negated_command":
                 status = self.walk(node.named_children)
                 return None if status is None else not status
-            case "subshell":
-                return apart(self, node.named_children)
             case "pipeline":
                 return pipeline(self, node)
-            case "compound_statement" if node.children[0].type == "((":
+            case "compound_statement" | "test_command" | "subshell" if is_arithmetic(node):
                 value = computed(node, self.scope)
                 return None if value is None else value != 0
-            case "test_command" if node.children[0].type == "((":
-                value = computed(node, self.scope)
-                return None if value is None else value != 0
+            case "subshell":
+                return apart(self, node.named_children)
             case "test_command":
                 return holds(node, self.scope, node.children[0].type == "[[")
             case "if_statement":
@@ -175,7 +182,10 @@ class Reader:
             case "for_statement" | "c_style_for_statement" | "while_statement":
                 follow_loop(self, node)
             case "function_definition":
-                self.functions[source_of(node.named_children[0])] = node.named_children[-1]
+                name = source_of(node.named_children[0])
+                self.functions[name] = body = node.child_by_field_name("body")
+                self.bodies.setdefault(name, []).extend([] if body is None else [body])
+                self.scope.shadowed.add(name)
                 set_by_handlers(self)
                 return True
             case _:  # a group, the body of a loop
@@ -187,19 +197,21 @@ class Reader:
         if not self.recording:
             return
         scope = self.scope
-        shown = {key: value if isinstance(value, str) else f"${key}" for key, value in scope.values.items()
+        held = {key: value for key, value in scope.values.items() if key.isidentifier()}
+        shown = {key: value if isinstance(value, str) else f"${key}" for key, value in held.items()
                  if isinstance(value, str | Unknown)}  # fmt: skip
-        lost = scope.partly | {key: value for key, value in scope.values.items() if isinstance(value, Unknown)}
+        lost = scope.partly | {key: value for key, value in held.items() if isinstance(value, Unknown)}
         unknown = {key: value.why for key, value in lost.items()}
-        if REST in scope.arguments:
-            unknown |= {str(number): SHIFTED for number in range(len(scope.arguments), 10)}
+        if is_open(scope.arguments):
+            first = next(number for number, word in enumerate(scope.arguments, 1) if isinstance(word, Open))
+            unknown |= {str(number): SHIFTED for number in range(first, 10)}
         if scope.sourced:
             unknown["*"] = scope.sourced
-        arrays = [key for key, value in scope.values.items() if isinstance(value, tuple | dict)]
+        arrays = [key for key, value in held.items() if isinstance(value, tuple | dict)]
         unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
         might = {key: value.might for key, value in lost.items() if value.might}
         (self.found if self.certain else self.possible).append(
-            Command(tuple(words), shown, unknown, might, dict(self.written), frozenset(scope.exported))
+            Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported)
         )
 
     def lose_all(self, why: str) -> None:
@@ -223,36 +235,46 @@ class Reader:
                 parts = names if sign.type in (">&-", "<&-") else names[1:]
                 if names:
                     redirects.append((sign.type, text_of(names[0], self.scope)))
-                    _placeholder(redirects, line_of(node))
+                    files.refuse_placeholder(redirects, line_of(node))
             elif node.type in ("herestring_redirect", "heredoc_redirect", "comment"):
                 continue
             for part in parts:
                 if part.type == "variable_assignment":
                     settings.append(part)
                 else:
-                    words += fields(expand(part, self.scope))
+                    words += words_of(part, self.scope)
         self.scope.empty = False
         before = dict(self.scope.values) if settings else None
-        exported = set(self.scope.exported)
         given = {source_of(node.named_children[0]).partition("[")[0] for node in settings}
         for node in settings:  # in front of a command they are its environment; its words do not see them
             effects.assign(self, node)
-            self.scope.exported |= {source_of(node.named_children[0])} if words else set()
+            if words:
+                self.scope.put_mark("export", source_of(node.named_children[0]).partition("[")[0], True)
+        outside = ends = False  # a program is started, whatever functions there are; the script is replaced by it
         while words and (words[0] in _PREFIXES or _ASSIGNMENT.match(words[0])):
+            outside = outside or words[0] in ("exec", "env", "nohup", "command", "builtin")
+            ends = ends or words[0] == "exec"
             name, equals, value = words.pop(0).partition("=")
             if equals:
                 before = dict(self.scope.values) if before is None else before
                 given.add(name)
                 self.scope.set(name, value)
-                self.scope.exported.add(name)
+                self.scope.put_mark("export", name, True)
+        self.scope.lasting -= given
+        outer, self.scope.given = self.scope.given, self.scope.given | given
         words, document, path = self._write(statement, words, redirects)
-        status = effects.call(self, words, line_of(statement)) if words else True
+        status = effects.call(self, words, line_of(statement), outside) if words else True
+        self.scope.given = outer
+        if ends and words and not self.ended and self.exits:
+            self.ended = "exit"
         for name in files.changed(words, redirects, document):
             if name != path:
                 self.written[name] = "" if words and words[0] == "rm" and self.certain else None
         if before is not None and words:
-            self.scope.restore(before, given)  # all else that the command sets stays: read NAME, a function
-            self.scope.exported = exported
+            self.scope.restore(before, given | {f"export {name}" for name in given})  # all else that it sets stays
+            for name in given & self.scope.lasting:  # by export in a function, say
+                self.scope.set(name, Unknown(f"is set in a call after {name}=... (line {line_of(statement)})"))
+                self.scope.put_mark("export", name, None)
         return status
 
     def _write(
@@ -285,14 +307,15 @@ class Reader:
 
     # -- statements whose outcome may not be known
 
-    def alternatives(self, blocks: Sequence[Sequence[Node]], node: Node, certain: bool = False) -> None:
+    def alternatives(self, blocks: Sequence[Sequence[Node]], line: int, certain: bool = False, why: str = "") -> None:
         """Follow blocks of which one runs, not known which: variables that they set differently become unknown.
 
         A block that ends the script does not count, since nothing runs after it.
         """
         before, functions, was = self.scope.values, self.functions, self.certain
         outcomes: list[tuple[dict[str, Value], dict[str, Node | None]]] = []
-        returns = len(self.returned)
+        returns, leaves = len(self.returned), False
+        self.branches += 1
         self.certain = was and certain
         began, left = self.scope.arguments, set[tuple[str, ...]]()
         for block in blocks:
@@ -305,8 +328,10 @@ class Reader:
             elif ended not in ("exit", "done"):
                 outcomes.append((self.scope.values, self.functions))
                 left.add(self.scope.arguments)
-                self.loose = self.loose or ended in ("break", "continue")
-        self.certain = was
+                leaves = leaves or ended in ("break", "continue")
+                self.loose = max(self.loose, self.levels if ended in ("break", "continue") else 0)
+        self.certain = was and not leaves and len(self.returned) == returns  # what follows runs in any case
+        self.branches -= 1
         self.scope.arguments = left.pop() if len(left) == 1 else (REST,) if left else began
         if not outcomes:
             self.scope.values = before
@@ -314,7 +339,7 @@ class Reader:
             return
         self.scope.values = outcomes[0][0]
         if len(outcomes) > 1:
-            why = f"depends on a condition in line {line_of(node)}, which is not known before the script runs"
+            why = why or f"depends on a condition in line {line}, which is not known before the script runs"
             self.scope.join([values for values, _ in outcomes], why)
         names = {name for _, known in outcomes for name in known}
         first = outcomes[0][1]
@@ -323,19 +348,24 @@ class Reader:
 
     def _list(self, node: Node) -> bool | None:
         left, sign, right = (child for child in node.children if child.type != "comment")
+        self.staged = False
         status = self.run(left)
         if self.ended:
             return status
+        if status is None and sign.type == "&&" and self.staged:
+            status = True  # whoever writes `cd x && y` expects the first to succeed
         if status is not None:
             return self.run(right) if status == (sign.type == "&&") else status
-        self.alternatives([[right], []], node, certain=sign.type == "&&")  # what stands before && is taken to succeed
+        tests = source_of(left).startswith("test ") or any(part.type in _CONDITIONS for part in (left, *left.children))
+        works = sign.type == "&&" and not tests  # a command before && is taken to succeed
+        self.alternatives([[right], []], line_of(node), certain=works)
         return None
 
     def condition(self, nodes: Sequence[Node], negated: bool = False) -> bool | None:
         """Follow the commands of a condition; return whether it holds, None if that is not known."""
-        was, self.certain = self.certain, False
+        was, self.certain, returns = self.certain, False, len(self.returned)
         status = self.walk(nodes)
-        self.certain = was
+        self.certain = was and len(self.returned) == returns
         return None if status is None else status != negated
 
     def _arms(self, arms: Iterable[tuple[bool | None, Sequence[Node]]], node: Node) -> None:
@@ -352,7 +382,7 @@ class Reader:
         if len(blocks) == 1:
             self.walk(blocks[0])
         else:
-            self.alternatives(blocks, node)
+            self.alternatives(blocks, line_of(node))
 
     def _if(self, node: Node) -> None:
         def arms() -> Iterator[tuple[bool | None, Sequence[Node]]]:
@@ -365,11 +395,3 @@ class Reader:
                     yield self.condition(part.children[:then]), inner[then:]
 
         self._arms(arms(), node)
-
-
-def _placeholder(redirects: Sequence[tuple[str, str]], line: int) -> None:
-    """Raise ValueError where a placeholder, <NAME>, makes a shell read NAME and write to the next option."""
-    (*_, (first, name), (sign, file)) = [("", ""), *redirects]
-    if first == "<" and sign == ">" and file.startswith("-"):
-        text = f"<{name}> is a placeholder, and to a shell it takes {file} away: put its value there"
-        raise ValueError(f"line {line}: {text}")

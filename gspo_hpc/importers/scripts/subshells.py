@@ -41,26 +41,33 @@ def _shell_of_its_own(reader: Reader) -> Iterator[None]:
     """Keep what is set meanwhile from lasting, and exit, return and break from ending more than that."""
     scope = reader.scope
     before, functions, returned = dict(scope.values), dict(reader.functions), reader.returned
-    kept = scope.arguments, scope.sourced, set(scope.exported), set(scope.integers), dict(scope.trapped)
-    state = reader.option, reader.last_apart, reader.loose, list(reader.handlers)
+    kept = scope.arguments, scope.sourced, dict(scope.trapped)
+    state = reader.option, reader.last_apart, reader.loose, list(reader.handlers), reader.frames
+    reader.frames = [None if frame is None else dict(frame) for frame in reader.frames]
     reader.returned = []
     yield
     scope.values, reader.functions, reader.returned = before, functions, returned
-    scope.arguments, scope.sourced, scope.exported, scope.integers, scope.trapped = kept
-    reader.option, reader.last_apart, reader.loose, reader.handlers = state
+    scope.arguments, scope.sourced, scope.trapped = kept
+    reader.option, reader.last_apart, reader.loose, reader.handlers, reader.frames = state
     reader.ended = ""
 
 
 def pipeline(reader: Reader, node: Node) -> bool | None:
     """Follow the parts of a pipeline, of which each has its own shell, but the last one with ``shopt -s lastpipe``."""
     *parts, last = [child for child in node.named_children if child.type != "comment"]
-    for part in parts:
-        apart(reader, [part])
+    done = [apart(reader, [part]) for part in parts]
+    fails = reader.scope.mark("option", "pipefail")
     if reader.last_apart:
-        return apart(reader, [last])
+        return _status(done, apart(reader, [last]), fails)
     before = dict(reader.scope.values)
     status = reader.run(last)
     if reader.last_apart is None:
         why = f"depends on lastpipe in line {line_of(node)}, of which it is not known whether it is set"
         reader.scope.join([reader.scope.values, before], why)
-    return status
+    return _status(done, status, fails)
+
+
+def _status(parts: list[bool | None], last: bool | None, fails: bool | None) -> bool | None:
+    """Return whether a pipeline succeeds: as its last part does, or as all do with ``set -o pipefail``."""
+    every = False if False in (*parts, last) else None if None in (*parts, last) else True
+    return last if fails is False or last == every else every if fails else None

@@ -9,15 +9,27 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.parse import line_of, source_of
+from gspo_hpc.importers.scripts.expansion import patterns
+from gspo_hpc.importers.scripts.expansion.parameters import (
+    all_of,
+    ansi_text,
+    changed_text,
+    items_of,
+    left,
+    never_set,
+    not_known,
+    part_of,
+    surely_more,
+    value_piece,
+    with_default,
+)
+from gspo_hpc.importers.scripts.expansion.splitting import Open, Piece, fields, is_open, settled
+from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.scope import (
     ALWAYS,
-    REST,
-    Piece,
     Reference,
     Scope,
     Unknown,
@@ -41,27 +53,11 @@ _ACTIVE = (
     "command_substitution",
     "process_substitution",
 )
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_ERRORS = re.compile(r"^[^<>]*2>\s*/dev/null\s*$")  # a redirection of errors alone
+_QUOTES = re.compile(rb"['\"\\\\]")
 _COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
 # {a,b} and {1..3} without quotes become several words; that is not followed, so they are marked as unknown.
 _BRACES = re.compile(r"(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
-
-
-def fields(pieces: Iterable[Piece]) -> list[str]:
-    """Return the words that a shell makes of these pieces."""
-    found: list[str] = []
-    word: str | None = None
-    for piece in pieces:
-        for number, part in enumerate(re.split(r"[ \t\n]+", piece.text) if piece.splits else [piece.text]):
-            if number and word is not None:
-                found.append(word)
-                word = None
-            if part or not piece.splits:
-                word = (word or "") + part
-        if piece.ends and word is not None:
-            found.append(word)
-            word = None
-    return found if word is None else [*found, word]
 
 
 def text_of(node: Node, scope: Scope) -> str:
@@ -69,30 +65,60 @@ def text_of(node: Node, scope: Scope) -> str:
     return "".join(piece.text + " " * piece.ends for piece in expand(node, scope))
 
 
+def words_of(node: Node, scope: Scope) -> list[str]:
+    """Return the words that one word of a script becomes."""
+    words = fields(list(expand(node, scope)), scope.separators)
+    active = list(_active(node))
+    whole = len(active) == 1 and source_of(node).strip().strip('"') == source_of(active[0]).strip()
+    if len(words) > 1 and is_open(words) and active and not whole:
+        return [Open(word) for word in words]  # where one of them is no word, what stands beside it joins the next
+    return words
+
+
+def pattern_of(node: Node, scope: Scope) -> str:
+    """Return the pattern that a word of a script is; what is quoted in it stands for itself."""
+    return _as_pattern(expand(node, scope))
+
+
+def _as_pattern(pieces: Iterable[Piece]) -> str:
+    return "".join(
+        (patterns.escaped(piece.text) if piece.quoted and not is_unset(piece.text) else piece.text) + " " * piece.ends
+        for piece in pieces
+    )
+
+
 def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
     """Yield the pieces of a word."""
     raw = source_of(node).lstrip()
     if node.type == "string":
         active = list(_active(node))
-        if not any(re.match(r"\s*\$(\{\w+\[@\]\}|@|\{@)", source_of(child)) for child in active):
-            yield Piece("")  # "" is a word; "$@" without arguments is none
-        yield from _region(node, active, node.start_byte + 1, node.end_byte - 1, scope, True)
+        begin, end = node.start_byte + 1 + raw.startswith("$"), node.end_byte - 1
+        pieces = [piece._replace(quoted=True) for piece in _region(node, active, begin, end, scope, True)]
+        if any(re.match(r"\s*\$(\{\w+\[@\]|@|\{@)", source_of(child)) for child in active):
+            if len(active) > 1 and not any(surely_more(piece.text) for piece in pieces):  # perhaps "$@$X" is no word
+                pieces = [piece._replace(several=is_unset(piece.text)) for piece in pieces if piece.text]
+        else:
+            yield Piece("", quoted=True)  # "" is a word; "$@" without arguments is none
+        yield from pieces
     elif node.type == "raw_string":
-        yield Piece(raw if quoted else raw[1:-1])
+        yield Piece(raw if quoted else raw[1:-1], quoted=True)
     elif node.type == "ansi_c_string":
-        yield Piece(re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), raw[2:-1], flags=re.DOTALL))
+        yield Piece(ansi_text(raw[2:-1]), quoted=True)
     elif node.type == "process_substitution":
         yield Piece(raw, splits=True)
     elif node.type == "command_substitution" and raw.startswith("$((") and raw.endswith("))"):
         value = computed(node, scope)  # within ${...} the grammar takes arithmetic for commands
-        yield Piece(_left(raw) if value is None else str(value))
+        yield not_known(raw, quoted) if value is None else Piece(str(value), not quoted)
     elif node.type == "command_substitution":
         found = _substituted(node, scope)
-        left = _left(f"$({raw[1:-1]})" if raw.startswith("`") else raw)
-        yield Piece(left) if found is None else Piece(found, not quoted)
+        yield (
+            not_known(f"$({raw[1:-1]})" if raw.startswith("`") else raw, quoted)
+            if found is None
+            else Piece(found, not quoted)
+        )
     elif node.type == "arithmetic_expansion":
         value = computed(node, scope) if raw.startswith("$((") else None
-        yield Piece(_left(raw) if value is None else str(value))
+        yield Piece(left(raw)) if value is None else Piece(str(value), not quoted)
     elif node.type == "simple_expansion":
         yield from _parameter(raw[1:], None, raw, scope, quoted)
     elif node.type == "expansion":
@@ -107,11 +133,6 @@ def computed(node: Node, scope: Scope) -> int | None:
     start = node.start_byte + text.encode("utf-8", "surrogatepass").index(b"((") + 2
     inner = _region(node, list(_active(node)), start, node.end_byte - 2, scope, True)
     return evaluate("".join(piece.text for piece in inner), scope, line_of(node))
-
-
-def _left(text: str) -> str:
-    """Return an expression that stays as it is, as one word."""
-    return re.sub(r"\s.*?(?=[)}]+$)", "...", text, flags=re.DOTALL) if re.search(r"\s", text) else text
 
 
 def _active(node: Node) -> Iterator[Node]:
@@ -129,14 +150,23 @@ def _region(
     """Yield the pieces between two bytes of the script: the `active` parts of `node`, and the text around them."""
 
     def literal(start: int, stop: int) -> Iterator[Piece]:
-        if start < stop:
-            raw = (node.text or b"")[start - node.start_byte : stop - node.start_byte].decode("utf-8", "surrogatepass")
-            if not quoted and node.type in ("word", "concatenation"):
-                if start == node.start_byte:
-                    raw = re.sub(r"^~(?=/|$)", "$HOME", raw)
-                raw = _BRACES.sub(lambda match: f"$({match[0]})", raw)
-            escaped = r'\\([$`"\\\n])' if quoted else r"\\(.)"
-            yield Piece(re.sub(escaped, lambda match: match[1].strip("\n"), raw, flags=re.DOTALL), splits)
+        if start >= stop:
+            return
+        raw = (node.text or b"")[start - node.start_byte : stop - node.start_byte].decode("utf-8", "surrogatepass")
+        if quoted:
+            yield Piece(re.sub(r'\\([$`"\\\n])', lambda match: match[1].strip("\n"), raw), splits)
+            return
+        several = False
+        if node.type in ("word", "concatenation"):
+            if start == node.start_byte:
+                raw = re.sub(r"^~(?=/|$)|^~[a-z_][a-z0-9_-]*(?=/)|^~[+-](?=/|$)", "$HOME", raw)
+            braced = _BRACES.sub(lambda match: f"$({match[0]})", raw)
+            several = braced != raw
+            raw = braced
+        for number, part in enumerate(re.split(r"\\(.)", raw, flags=re.DOTALL)):
+            text = part.strip("\n") if number % 2 and part == "\n" else part
+            if text:
+                yield Piece(text, splits and not number % 2, several=several, quoted=bool(number % 2))
 
     at = begin
     for child in active:
@@ -153,16 +183,30 @@ def _region(
 
 
 def _substituted(node: Node, scope: Scope) -> str | None:
+    """Return what $(...) writes, None if it is not known; what it sets is gone after it."""
+    before = scope.values
+    scope.values = dict(before)
+    try:
+        found = _written(node, scope)
+    finally:
+        scope.values = before
+    return None if found is None else found.rstrip("\n")
+
+
+def _written(node: Node, scope: Scope) -> str | None:
     """Return what $(...) writes, where that follows from its words alone: of echo, basename, dirname, cd ... && pwd."""
     inner = [child for child in node.named_children if child.type != "comment"]
     if len(inner) == 1 and inner[0].type == "list":
         inner = [child for child in inner[0].named_children if child.type != "comment"]
-    inner = [child.child_by_field_name("body") or child if child.type == "redirected_statement" else child
+    inner = [child.child_by_field_name("body") or child
+             if child.type == "redirected_statement" and _ERRORS.search(source_of(child)) else child
              for child in inner]  # fmt: skip
     if not inner or any(child.type != "command" for child in inner):
         return None
-    commands = [[word for part in child.named_children for word in fields(expand(part, scope))] for child in inner]
+    commands = [settled(word for part in child.named_children for word in words_of(part, scope)) for child in inner]
     if not all(words and not any(map(is_unset, words)) for words in commands):
+        return None
+    if any(words[0] in scope.shadowed for words in commands):
         return None
     if len(commands) == 2 and commands[0][0] == "cd" and commands[1] == ["pwd"]:
         folder = [word for word in commands[0][1:] if word not in ("-P", "--")]
@@ -181,7 +225,7 @@ def _substituted(node: Node, scope: Scope) -> str | None:
         return None if value is None else str(value)
     if any(word.startswith("-") for word in words):
         return None
-    if name == "echo" and not any("\\" in word or "*" in word for word in words):
+    if name == "echo" and not any(re.search(r"[\\*?\[]", word) for word in words):
         return " ".join(words)
     if name == "basename" and len(words) in (1, 2):
         last = words[0].rstrip("/").rpartition("/")[2]
@@ -192,8 +236,16 @@ def _substituted(node: Node, scope: Scope) -> str | None:
 
 
 def subscript_of(text: str, scope: Scope) -> str | None:
-    """Return the key between [ and ], variables in it substituted; None if it is not known."""
-    found = re.sub(r"\$\{?(\w+)\}?", lambda match: _text(scope.get(match[1]), match[0]), text.strip("\"'"))
+    """Return the key between [ and ], expansions in it substituted; None if it is not known."""
+    text = text.strip("\"'")
+    if re.search(r"\$[^A-Za-z_{]|\$\{\w*\W*[^}\w]|`", text):
+        try:
+            given = parse(f'TEXT="{text}"\n').root_node.named_children[0].named_children[-1]
+        except ValueError:
+            return None
+        found = text_of(given, scope)
+    else:
+        found = re.sub(r"\$\{?(\w+)\}?", lambda match: _text(scope.get(match[1]), match[0]), text)
     return None if is_unset(found) else found
 
 
@@ -210,39 +262,39 @@ def _element(found: Value | None, subscript: str, scope: Scope) -> Value | None:
         return found.get(key)
     index = evaluate(key, scope)
     items = (found,) if isinstance(found, str) else found or ()
-    return items[index] if index is not None and -len(items) <= index < len(items) else None
-
-
-def _items(found: Value | None) -> tuple[str, ...]:
-    if isinstance(found, dict):
-        return tuple(found.values())
-    return found if isinstance(found, tuple) else (found,) if isinstance(found, str) else ()
-
-
-def _all(items: tuple[str, ...], sign: str, quoted: bool) -> Iterator[Piece]:
-    """Yield "${array[@]}" (a word for each), or "${array[*]}" (one word)."""
-    if sign == "*" and quoted:
-        yield Piece(" ".join(items))
-    for number, item in enumerate(items if sign == "@" or not quoted else ()):
-        yield Piece(item, not quoted, ends=number < len(items) - 1)
+    if (
+        index is None
+        or (index < 0 and not isinstance(found, tuple))
+        or is_open(items if index < 0 else items[: index + 1])
+    ):
+        return Unknown("is an array of which the element is not known") if found is not None else None
+    return items[index] if -len(items) <= index < len(items) else None
 
 
 def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]:
     """Yield the value of $name or ${name[subscript]}; what has none stays as it is written in `raw`."""
     found: Value | None = scope.arguments if name in ("@", "*") else scope.get(name)
     if name == "#":
-        found = "${#}" if REST in scope.arguments else str(len(scope.arguments))
+        found = "${#}" if is_open(scope.arguments) else str(len(scope.arguments))
     elif name in ("@", "*"):
         subscript = name
-    if subscript in ("@", "*") and not isinstance(found, Unknown):
-        yield from _all(_items(found), subscript, quoted)
+    if subscript in ("@", "*") and isinstance(found, dict) and len(found) > 1:  # their order is the shell's own
+        yield Piece(left(raw), several=subscript == "@" or not quoted)
+        return
+    if subscript in ("@", "*") and not isinstance(found, Unknown) and (found is not None or name not in ALWAYS):
+        yield from all_of(items_of(found), subscript, quoted, scope)
+        return
+    if subscript == "@" and quoted:
+        yield Piece(left(raw), several=True)
         return
     if isinstance(found, dict | tuple) or subscript not in (None, "0"):
         found = _element(found, subscript or "0", scope)
-    if found is None and scope.empty and re.match(r"\w", name) and name not in ALWAYS and not is_launched(name):
-        yield Piece("", not quoted)
+    if isinstance(found, str):
+        yield value_piece(found, quoted)
+    elif found is None and never_set(name):
+        yield Piece("", not quoted) if scope.empty else Piece(left(raw), absent=not quoted)
     else:
-        yield Piece(found, not quoted) if isinstance(found, str) else Piece(_left(raw))
+        yield not_known(raw, quoted)
 
 
 def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]:
@@ -251,7 +303,7 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
     inner = (node.text or b"")[begin - node.start_byte : -1]
     head = _HEAD.match(inner)
     if head is None:
-        yield Piece(_left(raw))
+        yield not_known(raw, quoted)
         return
     prefix, name = head[1].decode(), head[2].decode()
     subscript = None if head[3] is None else head[3].decode("utf-8", "replace")
@@ -261,7 +313,7 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
         if prefix and not rest:
             yield from _prefixed(prefix, name, subscript, raw, scope, quoted)
         else:
-            yield from [Piece(_left(raw))] if rest else _parameter(name, subscript, raw, scope, quoted)
+            yield from [not_known(raw, quoted)] if rest else _parameter(name, subscript, raw, scope, quoted)
         return
     start = begin + head.end() + (sign.end() if sign else 0)
     argument = [child for child in _active(node) if child.start_byte >= start - 1]
@@ -269,91 +321,72 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
     def given() -> list[Piece]:
         return list(_region(node, argument, start, node.end_byte - 1, scope, quoted, splits=not quoted))
 
-    if sign and sign[0] == b":" and (name in ("@", "*") or subscript in ("@", "*")):
-        yield from _slice(name, subscript or name, "".join(piece.text for piece in given()), raw, scope, quoted)
+    whole = name if name in ("@", "*") else subscript if subscript in ("@", "*") else None
+    kind = "" if sign is None else sign[0].decode()
+    if whole and kind == ":":
+        yield from part_of(name, whole, "".join(piece.text for piece in given()), raw, scope, quoted)
         return
-    if name in ("@", "*") and not scope.arguments:  # the script's own arguments: none
+    if whole:
+        yield from with_default(name, whole, kind, given, raw, scope, quoted)
         return
     found = scope.get(name) if subscript in (None, "0") else _element(scope.get(name), subscript or "", scope)
     found = _element(found, "0", scope) if isinstance(found, tuple | dict) else found
     if sign is None or isinstance(found, Unknown) or (found is None and name in ALWAYS):
-        yield Piece(_left(raw))
+        yield not_known(raw, quoted)
         return
-    kind = sign[0].decode()
     if found is None and is_launched(name) and (kind[-1] == "+" or not rest[sign.end() :]):
-        yield Piece(_left(raw))  # with a default, it counts as not set
+        yield not_known(raw, quoted)  # with a default, it counts as not set
         return
     if kind[-1] in "-=+":
         there = found is not None and (found != "" or not kind.startswith(":"))
+        if isinstance(found, str) and is_unset(found) and kind.startswith(":") and not surely_more(found):
+            yield not_known(raw, quoted)  # perhaps it is empty
+            return
         if there != (kind[-1] == "+"):
-            yield Piece(str(found or ""), not quoted) if kind[-1] != "+" else Piece("", not quoted)
+            yield value_piece(str(found or ""), quoted) if kind[-1] != "+" else Piece("", not quoted)
             return
         pieces = given()
         if match := _COMPUTED.fullmatch("".join(piece.text for piece in pieces)):
             value = evaluate(match[1], scope, line_of(node))
             pieces = [Piece(f"$(({match[1]}))" if value is None else str(value))]
         if kind[-1] == "=":
-            scope.set(name, "".join(piece.text for piece in pieces))
+            text = "".join(piece.text for piece in pieces)
+            if subscript is None:
+                scope.set(name, text)
+            else:
+                scope.set(name, Unknown("is an array of which an element is set by ${...=...}"))
+            pieces = [value_piece(text, quoted)]
         yield from pieces
         return
-    text = "".join(piece.text for piece in _region(node, argument, start, node.end_byte - 1, scope, True))
+    if _QUOTES.search(rest[sign.end() :]) and (quoted or kind == "/" or kind == "//"):
+        yield not_known(raw, quoted)
+        return
+    operand = list(_region(node, argument, start, node.end_byte - 1, scope, quoted))
+    text = _as_pattern(operand) if kind[0] in "#%" else "".join(piece.text for piece in operand)
     known = isinstance(found, str) and not is_unset(found) and not is_unset(text)
-    changed = _changed(found, kind, text) if known and isinstance(found, str) else None
-    yield Piece(_left(raw)) if changed is None else Piece(changed, not quoted)
+    changed = changed_text(found, kind, text, scope) if known and isinstance(found, str) else None
+    yield not_known(raw, quoted) if changed is None else Piece(changed, not quoted)
 
 
 def _prefixed(prefix: str, name: str, subscript: str | None, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]:
     """Yield ${#name}, ${!name} or the keys ${!name[@]}."""
     found = scope.get(name)
     if prefix == "!" and subscript is None and scope.target(name) != name:
-        yield Piece(scope.target(name) or _left(raw))
-    elif prefix == "!" and subscript in ("@", "*") and isinstance(found, dict | tuple):
-        keys = tuple(found) if isinstance(found, dict) else tuple(map(str, range(len(found))))
-        yield from _all(keys, subscript, quoted)
+        yield Piece(scope.target(name) or left(raw), several=not scope.target(name))
+    elif prefix == "!" and subscript in ("@", "*"):
+        if isinstance(found, tuple) or isinstance(found, dict) and len(found) < 2:
+            keys = tuple(found) if isinstance(found, dict) else tuple(map(str, range(len(found))))
+            yield from all_of(keys, subscript, quoted, scope)
+        else:  # the order of keys is the shell's own
+            yield Piece(left(raw), several=subscript == "@" or not quoted)
     elif prefix == "!" and subscript is None and isinstance(found, str) and found.isidentifier():
         yield from _parameter(found, None, raw, scope, quoted)
-    elif prefix == "#" and isinstance(found, str | tuple | dict) and not any(map(is_unset, _items(found))):
-        items = _items(found)
+    elif prefix == "#" and isinstance(found, str | tuple | dict) and not any(map(is_unset, items_of(found))):
+        items = items_of(found)
         if subscript in ("@", "*"):
             yield Piece(str(len(items)))
         else:
             element = _element(found, subscript or "0", scope)
-            yield Piece(str(len(element)) if isinstance(element, str) else _left(raw))
+            yield Piece(str(len(element)) if isinstance(element, str) else left(raw))
     else:
-        yield Piece(_left(raw))
-
-
-def _slice(name: str, sign: str, given: str, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]:
-    """Yield ${array[@]:begin:count}, or the same of the arguments, where the first is $0."""
-    found: Value | None = scope.get(name)
-    if name in ("@", "*"):
-        found = (scope.script, *scope.arguments)
-    match = re.fullmatch(r"\s*(\d{1,9})(?::(\d{1,9}))?\s*", given)
-    if match is None or isinstance(found, Unknown | dict) or any(map(is_unset, _items(found))):
-        yield Piece(_left(raw))
-        return
-    items = _items(found)[int(match[1]) :]
-    yield from _all(items[: int(match[2])] if match[2] else items, sign, quoted)
-
-
-def _changed(value: str, kind: str, given: str) -> str | None:
-    """Return what ${value<kind>given} makes of a value, or None where that is not known."""
-    if kind in ("?", ":?"):
-        return value if value or kind == "?" else None
-    if kind in ("^^", ",,"):
-        return None if given else value.upper() if kind == "^^" else value.lower()
-    if kind == ":":
-        match = re.fullmatch(r"\s*(\d{1,9})(?::(\d{1,9}))?\s*", given)
-        return match and value[int(match[1]) :][: int(match[2]) if match[2] else None]
-    if kind[0] == "/":
-        this, _, that = given.partition("/")
-        plain = not re.search(r"[*?\[\\]|^[#%]", this)
-        return (value.replace(this, that, -1 if kind == "//" else 1) if this else value) if plain else None
-    if "\\" in given or len(value) > 4096:
-        return None
-    cuts = range(len(value) + 1) if kind in ("#", "%%") else range(len(value), -1, -1)
-    for cut in cuts:
-        gone, kept = (value[:cut], value[cut:]) if kind[0] == "#" else (value[cut:], value[:cut])
-        if fnmatchcase(gone, given):
-            return kept
-    return value
+        yield not_known(raw, quoted)

@@ -104,6 +104,12 @@ def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
     if len(runs) > 1:
         raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
     (found,) = runs
+    if script.blanks:
+        lines = ", ".join(map(str, script.blanks))
+        notes.append(
+            f"line {lines}: a blank stands behind the backslash, and bash ends the command there: what follows is "
+            "read as part of it all the same; take the blank out"
+        )
     for more in lists:  # a command broken in two by a comment or a line without its backslash
         first = next(iter(more.values), "")
         line = (

@@ -1,0 +1,1 @@
+"""Commands that a shell itself has, where they change how a script goes on."""

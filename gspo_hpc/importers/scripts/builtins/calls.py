@@ -1,0 +1,150 @@
+"""Follow what runs other text: functions, sourced files, eval, and shells that are started."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gspo_hpc.importers.scripts.expansion.splitting import settled
+from gspo_hpc.importers.scripts.parse import parse
+from gspo_hpc.importers.scripts.places import text_at
+from gspo_hpc.importers.scripts.scope import Unknown, Value
+from gspo_hpc.importers.scripts.subshells import apart
+
+if TYPE_CHECKING:
+    from gspo_hpc.importers.scripts.shell import Reader
+
+DEEPEST = 16  # calls of functions, and files, within each other
+# Sourced for their PATH; they set nothing that an argument of a run would be made of.
+_HARMLESS = ("activate", "conda.sh", "mamba.sh", "bashrc", "bash_profile", "profile", "modules.sh", "lmod.sh")
+# An assignment to a variable whose name is not known: $k=3
+NAMED_LATER = re.compile(r"(?:^|[;&|\n])\s*\w*\$\{?\w+\}?\w*\s*[-+*/%|&^]?=(?!=)")
+# What eval is given of a tool that sets up the shell: eval "$(conda shell.bash hook)".
+_HOOK = re.compile(
+    r"\s*[\"']?\$(?:\(\s*['\"]?(?:[\w./~-]*/|\$\{?\w+\}?/[\w./-]*)?"
+    r"(?:conda|mamba|micromamba|modulecmd|ssh-agent|pyenv|direnv|brew)['\"]?(?:\.\.\.)?[^()]*\)|\(\$\{?(?:CONDA|MAMBA)_EXE"
+    r"\}?(?:\.\.\.)?\)|\{?__(?:conda|mamba)_setup\}?)[\"']?\s*"
+)
+
+
+def function(reader: Reader, name: str, rest: list[str], line: int) -> bool | None:
+    """Follow a call of a function; return whether it succeeds, None if that is not known."""
+    body = reader.functions[name]
+    scope, certain = reader.scope, reader.certain
+    arguments, scope.arguments = scope.arguments, tuple(settled(rest))
+    returned, reader.returned = reader.returned, []
+    loops, reader.loops = reader.loops, 0
+    branches, reader.branches = reader.branches, 0
+    reader.frames.append({})
+    status = None
+    if body is None:  # defined only if a condition holds, or in several ways
+        why = f"may be set by {name}, a function that depends on a condition"
+        reader.alternatives([*([each] for each in reader.bodies.get(name, [])), []], line, why=why)
+    else:
+        status = reader.run(body)
+    reader.certain = certain
+    status = _leave(reader, status, f"depends on where {name} returns, which is not known before the script runs")
+    for local, value in (reader.frames.pop() or {}).items():
+        if value is None:
+            scope.values.pop(local, None)
+        else:
+            scope.values[local] = value
+    scope.arguments, reader.returned, reader.loops, reader.branches = arguments, returned, loops, branches
+    return status
+
+
+def _leave(reader: Reader, status: bool | None, why: str) -> bool | None:
+    """Join the ways that lead out of a function or a sourced file; return its status."""
+    if reader.returned:
+        outcomes = [*reader.returned, *([reader.scope.values] if reader.ended in ("", "return") else [])]
+        reader.scope.join(outcomes, why)
+        reader.ended = ""
+        return None
+    if reader.ended == "return":
+        reader.ended, status = "", reader.status
+    return status
+
+
+def source(reader: Reader, rest: list[str]) -> None:
+    """Follow a file that the script sources; where it is not at hand, any variable may be set by it."""
+    name, *given = rest
+    if name.rpartition("/")[2].lstrip(".") in _HARMLESS:
+        return
+    why = f"may be set by {name}, a file that the script sources and convert does not read"
+    text = _text(reader, name)
+    if text is None or len(reader.frames) >= DEEPEST:
+        reader.lose_all(why)
+        return
+    scope = reader.scope
+    arguments, returned, reader.returned = scope.arguments, reader.returned, []
+    scope.arguments = tuple(given) or arguments
+    reader.frames.append(None)
+    try:
+        reader.walk(parse(text).root_node.named_children)
+        reader.read.append(name)
+    except ValueError:
+        reader.lose_all(why)
+    _leave(reader, None, f"depends on where {name} returns, which is not known before the script runs")
+    reader.frames.pop()
+    scope.arguments, reader.returned = arguments, returned
+
+
+def _text(reader: Reader, name: str) -> str | None:
+    try:
+        return text_at(name, reader.file, reader.written)
+    except (ValueError, OSError):
+        return None
+
+
+def evaluated(reader: Reader, text: str) -> None:
+    """Follow the text that eval is given; what sets up the shell (conda) sets nothing that a run is made of."""
+    if _HOOK.fullmatch(text):
+        return
+    if len(reader.frames) >= DEEPEST or re.search(r"\$\(|`", text):
+        reader.lose_all("may be set by eval, whose text is not known before the script runs")
+        return
+    whole = re.match(r"\s*\$\{?(\w+)\}?(?:\s|$)", text)
+    lost = NAMED_LATER.search(text) or (whole and isinstance(reader.scope.get(whole[1]), Unknown))
+    reader.frames.append(None)
+    reader.walk(parse(text).root_node.named_children)
+    reader.frames.pop()
+    if lost:
+        reader.lose_all("may be set by eval, whose text is not known before the script runs")
+
+
+def shell(reader: Reader, rest: list[str]) -> None:
+    """Follow a shell of its own: bash -c 'commands', or bash script.sh with arguments."""
+    text, name, given = "", "", list[str]()
+    plain = next((number for number, word in enumerate(rest) if not re.fullmatch(r"[-+][a-z]+|--", word)), len(rest))
+    options, rest = "".join(word[1:] for word in rest[:plain] if word[0] == "-"), rest[plain:]
+    if "c" in options and rest:
+        text, given = rest[0], rest[2:]
+    elif rest and not set(options) & set("os") and (found := _text(reader, rest[0])) is not None:
+        text, name, given = found, rest[0], rest[1:]
+    if not text or len(reader.frames) >= DEEPEST:
+        return
+    try:
+        tree = parse(text)
+    except ValueError:
+        return
+    scope = reader.scope
+    arguments, scope.arguments = scope.arguments, tuple(given)
+    frames, reader.frames = reader.frames, [None] * (len(reader.frames) + 1)
+    loops, reader.loops = reader.loops, 0
+    shell = dict[str, Value]()
+    for key, value in scope.values.items():
+        if (
+            key.isidentifier()
+            and (seen := scope.mark("export", key)) is not False
+            and not isinstance(value, tuple | dict)
+        ):
+            shell[key] = value if seen else Unknown("is perhaps not exported")
+            shell[f"export {key}"] = "1"
+    for key in scope.exported - scope.values.keys() if any(frames) else ():
+        shell[key] = Unknown("is that of the caller, where a local variable that is exported has no value")
+    functions, reader.functions = reader.functions, {}
+    apart(reader, tree.root_node.named_children, shell)
+    reader.functions, reader.loops = functions, loops
+    reader.frames, scope.arguments = frames, arguments
+    reader.ended = ""
+    reader.read += [name] if name else []

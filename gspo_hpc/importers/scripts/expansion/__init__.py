@@ -1,0 +1,1 @@
+"""Make words of what a shell expands: splitting, parameters and patterns."""
