@@ -177,6 +177,30 @@ def test_every_export_is_released_once(start: Callable[..., Bench]) -> None:
     assert bench.card.exports and set(bench.card.counts()) == {0}
 
 
+def test_a_worker_answers_when_its_gpu_has_read_the_bucket(
+    start: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies are only begun when the loader returns: the trainer fills this half again once the worker has answered."""
+    bench = start()
+    model, receiver = bench.engines.worker.model_runner.model, bench.engines.worker.weight_transfer_engine
+    events: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
+            events.append(name)
+            return result
+
+        return call
+
+    monkeypatch.setattr(torch.cuda, "synchronize", noted("read", lambda: None))
+    model.load_weights = noted("loaded", model.load_weights)
+    receiver.receive_weights = noted("answered", receiver.receive_weights)
+    bench.sync(0)
+    order = [one for one, next_one in zip(events, [*events[1:], ""], strict=True) if one != next_one]
+    assert " ".join(order).count("loaded read answered") == 3, order
+
+
 def test_engines_that_die_in_an_update_cost_no_memory(
     start: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +27,13 @@ KIND = ".mlp.experts.{}.gate_proj.weight"
 
 
 class Workers:
-    """An engine that loads a bucket as late as it may: when its owner must know that it is loaded."""
+    """An engine that loads a bucket as late as it may: when its owner must know that it is loaded. Or `early`: when it
+    is told of it."""
 
-    def __init__(self, count: int, fails: str = "") -> None:
+    def __init__(self, count: int, fails: str = "", *, early: bool = False) -> None:
         self.found: list[Tensors] = [{} for _ in range(count)]
         self.calls: list[str] = []
-        self._fails, self._bucket = fails, {}
+        self._fails, self._early, self._bucket = fails, early, {}
         self._mapped: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def _called(self, name: str) -> None:
@@ -49,8 +51,14 @@ class Workers:
         assert not self._bucket, "a bucket is posted before the last one is loaded"
         self._called("post")
         self._bucket = bucket
+        if self._early:
+            self._load()
 
     def wait_loaded(self) -> None:
+        self._load()
+        self._called("wait_loaded")
+
+    def _load(self) -> None:
         bucket, self._bucket = self._bucket, {}
         for number, found in enumerate(self.found if bucket else ()):
             address = bucket["memory"][number if len(bucket["memory"]) > 1 else 0]
@@ -63,7 +71,6 @@ class Workers:
                     assert found.setdefault(name, one) is one
             if bucket["unmap"]:
                 del self._mapped[number]
-        self._called("wait_loaded")
 
     def finish(self) -> None:
         self._called("finish")
@@ -171,6 +178,56 @@ def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) 
             assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
+HALVES = [[100], [90], [110], [80], [120], [70]]  # each fills a half of 1,024 bytes, and none fits beside another
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_halves_take_turns_on_every_rank_of_an_engine(early: bool) -> None:
+    """A half is filled again only when every worker has loaded it, and is announced only when every rank has filled it:
+    here workers load late and the owner is the slowest rank, or they load at once and the owner is the fastest."""
+    threads, workers = Threads(3), Workers(3, early=early)
+    streams = [random_stream(HALVES) for _ in range(3)]
+
+    def rank(place: int) -> None:
+        def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+            def allocate(size: int) -> torch.Tensor:
+                found = memory.allocate(size)
+                time.sleep(0.02 * ((place == 0) != early))
+                return found
+
+            yield from streams[place][1](SimpleNamespace(allocate=allocate))
+
+        sender = WeightSender("cpu", 3, 1024, threads.of(place))
+        sender.send(stream, workers if place == 0 else None)
+        sender.close()
+
+    running = [threading.Thread(target=rank, args=(place,)) for place in range(3)]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join(20)
+    assert workers.calls.count("post") == len(HALVES)
+    for (tensors, _), found in zip(streams, workers.found, strict=True):
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_next_half_is_filled_while_the_last_is_loaded() -> None:
+    """Catches a sender that waits for workers as soon as it has told them of a half: then nothing overlaps."""
+    workers, (_, filled) = Workers(1), random_stream(HALVES)
+
+    def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+        for parts in filled(memory):
+            workers.calls.append("filled")
+            yield parts
+
+    sender = WeightSender("cpu", 1, 1024)
+    sender.send(stream, workers)
+    sender.close()
+    turns = ["filled", "wait_loaded", "post"] * len(HALVES)
+    assert workers.calls == ["begin", *turns, "wait_loaded", "finish"]
+
+
 def test_the_file_has_no_name_takes_little_room_at_rest_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_buffers, "_KEPT_BYTES", 1 << 20)
     before = set(os.listdir("/dev/shm"))
@@ -205,6 +262,7 @@ def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch)
     """An export is let go once: by the worker at the end of an update, or for a worker that died before."""
     released: list[tuple[bytes, int]] = []
     exports: list[int] = []
+    waits: list[int] = []  # for what this rank still writes: how many exports there were
 
     def reduce(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
         exports.append(tensor.numel())
@@ -222,7 +280,8 @@ def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch)
     empty = torch.empty
     monkeypatch.setattr(weight_buffers.torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
     monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", reduce)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"synchronize": lambda self: None})())
+    stream = SimpleNamespace(synchronize=lambda: waits.append(len(exports)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     let_go = classmethod(lambda cls, counter, offset, device: released.append((counter, offset)))
     monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter", let_go, raising=False)
@@ -235,6 +294,7 @@ def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch)
         made.release_unused(unmapped=False)  # nothing is exported any more
         assert released == expected
     assert exports == [4096] * 3
+    assert waits == [0, 1, 1, 2, 2, 3], "before each address is told, whether it is new or not"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 from gspo_hpc.launch.slurm import commands
@@ -17,7 +18,7 @@ from gspo_hpc.launch.slurm.ending import say
 from gspo_hpc.launch.verdict import Verdict, progress
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system import leftovers
-from gspo_hpc.system.environment import ATTEMPT, KILLED, RUN_ID, node_name
+from gspo_hpc.system.environment import ATTEMPT, JOB_BEGAN, KILLED, RUN_ID, node_name
 from gspo_hpc.system.signals import StopFlag
 
 _LEAVE = 120.0  # seconds in which ranks without a supervisor may stop and save
@@ -30,13 +31,16 @@ _POLL = 0.5
 def take_over(run: RunDir, job_id: str, flag: StopFlag) -> Verdict | None:
     """Return how the attempt ended that a supervisor of this job was watching when it was killed, once it is over.
 
-    None if it had not started an attempt. The caller holds the lock of the run. Raises SlurmError if the ranks do not
-    end.
+    None if no attempt has started in this allocation. The caller holds the lock of the run. Raises SlurmError if the
+    ranks do not end.
     """
     status = os.environ.pop(KILLED)
     records = run.read_attempts()
     last = records[-1] if records else None
     if last is None or last.get("slurm_job_id") != job_id:
+        return None
+    began = float(os.environ.get(JOB_BEGAN, "0"))
+    if datetime.fromisoformat(str(last["started"])).timestamp() < began:  # a requeued job keeps its id
         return None
     number = int(last["attempt"])
     run_id = run.read_info()["run_id"]

@@ -196,6 +196,13 @@ def _gathering(model: Sizes, at: Grid, device: Device) -> float:
 
 
 def save(model: Sizes, config: Config, device: Device) -> float:
-    """Return the seconds that a save holds training up: those of a copy to the host if it is written in background."""
-    state = 14.0 * model.parameters / config.world_size
-    return state / device.host_bytes_per_s * (1.0 if config.checkpoint.async_save else 10.0)
+    """Return the seconds that a save holds training up: those of a copy to the host if it is written in background.
+
+    All wait for the ranks that copy most. Of ranks that have the same weights one copies them, with their optimizer's
+    state, unless they share that: then each copies its part.
+    """
+    at = grid(config)
+    own = (model.parameters - model.expert_parameters) / at.model_ranks
+    own += model.expert_parameters / (at.etp * at.ep * at.pp)
+    state = 12.0 * (model.parameters / config.world_size if config.optimizer.distributed else own)
+    return (_ITEM * own + state) / device.host_bytes_per_s * (1.0 if config.checkpoint.async_save else 10.0)

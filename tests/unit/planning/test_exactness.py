@@ -51,6 +51,24 @@ def test_the_plan_shows_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("quantization", "fp8"),
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 4}),
+        ("enable_dbo", True),
+        ("kv_cache_dtype", "fp8"),
+        ("cpu_offload_gb", 4),
+    ],
+)
+def test_each_argument_of_vllm_that_lowers_the_grade_does(name: str, value: Any) -> None:
+    """The plan must not promise bits that docs/exactness.md denies, with `run.deterministic` or without."""
+    sections: dict[str, Any] = {"rollout": {"engine": {name: value}}}
+    exact = exactness.assess(from_dict(sections | {"run": EXACT}))
+    assert exact.grade == "journal-exact" and [name in reason for reason in exact.reasons] == [True]
+    assert any(name in reason for reason in exactness.assess(from_dict(sections)).reasons)
+
+
+@pytest.mark.parametrize(
     ("platform", "deterministic"), [("cpu", False), ("cpu", True), ("cuda", False), ("cuda", True)]
 )
 def test_nothing_overlaps_where_ranks_are_added_up_in_their_order(platform: str, deterministic: bool) -> None:

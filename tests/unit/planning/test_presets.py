@@ -107,6 +107,15 @@ def test_weights_gradients_and_optimizer_fit_the_gpu_that_it_names(path: Path) -
 
 
 @large_by_name
+def test_it_recomputes_activations_only_where_memory_asks_for_it(path: Path) -> None:
+    """A third more forward passes, else for nothing: without it the plan is refused, or leaves too little for peaks."""
+    config = loader.load(path)
+    without = make_plan(loader.load(path, ["memory.recompute_granularity=null"]))
+    enough = not without.broken and without.memory is not None and without.memory.headroom >= HEADROOM
+    assert (config.memory.recompute_granularity is None) == enough
+
+
+@large_by_name
 def test_gibibytes_in_its_comments_are_those_of_the_plan(path: Path) -> None:
     """Bytes of a GPU: weights, gradients and optimizer; the trainer's weights alone; the engine's."""
     config = loader.load(path)

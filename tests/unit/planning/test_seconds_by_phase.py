@@ -13,7 +13,7 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import devices, engines, passes, rates, time
+from gspo_hpc.planning.estimates import devices, engines, parameters, passes, rates, time
 from gspo_hpc.planning.estimates.time import Sizes, Times
 
 DEVICE = devices.find("H100")
@@ -80,6 +80,21 @@ def test_checkpoints_are_saved_every_so_many_updates() -> None:
     assert estimated(made(checkpoint={"interval": 2})).seconds["save"] == pytest.approx(once / 2)
     waited = made(checkpoint={"interval": 2, "async_save": False}, batch={"steps_per_generation": 4})
     assert estimated(waited).seconds["save"] > 5 * estimated(config).seconds["save"]  # a disk, not the host's memory
+
+
+@pytest.mark.parametrize("model", ["Qwen2.5-7B", "Qwen3-30B-A3B"])
+@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_save_holds_up_the_rank_that_copies_most(model: str, distributed: bool, size: int) -> None:
+    """What the plan of memory says that a rank has of weights and optimizer; one of those that are alike copies it."""
+    grid = {"tensor_model_parallel_size": size, "expert_model_parallel_size": size if "A3B" in model else 1}
+    grid |= {"sequence_parallel": size > 1}
+    config = made(model={"path": model}, parallel=grid, optimizer={"distributed": distributed})
+    arch = architecture.find(config)
+    assert arch is not None
+    held = parameters.state(arch, config, 0)
+    copied = (held.weights + held.optimizer) / DEVICE.host_bytes_per_s
+    assert passes.save(sizes(config), config, DEVICE) == pytest.approx(copied, rel=0.02)
 
 
 def test_without_a_distributed_optimizer_every_rank_steps_all_of_its_weights() -> None:

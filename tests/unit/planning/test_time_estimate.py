@@ -144,7 +144,9 @@ def test_gpus_set_apart_generate_and_do_not_train() -> None:
     assert 1.9 < found.seconds["update"] / estimated(made(memory=memory)).seconds["update"] < 2.1
     assert estimated(few).seconds["generation"] < found.seconds["generation"]
     assert estimated(few).seconds["update"] > 1.9 * found.seconds["update"]
-    assert estimated(few).seconds["save"] == pytest.approx(2 * found.seconds["save"])
+    weights = estimated(made(rollout=server, optimizer={"distributed": False})).seconds["save"] / 7  # of 2 + 12 bytes
+    own, twice = (times.seconds["save"] - weights for times in (found, estimated(few)))
+    assert twice == pytest.approx(2 * own), "each copies twice as much of the state that all share"
     assert (found.gpus, found.trainers) == (32, 16)
     assert found.to_json()["update_mfu"] == pytest.approx(other.to_json()["update_mfu"])
     assert found.to_json()["tokens_per_s_per_gpu"] == pytest.approx(found.tokens / found.rollout / 32)

@@ -1,0 +1,184 @@
+"""When a supervisor asks its ranks to stop, what it does after an attempt, and what the next one makes of its death.
+
+About a second. Small programs answer in the place of Slurm's commands. It would catch a deadline that counts from the
+start of a supervisor, a job that goes on after more failures than it may have, and one that is requeued for how it
+ended before Slurm had started it again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch.slurm import supervisor, takeover
+from gspo_hpc.launch.verdict import Verdict
+from gspo_hpc.runs.directory import RunDir, open_run
+from gspo_hpc.system.exit_codes import FAILED, REQUEUE
+from gspo_hpc.system.signals import StopFlag
+
+JOB = "JobId=7 JobState=RUNNING Restarts=0 EndTime="
+NOTICE = 600.0  # slurm.signal_seconds
+
+
+class Slurm:
+    """Slurm's commands, as programs in front of the real ones."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        patch.setenv("PATH", str(folder), prepend=":")
+        for name in ("squeue", "sinfo", "srun"):
+            self._say(name, "exit 0")
+        self._say("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+
+    def ends_in(self, seconds: float) -> None:
+        """Have Slurm end the job so many seconds from now; it also notes what else it is asked."""
+        text = JOB + datetime.fromtimestamp(time.time() + seconds).isoformat(timespec="seconds")
+        self._say(
+            "scontrol", f'case "$*" in show\\ job*) echo "{text}" ;; *) echo "$*" >> {self._folder}/asked ;; esac'
+        )
+
+    def answers_nothing(self) -> None:
+        self._say("scontrol", "echo 'Access denied' >&2; exit 1")
+
+    def asked(self) -> list[str]:
+        path = self._folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def _say(self, name: str, body: str) -> None:
+        (self._folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (self._folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    for name, value in (("JOB_ID", "7"), ("JOB_NODELIST", "n1"), ("RESTART_COUNT", "0")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("GSPO_HPC_JOB_BEGAN", raising=False)
+    (tmp_path / "bin").mkdir()
+    return Slurm(tmp_path / "bin", monkeypatch)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return loader.from_dict(
+        {
+            "run": {"dir": str(tmp_path / "run")},
+            "slurm": {"time_minutes": 90, "signal_seconds": NOTICE},
+            "faults": {"max_restarts": 2},
+        }
+    )
+
+
+@pytest.fixture
+def run(config: Config) -> RunDir:
+    return open_run(config)[0]
+
+
+Watch = Callable[[], supervisor._Attempt]
+
+
+@pytest.fixture
+def watch(config: Config, run: RunDir, tmp_path: Path) -> Iterator[Watch]:
+    """Returns a function that makes what watches an attempt which starts now."""
+    made: list[supervisor._Attempt] = []
+
+    def start() -> supervisor._Attempt:
+        with run.lock():
+            attempt = run.new_attempt(config)
+        made.append(supervisor._Attempt(config, run, attempt, tmp_path, "7", StopFlag()))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.server.close()
+
+
+def test_an_attempt_that_starts_late_stops_before_the_end_of_the_allocation(slurm: Slurm, watch: Watch) -> None:
+    slurm.ends_in(NOTICE + 100)
+    late = watch()
+    late._stop_if_due()
+    assert late.stop is None
+    slurm.ends_in(NOTICE - 100)
+    late = watch()
+    late._stop_if_due()
+    assert late.stop == "time limit" and late._left() == pytest.approx(NOTICE - 100, abs=3)
+    late._stop_if_due()
+    assert slurm.asked() == [], "there is time to save"
+    late.end_time = time.time() + 5
+    late._stop_if_due()
+    assert slurm.asked() == ["requeue 7"], "saved or not"
+
+
+def test_the_limit_may_be_raised_while_the_job_runs(slurm: Slurm, watch: Watch) -> None:
+    slurm.ends_in(NOTICE - 100)
+    attempt = watch()
+    slurm.ends_in(NOTICE + 1000)
+    attempt._stop_if_due()
+    assert attempt.stop is None and attempt._left() == pytest.approx(NOTICE + 1000, abs=3)
+
+
+def test_without_an_answer_of_slurm_the_deadline_is_that_of_the_allocation_too(
+    slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.answers_nothing()
+    for passed, stop in ((90 * 60 - NOTICE - 100, None), (90 * 60 - NOTICE + 100, "time limit")):
+        monkeypatch.setenv("GSPO_HPC_JOB_BEGAN", f"{time.time() - passed:.0f}")
+        attempt = watch()
+        attempt._stop_if_due()
+        assert attempt.stop == stop
+
+
+def fail(run: RunDir, config: Config, reached: tuple[int, int] = (3, 0)) -> None:
+    with run.lock():
+        run.new_attempt(config).finish("failed", FAILED, "planted", reached)
+
+
+def test_a_job_gives_up_after_as_many_failures_as_it_may_have(slurm: Slurm, run: RunDir, config: Config) -> None:
+    verdict, flag = Verdict("failed", "planted", saved=False), StopFlag()
+    for _ in range(config.faults.max_restarts):
+        fail(run, config)
+        assert supervisor._decide(verdict, config, run, flag) is None
+    fail(run, config)
+    assert supervisor._decide(verdict, config, run, flag) == supervisor._Last(FAILED)
+    fail(run, config, (4, 0))  # a step further
+    assert supervisor._decide(verdict, config, run, flag) is None
+
+
+def test_killed_supervisors_count_as_failures_of_ranks_do(
+    slurm: Slurm, run: RunDir, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GSPO_HPC_JOB_BEGAN", str(int(time.time())))
+    decisions = []
+    for _ in range(config.faults.max_restarts + 1):
+        with run.lock():
+            run.new_attempt(config)
+        monkeypatch.setenv("GSPO_HPC_KILLED", "137")
+        verdict = takeover.take_over(run, "7", StopFlag())
+        assert verdict is not None and (verdict.reason, verdict.saved) == ("failed", False)
+        decisions.append(supervisor._decide(verdict, config, run, StopFlag()))
+    assert decisions == [None, None, supervisor._Last(FAILED)]
+    assert [one["reason"] for one in run.read_attempts()] == ["failed"] * 3
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["an earlier allocation", "this allocation"])
+def test_an_end_counts_in_the_allocation_in_which_it_was(
+    before: bool, slurm: Slurm, run: RunDir, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeued job keeps its number: what ended its last attempt must not send it back to the queue, again and again,
+    where a supervisor is killed before it has started an attempt."""
+    with run.lock():
+        run.new_attempt(config).finish("preempted", REQUEUE, "", (3, 0))
+    record = run.attempt(1).path / "attempt.json"
+    began = datetime.fromisoformat(json.loads(record.read_text())["started"]).timestamp()
+    monkeypatch.setenv("GSPO_HPC_JOB_BEGAN", f"{began + 60 * before:.0f}")
+    monkeypatch.setenv("GSPO_HPC_KILLED", "137")
+    verdict = takeover.take_over(run, "7", StopFlag())
+    assert (verdict is None) == before
+    assert verdict is None or supervisor._decide(verdict, config, run, StopFlag()) == supervisor._Last(REQUEUE, True)
