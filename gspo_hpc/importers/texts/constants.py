@@ -22,6 +22,7 @@ _MADE: dict[str, Callable[..., Any]] = {
     "round": round, "min": min, "max": max,
 }  # fmt: skip
 _LARGEST = 512  # power that is worked out
+_MOST = 10_000  # numbers, or hundreds of characters, in a value
 # Functions of Python that read what they are given, and that put it, or what it holds, into something else.
 _READ = set("print len str repr bool isinstance type id hash any all sum int float abs round format vars dir".split())
 _COPIED = set("dict list tuple set frozenset sorted min max enumerate zip reversed iter next".split())
@@ -32,6 +33,9 @@ _VIEWS = ("items", "values", "get", "copy", "__getitem__")
 _COUNTS = ("keys", "index", "count", "__contains__", "__len__")
 _TESTS = (ast.Compare, ast.Expr, ast.Assert, ast.If, ast.While, ast.FormattedValue, ast.UnaryOp)
 _MAKERS = ("__new__", "__init__", "__post_init__", "__setattr__", "__init_subclass__")
+
+
+_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError)
 
 
 class _Unknown(Exception):
@@ -54,19 +58,20 @@ class Constants:
     def __init__(self, tree: Tree) -> None:
         self.tree, self.scopes = tree, tree.scopes
         self._going: set[Variable] = set()
+        self._held: dict[tuple[Variable, bool], Any] = {}  # what variables hold, _Unknown where that is not certain
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of an expression, $(code) if it is not certain."""
         try:
             return self._find(node)
-        except (_Unknown, ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError):
+        except (_Unknown, *_ERRORS):
             return as_code(node)
 
     def mapping(self, node: ast.expr) -> dict[str, Any] | None:
         """Return a mapping whose names are certain; values that are not are $(code)."""
         try:
             found = self._find(node, True)
-        except (_Unknown, ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError):
+        except (_Unknown, *_ERRORS):
             return None
         return found if isinstance(found, dict) and all(isinstance(name, str) for name in found) else None
 
@@ -121,7 +126,7 @@ class Constants:
                     found |= self._find(node, part)
                 else:
                     found[self._find(key)] = self._find(node)
-            except (_Unknown, ValueError, TypeError, ArithmeticError, LookupError):
+            except (_Unknown, *_ERRORS):
                 if not part:
                     raise
                 if key is None:  # it may give any name, also one that stands before it
@@ -201,9 +206,8 @@ class Constants:
         if not isinstance(binding, ast.Name) or variable in self._going:
             raise _Unknown
         if self.scopes.is_class(variable):  # else the name outside of the class counts
-            if not isinstance(self.tree.parent(self.tree.parent(binding) or binding), ast.ClassDef):
-                raise _Unknown
-            if use is not None and use.lineno <= binding.lineno:
+            inside = isinstance(self.tree.parent(self.tree.parent(binding) or binding), ast.ClassDef)
+            if not inside or (use is not None and use.lineno <= binding.lineno):
                 raise _Unknown
         if variable[0] == 0 and not all(self._after(binding, star) for star in self.scopes.stars):
             raise _Unknown
@@ -211,12 +215,22 @@ class Constants:
             time = self.tree.when(use)
             if time is None or not time > ((binding.lineno, binding.col_offset),):
                 raise _Unknown
-        self._going.add(variable)
-        try:
-            value = self._given(binding, part)
-        finally:
-            self._going.discard(variable)
-        if _changeable(value) and not self._kept(variable, _deep(value), set()):
+        if (variable, part) not in self._held:
+            self._going.add(variable)
+            try:
+                self._held[variable, part] = self._whole(variable, binding, part)
+            except (_Unknown, *_ERRORS):
+                self._held[variable, part] = _Unknown
+            finally:
+                self._going.discard(variable)
+        if self._held[variable, part] is _Unknown:
+            raise _Unknown
+        return self._held[variable, part]
+
+    def _whole(self, variable: Variable, binding: ast.Name, part: bool) -> Any:
+        """Return what the one assignment of a variable gives it, and nothing changes afterwards."""
+        value = self._given(binding, part)
+        if _large(value) or (_changeable(value) and not self._kept(variable, _deep(value), set())):
             raise _Unknown
         return value
 
@@ -237,8 +251,7 @@ class Constants:
         if not isinstance(above, ast.Assign | ast.AnnAssign | ast.NamedExpr) or above.value is None:
             raise _Unknown
         node: ast.expr = above.value
-        counts: list[int] = []
-        inner = target
+        counts, inner = list[int](), target
         for place in places:
             counts.append(len(inner.elts))  # type: ignore[attr-defined]
             inner = inner.elts[place]  # type: ignore[attr-defined]
@@ -374,3 +387,14 @@ def _changeable(value: Any) -> bool:
 def _deep(value: Any) -> bool:
     """Tell whether there is a list or a mapping, or what may be one, in a list or a mapping."""
     return any(_changeable(item) or is_code(item) for item in (value.values() if isinstance(value, dict) else value))
+
+
+def _large(value: Any) -> bool:
+    """Tell whether a value is so large that names which double it could fill the memory."""
+    left, count = [value], 0
+    while left and count < _MOST:
+        item = left.pop()
+        count += len(item) // 100 if isinstance(item, str | bytes) else 1
+        count += item.bit_length() // 10 if isinstance(item, int) else 0
+        left += [*item, *item.values()] if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
+    return count >= _MOST

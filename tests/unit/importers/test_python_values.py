@@ -148,3 +148,14 @@ def test_a_variable_of_a_function_that_another_one_changes_is_open() -> None:
     )
     assert convert(text.format("    bump()\n"), gpus=1).open == ("beta=$(lr)",)
     assert convert(text.replace("nonlocal lr", "lr = 1").format(""), gpus=1).config.algorithm.kl_beta == 0.25
+
+
+def test_names_that_are_made_of_each_other_take_no_time() -> None:
+    chain = "\n".join(f"B{n + 1} = B{n} + B{n}" for n in range(60))
+    assert _of(f"B0 = 1\n{chain}", "seed=B60 // B59, beta=0.25").config.run.seed == 2
+    held = "\n".join(f"D{n + 1} = {{**D{n}, 'beta': 0.25}}; E{n} = [D{n}, D{n}]" for n in range(60))
+    assert _of(f"D0 = {{'beta': 1}}\n{held}", "**D60").config.algorithm.kl_beta == 0.25
+    for begin, form in (("'x'", "{0} + {0}"), ("[1]", "{0} + {0}"), ("9", "{0} * {0}"), ("1", "({0}, {0})")):
+        chain = "\n".join(f"B{n + 1} = {form.format(f'B{n}')}" for n in range(60))
+        assert _of(f"B0 = {begin}\n{chain}", "beta=B60").open == ("beta=$(B60)",)
+    assert _of("A = [B, B]\nB = [A, A]", "beta=B").open == ("beta=$(B)",)
