@@ -1,6 +1,7 @@
 """The sync of all engines before a rollout, with a stand-in for what it sends. Takes seconds.
 
-Catches a stop that has to wait until engines that died in the sync are started and filled again.
+Catches a stop that has to wait until engines that died in the sync are started and filled again, engines that generate
+with weights of an earlier update or with none, and engines that stay awake where a trainer's weights come back.
 """
 
 from __future__ import annotations
@@ -18,6 +19,77 @@ from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.training import sync
 from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.sync import EngineWeights, Synced
+
+
+class Engine:
+    """An engine that notes what it is asked."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    def wake_up(self) -> None:
+        self._calls.append("wake")
+
+    def sleep(self, level: int) -> None:
+        self._calls.append(f"sleep {level}")
+
+
+def make(monkeypatch: pytest.MonkeyPatch, calls: list[str], died: list[bool], **sections: Any) -> EngineWeights:
+    """Return what keeps the engine of this rank equal to the policy; `died`: whether another died, for each sync."""
+
+    fresh = [False]  # a sync, after which nobody has asked who died
+
+    def run(*arguments: Any) -> tuple[Synced, EngineDied | None]:
+        calls.append("sync")
+        fresh[0] = True
+        return Synced("weights", Gap()), None
+
+    def any_rank(flag: bool, device: torch.device) -> bool:
+        asked, fresh[0] = fresh[0], False
+        return flag or (asked and died.pop(0))
+
+    monkeypatch.setattr(sync, "any_rank", any_rank)
+    monkeypatch.setattr(sync.offload, "leave_to_engines", lambda policy: calls.append("leave"))
+    monkeypatch.setattr(sync.offload, "wait_for_all", lambda policy: calls.append("all sleep"))
+    monitor = SimpleNamespace(stop_requested=lambda: False)
+    clock: Any = SimpleNamespace(monitor=monitor, phase=lambda name: contextlib.nullcontext())
+    ranks = SimpleNamespace(device=torch.device("cpu"), world_size=2)
+    weight_sync: Any = SimpleNamespace(policy=SimpleNamespace(config=from_dict(sections), ranks=ranks), run=run)
+    worker: Any = SimpleNamespace(engine=Engine(calls), recovery=None)
+    return EngineWeights(weight_sync, worker, clock)
+
+
+@pytest.mark.parametrize(("level", "again"), [(1, ["leave", "wake"]), (2, ["sync"])])
+def test_every_update_is_sent_once_and_what_a_sleep_drops_again(
+    level: int, again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an update engines wake with the weights that they have, unless their sleep has dropped them."""
+    calls: list[str] = []
+    weights = make(monkeypatch, calls, [False] * 20)
+    for _ in range(4):
+        weights.mark_updated()
+        weights.mark_updated()  # two updates of one rollout
+        weights.sync()
+        weights.sleep(level)
+        assert calls == ["sync", f"sleep {level}", "all sleep"]
+        calls.clear()
+        weights.sleep(level)
+        assert calls == [], "they sleep"
+        weights.sync()
+        assert calls == again
+        weights.sleep(level)
+        calls.clear()
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_engines_leave_the_memory_to_the_trainer_where_another_died_in_a_sync(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sync again, and before that the trainers' weights come back, on the GPU of a living engine too."""
+    calls: list[str] = []
+    sections = {"cluster": {"platform": platform}, "rollout": {"sleep_level": 1}}
+    make(monkeypatch, calls, [True, True, False], **sections).sync()
+    assert calls == (["sync"] * 3 if platform == "cpu" else ["sync", "sleep 1", "sync", "sleep 1", "sync"])
 
 
 @pytest.mark.parametrize("stopped_rank", [True, False], ids=["here", "elsewhere"])
