@@ -260,7 +260,7 @@ class Reader:
                 given.add(name)
                 self.scope.set(name, value)
                 self.scope.put_mark("export", name, True)
-        self.scope.lasting -= given
+        lasting, self.scope.lasting = self.scope.lasting, set[str]()
         outer, self.scope.given = self.scope.given, self.scope.given | given
         words, document, path = self._write(statement, words, redirects)
         status = effects.call(self, words, line_of(statement), outside) if words else True
@@ -275,6 +275,7 @@ class Reader:
             for name in given & self.scope.lasting:  # by export in a function, say
                 self.scope.set(name, Unknown(f"is set in a call after {name}=... (line {line_of(statement)})"))
                 self.scope.put_mark("export", name, None)
+        self.scope.lasting |= lasting
         return status
 
     def _write(

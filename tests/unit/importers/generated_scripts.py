@@ -10,9 +10,11 @@ NUMBERS = ("I", "J")
 LISTS = ("L", "M")
 NAMES = (*SCALARS, *NUMBERS, *LISTS, "K", "R", "V", "U")  # K: with keys; R: read-only; V: a name; U: never set
 
-_PLAIN = "a b1 x.y p/q.sh 7 12 1e-6 --k=v a,b x:y a=b @ +x a-b_c 007 abc A.b.C /m/Q-7B/ - =".split()
+_PLAIN = "a,,b a b1 x.y p/q.sh 7 12 1e-6 --k=v a,b x:y a=b @ +x a-b_c 007 abc A.b.C /m/Q-7B/ - =".split()
 _QUOTED = ["two words", "", "a  b", " c", "d ", "x*", "[ab]c", "?", "it;s", "a|b", "#no", "<x>", "a,b,c", "--n 5", "%d"]
 _PATTERNS = ["*", "?", "a*", "*/", "*.", "[a-c]", "[!a]*", '"*"', "\\*", "$B", '"$B"', "*b*", "-", "[[:digit:]]", "x"]
+_LEAVES = ["break", "continue", "break 2", "continue 2", "[ $# -gt 2 ] && continue", "(( I > 1 )) && break"]
+_LEAVES += ["[ $A = 2 ] && break 2", "[ $A = 2 ] && continue", "[ -e /nowhere ] && break 2"]
 _SIGNS = ["-eq", "-ne", "-lt", "-le", "-gt", "-ge"]
 
 
@@ -169,9 +171,7 @@ class Writer:
             lambda: [self._run()], lambda: [self._run()], lambda: [self._short()], lambda: [self._short()],
         ]  # fmt: skip
         if self._loops:
-            simple += [
-                lambda: [self._one("break", "continue", "break 2", "[ $I -gt 2 ] && continue", "(( I > 1 )) && break")]
-            ]
+            simple += [lambda: [self._one(*_LEAVES)]] * 4
         if self._in_function:
             simple += [lambda: [self._one("return", "return 1", "[ $# -gt 1 ] && return", "shift", "return 0")]]
         if self._depth > 3:
@@ -229,7 +229,14 @@ class Writer:
         words = " ".join(self._word() for _ in range(self._random.randint(0, 3)))
         return [
             self._one(
-                f"set -- {words}", f"set -- {words}", f"set x {words}", 'set -- "$@" n', "shift", "shift 2", "set -- $A"
+                f"set -- {words}",
+                f"set -- {words}",
+                f"set x {words}",
+                "set -- p q r s\nshift 2",
+                'set -- "$@" n',
+                "shift",
+                "shift 2",
+                "set -- $A",
             )
         ]
 
@@ -352,6 +359,15 @@ class Writer:
 
     def _for(self) -> list[str]:
         words = " ".join(self._word() for _ in range(self._random.randint(1, 3)))
+        if self._chance(0.3):
+            return [
+                "for A in 1 2 3; do",
+                f"for {self._one('B', 'C')} in x y; do",
+                *self._body(),
+                "done",
+                *self._body(),
+                "done",
+            ]
         header = self._one(
             *[f"for {self._scalar()} in {words}; do"] * 3, f"for {self._scalar()}; do", "for A in 1 2 3; do"
         )

@@ -1,6 +1,6 @@
 """Scripts written at random give the commands that bash gives: what the reader calls known is what bash has.
 
-Takes about 5 s; would catch a value, a word or a command that the reader takes for certain and bash does not have.
+Takes about 6 s; would catch a value, a word or a command that the reader takes for certain and bash does not have.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def differences(script: str, runs: Sequence[Run], counts: dict[str, int]) -> lis
 
 
 def test_what_is_read_of_scripts_written_at_random_is_what_bash_has(tmp_path: Path) -> None:
-    scripts = [Writer(seed).script() for seed in range(400)]
+    scripts = [Writer(seed).script() for seed in range(500)]
     counts: dict[str, int] = defaultdict(int)
     wrong: list[str] = []
     skipped = 0
@@ -170,6 +170,6 @@ def test_what_is_read_of_scripts_written_at_random_is_what_bash_has(tmp_path: Pa
             continue
         wrong += [f"seed {seed}: {line}\n{script}" for line in differences(script, runs, counts)]
     assert not wrong, f"{len(wrong)} differences, the first:\n{wrong[0]}"
-    assert skipped <= 4 and counts["refused"] <= 8, dict(counts)
+    assert skipped <= 5 and counts["refused"] <= 10, dict(counts)
     assert counts["known"] / counts["words"] > 0.55, dict(counts)  # 0.59 in 2026-11
     assert counts["certain"] / counts["runs"] > 0.8, dict(counts)  # 0.88 in 2026-11
