@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Errors that a rank raises because another rank is gone: such a rank is not the one to blame.
-AFTERMATH = re.compile(r"gloo|nccl|connection|timed out|timeout|store|broken pipe|distributed", re.IGNORECASE)
+AFTERMATH = re.compile(
+    r"gloo|nccl|connection|timed out|timeout|\b(?:tcp|dist|file|hash|prefix)?store(?:error)?\b|broken pipe|distributed",
+    re.IGNORECASE,  # of the store that ranks share, but not what cannot be restored, or lies in some datastore
+)
 
 
 @dataclass(frozen=True)

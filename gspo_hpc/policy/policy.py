@@ -103,12 +103,14 @@ class Policy:
     def offload(self, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.
 
-        memory.offload_parts names those that go; what needs them later brings them back. With `keep_weights` the
+        memory.offload_parts names those that go; what needs them later brings them back. The optimizer's state goes too
+        if it stays in host memory anyway, for a start, a resume or a save has brought it back. With `keep_weights` the
         weights stay.
         """
         self.before_change()
-        parts = self.config.memory.offload_parts
-        freed = self._offload_state() if "optimizer" in parts else 0
+        memory = self.config.memory
+        parts = memory.offload_parts
+        freed = self._offload_state() if "optimizer" in parts or memory.offload_optimizer else 0
         if "gradients" in parts and not self.gradient_offload.is_offloaded:
             buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
             freed += self.gradient_offload.offload((), [buffer.grad_data for buffer in buffers])

@@ -48,6 +48,9 @@ class Job:
     world: World
     tensors: Mapping[str, torch.Tensor]  # of a small model: what is streamed
     script: Mapping[int, str] = field(default_factory=dict)  # call of generation -> "death" or "stop"
+    deaths: Mapping[int, str] = field(default_factory=dict)  # sync -> the call in it that ends rank 0's engine
+    syncs: int = 0  # of rank 0's engines
+    groups: dict[int, Any] = field(default_factory=dict)  # of the rollout in which the job ended, by rank
 
     def parts(self, phase: str) -> dict[str, int]:
         """Return the parts of a phase of the plan."""
@@ -164,7 +167,7 @@ def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult
     policy.restore_for_update()
     with policy.job.pass_of("update"):
         pass
-    with policy.stepping():
+    with policy.stepping(), policy.job.node.phase(policy.job.world.rank, "optimizer_step"):
         pass
     return StepResult({}, {}, {}, 1.0, False, False, 1e-6)
 
@@ -278,7 +281,13 @@ class Client:
         self.llm = LLM(self.job)
 
     def _llm(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.llm, method)(*arguments)
+        result = getattr(self.llm, method)(*arguments)
+        if self.job.world.rank == 0:
+            self.job.syncs += method == "wake_up" and arguments == (["weights"],)  # with which a sync begins
+            if self.job.deaths.get(self.job.syncs) == method:
+                self.job.syncs += 1  # a second call of this sync finds it dead
+                raise self.kill(f"planted in {method}")
+        return result
 
 
 class Processes:

@@ -1,6 +1,6 @@
 """No card is ever asked for more than it has, in any order of events; and the plan's figures are the ledger's.
 
-Costs half a minute. Catches: an engine that starts or wakes beside the trainer, a save beside an awake engine, ranks
+Costs two minutes. Catches: an engine that starts or wakes beside the trainer, a save beside an awake engine, ranks
 that do not wait for the engine of their neighbour, vLLM's memory mapped twice, phases that the plan sums up wrongly.
 """
 
@@ -138,10 +138,10 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
             observers=observers,
             clock=clock,
         )
-        progress = Progress(cursor, evaluated=cursor.step > 0)
+        progress = Progress(cursor, job.groups.get(place), evaluated=cursor.step > 0)
         loop.train(session, progress)
         worker.close()
-        ends[place] = progress.cursor
+        ends[place], job.groups[place] = progress.cursor, progress.groups
 
     world.run(rank)
     assert len(set(map(repr, ends.values()))) == 1
@@ -198,6 +198,25 @@ def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyP
     assert again.node.host == pytest.approx(host, abs=job.world.size), (again.node.host / 2**30, host / 2**30)
 
 
+# Syncs of the run, and the call of each that rank 0's engine does not survive.
+DEATHS = {1: "finish_weight_update", 4: "wake_up", 7: "start_weight_update", 10: "update_weights"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("level", [1, 2])
+def test_engines_that_die_in_a_sync_leave_room_for_the_next(
+    level: int, preset: str, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """It begins again for all, and brings the trainer's weights back: engines that have been filled must leave."""
+    more = [f"rollout.sleep_level={level}", "faults.max_engine_restarts=9"]
+    job = job_of(loader.load(paths.PRESETS / f"{preset}.yaml", [*EVENTS, *more]), model, 3, {7: "stop"})
+    job.deaths = DEATHS
+    run(job, Cursor(), monkeypatch, model)
+    assert job.syncs > max(DEATHS), "not every death came"
+    planned = next(one for one in job.estimate.phases if one.name == "sync")
+    assert job.node.peaks["sync"] == planned.total
+
+
 def random_config(chance: random.Random) -> Config | None:
     """Return a config that the plan accepts, or None."""
     name, card = chance.choice(
@@ -238,6 +257,15 @@ def random_config(chance: random.Random) -> Config | None:
             "memory": {
                 "recompute_granularity": chance.choice([None, "full"]),
                 "offload_optimizer": chance.choice([False, False, True]),
+                "offload_parts": chance.choice(
+                    [
+                        ["weights", "gradients", "optimizer"],
+                        ["weights", "gradients", "optimizer"],
+                        ["gradients", "optimizer"],
+                        ["optimizer"],
+                        ["weights"],
+                    ]
+                ),
             },
             "optimizer": {"distributed": True},
             "rollout": {
@@ -263,13 +291,24 @@ def random_configs(count: int) -> Iterator[Config]:
 
 
 def test_random_layouts_never_pass_their_cards(model: Path) -> None:
-    """A hundred that the plan accepts, with deaths, saves, evaluations and a stop at random places."""
+    """A hundred that the plan accepts, with deaths, saves, evaluations, and a stop and a resume at random places.
+
+    Each phase takes what the plan says, whatever of the trainer stays on the card.
+    """
     chance = random.Random(7)
     for number, config in enumerate(random_configs(100)):
         script = {call: chance.choice(["", "", "death"]) for call in range(6)} | {chance.randrange(2, 9): "stop"}
         with pytest.MonkeyPatch.context() as monkeypatch:
             job = job_of(config, model, number, script, delay=1e-5)
-            run(job, Cursor(), monkeypatch, model)
+            end = run(job, Cursor(), monkeypatch, model)
+            again = job_of(config, model, number, {}, delay=1e-5)
+            again.groups = job.groups
+            if end.step < 5:
+                assert run(again, end, monkeypatch, model).step == 5
+        for phase in job.estimate.phases:
+            peak = max(job.node.peaks[phase.name], again.node.peaks[phase.name])
+            if peak or phase.name != "logprobs":  # a pass that not every run makes
+                assert peak == phase.total, (number, phase.name, peak / 2**30, phase.total / 2**30)
         planned = host_of(job)
         assert job.node.host <= planned, (number, job.node.host / 2**30, planned / 2**30)
 

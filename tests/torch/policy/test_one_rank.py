@@ -53,3 +53,6 @@ def test_what_cuda_is_told_follows_from_the_layout() -> None:
     split = cuda_environment(from_dict({"parallel": {"tensor_model_parallel_size": 2}}))
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in plain and split["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert cuda_environment(from_dict({"parallel": {"context_parallel_size": 2}})) == split
+    assert not any(name.startswith("NCCL_") for name in plain | split), "NVLink SHARP is NCCL's to choose"
+    ordered = cuda_environment(from_dict({"run": {"deterministic": True}, "cluster": {"platform": "cuda"}}))
+    assert ordered["NCCL_NVLS_ENABLE"] == "0"

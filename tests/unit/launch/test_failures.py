@@ -17,6 +17,15 @@ GONE = "RuntimeError: [gloo] Connection closed by peer"
         ([Failure(0, GONE, at=2.0), Failure(1, GONE, at=1.0)], 1),
         ([Failure(0, GONE, killed=True, at=1.0), Failure(1, "KeyError: b", at=2.0)], 0),  # killed while it reported
         ([Failure(0, "KeyError: a"), Failure(1, killed=True)], 1),  # without times: killed, then an error, then neither
+        ([Failure(0, killed=True, at=2.0), Failure(1, "RuntimeError: cannot restore /datastore/a", at=1.0)], 1),
+        ([Failure(0, "DistStoreError: wait timed out", at=1.0), Failure(1, "KeyError: b", at=2.0)], 1),
+        (
+            [
+                Failure(0, "RuntimeError: it has closed its store", at=1.0),
+                Failure(1, "KeyError: b", at=2.0),
+            ],
+            1,
+        ),
         ([Failure(0), Failure(1, "KeyError: b")], 1),
         ([Failure(0, GONE), Failure(1)], 1),
         ([Failure(1, "KeyError: b"), Failure(0, "KeyError: a")], 0),

@@ -50,7 +50,7 @@ def test_an_error_is_told_first_and_the_rank_ends(kind: str, outcome: str, detai
         assert (server.ranks[0].outcome, server.ranks[0].detail) == (outcome, detail)
         if then == "blocks":
             assert process.poll() is None, "it was to be told before the end"
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=20)  # of the 30 seconds in which a run ends; the launcher takes others
     finally:
         process.kill()
         server.close()
