@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.config.derived import offloaded_parts
 from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.process_groups import barrier
 
@@ -81,8 +81,9 @@ def leave_to_engines(policy: Policy, *, keep_weights: bool = False) -> None:
 
     With `keep_weights` the weights stay where they are, for they are about to be sent.
     """
-    if offload_trainer(policy.config):
-        policy.offload(keep_weights=keep_weights)
+    parts = offloaded_parts(policy.config)
+    if parts or policy.config.memory.offload_optimizer:
+        policy.offload(parts, keep_weights=keep_weights)
     if policy.ranks.device.type == "cuda" and policy.config.rollout.mode == "colocate":
         torch.cuda.empty_cache()  # what torch keeps of freed memory is lost to an engine
     wait_for_all(policy)

@@ -6,7 +6,7 @@ Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +100,16 @@ class Policy:
         self.state_copy.finish()
         self.state_copy = HostCopy(pairs)
 
-    def offload(self, *, keep_weights: bool = False) -> int:
+    def offload(self, parts: Collection[str] | None = None, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.
 
-        memory.offload_parts names those that go; what needs them later brings them back. The optimizer's state goes too
-        if it stays in host memory anyway, for a start, a resume or a save has brought it back. With `keep_weights` the
-        weights stay.
+        `parts` names those that go (default: memory.offload_parts); what needs them later brings them back. The
+        optimizer's state goes too if it stays in host memory anyway, for a start, a resume or a save has brought it
+        back. With `keep_weights` the weights stay.
         """
         self.before_change()
         memory = self.config.memory
-        parts = memory.offload_parts
+        parts = memory.offload_parts if parts is None else parts
         freed = self._offload_state() if "optimizer" in parts or memory.offload_optimizer else 0
         if "gradients" in parts and not self.gradient_offload.is_offloaded:
             buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]

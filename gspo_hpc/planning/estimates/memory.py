@@ -19,7 +19,7 @@ from gspo_hpc.config.constants import (
     SAVE_TRANSIT_BYTES,
     TRANSFER_BUCKET_BYTES,
 )
-from gspo_hpc.config.derived import engine_itemsize, offloaded_parts, pass_sizes
+from gspo_hpc.config.derived import engine_itemsize, offload_trainer, offloaded_parts, pass_sizes
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
@@ -114,7 +114,8 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     sync |= {name: size for name, size in resting.items() if name != "weights"}
     if colocated:
         sync["buckets"] += _loading(arch, config)
-        sync |= {"engine_weights": engine["engine_weights"], **asleep}
+        # Engines sleep when the first sync begins, unless the trainer stays: then they have their cache by then.
+        sync |= {"engine_weights": engine["engine_weights"], **asleep} if offload_trainer(config) else engine
         if waiting := parameters.waiting_vocabulary(arch):
             sync["padded_vocabulary"] = waiting * engine_itemsize(config)
     if colocated:

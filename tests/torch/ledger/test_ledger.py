@@ -257,6 +257,7 @@ def random_config(chance: random.Random) -> Config | None:
             "memory": {
                 "recompute_granularity": chance.choice([None, "full"]),
                 "offload_optimizer": chance.choice([False, False, True]),
+                "offload_trainer": chance.choice([None, None, None, False]),
                 "offload_parts": chance.choice(
                     [
                         ["weights", "gradients", "optimizer"],
