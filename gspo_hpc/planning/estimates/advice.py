@@ -31,6 +31,7 @@ from gspo_hpc.planning.estimates.memory import (
 from gspo_hpc.system.text import in_gib
 
 MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
+_WITH_A_TRAINER_THAT_STAYS = ("gradients", "optimizer", "kv_cache", "engine_working")  # in the first weight sync
 _LARGER = "GPUs with more memory"
 
 
@@ -182,12 +183,13 @@ def _sizes(config: Config, arch: Architecture) -> Iterator[tuple[Config, list[st
 def _after_engines(phase: Phase, config: Config, arch: Architecture, device: Device) -> str:
     """Return what fixes a weight sync; empty for phases in which no engine is awake.
 
-    Either each GPU holds a smaller part of the engine's weights, or less of the trainer.
+    Either each GPU holds a smaller part of the engine's weights, or less of the trainer, beside which engines start
+    asleep.
     """
     if (weights := phase.parts.get("engine_weights")) is None:
         return ""
     others = phase.total - weights
-    lent = sum(phase.parts.get(name, 0) for name in ("gradients", "optimizer")) * (not offload_trainer(config))
+    lent = sum(phase.parts.get(name, 0) for name in _WITH_A_TRAINER_THAT_STAYS) * (not offload_trainer(config))
     options = ["memory.offload_trainer=true"] if lent and phase.total - lent <= device.memory else []
     for changed, texts in _sizes(config, arch):
         cut = weights * config.rollout.tensor_parallel_size // changed.rollout.tensor_parallel_size

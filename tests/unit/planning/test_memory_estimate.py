@@ -123,8 +123,9 @@ def test_little_room_is_a_warning_and_a_small_cache_a_refusal() -> None:
 
 def test_generation_beside_a_trainer_that_stays() -> None:
     stays = {"offload_trainer": False, "recompute_granularity": "full"}
-    (broken,) = make_plan(made(memory=stays)).broken
-    assert "generation takes" in broken.message and "memory.offload_trainer=true" in broken.message
+    sync, generation = make_plan(made(memory=stays)).broken  # engines have their cache by the first sync
+    assert sync.message.startswith("sync takes") and generation.message.startswith("generation takes")
+    assert all("memory.offload_trainer=true" in one.message for one in (sync, generation))
 
 
 WEIGHTS = 7_615_616_512 * 2  # of Qwen2.5-7B in bfloat16
