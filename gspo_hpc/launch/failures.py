@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Errors that a rank raises because another rank is gone: such a rank is not the one to blame.
+# Errors that a rank raises because another rank is gone: such a rank is not the one to blame. The words of networks
+# count only in errors that torch.distributed raises: a model, a disk or a hub may time out, too.
 AFTERMATH = re.compile(
-    r"gloo|nccl|connection|timed out|timeout|\b(?:tcp|dist|file|hash|prefix)?store(?:error)?\b|broken pipe|distributed",
+    r"gloo|nccl|\b(?:tcp|dist|file|hash|prefix)?store(?:error)?\b|torch\.distributed|\bDist(?:Backend|Network)?Error\b"
+    r"|^(?:RuntimeError|ConnectionResetError|BrokenPipeError)\b.*"
+    r"(?:connection (?:closed|reset|refused|was)|timed out|timeout|broken pipe)",
     re.IGNORECASE,  # of the store that ranks share, but not what cannot be restored, or lies in some datastore
 )
 

@@ -26,6 +26,12 @@ GONE = "RuntimeError: [gloo] Connection closed by peer"
             ],
             1,
         ),
+        # Words of networks in a first error that is none of torch.distributed's.
+        ([Failure(0, killed=True, at=2.0), Failure(1, "httpx.ConnectTimeout: timed out", at=1.0)], 1),
+        ([Failure(0, killed=True, at=2.0), Failure(1, "OSError: [Errno 110] Connection timed out: '/a'", at=1.0)], 1),
+        ([Failure(0, killed=True, at=2.0), Failure(1, "ValueError: optimizer.distributed needs DP", at=1.0)], 1),
+        ([Failure(0, "torch.distributed.DistNetworkError: no answer", at=1.0), Failure(1, "KeyError: b", at=2.0)], 1),
+        ([Failure(0, "RuntimeError: Timed out waiting 1800000ms for recv", at=1.0), Failure(1, "KeyError", at=2.0)], 1),
         ([Failure(0), Failure(1, "KeyError: b")], 1),
         ([Failure(0, GONE), Failure(1)], 1),
         ([Failure(1, "KeyError: b"), Failure(0, "KeyError: a")], 0),
