@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.builtins import calls, options, reading
+from gspo_hpc.importers.scripts.builtins import calls, launchers, options, reading
 from gspo_hpc.importers.scripts.builtins.reading import named_later
 from gspo_hpc.importers.scripts.conditions import compare
 from gspo_hpc.importers.scripts.expansion.splitting import is_open, settled
@@ -109,6 +109,8 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
             return compare(rest[0], rest[1], rest[2])
         case "test" if len(rest) == 2 and rest[0] in ("-n", "-z") and not is_unset(rest[1]):
             return bool(rest[1]) == (rest[0] == "-n")
+        case _:
+            launchers.launched(reader, words, line)
     return False if name == "false" else True if name in _SUCCEEDS else None
 
 

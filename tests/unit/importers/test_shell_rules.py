@@ -194,3 +194,27 @@ def test_only_a_hook_is_skipped_by_eval() -> None:
         words = read_script(f"LR=1e-6\n{hook}\na $LR")[-1].words
         assert words == ("a", "1e-6")
     assert is_unset(read_script('LR=1e-6\neval "$(cat /opt/conda.txt)"\na "$LR"')[-1].words[1])
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "srun --ntasks=2 bash -c",
+        "srun -N 2 -c 4 apptainer exec --nv x.sif bash -lc",
+        "docker run --rm img /bin/sh -ec",
+        "nohup timeout 5h bash -c",
+    ],
+)
+def test_commands_that_a_launcher_gives_to_a_shell_are_followed(launcher: str) -> None:
+    found = convert(f'{launcher} "cd /x && {RUN} --lr 1e-6"\n', gpus=4)
+    assert found.config.optimizer.lr == 1e-6
+    for text in ("U=5e-6; x $U", "x ${1:-5e-6}", "x ${U:-5e-6}", "U=1; U+=2; x $((U))", "x $#", "x ${SLURM_PROCID:-0}"):
+        words = follow(f"export U=3e-6 SLURM_PROCID=0\n{launcher} '{text}' 0 7\n").commands[-1].words
+        assert words[0] == "x" and is_unset(words[1]), words
+
+
+def test_a_shell_behind_a_launcher_changes_nothing_around_it_and_is_as_certain_as_that() -> None:
+    assert read_script("A=1\nset -- p\nsrun bash -c 'A=2; exit'\na $A $1")[-1].words == ("a", "1", "p")
+    found = follow("if [ -f x ]; then srun bash -c 'a'; fi")
+    assert [item.words for item in found.possible][-1] == ("a",) and not found.commands
+    assert follow("srun python x.py bash -c 'a'").commands[-1].words[0] == "srun"
