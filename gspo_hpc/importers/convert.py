@@ -41,8 +41,8 @@ class Converted:
     open: tuple[str, ...]  # arguments of the second list whose value only running the script would tell
 
 
-# Options of torchrun and accelerate that say how many ranks there are.
-_SIZES = {"num_processes", "num_machines", "nnodes", "nproc_per_node", "config_file"}
+# Options of torchrun, accelerate and deepspeed that say how many ranks there are.
+_SIZES = {"num_processes", "num_machines", "nnodes", "nproc_per_node", "config_file", "num_gpus", "num_nodes"}
 # A word of a script that is nothing but a variable: what it adds to the arguments is not known.
 _VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")
 

@@ -82,12 +82,16 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     parts.earlier(draft, "TRL 1.9", {**_EARLIER, **(_EARLIER_ENGINE if draft.switch("use_vllm") else {})})
 
 
+# The number of machines, as accelerate, torchrun and deepspeed call it.
+_MACHINES = ("num_machines", "nnodes", "num_nodes")
+
+
 def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
     """Put the machines: from the launcher, accelerate's YAML or --gpus; else one process is assumed."""
     env = draft.variables
-    nodes = parts.positive(draft, "num_machines", env.get("num_machines") or env.get("nnodes"))
+    nodes = parts.positive(draft, "num_machines", next(filter(None, map(env.get, _MACHINES)), None))
     total = parts.positive(draft, "num_processes", env.get("num_processes"))
-    each = parts.positive(draft, "nproc_per_node", env.get("nproc_per_node"))
+    each = parts.positive(draft, "nproc_per_node", env.get("nproc_per_node") or env.get("num_gpus"))
     if total is not None:
         if total % (nodes or 1):
             draft.refuse(f"num_processes {total} must be divisible by num_machines ({nodes})")

@@ -104,7 +104,10 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
         case "eval":
             calls.evaluated(reader, " ".join(rest))
         case "bash" | "sh" if rest:
-            calls.shell(reader, rest)
+            if launchers.is_ambiguous(reader.statement, rest):
+                launchers.launched(reader, words, line)
+            else:
+                calls.shell(reader, rest)
         case "[" | "test" if len(rest) == 4 - (name == "test"):
             return compare(rest[0], rest[1], rest[2])
         case "test" if len(rest) == 2 and rest[0] in ("-n", "-z") and not is_unset(rest[1]):

@@ -79,6 +79,10 @@ def _prepared(text: str) -> str:
         token, inner = match[0], around[-1] if around else ""
         done.append(text[at : match.start()])
         at = match.end()
+        if token == "`" and (note := re.compile(r"\s*#[^`\n]*`").match(text, at)):
+            text = text[: match.start()] + " " * (note.end() - match.start()) + text[note.end() :]  # only a comment
+            at = match.start()
+            continue
         if token == "`" and (end := text.find("`", at)) > 0 and "\\" not in text[at:end]:
             text = f"{text[: match.start()]}$({text[at:end]}){text[end + 1 :]}"  # beside quotes it ends the word
             at = match.start()

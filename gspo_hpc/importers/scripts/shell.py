@@ -105,6 +105,7 @@ class Reader:
         self.loose = 0  # the loops that a break or continue may end, which depends on a condition that is not known
         self.levels = 1  # the loops that the present break or continue ends
         self.loops = 0  # those around the present statement, in the present function
+        self.statement: Node | None = None  # the present command, before its words were expanded
         self.branches = 0  # ways around the present statement that may not be taken, in the present function
         self.staged = False  # the last command only sets the stage, such as cd, and counts as successful in front of &&
         self.aliases: set[str] = set()
@@ -263,6 +264,7 @@ class Reader:
         lasting, self.scope.lasting = self.scope.lasting, set[str]()
         outer, self.scope.given = self.scope.given, self.scope.given | given
         words, document, path = self._write(statement, words, redirects)
+        self.statement = statement
         status = effects.call(self, words, line_of(statement), outside) if words else True
         self.scope.given = outer
         if ends and words and not self.ended and self.exits:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import tables
-from gspo_hpc.importers.inputs import options
+from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source
@@ -275,19 +275,31 @@ def _overrides(
         elif name.startswith("hydra.") or name.startswith("hydra/"):
             left[word] = "no setting of the run"
         elif equals and _NAMED.match(word):
-            try:
-                read = yaml_text.read(value)
-            except ValueError:
-                read = value
             if name.startswith("+"):
                 variables["added"] = f"{variables.get('added', '')} {name.lstrip('+')}"
-            values[name.lstrip("+")] = value if is_unset(value) or isinstance(read, Mapping) else read
+            values |= _override(name.lstrip("+"), value)
         elif is_unset(word):
             left[word] = _UNSET_WORD
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
     given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
     return documents.resolved(_config_file(given, variables, left, place, written) | values, variables)
+
+
+def _override(name: str, value: str) -> dict[str, Any]:
+    """Return the settings that an override makes: one, or those of a mapping, which Hydra merges into the group."""
+    group = any(key.startswith(f"{name}.") for key in tables.load("verl").known)
+    if group and value.startswith("{") and is_unset(value):
+        raise ValueError(
+            f"{name}={value[:40]}: a value in it is known only when the script runs: write {name}.KEY=value"
+        )
+    try:  # Hydra needs no blank behind the colon
+        read = yaml_text.read(re.sub(r"([{,]\s*[\w.]+\s*):(?=\S)", r"\1: ", value) if group else value)
+    except ValueError:
+        read = value
+    if group and isinstance(read, Mapping) and read:
+        return {f"{name}.{key}": one for key, one in flatten(read)}
+    return {name: value if is_unset(value) or isinstance(read, Mapping) else read}
 
 
 def _is_own(folder: str) -> bool:

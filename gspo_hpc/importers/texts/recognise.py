@@ -27,7 +27,16 @@ _TOML = re.compile(r"(?m)^\[\[?[A-Za-z_][\w.\"-]*\]\]?[ \t]*$")
 # A default of a variable: ${NAME:-1}.
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=][^}]")
 # Variables and options of a launcher that decide how many GPUs there are.
-_SIZES = ("NNODES", "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "nnodes", "nproc_per_node", *ACCELERATE)
+_SIZES = (
+    "NNODES",
+    "NPROC_PER_NODE",
+    "CUDA_VISIBLE_DEVICES",
+    "nnodes",
+    "nproc_per_node",
+    "num_gpus",
+    "num_nodes",
+    *ACCELERATE,
+)
 _POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
 _ENTRIES = (
     "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
@@ -132,7 +141,8 @@ def _runs(
             raise foreign.refusal(project)
 
     def all_of(given: list[Command]) -> list[Found]:
-        found = (from_command(command, commands, place, source, others) for command in given)
+        started = (command for command in given if command.words[:1] != ("eval",))  # its text is followed by itself
+        found = (from_command(command, commands, place, source, others) for command in started)
         return [run for run in found if run is not None]
 
     runs = all_of(commands)

@@ -218,3 +218,23 @@ def test_a_shell_behind_a_launcher_changes_nothing_around_it_and_is_as_certain_a
     found = follow("if [ -f x ]; then srun bash -c 'a'; fi")
     assert [item.words for item in found.possible][-1] == ("a",) and not found.commands
     assert follow("srun python x.py bash -c 'a'").commands[-1].words[0] == "srun"
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("bash -c 'A=5; megatron --a $A'", "5"),
+        ("A=3 bash -c 'megatron --a $A'", "3"),
+        ('A=5\nbash -c "megatron --a $A"', "5"),
+        ('A=3 bash -c "megatron --a $A"', None),  # the caller's, which has none
+        ('bash -c "A=5; megatron --a $A"', None),
+    ],
+)
+def test_whose_variable_stands_in_the_commands_of_a_shell(text: str, known: str | None) -> None:
+    words = [command.words for command in follow(text).commands if command.words[0] == "megatron"]
+    assert [one[-1] for one in words if one[-1] in ("3", "5")] == ([] if known is None else [known]), words
+
+
+def test_a_comment_between_backticks_is_nothing() -> None:
+    words = [command.words for command in follow("megatron --a 1 `# the first` \\\n  --b 2 `#x`\n").commands]
+    assert words == [("megatron", "--a", "1", "--b", "2")]

@@ -1,0 +1,44 @@
+"""Hydra's mappings, sizes that deepspeed is given, and runs behind eval."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 "
+    "actor_rollout_ref.model.path=a/b trainer.n_gpus_per_node=8 actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+    "actor_rollout_ref.rollout.n=8 data.max_prompt_length=512 data.max_response_length=512 "
+)
+ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize("text", ["{lr: 5e-7, weight_decay: 0.1}", "{lr:5e-7,weight_decay:0.1}"])
+def test_a_mapping_is_merged_into_its_group(text: str) -> None:
+    found = convert(f"{VERL} {ACTOR}.optim.lr=1e-6 '{ACTOR}.optim={text}'").config.optimizer
+    assert (found.lr, found.weight_decay) == (5e-7, 0.1)
+    later = convert(f"{VERL} '{ACTOR}.optim={text}' {ACTOR}.optim.lr=1e-6").config.optimizer
+    assert (later.lr, later.weight_decay) == (1e-6, 0.1)
+
+
+def test_a_mapping_may_choose_the_objective() -> None:
+    assert convert(f"{VERL} '{ACTOR}.policy_loss={{loss_mode:gspo}}'").config.algorithm.name == "gspo"
+
+
+def test_a_mapping_with_a_value_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"optim=\{lr: \$LR\}: .* write actor_rollout_ref.actor.optim.KEY=value"):
+        convert(f'{VERL} "{ACTOR}.optim={{lr: $LR}}"')
+
+
+def test_deepspeed_is_given_its_sizes() -> None:
+    arguments = "--model_name_or_path a/b --num_generations 8 --per_device_train_batch_size 2 --output_dir o"
+    found = convert(f"deepspeed --num_gpus 8 --num_nodes 2 train_grpo.py {arguments}", "trl")
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (2, 8)
+    assert not any("how many processes" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize("text", ["eval $CMD", 'eval "$CMD"', "eval swift rlhf --rlhf_type grpo --model a/b"])
+def test_a_run_behind_eval_is_one_run(text: str) -> None:
+    script = f'CMD="swift rlhf --rlhf_type grpo --model a/b"\n{text}\n'
+    assert convert(script).config.model.path == "a/b"
