@@ -274,9 +274,9 @@ class Draft:
         for name in found:
             if why := self.unknown.get(name) or self.unknown.get("*"):
                 return f"${name} {why}"
-        if found:
-            return f"${found[0]} {why_not_set(found[0])}"
-        return "its value is known only when the script runs"
+        if unset := [name for name in found if name not in self.variables]:
+            return f"${unset[0]} {why_not_set(unset[0])}"
+        return "this form of expansion is not followed" if found else "its value is known only when the script runs"
 
     def finish(self) -> tuple[Config, str]:
         """Return the config and its YAML. Raises ValueError with one line for each mistake of the original run."""
