@@ -105,9 +105,9 @@ def exclude(job_id: str, nodes: Sequence[str]) -> None:
     run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}"])
 
 
-def signal_step(step: str, name: str) -> None:
+def signal_step(step: str, name: str, patience: float = 60.0) -> None:
     """Send a signal, such as "ABRT", to all processes of a step (JOB.STEP)."""
-    run(["scancel", f"--signal={name}", step])
+    run(["scancel", f"--signal={name}", step], patience)
 
 
 def steps(job_id: str, patience: float = 60.0) -> list[str]:
@@ -116,9 +116,9 @@ def steps(job_id: str, patience: float = 60.0) -> list[str]:
     return [name for name in names if name.rpartition(".")[2].isdigit()]
 
 
-def cancel(job_id: str) -> None:
+def cancel(job_id: str, patience: float = 60.0) -> None:
     """End a job, or a step (JOB.STEP), for good."""
-    run(["scancel", job_id])
+    run(["scancel", job_id], patience)
 
 
 def hostnames(node_list: str) -> list[str]:

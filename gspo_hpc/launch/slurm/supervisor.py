@@ -39,6 +39,7 @@ from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_childre
 _POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 1.0  # seconds after the end of srun in which last messages of ranks may still arrive
 _STACKS = 5.0  # seconds that hanging ranks get to write their stacks
+_ENDING = 5.0  # seconds that a step gets to end after each means: scancel, SIGTERM; then its srun is killed
 _LAST_MOMENT = 8.0  # seconds before the deadline at which the job is requeued, saved or not
 _BALLAST = 2**18  # bytes kept on the disk, and freed for the last records of a run that filled it
 _LOCK_PATIENCE = 150.0  # seconds: a network file system frees the lock of a lost node only after its lease
@@ -277,17 +278,17 @@ class _Attempt:
         return nodes[rank // self.config.cluster.gpus_per_node]
 
     def _end(self, step: subprocess.Popen[bytes]) -> None:
-        """Let every rank write its stacks, then end the step."""
+        """Let every rank write its stacks, then end the step, whatever its processes ignore."""
         names = {state.step for state in self.server.ranks.values() if state.step}
         with contextlib.suppress(SlurmError):
             for name in names:
-                commands.signal_step(name, "CONT")  # a stopped process could not write them
-                commands.signal_step(name, "ABRT")
+                commands.signal_step(name, "CONT", patience=0.0)  # a stopped process could not write them
+                commands.signal_step(name, "ABRT", patience=0.0)
             self._wait(step, _STACKS)
             for name in names:
-                commands.cancel(name)
+                commands.cancel(name, patience=0.0)
         for number in (signal.SIGTERM, signal.SIGKILL):  # srun ends its tasks at the first
-            if self._wait(step, watch.LINGER):
+            if self._wait(step, _ENDING):
                 return
             with contextlib.suppress(ProcessLookupError):
                 step.send_signal(number)

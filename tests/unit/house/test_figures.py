@@ -22,7 +22,7 @@ from gspo_hpc.diagnose import evidence
 from gspo_hpc.diagnose.symptoms import balance, learning, speed
 from gspo_hpc.doctor import examine, inputs, nodes
 from gspo_hpc.launch import watch
-from gspo_hpc.launch.slurm import commands, unhold
+from gspo_hpc.launch.slurm import commands, supervisor, unhold
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.estimates import activations, parameters
 from gspo_hpc.planning.rules import platform
@@ -225,7 +225,11 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     ("docs/diagnose.md", r"differs by more than (\d+) % between steps", lambda: (100 * speed.MEMORY_SWING,)),
     ("docs/diagnose.md", r"a (\w+) of the step or more is spent waiting", lambda: (evidence.SLOW,)),
     ("docs/diagnose.md", r"for checkpoints a (\w+) of the time or more", lambda: (evidence.SLOW,)),
-    ("docs/faults.md", r"ended within (\d+) s", lambda: (watch.LINGER,)),
+    (
+        "docs/faults.md",
+        r"have (\d+) s to end by themselves and are ended within (\d+) s in all",
+        lambda: (watch.LINGER, watch.LINGER + supervisor._STACKS + 2 * supervisor._ENDING),
+    ),
     ("docs/faults.md", r"shortens this wait to (\w+) seconds", lambda: (commands._START_SECONDS,)),
     ("docs/faults.md", r"StartTime=now\+(\d+)", lambda: (commands._START_SECONDS,)),
     (

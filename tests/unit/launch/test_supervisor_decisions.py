@@ -8,6 +8,8 @@ ended before Slurm had started it again.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -19,6 +21,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.slurm import supervisor, takeover
 from gspo_hpc.launch.verdict import Verdict
+from gspo_hpc.launch.watch import LINGER
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system.exit_codes import FAILED, REQUEUE
 from gspo_hpc.system.signals import StopFlag
@@ -182,3 +185,19 @@ def test_an_end_counts_in_the_allocation_in_which_it_was(
     verdict = takeover.take_over(run, "7", StopFlag())
     assert (verdict is None) == before
     assert verdict is None or supervisor._decide(verdict, config, run, StopFlag()) == supervisor._Last(REQUEUE, True)
+
+
+@pytest.mark.parametrize("ignored", ["HUP", "TERM"])
+def test_a_step_ends_also_where_neither_slurm_nor_a_request_ends_it(
+    ignored: str, slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 30 s of a rank's failure, with the time that ranks have to end by themselves."""
+    assert LINGER + supervisor._STACKS + 2 * supervisor._ENDING < 30
+    monkeypatch.setattr(supervisor, "_STACKS", 0.1)
+    monkeypatch.setattr(supervisor, "_ENDING", 0.5)
+    attempt = watch()
+    program = f"trap '' {ignored}; echo up; while :; do sleep 0.1; done"
+    with subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE) as step:
+        assert step.stdout is not None and step.stdout.readline() == b"up\n"
+        attempt._end(step)
+    assert step.returncode == (-signal.SIGKILL if ignored == "TERM" else -signal.SIGTERM)
