@@ -44,10 +44,16 @@ def stacked(weights: dict[str, torch.Tensor], each: int, misplaced: bool = False
     return stream
 
 
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, dict[str, torch.Tensor], Any]:
-    """An engine, the weights that it has from its folder, and what it says of the probe."""
-    folder: Path = make(tmp_path_factory.mktemp("mixture") / "model", "qwen3moe", False, num_hidden_layers=2)
+@pytest.fixture(scope="module", params=[64, 48])
+def mixture(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Engine, dict[str, torch.Tensor], Any]:
+    """An engine, the weights that it has from its folder, and what it says of the probe.
+
+    vLLM's kernel takes experts of 64 as they are, so they are packed as they come, and pads those of 48.
+    """
+    sizes = {"num_hidden_layers": 2, "moe_intermediate_size": request.param}
+    folder: Path = make(tmp_path_factory.mktemp("mixture") / "model", "qwen3moe", False, **sizes)
     log = folder.parent / "log"
     settings = EngineSettings(
         str(folder), max_model_len=64, kv_cache_gb=0.1, threads=1, bucket_bytes=30_000, log_path=log

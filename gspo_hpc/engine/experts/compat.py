@@ -6,6 +6,7 @@ the sources of the installed one. :mod:`gspo_hpc.engine.compat` has the rest of 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -73,3 +74,77 @@ def process(layer: torch.nn.Module) -> None:
     from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
 
     _layerwise_process(layer, get_layerwise_info(layer))
+
+
+class PackedLayer:
+    """A layer whose experts are brought into the order of vLLM's kernel for the CPU as they come, where they belong.
+
+    vLLM's own way copies them into a layer beside it, orders that one, and copies the result back: seven times as long
+    for experts of several MB.
+    """
+
+    def __init__(self, layer: Any, isa: str) -> None:
+        self._layer, self._isa = layer, isa
+        self._kernel = _kernel_parameters(layer)
+
+    def load(self, place: int, shard: str, stack: torch.Tensor) -> None:
+        """Load tensors [experts, ...], whole, of the experts from `place` on; the worker's share is cut out."""
+        size = self._kernel["w2_weight"].shape[2]
+        begin = self._layer.moe_config.tp_rank * size
+        for number, tensor in enumerate(stack, place):
+            if shard == "w2":
+                to, part = self._kernel["w2_weight"][number], tensor[:, begin : begin + size]
+            else:
+                half = 0 if shard == "w1" else size
+                to, part = self._kernel["w13_weight"][number, half : half + size], tensor[begin : begin + size]
+            torch.ops._C.prepack_moe_weight(part.contiguous()[None], to[None], self._isa)
+
+    def finish(self) -> None:
+        """Give the layer the tensors that it computes with, all of which have been loaded."""
+        from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+
+        info = get_layerwise_info(self._layer)
+        _place_kernel_tensors(self._layer, info)
+        info.reset()
+
+
+def packed_layer(layer: Any) -> PackedLayer | None:
+    """Return the layer as one that takes experts in place, or None where vLLM must load and process it.
+
+    Relies on ``moe_kernel.fused_experts`` being a CPUUnquantizedExperts that does no more after loading than order its
+    weights with ``torch.ops._C.prepack_moe_weight(weight, output, isa)``, on ``moe_config.tp_rank``, and on
+    ``_place_kernel_tensors`` and ``kernel_tensors`` of the reload (0.32). What the kernel pads goes the usual way, and
+    so do other versions.
+    """
+    try:
+        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    except ImportError:
+        return None
+    experts = getattr(getattr(layer.quant_method, "moe_kernel", None), "fused_experts", None)
+    if not isinstance(experts, CPUUnquantizedExperts) or experts._use_zentorch:
+        return None
+    kernel = _kernel_parameters(layer)
+    as_in_checkpoint = all(getattr(layer, name).shape == tensor.shape for name, tensor in kernel.items())
+    processed = type(experts).process_weights_after_loading is CPUUnquantizedExperts.process_weights_after_loading
+    w13 = kernel["w13_weight"]
+    if as_in_checkpoint and processed and _packs_halves_apart(w13.shape[1], w13.shape[2], w13.dtype, experts.isa):
+        return PackedLayer(layer, experts.isa)
+    return None
+
+
+def _kernel_parameters(layer: Any) -> dict[str, torch.Tensor]:
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    parameters, _ = get_layerwise_info(layer).kernel_tensors
+    return {name: parameters[name].data for name in ("w13_weight", "w2_weight")}
+
+
+@functools.cache
+def _packs_halves_apart(rows: int, columns: int, dtype: torch.dtype, isa: str) -> bool:
+    """Return True if ordering the two halves of an expert's rows gives the same as ordering all of them."""
+    whole = torch.arange(rows * columns).remainder(251).to(dtype).view(1, rows, columns)
+    together, apart = torch.empty_like(whole), torch.empty_like(whole)
+    torch.ops._C.prepack_moe_weight(whole, together, isa)
+    for half in (slice(0, rows // 2), slice(rows // 2, rows)):
+        torch.ops._C.prepack_moe_weight(whole[:, half], apart[:, half], isa)
+    return torch.equal(together, apart)

@@ -4,6 +4,7 @@ vLLM takes a checkpoint's tensors one by one: it keeps them until their layer is
 first to count its elements. A layer of 128 experts has 384, so this takes longer than their bytes, and all of them are
 in memory whole, though a worker needs its share only. Here a stack of experts' tensors goes straight into a layer's
 memory, by vLLM's own loader, which cuts out the worker's share; a layer that is complete is then processed as usual.
+On CPUs experts are packed for the kernel on the way, where that is possible.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class ExpertLoader:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._layers = compat.expert_layers(model)
+        self._packed: dict[str, compat.PackedLayer | None] = {}  # of layers that have begun
         self._places: dict[str, list[int]] = {}  # of layers that have begun: for each expert its place, or -1
         self._missing: dict[str, set[tuple[str, int]]] = {}  # of layers that are not complete: shard and expert
 
@@ -41,9 +43,10 @@ class ExpertLoader:
         if prefix not in self._places:
             self._places[prefix] = places = compat.expert_places(layer)
             self._missing[prefix] = {(one, n) for one in ("w1", "w2", "w3") for n, at in enumerate(places) if at >= 0}
-            if places:
+            self._packed[prefix] = compat.packed_layer(layer) if places else None
+            if places and self._packed[prefix] is None:
                 compat.materialize(layer)
-        places, missing = self._places[prefix], self._missing[prefix]
+        places, missing, packed = self._places[prefix], self._missing[prefix], self._packed[prefix]
         if not places:
             return False
         for begin, end in _runs(numbers, places):
@@ -51,11 +54,17 @@ class ExpertLoader:
             if not came <= missing:
                 raise ValueError(f"{name} was sent twice")
             first = numbers[begin]
-            parameter = "w2_weight" if shard == "w2" else "w13_weight"
-            compat.load_experts(layer, parameter, places[first], shard, first, stack[begin:end])
+            if packed is not None:
+                packed.load(places[first], shard, stack[begin:end])
+            else:
+                parameter = "w2_weight" if shard == "w2" else "w13_weight"
+                compat.load_experts(layer, parameter, places[first], shard, first, stack[begin:end])
             missing -= came
         if not missing:
-            compat.process(layer)
+            if packed is not None:
+                packed.finish()
+            else:
+                compat.process(layer)
         return True
 
     def finish(self) -> None:

@@ -13,6 +13,7 @@ VLLM = ("0.22.0", "0.32.0")
 
 _RELOAD = "vllm/model_executor/model_loader/reload"
 _EXPERTS = "vllm/model_executor/layers/fused_moe/routed_experts.py"
+_CPU_EXPERTS = "vllm/model_executor/layers/fused_moe/experts/cpu_moe.py"
 _CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
 NAMES: Names = {
     "vllm/inputs/engine.py: tokens_input": ("prompt_token_ids",),
@@ -27,6 +28,14 @@ NAMES: Names = {
     f"{_RELOAD}/layerwise.py: get_layerwise_info": ("layer",),
     f"{_RELOAD}/layerwise.py: _layerwise_process": ("layer", "info"),
     f"{_RELOAD}/layerwise.py: _get_original_loader": ("tensor",),
+    f"{_RELOAD}/layerwise.py: _place_kernel_tensors": ("layer", "info"),
+    f"{_RELOAD}/types.py: LayerReloadingInfo.kernel_tensors": (),
+    f"{_CPU_EXPERTS}: CPUUnquantizedExperts.process_weights_after_loading": ("self", "layer"),
+    f"{_CPU_EXPERTS}: CPUUnquantizedExperts.isa": (),
+    f"{_CPU_EXPERTS}: CPUUnquantizedExperts._use_zentorch": (),
+    f"{_CPU_EXPERTS}: cpu_prepack_moe_weight": (),
+    "vllm/_custom_ops.py: cpu_prepack_moe_weight": ("weight", "isa"),
+    "vllm/model_executor/layers/fused_moe/config.py: FusedMoEConfig.tp_rank": (),
     f"{_RELOAD}/meta.py: materialize_layer": ("layer", "info"),
     f"{_RELOAD}/types.py: LayerReloadingInfo.loaded_weights": (),
     f"{_RELOAD}/types.py: LayerReloadingInfo.restore_metadata": (),

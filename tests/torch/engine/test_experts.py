@@ -5,6 +5,7 @@ That vLLM's own loader takes them is shown with real engines in tests/engine and
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def loader_of(patch: pytest.MonkeyPatch, layer: Layer, places: list[int]) -> loa
 
     patch.setattr(compat, "expert_layers", lambda model: {LAYER: layer})
     patch.setattr(compat, "expert_places", lambda layer: places)
+    patch.setattr(compat, "packed_layer", lambda layer: None)
     patch.setattr(compat, "materialize", lambda layer: None)
     patch.setattr(compat, "load_experts", load)
     patch.setattr(compat, "process", process)
@@ -111,3 +113,59 @@ def test_what_is_not_known_is_left_to_vllm(name: str, places: list[int], monkeyp
     loader = loader_of(monkeypatch, Layer(1), places)
     assert not loader.load(name, [0], torch.zeros(1, 1))
     loader.finish()
+
+
+EXPERTS, HIDDEN, INNER = 3, 64, 96
+
+
+def cpu_layer(patch: pytest.MonkeyPatch, kernel: dict[str, torch.Tensor], tp_rank: int = 0) -> SimpleNamespace:
+    """Return a layer that vLLM's kernel for the CPU computes with `kernel`, as it is while weights are reloaded."""
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    experts = object.__new__(CPUUnquantizedExperts)
+    experts._use_zentorch = False
+    method = SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=experts))
+    patch.setattr(compat, "_kernel_parameters", lambda layer: kernel)
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in kernel.items()}
+    return SimpleNamespace(quant_method=method, moe_config=SimpleNamespace(tp_rank=tp_rank), **empty)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_experts_that_are_packed_as_they_come_are_those_that_vllm_packs(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker's share, bit for bit; also where the tensors of a stack do not lie one after the other."""
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    size = INNER // workers
+    rows = torch.randn(EXPERTS, 2, INNER, 2 * HIDDEN)[..., ::2]
+    gate, up, down = rows[:, 0], rows[:, 1], torch.randn(EXPERTS, INNER, HIDDEN).transpose(1, 2)
+    for rank in range(workers):
+        own = slice(rank * size, (rank + 1) * size)
+        kernel = {
+            "w13_weight": torch.full((EXPERTS, 2 * size, HIDDEN), torch.nan),
+            "w2_weight": torch.full((EXPERTS, HIDDEN, size), torch.nan),
+        }
+        packed = compat.packed_layer(cpu_layer(monkeypatch, kernel, rank))
+        assert packed is not None
+        for shard, tensors in (("w1", gate), ("w2", down), ("w3", up)):
+            packed.load(0, shard, tensors[:2])
+            packed.load(2, shard, tensors[2:])
+        w13, w2 = torch.cat([gate[:, own], up[:, own]], 1), down[:, :, own].contiguous()
+        assert torch.equal(kernel["w13_weight"], cpu_prepack_moe_weight(w13, "vec"))
+        assert torch.equal(kernel["w2_weight"], cpu_prepack_moe_weight(w2, "vec"))
+
+
+def test_what_the_kernel_pads_or_packs_otherwise_goes_vllms_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = {"w13_weight": torch.empty(EXPERTS, 128, HIDDEN), "w2_weight": torch.empty(EXPERTS, HIDDEN, 64)}
+    layer = cpu_layer(monkeypatch, kernel)
+    layer.w2_weight = layer.w2_weight[..., :48]
+    assert compat.packed_layer(layer) is None, "the checkpoint has 48 columns, which the kernel pads"
+    layer = cpu_layer(monkeypatch, kernel)
+    layer.quant_method.moe_kernel.fused_experts._use_zentorch = True
+    assert compat.packed_layer(layer) is None
+    layer = cpu_layer(monkeypatch, kernel)
+    layer.quant_method.moe_kernel.fused_experts = SimpleNamespace()
+    assert compat.packed_layer(layer) is None, "another kernel"
+    monkeypatch.setattr(compat, "_packs_halves_apart", lambda *_: False)
+    assert compat.packed_layer(cpu_layer(monkeypatch, kernel)) is None
