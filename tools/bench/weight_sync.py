@@ -7,8 +7,7 @@ For each case both sides have their trainer ranks and their engine at the same t
 engine, reload, fingerprint (`WeightSync.push` of gspo_hpc/training/sync.py). The first two syncs of each are not
 counted. At the end both engines must give the same log-probs bit for bit. Without `--other` only this checkout is
 measured. Ratios are of neighbouring syncs; processor time is that of all ranks and processes of the engine, and depends
-little on what else the machine does. vLLM's kernels for the CPU want weights in an order of their own: that repacking,
-which is the same on both sides and has no counterpart on GPUs, is measured too, and the last column leaves it out.
+little on what else the machine does.
 
 - dense is a random Qwen3 of about 490 MB in float32, in 91 tensors.
 - mixture is a random Qwen3-MoE of about 640 MB: 6 layers of 128 experts, in 2,361 tensors. Its experts are small, so
@@ -47,42 +46,6 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 256}
 LAYOUTS = {"1 → 1": (1, 1), "2 → 1": (2, 1), "2 → 2": (2, 2)}  # trainer ranks, workers of the engine
 UNCOUNTED = 2
-REPACKING = ("cpu_prepack_moe_weight", "create_onednn_mm")  # of vllm._custom_ops
-# Each process adds up its seconds in these functions, and writes the sum into a file of its own.
-STOPWATCH = f"""
-import functools, importlib.abc, importlib.machinery, os, sys, time
-
-class Stopwatch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "vllm._custom_ops":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            for function in {REPACKING}:
-                setattr(module, function, timed(getattr(module, function)))
-        spec.loader.exec_module = exec_module
-        return spec
-
-taken = 0.0
-
-def timed(function):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        global taken
-        began = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            taken += time.perf_counter() - began
-            with open(os.path.join(os.environ["REPACKING_TIMES"], str(os.getpid())), "w") as file:
-                file.write(str(taken))
-    return call
-
-sys.meta_path.insert(0, Stopwatch())
-"""
 
 
 def say(text: str) -> None:
@@ -172,7 +135,6 @@ class Taken(NamedTuple):
 
     seconds: float
     processor: float  # seconds, of ranks and engine together
-    transfer: float  # seconds without vLLM's repacking
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -187,13 +149,8 @@ class Side:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        self._times = Path(tempfile.mkdtemp(dir=log.parent))
-        hooks = log.parent / "hooks"
-        hooks.mkdir(exist_ok=True)
-        (hooks / "sitecustomize.py").write_text(STOPWATCH)
         shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        shared |= {"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-        shared |= {"PYTHONPATH": f"{checkout}{os.pathsep}{hooks}", "REPACKING_TIMES": str(self._times)}
+        shared |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-P", __file__, "--rank", str(model), str(ranks), str(workers)]
         self._log = log.open("wb")
         self._processes = [
@@ -226,10 +183,6 @@ class Side:
         times = [one.cpu_times() for one in every]
         return sum(one.user + one.system for one in times)
 
-    def repacking_seconds(self) -> float:
-        """Return the wall time that the engine's slowest worker has spent in vLLM's repacking so far."""
-        return max((float(file.read_text() or 0) for file in self._times.iterdir()), default=0.0)
-
     def close(self) -> None:
         """End all processes."""
         for process in self._processes:
@@ -254,12 +207,10 @@ def measure(checkouts: list[Path], model: Path, layout: str, rounds: int, work: 
         for number in range(UNCOUNTED + rounds):
             order = list(range(len(sides)))
             for place in order if number % 2 else reversed(order):
-                side = sides[place]
-                before = side.processor_seconds(), side.repacking_seconds()
-                seconds = float(side.ask("sync"))
-                processor, repacking = side.processor_seconds() - before[0], side.repacking_seconds() - before[1]
+                before = sides[place].processor_seconds()
+                seconds = float(sides[place].ask("sync"))
                 if number >= UNCOUNTED:
-                    found[place].append(Taken(seconds, processor, seconds - repacking))
+                    found[place].append(Taken(seconds, sides[place].processor_seconds() - before))
         if len({side.ask("logprobs") for side in sides}) > 1:
             raise RuntimeError("the engines of the two sides do not have the same weights")
         return found
@@ -297,7 +248,7 @@ def main() -> int:
     checkouts = [REPO, *([args.other.resolve()] if args.other else [])]
     print(f"Load average before: {os.getloadavg()[0]:.2f}. Medians of {args.rounds} syncs, with the range.\n")
     names = []
-    for kind in ("s", "processor s", "s without repacking"):
+    for kind in ("s", "processor s"):
         names += [f"{kind}, this", *([f"{kind}, the other", "the other / this"] if args.other else [])]
     print("| | MB | " + " | ".join(names) + " |\n|---|---" + "|---" * len(names) + "|", flush=True)
     with tempfile.TemporaryDirectory(prefix="weight-sync-") as folder:
