@@ -1,4 +1,4 @@
-"""Facts that stand in one place of the package: exit codes, variables, nearest names, ends of logs, sizes."""
+"""Facts that stand in one place of the package: exit codes, variables, nearest names, ends of logs, sizes, names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ HOMES = {
     r"1e9, \"G\"|\"M\"\), \(1e4": "system/text.py",  # prefixed
     r":\.3g\}": "system/text.py",  # rounded
     r"def first_line": "system/text.py",
+    r"\[: ?(?:length|\d+)(?: - 1)?\](?:\.rstrip\(\))? \+ \"(?:…|\.\.\.)\"": "system/text.py",  # shortened
+    r"\[a-z\]\[a-z-\]\*": "config/section.py",  # is_sbatch_option
+    r"\[\^A-Za-z0-9\._-\]": "config/schema.py",  # run_name
+    r"\"\.jsonl\"|\"\.parquet\"": "data/counting.py",
+    r"\"prompt\", \"question\"": "data/counting.py",  # PROMPT_FIELDS
+    r"\"object\", \"ABC\"": "importers/texts/syntax.py",  # PLAIN_BASES
+    r"AsyncFunctionDef, ast\.Lambda\)\n": "importers/texts/scopes.py",  # FUNCTIONS
     r"Traceback \\\(most recent call last": "system/text.py",
     r"\.seek\(max\(": "system/text.py",
     r"/ GIB:|2 ?\*\* ?30\b|1024 ?\*\* ?3\b": "system/text.py",  # GIB, gib and in_gib
