@@ -41,10 +41,10 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
     texts: dict[str, str] = {}
     notes: list[str] = []
     converted = None
-    about = "Learns to add numbers: replace data and reward by your own."
+    about = "This run learns to add numbers: replace its data and its reward with your own."
     if source is not None and source.suffix in counting.DATA_FILES:
         names, notes = _fields(source)
-        about = f"Trains on {source.name}."
+        about = f"This run trains on {source.name}."
     elif source is not None:
         converted = convert(read_text(source), project, None, None, source.parent, source.name)
     if source is None or converted is not None:
