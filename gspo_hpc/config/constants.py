@@ -17,6 +17,8 @@ SAVE_TRANSIT_BYTES = 256 << 20
 NCCL_BYTES = 32 << 20
 # Racks that work as one node have 72 GPUs; on CPUs there is at most a rank for each core.
 MOST_GPUS_PER_NODE = 256
+# The usual node, where only the number of all GPUs is known.
+USUAL_GPUS_PER_NODE = 8
 # Data files up to this size are read whole before a run, to count their rows and to check each; larger ones would take
 # too long.
 WHOLE_FILE_BYTES = 64 << 20

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from gspo_hpc.config import schema
+from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.data.counting import DATA_FILES
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import options
@@ -17,7 +18,6 @@ from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.rewards.builtin import REGISTRY
 
-_NODE = 8  # GPUs of a node where only their sum is known
 _PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
 # Values of scale_rewards, which was true or false up to TRL 0.22 and is read so since -> whether it divides.
 _SCALES = {"group": True, "true": True, "1": True, "none": False, "false": False, "0": False}
@@ -25,7 +25,7 @@ _SCALES = {"group": True, "true": True, "1": True, "none": False, "false": False
 
 def split_nodes(gpus: int) -> tuple[int, int]:
     """Return (nodes, GPUs of each): as few nodes as hold them, at most 8 GPUs to a node."""
-    each = next(size for size in range(min(_NODE, gpus), 0, -1) if gpus % size == 0)
+    each = next(size for size in range(min(USUAL_GPUS_PER_NODE, gpus), 0, -1) if gpus % size == 0)
     return gpus // each, each
 
 

@@ -38,6 +38,8 @@ HOMES = {
     r"memory\.max|limit_in_bytes|/proc/meminfo|\"meminfo\"": "system/host_memory.py",
     r"import netrc|api\.wandb\.ai|WANDB_BASE_URL": "config/reading/wandb_account.py",
     r"engines_per_node or (?!\d)|max\(1, gpus // (?:tp|size)\)": "config/derived.py",
+    r"=\(\\S\*\)\"\)": "launch/slurm/commands.py",  # parse_pairs
+    r"(?<!_DEEPEP)_NODE = 8\b": "config/constants.py",  # USUAL_GPUS_PER_NODE
     r"\bMOST = 0\.95\b": "planning/estimates/advice.py",  # of a card, for an engine
     r"average length of a response": "cli/parser.py",
     r"(?:EXIT_|\b)(?:DONE|FAILED|REFUSED|REQUEUE)(?:, \w+)* = \d": "system/exit_codes.py",
