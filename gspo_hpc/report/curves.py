@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gspo_hpc.config.constants import PHASES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.report.charts import Chart, Drawn, Line, ReadOut, line_chart, stacked_bars
 from gspo_hpc.report.scales import Values, moving_average
 from gspo_hpc.runs.reader import RunData, value
 
-PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync", "save", "eval")
 PHASE_NAMES = {"reward_wait": "waiting for rewards", "old_logprobs": "old log-probs", "eval": "evaluation"}
 NARROW, WIDE, FULL = 400, 824, 1248  # pixels of one, two and three columns; the text of all is then equally large
 FEW_STEPS = 12  # fewer steps than this are shown without a moving average

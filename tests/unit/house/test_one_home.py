@@ -40,6 +40,7 @@ HOMES = {
     r"engines_per_node or (?!\d)|max\(1, gpus // (?:tp|size)\)": "config/derived.py",
     r"=\(\\S\*\)\"\)": "launch/slurm/commands.py",  # parse_pairs
     r"(?<!_DEEPEP)_NODE = 8\b": "config/constants.py",  # USUAL_GPUS_PER_NODE
+    r"\"generate\", \"": "config/constants.py",  # PHASES
     r"\bMOST = 0\.95\b": "planning/estimates/advice.py",  # of a card, for an engine
     r"average length of a response": "cli/parser.py",
     r"(?:EXIT_|\b)(?:DONE|FAILED|REFUSED|REQUEUE)(?:, \w+)* = \d": "system/exit_codes.py",
