@@ -24,6 +24,7 @@ USUAL_GPUS_PER_NODE = 8
 WHOLE_FILE_BYTES = 64 << 20
 # Share of clipped ratios from which most of an update is thrown away (the console marks it, diagnose explains it).
 OVERCLIPPED = 0.5
-# Parts of a step whose seconds are in its record (seconds/NAME); the last two come after the record is made.
+# Parts of a step whose seconds are in its record (seconds/NAME): reward_wait is a part of generate; the last two come
+# after the record is made.
 STEP_PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync")
 PHASES = (*STEP_PHASES, "save", "eval")

@@ -152,10 +152,10 @@ def _gap(run: RunData, chart: Callable[..., Chart], curve: Callable[[str], list[
 def _phases(run: RunData) -> list[Figure]:
     """Return the seconds of each phase, stacked; time that no phase accounts for is `other`. Empty without any time."""
     records = run.train_records
-    parts: dict[str, list[float | None]] = {
-        PHASE_NAMES.get(phase, phase): [value(record, f"seconds/{phase}") or 0.0 for record in records]
-        for phase in PHASES
-    }
+    seconds = {phase: [value(record, f"seconds/{phase}") or 0.0 for record in records] for phase in PHASES}
+    both = zip(seconds["generate"], seconds["reward_wait"], strict=True)
+    seconds["generate"] = [max(0.0, whole - waited) for whole, waited in both]  # its seconds include those of the wait
+    parts: dict[str, list[float | None]] = {PHASE_NAMES.get(phase, phase): [*seconds[phase]] for phase in PHASES}
     known = [math.fsum(one or 0.0 for one in column) for column in zip(*parts.values(), strict=True)]
     whole = [value(record, "seconds") or 0.0 for record in records]
     parts["other"] = [max(0.0, total - sure) for total, sure in zip(whole, known, strict=True)]

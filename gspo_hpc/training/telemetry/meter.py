@@ -21,7 +21,7 @@ from gspo_hpc.system.text import GIB, in_gib
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime, Span
 
-# Phases that this clock measures, in their order; the rollout measures its wait for rewards itself.
+# Phases that this clock measures, in their order: the wait for rewards is a part of generate.
 PHASES = ("sync", *(name for name in constants.PHASES if name not in ("sync", "reward_wait")))
 COMPUTING = ("old_logprobs", "reference", "update")  # passes over the trainer's weights
 
