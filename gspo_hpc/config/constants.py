@@ -1,4 +1,4 @@
-"""Numbers that more than one room counts with: sizes in bytes, some of them by platform, and thresholds."""
+"""Facts that more than one room counts with: sizes in bytes, some of them by platform, thresholds, phases of a step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ SAVE_TRANSIT_BYTES = 256 << 20
 NCCL_BYTES = 32 << 20
 # Racks that work as one node have 72 GPUs; on CPUs there is at most a rank for each core.
 MOST_GPUS_PER_NODE = 256
+# GPUs of the usual node, where only the number of all GPUs is known.
+USUAL_GPUS_PER_NODE = 8
 # Data files up to this size are read whole before a run, to count their rows and to check each; larger ones would take
 # too long.
 WHOLE_FILE_BYTES = 64 << 20
 # Share of clipped ratios from which most of an update is thrown away (the console marks it, diagnose explains it).
 OVERCLIPPED = 0.5
+# Parts of a step whose seconds are in its record (seconds/NAME): reward_wait is a part of generate; the last two come
+# after the record is made.
+STEP_PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync")
+PHASES = (*STEP_PHASES, "save", "eval")

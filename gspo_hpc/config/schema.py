@@ -8,6 +8,7 @@ A ``None`` default means "not given": ``plan`` works with what is there, :meth:`
 from __future__ import annotations
 
 import operator
+import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -56,6 +57,7 @@ __all__ = [
     "as_dict",
     "keys",
     "replace",
+    "run_name",
 ]
 
 _RUN_NAME = Matching(
@@ -70,6 +72,11 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "le": operator.le,
     "lt": operator.lt,
 }
+
+
+def run_name(text: str) -> str:
+    """Return the name of a run that a text gives, without characters that no name has; empty if none is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:100]
 
 
 class Run(Section):

@@ -142,6 +142,7 @@ class Matching:
 
 
 # What a line of #SBATCH carries: nothing there that a shell or sbatch itself takes for a quote, a command or an escape.
+_SBATCH_NAME = re.compile(r"[a-z][a-z-]*")
 SBATCH_VALUE = re.compile(r"[A-Za-z0-9 _.,:@%+=/\[\]()|&*!~^-]+")
 # Line breaks and other control characters, those that turn or hide text included, and halves of characters.
 _CONTROLS = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
@@ -173,3 +174,8 @@ Counts = Annotated[tuple[Count, ...], BeforeValidator(_tuple)]
 Listed = BeforeValidator(_tuple)  # for tuples of sections
 FreeForm = Annotated[dict[str, Any], BeforeValidator(lambda v: plain(v) if isinstance(v, Mapping) else v)]
 TextByName = Annotated[dict[str, str], BeforeValidator(lambda v: plain(v) if isinstance(v, Mapping) else v)]
+
+
+def is_sbatch_option(name: str, value: object) -> bool:
+    """Return whether a name without dashes and a value may stand in a line of #SBATCH."""
+    return bool(_SBATCH_NAME.fullmatch(name) and SBATCH_VALUE.fullmatch(str(value)))

@@ -9,6 +9,9 @@ import itertools
 import json
 from pathlib import Path
 
+JSONL, PARQUET = DATA_FILES = (".jsonl", ".parquet")  # suffixes of files with prompts
+# Usual names of the field with the prompt, the likeliest first.
+PROMPT_FIELDS = ("prompt", "question", "problem", "query", "instruction", "input", "messages")
 _FIRST, _FIRST_BYTES = 20, 2**20  # lines of a JSONL file that are looked at, and bytes of each
 
 
@@ -20,9 +23,9 @@ def count_rows(path: str | Path | None, most_bytes: float = float("inf")) -> int
     file = Path(path or "")
     if not file.is_file():
         return None
-    if file.suffix == ".parquet":
+    if file.suffix == PARQUET:
         return _parquet_rows(file)
-    if file.suffix != ".jsonl" or file.stat().st_size > most_bytes:
+    if file.suffix != JSONL or file.stat().st_size > most_bytes:
         return None
     with file.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
@@ -37,9 +40,9 @@ def fields(path: str | Path) -> tuple[str, ...] | None:
     try:
         if not file.is_file():
             return None
-        if file.suffix == ".parquet":
+        if file.suffix == PARQUET:
             return _parquet_fields(file)
-        return _jsonl_fields(file) if file.suffix == ".jsonl" else None
+        return _jsonl_fields(file) if file.suffix == JSONL else None
     except (OSError, ValueError, RecursionError):  # a run says what is wrong with it
         return None
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
+from gspo_hpc.data.counting import DATA_FILES, JSONL, PARQUET
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.system.progress import mark
 
@@ -55,7 +56,7 @@ def load_rows(path: str | Path, data: Data) -> list[Row]:
     """
     path = Path(path)
     if path.suffix not in _READERS:
-        raise ValueError(f"{path}: the name of a data file must end in .jsonl or .parquet")
+        raise ValueError(f"{path}: the name of a data file must end in {' or '.join(DATA_FILES)}")
     rows: list[Row] = []
     faults: list[str] = []
     count = 0
@@ -344,7 +345,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
 
 
-_READERS = {".jsonl": _jsonl, ".parquet": _parquet}
+_READERS = {JSONL: _jsonl, PARQUET: _parquet}
 
 
 def _report(headline: str, faults: list[str]) -> str:

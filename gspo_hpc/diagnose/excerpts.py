@@ -7,6 +7,7 @@ import re
 from gspo_hpc.diagnose.evidence import AttemptEvidence, Evidence, Excerpt
 from gspo_hpc.diagnose.registry import Severity
 from gspo_hpc.runs.directory import ATTEMPT_FILE
+from gspo_hpc.system.text import shortened
 
 
 def failure_matching(
@@ -46,5 +47,4 @@ def quoted(excerpt: Excerpt) -> str:
 
 def one_line(text: str) -> str:
     """Join the lines of a text, and shorten it to 300 characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= 300 else line[:297] + "..."
+    return shortened(" ".join(text.split()), 300)

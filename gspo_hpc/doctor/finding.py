@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gspo_hpc.system.text import gib as gib  # for every check
+from gspo_hpc.system.text import shortened as shortened
 
 State = Literal["ok", "warn", "fail", "skip"]
 
@@ -101,8 +102,3 @@ def within(group: str, look: Callable[[], Iterable[Finding]], seconds: float = P
     if errors:
         raise errors[0]
     return found
-
-
-def shortened(text: str, length: int = 200) -> str:
-    """Return what another program wrote in at most `length` characters, with "…" at its end where some are left out."""
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"

@@ -13,6 +13,7 @@ from gspo_hpc.config import paths
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.schema import Config, Data
 from gspo_hpc.data import prompts
+from gspo_hpc.data.counting import JSONL
 from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
 from gspo_hpc.planning.fixes import search
@@ -75,7 +76,7 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> int | N
             rows = len(prompts.load_rows(file, data))
             section.ok(check, f"{rows:,} rows in {file}")
             return rows
-        if file.suffix != ".jsonl":
+        if file.suffix != JSONL:
             section.skip(check, f"{file} has {gib(size)}; its rows are read only when the run starts")
             return None
         _head(file, data)

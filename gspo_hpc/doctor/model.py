@@ -24,7 +24,8 @@ def check(config: Config, section: Section) -> None:
     folder = Path(config.model.path)
     if hub.is_name(config.model.path):
         found = f"{config.model.path} is not in the cache of the hub; train and submit download it"
-        section.warn("model", found, f"where there is no network: {hub.command(config.model.path)}")
+        fix = f"if this machine cannot reach the hub, on one that can: {hub.command(config.model.path)}"
+        section.warn("model", found, fix)
         return
     if not folder.is_dir():
         is_file = " (it is a file)" if folder.exists() else ""

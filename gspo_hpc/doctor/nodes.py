@@ -18,7 +18,7 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, Reward, replace
-from gspo_hpc.config.section import SBATCH_VALUE
+from gspo_hpc.config.section import is_sbatch_option
 from gspo_hpc.doctor import finding, slurm
 from gspo_hpc.doctor.files import run_folder
 from gspo_hpc.doctor.finding import Finding, Section, shortened
@@ -165,7 +165,7 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
     if not submit.PLAIN_PATH.fullmatch(str(folder)):
         raise SlurmError(f"run.dir: {str(folder.parent)!r} has characters that are not safe in a batch script")
     for name, value in config.slurm.sbatch.items():
-        if not re.fullmatch(r"[a-z][a-z-]*", name) or not SBATCH_VALUE.fullmatch(str(value)):
+        if not is_sbatch_option(name, value):
             raise SlurmError(f"slurm.sbatch: {name!r}: {value!r} is not a valid option of sbatch")
     short = replace(
         config.slurm,

@@ -24,7 +24,6 @@ _TRIED = (22, 5)  # the oldest Slurm that the tests ran on
 _SAVE_SECONDS = 30  # docs/slurm-admin.md recommends this for KillWait ...
 _GRACE_SECONDS = 60  # ... and for GraceTime
 _LINE = re.compile(r"^\s*([A-Za-z_]+)\s*=\s*(.*?)\s*$")
-_PAIR = re.compile(r"(?:^| )([A-Za-z]+)=(\S*)")
 _UP = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
 
 
@@ -75,7 +74,7 @@ def parse_config(text: str) -> dict[str, str]:
 
 def parse_partitions(text: str) -> dict[str, dict[str, str]]:
     """Parse `scontrol show partition --oneliner`, by name."""
-    found = [dict(_PAIR.findall(line)) for line in text.splitlines() if line.startswith("PartitionName=")]
+    found = [commands.parse_pairs(line) for line in text.splitlines() if line.startswith("PartitionName=")]
     return {pairs["PartitionName"]: pairs for pairs in found}
 
 

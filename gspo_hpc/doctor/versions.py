@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.counting import PARQUET
 from gspo_hpc.doctor import packages
 from gspo_hpc.doctor.finding import Finding, Section
 from gspo_hpc.doctor.packages import Installed, Requirement, requirement, satisfies
@@ -165,7 +166,7 @@ def _need(name: str, config: Config) -> tuple[str, str]:
     if name == "wandb":
         return ("none", "") if tracking.wandb == "disabled" else ("warn", f"; tracking.wandb={tracking.wandb} needs it")
     if name == "pyarrow":
-        parquet = any(str(path or "").endswith(".parquet") for path in (config.data.train, config.data.eval))
+        parquet = any(str(path or "").endswith(PARQUET) for path in (config.data.train, config.data.eval))
         return ("fail", "; parquet files need it") if parquet else ("none", "")
     if name == "transformer-engine":
         asked = model.layers == "transformer_engine" or model.fp8 or model.provider == "mcore_bridge"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gspo_hpc.data.records import Completion, Experts
+from gspo_hpc.system.text import shortened
 
 
 def as_completion(tokenizer: Any, output: Any, seed: int, num_cached_tokens: int) -> Completion:
@@ -67,8 +68,7 @@ def root_cause(log: str) -> str | None:
 def one_line(text: str) -> str:
     """Return an error's message on one line of at most 300 characters, without pydantic's notes on its input."""
     lines = [line.strip() for line in text.split(" [type=")[0].splitlines() if line.strip()]
-    gist = " ".join(lines[:3])
-    return gist if len(gist) <= 300 else gist[:297] + "..."
+    return shortened(" ".join(lines[:3]), 300)
 
 
 def gist(error: BaseException) -> str:

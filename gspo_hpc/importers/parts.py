@@ -6,26 +6,26 @@ Each function reads arguments from a draft and puts settings of ours; sizes coun
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from gspo_hpc.config import schema
+from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
+from gspo_hpc.data.counting import DATA_FILES
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.rewards.builtin import REGISTRY
 
-_NODE = 8  # GPUs of a node where only their sum is known
 _PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
-_DATA = (".jsonl", ".parquet")
 # Values of scale_rewards, which was true or false up to TRL 0.22 and is read so since -> whether it divides.
 _SCALES = {"group": True, "true": True, "1": True, "none": False, "false": False, "0": False}
 
 
 def split_nodes(gpus: int) -> tuple[int, int]:
     """Return (nodes, GPUs of each): as few nodes as hold them, at most 8 GPUs to a node."""
-    each = next(size for size in range(min(_NODE, gpus), 0, -1) if gpus % size == 0)
+    each = next(size for size in range(min(USUAL_GPUS_PER_NODE, gpus), 0, -1) if gpus % size == 0)
     return gpus // each, each
 
 
@@ -226,7 +226,7 @@ def model(draft: Draft, name: str) -> None:
 def data(draft: Draft, name: str, key: str) -> None:
     """Put data.train or data.eval where it is one file that can be read here."""
     files = draft.texts(name)
-    if len(files) == 1 and files[0].split("#")[0].endswith(_DATA):
+    if len(files) == 1 and files[0].split("#")[0].endswith(DATA_FILES):
         path = files[0].split("#")[0]
         draft.keep(key, name, path)
         if "#" in files[0]:
@@ -275,7 +275,7 @@ def run_name(draft: Draft, names: Sequence[str]) -> None:
     """Put run.name from the first argument that gives one."""
     for name in names:
         text = draft.text(name)
-        short = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(text).name if text else "").lstrip("-._")[:100]
+        short = schema.run_name(PurePath(text).name) if text else ""
         if text and short and not is_unset(text):
             draft.put("run.name", short, of=(name,))
             break

@@ -105,16 +105,16 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
     A folder that exists is read itself, and so is a model of the hub in the local cache; else the shipped configuration
     of that name is taken (catalog.py). Raises ValueError for a file that is no JSON object.
     """
-    by_name = hub.is_name(model_path)
-    folder = by_name and hub.cached(model_path) or Path(model_path)
+    folder = hub.is_name(model_path) and hub.cached(model_path) or Path(model_path)
     path = folder / "config.json"
     try:
         there = folder.exists()
     except OSError:  # such as a folder that one may not look into
         there = True
     if not there and (name := catalog.find(model_path)):
-        text = f"{model_path} does not exist: this plan uses the config of {name} that comes with gspo_hpc."
-        return catalog.content(name), f"{text} A run {'downloads the model' if by_name else 'needs the folder itself'}."
+        absent, does = hub.absence(model_path)
+        text = f"{model_path} {absent}: this plan uses the config of {name} that comes with gspo_hpc. A run {does}."
+        return catalog.content(name), text
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

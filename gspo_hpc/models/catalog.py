@@ -9,7 +9,6 @@ differ in the longest sequence at most. Nothing but planning uses these: a run r
 from __future__ import annotations
 
 import json
-import os
 import re
 from enum import IntEnum
 from functools import cache
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.config import paths
+from gspo_hpc.models import hub
 from gspo_hpc.system import text
 
 _FOLDER = paths.PACKAGE / "models" / "configs"
@@ -32,7 +32,6 @@ _MADE_OF_OTHERS = re.compile(r"(?<![a-z])(?:distil(?:l|led|lation)?|merged?|sler
 _SENSES = re.compile(r"(?<![a-z])(?:vision|visual|vl|vlm|vla|omni|audio|voice|speech|multimodal|ocr)(?![a-z])")
 
 _MAKERS = {"Qwen": "Qwen", "Llama": "meta-llama", "Mixtral": "mistralai", "SmolLM2": "HuggingFaceTB"}  # on the Hub
-_FOLDERS = ("models", "model", "checkpoints", "ckpts", "weights", "data", "hf", "~", "..")  # usual ones, no makers
 
 _VARIANTS, _FAMILIES = "variants.json", "families.json"
 
@@ -145,15 +144,12 @@ def nearest(path: str) -> str | None:
 def beside(path: str, name: str) -> str:
     """Return the path of a known model for whoever has the model at `path`: in the same folder, or by its Hub name.
 
-    A model that differs in its size alone keeps what follows the size, such as -Instruct. MAKER/MODEL is a Hub name
-    unless MAKER is a folder here, or called as folders of models are.
+    A model that differs in its size alone keeps what follows the size, such as -Instruct.
     """
-    parts = Path(path).parts
-    on_hub = len(parts) == 2 and parts[0] not in _FOLDERS and not os.path.isdir(parts[0]) and parts[0] != "/"
     if kinship(path, name) is Kinship.LINE and (variant := _VARIANT.search(Path(path).name.lower())):
         name += Path(path).name[variant.start() :]
     maker = next((made_by for start, made_by in _MAKERS.items() if name.startswith(start)), None)
-    return f"{maker}/{name}" if on_hub and maker else str(Path(path).with_name(name))
+    return f"{maker}/{name}" if hub.is_name(path) and maker else str(Path(path).with_name(name))
 
 
 @cache

@@ -16,7 +16,7 @@ from gspo_hpc.system.text import first_line
 
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # weights, configs, tokenizers, chat templates
-_FOLDERS = ("models", "model", "checkpoints", "ckpts", "weights")
+_FOLDERS = ("models", "model", "checkpoints", "ckpts", "weights", "data", "hf")  # usual ones, no owners
 _MAIN = "main"
 
 
@@ -27,6 +27,13 @@ def is_name(path: str) -> bool:
     """
     owner = path.partition("/")[0]
     return _NAME.fullmatch(path) is not None and owner not in _FOLDERS and not os.path.exists(owner)
+
+
+def absence(path: str) -> tuple[str, str]:
+    """Return how to say that there is no model at `path`, and what a run does then."""
+    if is_name(path):
+        return "is not in the cache of the hub", "downloads the model"
+    return "does not exist", "needs the folder itself"
 
 
 def cached(name: str) -> Path | None:

@@ -217,7 +217,8 @@ def _reasons(search: Search, one: Candidate, later: Sequence[Candidate]) -> Iter
         * chosen.parallel.context_parallel_size
     )
     if chosen.parallel.pipeline_model_parallel_size > 1 and (gbs := chosen.batch.global_batch_size):
-        yield f"{gbs // replicas} completions of an update go through each of {replicas} pipelines"
+        pipelines = "one pipeline" if replicas == 1 else f"each of {replicas} pipelines"
+        yield f"{gbs // replicas} completions of an update go through {pipelines}"
 
 
 def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:

@@ -53,8 +53,8 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
     batch, q = plan.config.batch, plan.quantities
     if batch.micro_batch_tokens and not batch.micro_batch_size:
         yield (
-            "Packing fills micro_batch_tokens and decides the micro-batches: rules about prompts that fill them do not "
-            "apply."
+            "Packing fills each micro-batch with up to micro_batch_tokens tokens, so rules on how many prompts make "
+            "whole micro-batches do not apply."
         )
     if plan.server and "num_rollout_prompts" in q:
         yield "GPUs set apart generate, and no DP group owns prompts: rules about prompts per DP group do not apply."

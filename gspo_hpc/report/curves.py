@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gspo_hpc.config.constants import PHASES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.report.charts import Chart, Drawn, Line, ReadOut, line_chart, stacked_bars
 from gspo_hpc.report.scales import Values, moving_average
 from gspo_hpc.runs.reader import RunData, value
 
-PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync", "save", "eval")
 PHASE_NAMES = {"reward_wait": "waiting for rewards", "old_logprobs": "old log-probs", "eval": "evaluation"}
 NARROW, WIDE, FULL = 400, 824, 1248  # pixels of one, two and three columns; the text of all is then equally large
 FEW_STEPS = 12  # fewer steps than this are shown without a moving average
@@ -152,10 +152,10 @@ def _gap(run: RunData, chart: Callable[..., Chart], curve: Callable[[str], list[
 def _phases(run: RunData) -> list[Figure]:
     """Return the seconds of each phase, stacked; time that no phase accounts for is `other`. Empty without any time."""
     records = run.train_records
-    parts: dict[str, list[float | None]] = {
-        PHASE_NAMES.get(phase, phase): [value(record, f"seconds/{phase}") or 0.0 for record in records]
-        for phase in PHASES
-    }
+    seconds = {phase: [value(record, f"seconds/{phase}") or 0.0 for record in records] for phase in PHASES}
+    both = zip(seconds["generate"], seconds["reward_wait"], strict=True)
+    seconds["generate"] = [max(0.0, whole - waited) for whole, waited in both]  # its seconds include those of the wait
+    parts: dict[str, list[float | None]] = {PHASE_NAMES.get(phase, phase): [*seconds[phase]] for phase in PHASES}
     known = [math.fsum(one or 0.0 for one in column) for column in zip(*parts.values(), strict=True)]
     whole = [value(record, "seconds") or 0.0 for record in records]
     parts["other"] = [max(0.0, total - sure) for total, sure in zip(whole, known, strict=True)]

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from gspo_hpc.config.schema import run_name
 from gspo_hpc.data import counting
 from gspo_hpc.importers.convert import Converted, convert
 from gspo_hpc.importers.inputs import read_text
 
 FILES = Path(__file__).parent / "files"
 CONFIG, DATA, REWARD, TEST = "config.yaml", "train.jsonl", "reward.py", "test_reward.py"
-_PROMPTS = ("prompt", "question", "problem", "query", "instruction", "input", "messages")
 _ANSWERS = ("answer", "solution", "ground_truth", "target", "label", "output", "response")
 _ROWS = 20
-_DATA_FILES = (".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
     texts: dict[str, str] = {}
     notes: list[str] = []
     converted = None
-    about = "Learns to add numbers: replace data and reward by your own."
-    if source is not None and source.suffix in _DATA_FILES:
+    about = "This run learns to add numbers: replace its data and its reward with your own."
+    if source is not None and source.suffix in counting.DATA_FILES:
         names, notes = _fields(source)
-        about = f"Trains on {source.name}."
+        about = f"This run trains on {source.name}."
     elif source is not None:
         converted = convert(read_text(source), project, None, None, source.parent, source.name)
     if source is None or converted is not None:
@@ -77,7 +76,7 @@ def _filled(name: str, values: dict[str, str]) -> str:
 
 def _name(folder: Path) -> str:
     """Return the name of the run: that of the folder, as far as a run may be called so."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.absolute().name).lstrip("._-")[:100] or "run"
+    return run_name(folder.absolute().name) or "run"
 
 
 def _fields(source: Path) -> tuple[dict[str, str], list[str]]:
@@ -85,7 +84,7 @@ def _fields(source: Path) -> tuple[dict[str, str], list[str]]:
     found = counting.fields(source)
     if found is None:
         raise ValueError(f"{source}: its first rows cannot be read: every line must be a JSON object")
-    prompt = next((name for name in _PROMPTS if name in found), None)
+    prompt = next((name for name in counting.PROMPT_FIELDS if name in found), None)
     answer = next((name for name in _ANSWERS if name in found and name != prompt), None)
     if prompt is None:
         raise ValueError(f"{source}: no field is a prompt; it has {', '.join(found)}: call one of them prompt")

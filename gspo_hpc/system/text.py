@@ -54,6 +54,11 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
+def shortened(text: str, length: int = 200) -> str:
+    """Return a text in at most `length` characters, with "…" at its end where some are left out."""
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
 def printable(text: str) -> str:
     """Return a text with ? for each control character, which a terminal would obey: a path or a log may hold some."""
     return text.translate(_CONTROLS)

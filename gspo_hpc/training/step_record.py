@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
@@ -68,7 +69,7 @@ def step_record(
         graded = kept.graded[:, column]
         if graded.any():
             record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.reward_parts[:, column], 0.0)))
-    for phase in ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync"):
+    for phase in STEP_PHASES:
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
         return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1}

@@ -149,7 +149,13 @@ def _phrases(part: Mapping[str, Any], shapes: Mapping[str, Any]) -> Iterator[str
         elif kind == "array" and "$ref" in part.get("items", {}):
             yield next(_phrases(part["items"], shapes)).replace("mapping", "list of mappings", 1)
         elif kind in ("integer", "number"):
-            bounds = [text.format(f"{part[name]:g}") for name, text in _BOUNDS.items() if part.get(name, MOST) != MOST]
+            bounds = [text.format(_bound(part[name])) for name, text in _BOUNDS.items() if part.get(name, MOST) != MOST]
             yield ", ".join([_TYPES[kind], *bounds])
         else:
             yield _TYPES[kind]
+
+
+def _bound(value: float) -> str:
+    """Return a bound as text; beyond all other numbers are only powers of two."""
+    large = isinstance(value, int) and value > MOST
+    return f"2**{int(value).bit_length() - 1}" if large else f"{value:g}"

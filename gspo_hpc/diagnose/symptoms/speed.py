@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from gspo_hpc.config.constants import PHASES
 from gspo_hpc.diagnose.evidence import (
     ENOUGH,
     SLOW,
@@ -69,11 +70,7 @@ def low_device_use(run: Evidence) -> Finding | None:
     if len(points) < ENOUGH or mean(points) >= DEVICE_USE:
         return None
     use = mean(points)
-    phases = {
-        name: found[0]
-        for name in ("generate", "reward_wait", "sync", "old_logprobs", "reference", "update", "save", "eval")
-        if (found := share_of_step(run, f"seconds/{name}")) is not None
-    }
+    phases = {name: found[0] for name in PHASES if (found := share_of_step(run, f"seconds/{name}")) is not None}
     shown = ", ".join(f"{name} {percent(s)}" for name, s in sorted(phases.items(), key=lambda i: -i[1])[:3])
     ratio = run.points("communication_over_computation", run.computed)
     collectives = f"; communication / computation {middle(ratio):.2f} (target below {COMMUNICATION})" if ratio else ""

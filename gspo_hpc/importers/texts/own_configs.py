@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.texts.constants import Constants, as_code
 from gspo_hpc.importers.texts.objects import CONFIG
-from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
+from gspo_hpc.importers.texts.syntax import PLAIN_BASES, Function, Tree, base_name, called, shown
 
 # Methods that decide what a config is, or what its arguments are.
 _MAKERS = ("__new__", "__init__", "__post_init__", "__setattr__", "__getattr__", "__getattribute__")
-_PLAIN = ("object", "ABC", "Generic", "Protocol")  # classes that give no argument
 _PACKAGES = ("trl", "transformers", "typing", "abc", "typing_extensions")
 _METHODS = ("staticmethod", "classmethod", "abstractmethod")
 _DEEPEST = 20  # names that stand for each other
@@ -36,7 +35,7 @@ class OwnConfigs:
         before = 0
         while before != len(self.names):
             before = len(self.names)
-            self.names |= {name for name, node in tree.classes.items() if {*map(_last, node.bases)} & self.names}
+            self.names |= {name for name, node in tree.classes.items() if {*map(base_name, node.bases)} & self.names}
         self._doubts: list[str] = []
 
     def defaults(self, made: Sequence[ast.Call]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -113,7 +112,7 @@ class OwnConfigs:
 
     def _outside(self, name: str) -> None:
         """Doubt a class that the file does not define, unless it is one of TRL's or gives no argument."""
-        if name not in self.names and name not in _PLAIN:
+        if name not in self.names and name not in PLAIN_BASES:
             if self.tree.imported.get(name, "").partition(".")[0] not in _PACKAGES:
                 self._doubts.append(f"class {name}")
 
@@ -125,7 +124,7 @@ class OwnConfigs:
         bound = [variable for variable, nodes in self.tree.scopes.bindings.items() if own in nodes]
         if depth > len(self.tree.classes) or any(len(self.tree.scopes.bindings[variable]) > 1 for variable in bound):
             return None
-        bases = [*map(_last, own.bases)]
+        bases = [*map(base_name, own.bases)]
         orders = [self._order(base, depth + 1) for base in bases]
         left = [list(order) for order in orders if order is not None]
         if len(left) < len(orders):
@@ -144,7 +143,7 @@ class OwnConfigs:
         """Tell whether a class is a dataclass, whose annotations are fields."""
         found = False
         for item in own.decorator_list:
-            name = _last(item.func if isinstance(item, ast.Call) else item)
+            name = base_name(item.func if isinstance(item, ast.Call) else item)
             module = self.tree.imported.get(name, "dataclasses")
             options = [option.arg for option in item.keywords] if isinstance(item, ast.Call) else []
             if name == "dataclass" and module == "dataclasses" and all(option in _OPTIONS for option in options):
@@ -158,7 +157,7 @@ class OwnConfigs:
         arguments = tables.load("trl").known
         for item in own.body:
             if isinstance(item, Function):
-                kinds = {_last(node) for node in item.decorator_list} - {*_METHODS}
+                kinds = {base_name(node) for node in item.decorator_list} - {*_METHODS}
                 if item.name in _MAKERS or (kinds and (item.name in arguments or not kinds <= {"property"})):
                     self._doubts.append(f"line {item.lineno}: {own.name}.{item.name}")
             elif isinstance(item, ast.Assign) and any(
@@ -208,8 +207,3 @@ class OwnConfigs:
         """Tell whether a place where a name is bound gives it a value, and not only a type."""
         above = self.tree.parent(node)
         return not (isinstance(above, ast.AnnAssign) and above.value is None)
-
-
-def _last(base: ast.expr) -> str:
-    base = base.value if isinstance(base, ast.Subscript) else base
-    return ast.unparse(base).rpartition(".")[2]

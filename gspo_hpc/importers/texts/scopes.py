@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 Variable = tuple[int, str]  # the scope that binds it (0: the module, else the id of its node), and the name
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -74,7 +74,7 @@ class Scopes:
         """Yield what a node holds, each with its scope."""
         outside: Sequence[ast.AST | None] = ()
         inside: Sequence[ast.AST] = ()
-        if isinstance(node, _FUNCTIONS):
+        if isinstance(node, FUNCTIONS):
             given = node.args
             every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
             outside = [*given.defaults, *given.kw_defaults, *(item.annotation for item in every if item is not None)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gspo_hpc.importers.texts.scopes import Scopes, Variable
+from gspo_hpc.importers.texts.scopes import FUNCTIONS, Scopes, Variable
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 When = tuple[tuple[int, int], ...]  # (line, column) of the calls that lead to a node, and of the node
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 MUTATORS = {"append", "extend", "insert", "remove", "clear", "pop", "popitem", "update", "setdefault", "sort"}
 _READERS = set(
     "print repr str len isinstance issubclass type id hasattr getattr bool hash asdict dir pprint pformat dumps dump "
@@ -20,6 +19,7 @@ LIBRARIES = set(
     "trl transformers datasets torch json yaml logging os sys pprint rich wandb accelerate peft swanlab mlflow "
     "tqdm huggingface_hub numpy random loguru typing inspect dataclasses".split()
 )
+PLAIN_BASES = ("object", "ABC", "Generic", "Protocol")  # base classes that bring nothing of their own
 _COPIES = ("copy", "deepcopy", "replace")
 _DECORATORS = ("staticmethod", "classmethod", "property", "cached_property", "wraps", "cache", "lru_cache", "record")
 # Expressions that evaluate all that stands in them.
@@ -87,7 +87,7 @@ class Tree:
     def function_of(self, node: ast.AST) -> ast.AST | None:
         """Return the function or lambda that a node stands in, None if it stands in none."""
         above = self.parent(node)
-        while above is not None and not isinstance(above, _SCOPES):
+        while above is not None and not isinstance(above, FUNCTIONS):
             above = self.parent(above)
         return above
 
@@ -123,7 +123,7 @@ class Tree:
     def certain(self, node: ast.AST) -> bool:
         """Tell whether a node is known to run, once, whenever the function runs that it stands in."""
         below, above = node, self.parent(node)
-        while above is not None and not isinstance(above, _SCOPES):
+        while above is not None and not isinstance(above, FUNCTIONS):
             if not self._passes(below, above):
                 return False
             below, above = above, self.parent(above)
@@ -187,7 +187,7 @@ class Tree:
     def looped(self, node: ast.AST) -> bool:
         """Tell whether a node may run several times each time that the function runs that it stands in."""
         below, above = node, self.parent(node)
-        while above is not None and not isinstance(above, _SCOPES):
+        while above is not None and not isinstance(above, FUNCTIONS):
             if isinstance(above, ast.While | ast.comprehension):
                 return True
             if isinstance(above, ast.For | ast.AsyncFor) and below is not above.iter:
@@ -347,6 +347,12 @@ class Tree:
     def _own(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield a node and what it holds, without what stands in functions."""
         yield node
-        if not isinstance(node, _SCOPES):
+        if not isinstance(node, FUNCTIONS):
             for child in ast.iter_child_nodes(node):
                 yield from self._own(child)
+
+
+def base_name(base: ast.expr) -> str:
+    """Return the last name of a base class or a decorator: Generic for typing.Generic[T]."""
+    base = base.value if isinstance(base, ast.Subscript) else base
+    return ast.unparse(base).rpartition(".")[2]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gspo_hpc.importers.texts.syntax import Function, Tree, called, shown
+from gspo_hpc.importers.texts.syntax import PLAIN_BASES, Function, Tree, base_name, called, shown
 
 TRAINER = "GRPOTrainer"
 # What a trainer is given, in the order of its parameters.
@@ -21,8 +21,6 @@ _NAMES = {"model": "model_name_or_path", "train_dataset": "dataset_name"}
 _OBJECTIVE = re.compile(
     r"loss|advantage|logps|log_prob|_generate|_calculate_rewards|_prepare_inputs|training_step|create_optimizer|_step$"
 )
-
-_PLAIN = ("object", "ABC", "Generic", "Protocol", "")  # classes that change no trainer
 
 
 def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], config: ast.AST | None) -> dict[str, Any]:
@@ -86,7 +84,7 @@ def own(tree: Tree) -> Iterator[str]:
             and not isinstance(tree.parent(node), ast.ClassDef)}  # fmt: skip
     derived = {TRAINER, *(name for name, original in tree.originals.items() if original == TRAINER)}
     for name, node in tree.classes.items():
-        if any(_last(base) in derived for base in node.bases):
+        if any(base_name(base) in derived for base in node.bases):
             derived.add(name)
             if name in used:
                 yield name
@@ -106,20 +104,15 @@ def of_class(tree: Tree, name: str) -> dict[str, str]:
             if name not in seen:
                 seen.add(name)
                 found |= _of_body(tree, own)
-                left += [_last(base) for base in own.bases]
+                left += [base_name(base) for base in own.bases]
         elif (original := tree.originals.get(name, name)) == TRAINER:
             if (module := tree.imported.get(name, "trl")).partition(".")[0] != "trl":
                 found[f"{module}.{TRAINER}"] = "it is not TRL's: what it changes is not known"
         elif original.endswith("Trainer"):
             found[name] = "a trainer of its own, which the file imports: what it changes is not known"
-        elif seen and original not in _PLAIN:
+        elif seen and original and original not in PLAIN_BASES:
             found[name] = "a class that a trainer of the file's own is derived from: what it changes is not known"
     return found
-
-
-def _last(base: ast.expr) -> str:
-    base = base.value if isinstance(base, ast.Subscript) else base
-    return ast.unparse(base).rpartition(".")[2]
 
 
 def _of_body(tree: Tree, own: ast.ClassDef) -> dict[str, str]:

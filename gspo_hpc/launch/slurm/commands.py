@@ -62,11 +62,14 @@ def job(job_id: str, patience: float = 60.0) -> Job | None:
     return parse_job(text)
 
 
+def parse_pairs(line: str) -> dict[str, str]:
+    """Return the values of a line of ``scontrol show --oneliner`` by their keys; the first where a key comes twice."""
+    return dict(reversed(_PAIR.findall(line)))
+
+
 def parse_job(text: str) -> Job:
     """Return the job of one line of ``scontrol show job --oneliner``."""
-    pairs: dict[str, str] = {}
-    for key, value in _PAIR.findall(text):
-        pairs.setdefault(key, value)
+    pairs = parse_pairs(text)
     return Job(
         id=pairs["JobId"],
         state=pairs["JobState"].replace("SIGNALING", "RUNNING"),  # for a moment, while it is sent a signal

@@ -16,6 +16,7 @@ from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys
+from gspo_hpc.data.counting import PROMPT_FIELDS
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
@@ -28,7 +29,6 @@ from gspo_hpc.system.text import nearest
 
 LENGTHS = ("rollout.max_response_length", "rollout.max_prompt_length")
 _OF_LENGTHS = (Topic.OTHER, Topic.SEQUENCES, Topic.MEMORY)  # topics in which the longest sequence may have a part
-_PROMPTS = ("prompt", "question", "problem", "query", "messages", "instruction", "input")  # usual names of that field
 _BUDGETS = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
 
 
@@ -306,7 +306,7 @@ def _prompt_keys(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     fields = plan.models.fields(config.data.train) if config.data.train is not None else None
     if fields is None or config.data.prompt_key in fields:
         return {}
-    return {"data.prompt_key": {name for name in fields if name.lower() in _PROMPTS} or set(fields)}
+    return {"data.prompt_key": {name for name in fields if name.lower() in PROMPT_FIELDS} or set(fields)}
 
 
 def _is_set(config: Config, key: str) -> bool:

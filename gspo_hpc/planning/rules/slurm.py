@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from enum import auto
 
 from gspo_hpc.config.derived import busy_processes
-from gspo_hpc.config.section import SBATCH_VALUE
+from gspo_hpc.config.section import is_sbatch_option
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
@@ -71,7 +71,7 @@ def _options(plan: PlanBuilder) -> Iterator[str]:
     for name, value in given.items():
         if name in _OWN_OPTIONS:
             continue
-        if not re.fullmatch(r"[a-z][a-z-]*", name) or not SBATCH_VALUE.fullmatch(str(value)):
+        if not is_sbatch_option(name, value):
             yield f"slurm.sbatch: {name!r}: {value!r} cannot be an option of sbatch"
 
 

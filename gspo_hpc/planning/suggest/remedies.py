@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.models import catalog
@@ -28,7 +29,6 @@ from gspo_hpc.planning.settings import ENGINE, divisors, with_value
 from gspo_hpc.planning.suggest import cuts
 from gspo_hpc.system.text import in_gib
 
-_NODE = 8  # GPUs of the usual node
 _MOST_NODES = 32  # times as many nodes as there are
 _MOST_OF_ENGINE = 4  # nodes of one engine
 _ENGINE = "rollout.tensor_parallel_size"
@@ -204,8 +204,8 @@ def _more_gpus(config: Config) -> Iterator[Remedy]:
 
 def _machines(nodes: int, gpus: int) -> list[tuple[int, int]]:
     """Return larger machines as nodes and GPUs of a node, those with the fewest GPUs first."""
-    found = {(nodes, more) for more in (2, 4, _NODE) if more > gpus}
-    fuller = max(gpus, _NODE)
+    found = {(nodes, more) for more in (2, 4, USUAL_GPUS_PER_NODE) if more > gpus}
+    fuller = max(gpus, USUAL_GPUS_PER_NODE)
     more = nodes + 1
     while more <= nodes * _MOST_NODES:
         found |= {(more, fuller)} | ({(more, gpus)} if nodes > 1 else set())

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from gspo_hpc.config import constants
 from gspo_hpc.system.text import GIB, in_gib
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime, Span
 
-PHASES = ("sync", "generate", "old_logprobs", "reference", "update", "save", "eval")
+# Phases that this clock measures, in their order: the wait for rewards is a part of generate.
+PHASES = ("sync", *(name for name in constants.PHASES if name not in ("sync", "reward_wait")))
 COMPUTING = ("old_logprobs", "reference", "update")  # passes over the trainer's weights
 
 

@@ -31,6 +31,7 @@ def test_every_key_is_there_with_its_meaning() -> None:
         ("reward.functions", "list of mappings with function, weight, args", "[]"),
         ("slurm.time_minutes", "whole number, at least 1, or text", "60"),
         ("rollout.engine", "mapping", "{}"),
+        ("run.seed", "whole number, at least 0, below 2**63", "42"),
     ],
 )
 def test_what_a_setting_may_be(key: str, values: str, default: str) -> None:

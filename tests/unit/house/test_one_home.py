@@ -1,4 +1,4 @@
-"""Facts that stand in one place of the package: exit codes, variables, nearest names, ends of logs, sizes."""
+"""Facts that stand in one place of the package: exit codes, variables, nearest names, ends of logs, sizes, names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ HOMES = {
     r"1e9, \"G\"|\"M\"\), \(1e4": "system/text.py",  # prefixed
     r":\.3g\}": "system/text.py",  # rounded
     r"def first_line": "system/text.py",
+    r"\[: ?(?:length|\d+)(?: - 1)?\](?:\.rstrip\(\))? \+ \"(?:…|\.\.\.)\"": "system/text.py",  # shortened
+    r"\[a-z\]\[a-z-\]\*": "config/section.py",  # is_sbatch_option
+    r"\[\^A-Za-z0-9\._-\]": "config/schema.py",  # run_name
+    r"\"\.jsonl\"|\"\.parquet\"": "data/counting.py",
+    r"\"prompt\", \"question\"": "data/counting.py",  # PROMPT_FIELDS
+    r"\"object\", \"ABC\"": "importers/texts/syntax.py",  # PLAIN_BASES
+    r"AsyncFunctionDef, ast\.Lambda\)\n": "importers/texts/scopes.py",  # FUNCTIONS
     r"Traceback \\\(most recent call last": "system/text.py",
     r"\.seek\(max\(": "system/text.py",
     r"/ GIB:|2 ?\*\* ?30\b|1024 ?\*\* ?3\b": "system/text.py",  # GIB, gib and in_gib
@@ -31,6 +38,9 @@ HOMES = {
     r"memory\.max|limit_in_bytes|/proc/meminfo|\"meminfo\"": "system/host_memory.py",
     r"import netrc|api\.wandb\.ai|WANDB_BASE_URL": "config/reading/wandb_account.py",
     r"engines_per_node or (?!\d)|max\(1, gpus // (?:tp|size)\)": "config/derived.py",
+    r"=\(\\S\*\)\"\)": "launch/slurm/commands.py",  # parse_pairs
+    r"(?<!_DEEPEP)_NODE = 8\b": "config/constants.py",  # USUAL_GPUS_PER_NODE
+    r"\"generate\", \"": "config/constants.py",  # PHASES
     r"\bMOST = 0\.95\b": "planning/estimates/advice.py",  # of a card, for an engine
     r"average length of a response": "cli/parser.py",
     r"(?:EXIT_|\b)(?:DONE|FAILED|REFUSED|REQUEUE)(?:, \w+)* = \d": "system/exit_codes.py",

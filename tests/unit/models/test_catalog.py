@@ -300,6 +300,10 @@ def test_a_plan_of_a_model_that_is_not_there_uses_the_shipped_config(
     ]
     (note,) = [text for text in plan.notes if "does not exist" in text]
     assert "uses the config of Qwen2.5-7B" in note and "A run needs the folder itself" in note
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    (note,) = [text for text in make_plan(of("Qwen/Qwen2.5-7B-Instruct")).notes if "Qwen2.5-7B" in text]
+    assert note.startswith("Qwen/Qwen2.5-7B-Instruct is not in the cache of the hub: this plan uses the config of")
+    assert note.endswith("A run downloads the model.")
     assert str(search.find(config)[0]) == "rollout.tensor_parallel_size=4"
     arch = architecture.find(config)
     assert arch is not None and arch.num_layers == 28

@@ -165,6 +165,7 @@ def test_offline(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("Qwen/Qwen3-0.6B", True),
         ("Qwen/Qwen3-0.6B@main", True),
         ("models/Qwen3-0.6B", False),
+        ("data/Qwen3-0.6B", False),
         ("here/model", False),
         ("Qwen3-0.6B", False),
         ("/data/Qwen/Qwen3", False),

@@ -118,6 +118,13 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str]) 
     assert all(f"parallel.tensor_model_parallel_size={layout['settings'][layouts.KEYS[0]]}" in page for layout in told)
 
 
+def test_completions_go_through_one_pipeline_or_several(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["suggest", str(CONFIGS / "qwen2.5_7b_tp2.yaml"), "cluster.nodes=2"]) == 0
+    page = capsys.readouterr().out
+    assert "128 completions of an update go through one pipeline\n" in page
+    assert "64 completions of an update go through each of 2 pipelines\n" in page
+
+
 def test_what_a_doubling_of_each_size_counts() -> None:
     """As docs/plan.md tells: tensor parallelism least, pipelines most, and all of it below what estimates can tell."""
     config = load(CONFIGS / "qwen3_30b_a3b_ep8.yaml", ["parallel.expert_model_parallel_size=1"])

@@ -276,7 +276,7 @@ def test_with_a_token_budget_nothing_fills_micro_batches_and_the_plan_says_so() 
     assert {item.rule for item in fixed.broken} == {FILL, UPDATE_FILL}
     packed = make_plan(config(8, micro_batch_tokens=2048, **batch))
     assert packed.valid
-    assert any(note.startswith("Packing fills micro_batch_tokens") for note in packed.notes)
+    assert any("up to micro_batch_tokens tokens, so rules on how many prompts" in note for note in packed.notes)
     assert not any("Packing" in note for note in fixed.notes)
     assert "gradient_accumulation_steps" not in packed.quantities  # no invented numbers
     assert "num_iters_per_step" not in packed.quantities

@@ -78,6 +78,7 @@ def test_nothing_that_helps_is_said_in_words(
         ("meta-llama/Llama-3.1-70B", "Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
         ("somebody/Llama-3.1-70B", "Mixtral-8x7B", "mistralai/Mixtral-8x7B"),
         ("models/Qwen3-32B", "Llama-3.1-8B", "models/Llama-3.1-8B"),
+        ("data/Qwen3-32B", "Llama-3.1-8B", "data/Llama-3.1-8B"),
         ("here/Qwen3-32B", "Llama-3.1-8B", "here/Llama-3.1-8B"),
         ("/data/Qwen3-32B", "Llama-3.1-8B", "/data/Llama-3.1-8B"),
         ("/Qwen3-32B", "Llama-3.1-8B", "/Llama-3.1-8B"),

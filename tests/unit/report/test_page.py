@@ -367,6 +367,16 @@ def test_the_curves_are_the_records(tmp_path: Path) -> None:
     assert report(run).data == {key: asdict(one) for key, one in data.items()}  # what the script of the page reads
 
 
+def test_the_wait_for_rewards_is_not_counted_twice(tmp_path: Path) -> None:
+    """The seconds of generate include it, so a step of 10 s would be drawn as one of 13."""
+    records = [record(step, **{"seconds/generate": 6.0, "seconds/reward_wait": 4.0}) for step in (1, 3, 5)]
+    phases = read_outs(make_run(tmp_path / "run", records))["phases"]
+    assert {series.name: series.texts[0] for series in phases.series} == {
+        **{"generate": "2", "waiting for rewards": "4", "update": "3"},
+        **{"other": "1", "all": "10"},
+    }
+
+
 def test_a_reward_that_is_no_share_does_not_share_the_axis_of_accuracy(tmp_path: Path) -> None:
     records = [FULL[0], *(record(step, reward=-5.0 + step) for step in range(1, 21))]
     data = read_outs(make_run(tmp_path / "run", records))
