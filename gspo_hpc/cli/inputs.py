@@ -66,8 +66,9 @@ def require_path(path: Path, what: str) -> None:
     """Raise ValueError, with the nearest path beside it, if a path does not exist."""
     if not path.exists():
         there = path.parent.iterdir() if path.parent.is_dir() else ()
-        beside = [str(item) for item in there if item.is_dir() or what != RUN_DIRECTORY]
-        raise ValueError(f"{path}: no such {what}{near_miss(str(path), beside)}")
+        beside = [item.name for item in there if item.is_dir() or what != RUN_DIRECTORY]
+        hint = near_miss(path.name, beside, shown=lambda name: path.parent / name)  # paths are alike for their folder
+        raise ValueError(f"{path}: no such {what}{hint}")
 
 
 def print_warnings(config: Config) -> None:

@@ -10,6 +10,7 @@ offloaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
-from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate, shown
+from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate, percent, shown
 from gspo_hpc.planning.plan import holds, judge
 from gspo_hpc.planning.settings import value_of
 from gspo_hpc.planning.suggest import batches, cuts, savings
@@ -229,15 +230,15 @@ def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:
         return ""
     text = f"ranks before a layout that is {gain:.1%} faster, because"
     if _short(fastest.memory.headroom) > _short(one.memory.headroom):
-        return f"{text} that one leaves only {fastest.memory.headroom:.0%} of the GPU's memory"
+        return f"{text} that one leaves only {percent(fastest.memory.headroom)} of the GPU's memory"
     return f"{text} it cuts the model less, or within a node; estimates cannot tell such times apart"
 
 
 def _watch(search: Search, one: Candidate) -> Iterator[str]:
     """Yield what to watch where little is left, and what to lower if a run does run out of memory."""
-    busiest = f"{one.memory.busiest.total / one.memory.card:.0%} of the GPU in {shown(one.memory.busiest.name)}"
+    busiest = f"{math.ceil(100 * (1 - one.memory.headroom))}% of the GPU in {shown(one.memory.busiest.name)}"
     more = savings.roomier(search.arch, search.device, one.config, one.memory)
-    lower = "only more GPUs or a smaller model leave more" if more is None else f"{more[0]} leaves {more[1]:.0%}"
+    lower = "only more GPUs or a smaller model leave more" if more is None else f"{more[0]} leaves {percent(more[1])}"
     watch = f"watch runtime_memory_gib of the first steps, and if memory runs out: {lower}"
     yield f"{savings.risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid, item, text, width
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, bars, shown
+from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, bars, percent, shown
 from gspo_hpc.system.text import GIB, in_gib
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def suggestions(found: Sequence[Layout]) -> Iterator[RenderableType]:
     yield item("", f"ranked by the time of a step; {less} (docs/plan.md)")
     for place, layout in enumerate(found, 1):
         rate = f"{layout.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-        # Rounded down, as the risk is judged: 19.6 % is no 20 %.
-        left = f"{int(100 * layout.headroom)}% of the GPU's memory left: {layout.risk}"
+        left = f"{percent(layout.headroom)} of the GPU's memory left: {layout.risk}"
         yield item(f"{place}. ", f"{layout.seconds:.1f} s a step, {rate}, {left}")
         yield from (item("     - ", reason) for reason in layout.reasons)
         settings = textwrap.wrap(str(layout), width() - 7, break_long_words=False, break_on_hyphens=False)

@@ -84,12 +84,10 @@ def of_words(words: Sequence[str], options: Iterable[str] = ()) -> str | None:
                if number < 3 or word.endswith(".py") or words[number - 1] == "-m"]  # fmt: skip
     overrides = {word.lstrip("+~").partition("=")[0] for word in words if "=" in word and not word.startswith("-")}
     named = frozenset({*options} | overrides)
-    for project, signs in _PROJECTS.items():
+    for project, signs in _PROJECTS.items():  # names first: forks keep the options of the project that they come from
         if signs.word and any(re.search(signs.word, word) for word in entries if "=" not in word):
             return project
-        if any(needed <= named for needed in signs.options):
-            return project
-    return None
+    return next((project for project, signs in _PROJECTS.items() if any(s <= named for s in signs.options)), None)
 
 
 def of_imports(modules: Iterable[str]) -> str | None:

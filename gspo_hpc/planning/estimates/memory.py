@@ -7,6 +7,7 @@ CUDA, NCCL and vLLM take for themselves is a figure of experience and marked so:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -182,6 +183,11 @@ def has_room(found: Estimate, config: Config) -> bool:
     """Return whether every phase fits, and leaves as much of the card and of a node as it should."""
     room = node_memory(config)
     return fits(found, config) and found.headroom >= HEADROOM and (room is None or sum(found.host.values()) <= room)
+
+
+def percent(headroom: float) -> str:
+    """Return a share of the card that is left, rounded down, as the risk is judged: 19.6 % is no 20 %."""
+    return f"{math.floor(100 * headroom)}%"
 
 
 def lacks_host_memory(found: Estimate, config: Config) -> bool:

@@ -120,6 +120,7 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
         (["export", "FOLDER"], "required: --out"),
         (["export", "FOLDER", "--out", "x", "--step", "last"], "invalid int value: 'last'"),
         (["export", "FOLDER/runn", "--out", "x"], "no such run directory; nearest: FOLDER/run-1\n"),
+        (["export", "FOLDER/zzzqq", "--out", "x"], "FOLDER/zzzqq: no such run directory\n"),  # run-1 is not like it
         (["report", "FOLDER/nothing/there"], "no such run directory"),
         (["eval", "FOLDER/nothing/there"], "no such config, run directory or model folder"),
     ],

@@ -22,6 +22,7 @@ RUNS = {
     "OpenRLHF": (
         "deepspeed --module openrlhf.cli.train_ppo_ray --pretrain m --advantage_estimator group_norm",
         "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path m",
+        "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --rollout_batch_size 1024 --n_samples_per_prompt 8",
     ),
     "prime-rl": (
         "uv run rl @ rl.toml",

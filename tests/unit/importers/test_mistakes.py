@@ -218,6 +218,8 @@ def test_clip_ratio_of_verl_is_read_where_its_two_sides_are_empty() -> None:
     assert any(item.startswith(f"{ACTOR}.clip_ratio=0.3: ") for item in plain.dropped)
     empty = convert(f"{VERL} {ACTOR}.clip_ratio=0.3 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=0.4")
     assert (empty.config.algorithm.clip_low, empty.config.algorithm.clip_high) == (0.3, 0.4)
+    neither = convert(f"{VERL} {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null")
+    assert (neither.config.algorithm.clip_low, neither.config.algorithm.clip_high) == (0.2, 0.2)
 
 
 def test_control_characters_do_not_get_into_comments() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.slurm import supervisor, takeover
+from gspo_hpc.launch.slurm import ending, supervisor, takeover
 from gspo_hpc.launch.verdict import Verdict
 from gspo_hpc.launch.watch import LINGER
 from gspo_hpc.runs.directory import RunDir, open_run
@@ -117,6 +117,17 @@ def test_an_attempt_that_starts_late_stops_before_the_end_of_the_allocation(slur
     late.end_time = time.time() + 5
     late._stop_if_due()
     assert slurm.asked() == ["requeue 7"], "saved or not"
+
+
+@pytest.mark.parametrize(("since", "asked"), [("0", ["requeue 7"]), ("1", [])])
+def test_a_job_that_slurm_has_started_again_is_not_requeued(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, since: str, asked: list[str]
+) -> None:
+    """Slurm tells another number of restarts than the one with which this process began: the job is another's now."""
+    slurm.ends_in(3600)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", since)
+    ending.requeue_now("7", patience=1.0)
+    assert slurm.asked() == asked
 
 
 def test_the_limit_may_be_raised_while_the_job_runs(slurm: Slurm, watch: Watch) -> None:

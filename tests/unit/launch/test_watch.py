@@ -43,6 +43,25 @@ def test_a_rank_that_stands_still_hangs_and_the_one_that_moves_is_not_named() ->
     assert found == "rank 1 on n2 hangs in 'update' for 900 s (faults.hang_timeout)"
 
 
+@pytest.mark.parametrize(
+    ("phase", "excuse", "patience"),
+    [
+        ("update", None, 30.0),
+        ("update", progress.WAITS, 30.0),
+        (progress.STARTED, None, watch.COLD),
+        ("loading", progress.LIMITED, watch.COLD),
+    ],
+)
+def test_only_a_rank_that_imports_or_has_a_limit_of_its_own_may_be_silent_for_long(
+    phase: str, excuse: str | None, patience: float
+) -> None:
+    silent = rank(0, at=0.0, phase=phase, excuse=excuse)
+    silent.heard_at = 0.0
+    assert problem(silent, rank(1), now=patience) is None
+    found = problem(silent, rank(1), now=patience + 0.1)
+    assert found is not None and found.startswith(f"rank 0 on n1 has not been heard of for {patience:.0f} s")
+
+
 def test_who_waits_for_a_rank_that_works_for_twenty_minutes_does_not_hang() -> None:
     waits = rank(0, at=0.0, phase="joined", excuse=progress.WAITS)
     assert problem(waits, rank(1, at=20 * MINUTES, phase="loading"), now=20 * MINUTES) is None

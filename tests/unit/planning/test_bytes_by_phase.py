@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,3 +117,32 @@ def test_passes_with_smaller_budgets_keep_them() -> None:
     smaller = savings._with_budget(config, 9216)
     assert smaller.micro_batch_tokens == smaller.reference_micro_batch_tokens == 9216
     assert smaller.logprob_micro_batch_tokens == 8192
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_head_that_two_stages_share_is_copied_by_the_first_alone(stages: int) -> None:
+    """Qwen3-0.6B has one matrix for embedding and head: its last stage holds a copy, which a save leaves out."""
+    parallel = {"pipeline_model_parallel_size": stages}
+    config = made(model={"path": "Qwen3-0.6B"}, parallel=parallel, optimizer={"distributed": False})
+    tied = arch_of(config)
+    assert tied.tie_word_embeddings
+    apart = replace(tied, tie_word_embeddings=False)
+    shared = (2 + 12) * tied.vocab_size * tied.hidden_size  # weights of 16 bits, and what Adam keeps of them
+    copied = [parameters.copied_by_node(arch, config, stages - 1) for arch in (apart, tied)]
+    assert copied[0] - copied[1] == shared
+
+
+@pytest.mark.parametrize(("gain", "named"), [(0.02, "memory.recompute_granularity=full"), (0.005, "offload")])
+def test_what_hardly_leaves_more_is_not_named_as_what_to_lower(
+    monkeypatch: pytest.MonkeyPatch, gain: float, named: str
+) -> None:
+    config, device = made(batch={"micro_batch_tokens": 8192}), devices.find("H100")
+    arch, found = arch_of(config), estimated(config)
+
+    def estimate(_: Architecture, changed: Config, __: devices.Device) -> SimpleNamespace:
+        more = gain if changed.memory.recompute_granularity else 0.1 if changed.memory.offload_optimizer else 0.0
+        return SimpleNamespace(headroom=found.headroom + more)
+
+    monkeypatch.setattr(savings.memory, "estimate", estimate)
+    more = savings.roomier(arch, device, config, found)
+    assert more is not None and named in more[0]

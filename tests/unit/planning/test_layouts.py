@@ -12,6 +12,7 @@ from gspo_hpc.cli import main
 from gspo_hpc.config.loader import load
 from gspo_hpc.config.schema import replace
 from gspo_hpc.planning import layouts
+from gspo_hpc.planning.estimates.memory import percent
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import with_value
 
@@ -146,3 +147,19 @@ def test_a_sequence_is_cut_into_pieces_of_8192_tokens_at_least(response: int, mo
     config = load(CONFIGS / "qwen2.5_7b_tp2.yaml", [*more, f"batch.micro_batch_tokens={1024 + response}"])
     cuts_of = {cut.parallel.context_parallel_size for cut in layouts.Search(config).allowed()}
     assert cuts_of == {size for size in (1, 2, 4) if size <= most}
+
+
+def test_what_is_left_is_one_number_wherever_it_stands() -> None:
+    """A layout of which 11.8 % is left goes behind one that says so: rounded, the two lines said 11 % and 12 %."""
+    found = layouts.find(load(CONFIGS / "qwen3_30b_a3b_ep8.yaml", ["cluster.nodes=1", "cluster.gpu=H100"]), limit=20)
+    left = {percent(layout.headroom) for layout in found}
+    seen = 0
+    for layout in found:
+        for reason in layout.reasons:
+            if match := re.search(r"that one leaves only (\d+%)", reason):
+                assert match[1] in left, reason
+                seen += 1
+            if match := re.search(r": (\d+)% of the GPU in", reason):
+                assert int(match[1]) + int(percent(layout.headroom)[:-1]) == 100, reason
+                seen += 1
+    assert seen > 2

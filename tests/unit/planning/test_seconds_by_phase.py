@@ -113,3 +113,14 @@ def test_heads_that_are_fewer_than_gpus_are_read_by_each(ranks: int, copies: int
     near, far = (engines.step_seconds(model, config, DEVICE, 64.0, seen, work) for seen in (1e5, 2e5))
     kept = 64 * 1e5 * model.cache_bytes / copies
     assert far - near == pytest.approx(kept / (DEVICE.memory_bytes_per_s * rates.BANDWIDTH))
+
+
+def test_ranks_that_have_the_same_key_value_head_send_all_of_it_over_context_ranks() -> None:
+    """Qwen2.5-7B has 4 of them: a rank of 28 sends as much as a rank of 4."""
+    model, alone = sizes(made()), passes.Grid(tp=4, pp=1, cp=1, ep=1, etp=4, replicas=1, node=64)
+
+    def context(tp: int) -> float:
+        two, one = (passes._talking(model, alone._replace(tp=tp, cp=cp), DEVICE, 1e6) for cp in (2, 1))
+        return two - one
+
+    assert context(1) == pytest.approx(4 * context(4)) and context(28) == pytest.approx(context(4))

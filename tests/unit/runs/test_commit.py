@@ -194,6 +194,19 @@ def test_processes_that_share_the_work_read_every_file_once(tmp_path: Path, monk
     assert sorted(read) == ["cursor.json", "shard-0", "shard-1"]
 
 
+def test_processes_that_share_the_work_read_about_equally_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their names, one process would read both of the large files."""
+    staging = begin(tmp_path, 10)
+    for name, size in {"a": 8000, "b": 10, "c": 7000, "d": 20}.items():
+        (staging / name).write_bytes(bytes(size))
+    path, read = commit(staging, 10), list[int]()
+    hashed = commits._hash_in_steps
+    monkeypatch.setattr(commits, "_hash_in_steps", lambda file: read.append(file.stat().st_size) or hashed(file))
+    for part, sizes in enumerate(([20, 8000], [10, 7000])):
+        read.clear()
+        assert verify(path, part, 2) == [] and sorted(read) == sizes
+
+
 def test_the_damaged_one_is_put_aside_and_does_not_count(tmp_path: Path) -> None:
     save(tmp_path, 10)
     for round_ in ("damaged-000020", "damaged-000020-2"):
