@@ -1,7 +1,8 @@
 """No card is ever asked for more than it has, in any order of events; and the plan's figures are the ledger's.
 
 Costs two minutes. Catches: an engine that starts or wakes beside the trainer, a save beside an awake engine, ranks
-that do not wait for the engine of their neighbour, vLLM's memory mapped twice, phases that the plan sums up wrongly.
+that do not wait for the engine of their neighbour, vLLM's memory mapped twice, phases that the plan sums up wrongly,
+buffers of a save that the plan forgets or the code holds for too long.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from gspo_hpc.algorithms import objective
+from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.config import derived, loader, paths
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
@@ -89,6 +91,8 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     monkeypatch.setattr(engines, "Client", lambda environment, log_path: parts.Client(job))
     monkeypatch.setattr(engines.Engine, "prompt_logprobs", lambda self, sequences: [np.zeros(2, np.float32)])
     monkeypatch.setattr(sync.transfer, "CudaBuffer", lambda: parts.Buckets(job))
+    monkeypatch.setattr(shared_optimizer, "torch", parts.Torch(job))
+    monkeypatch.setattr(shared_optimizer, "dist", parts.Sends())
     no_sums = SimpleNamespace(reduce=lambda values, rank: None)
     monkeypatch.setattr(sync, "dist", no_sums)
     monkeypatch.setattr(sync, "engine_peers", lambda config, ranks: world.peers(config.rollout.tensor_parallel_size))
