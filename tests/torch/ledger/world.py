@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from gspo_hpc.system import progress
 
 
@@ -84,6 +86,10 @@ class World:
         values = list(self._values)
         self._barrier.wait()
         return values
+
+    def largest(self, tensor: torch.Tensor, *unused: Any) -> None:
+        """Have the tensor hold the largest values of all ranks. Collective."""
+        tensor.copy_(torch.stack(self.gather(tensor.clone())).amax(0))
 
     def wait(self, *unused: Any) -> None:
         """Return when all ranks have come here. Collective."""
