@@ -200,20 +200,32 @@ def _exchange(
     to_owner: bool,
 ) -> None:
     """Make all moves, from the holders to the owner or back: this rank sends and receives what concerns it."""
-    me = group.rank()
     for moves in batches:
-        operations, landing = [], []
-        for tag, move in enumerate(moves):
-            source, target = (move.holder, move.share.owner) if to_owner else (move.share.owner, move.holder)
-            if source == me:
-                tensor = send(move).contiguous()
-                operations.append(dist.P2POp(dist.isend, tensor, group=group, group_peer=target, tag=tag))
-            elif target == me:
-                tensor = torch.empty(move.elements, dtype=torch.float32, device=move.share.parameter.device)
-                operations.append(dist.P2POp(dist.irecv, tensor, group=group, group_peer=source, tag=tag))
-                landing.append((move, tensor))
-        if operations:
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
-        for move, tensor in landing:
-            receive(move, tensor)
+        # In a call of its own, so that nothing of a batch is left when memory for the next one is taken.
+        _exchange_batch(group, moves, send, receive, to_owner=to_owner)
+
+
+def _exchange_batch(
+    group: dist.ProcessGroup,
+    moves: Sequence[_Move],
+    send: Callable[[_Move], torch.Tensor],
+    receive: Callable[[_Move, torch.Tensor], None],
+    *,
+    to_owner: bool,
+) -> None:
+    me = group.rank()
+    operations, landing = [], []
+    for tag, move in enumerate(moves):
+        source, target = (move.holder, move.share.owner) if to_owner else (move.share.owner, move.holder)
+        if source == me:
+            tensor = send(move).contiguous()
+            operations.append(dist.P2POp(dist.isend, tensor, group=group, group_peer=target, tag=tag))
+        elif target == me:
+            tensor = torch.empty(move.elements, dtype=torch.float32, device=move.share.parameter.device)
+            operations.append(dist.P2POp(dist.irecv, tensor, group=group, group_peer=source, tag=tag))
+            landing.append((move, tensor))
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+    for move, tensor in landing:
+        receive(move, tensor)

@@ -6,13 +6,14 @@ A rank reads its place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import json
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -278,23 +279,39 @@ class EnginePeers:
     """The ranks on the GPUs of one engine, whose owner is the first of them. They talk from CPU to CPU."""
 
     def __init__(self, ranks: list[int], timeout: datetime.timedelta) -> None:
-        self._group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+        """Meet the others, for whom this rank waits for `timeout` at most, here and in every call."""
         self._size = len(ranks)
+        self._said = (
+            f"ranks {ranks[0]} to {ranks[-1]}, which share the GPUs of an engine, have lost each other (a rank waits "
+            f"{timeout.total_seconds():g} s for the others)"
+        )
+        with self._named():
+            self._group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all, in order. Collective."""
-        lengths = torch.zeros(self._size, dtype=torch.int64)
-        lengths[self._group.rank()] = len(payload)
-        dist.all_reduce(lengths, group=self._group)
-        mine = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-        mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in range(self._size)]
-        dist.all_gather(every, mine, group=self._group)
+        with self._named():
+            lengths = torch.zeros(self._size, dtype=torch.int64)
+            lengths[self._group.rank()] = len(payload)
+            dist.all_reduce(lengths, group=self._group)
+            mine = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+            mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            every = [torch.empty_like(mine) for _ in range(self._size)]
+            dist.all_gather(every, mine, group=self._group)
         return [one[:length].numpy().tobytes() for one, length in zip(every, lengths.tolist(), strict=True)]
 
     def wait(self) -> None:
         """Return when all have come here. Collective."""
-        dist.all_reduce(torch.zeros(1), group=self._group)
+        with self._named():
+            dist.all_reduce(torch.zeros(1), group=self._group)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say in gloo's errors, which name an address at most, who waited for whom."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(f"{self._said}: {error}") from error
 
 
 def engine_peers(config: Config, ranks: Ranks) -> EnginePeers | None:

@@ -7,6 +7,8 @@ the engine object are the package's own. Replaced are the tensors, Megatron's pa
 from __future__ import annotations
 
 import contextlib
+import itertools
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,6 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gspo_hpc.checkpoint import shared_optimizer
+from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
+from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
@@ -370,15 +375,72 @@ class Saver:
         self._policy.restore()
         self._policy.settle()
         with node.phase(gpu, "save"):
-            transit = job.parts("save").get("transit", 0)
-            node.put(gpu, "transit", transit)
+            gather_optimizer(self._policy)
             node.keep_on_host(gpu, "copy", job.estimate.host.get("checkpoint_copy", 0) // job.world.size)
-            node.drop(gpu, "transit")
 
     def wait(self, seconds: float | None = None) -> None:
         """Do nothing: nothing is under way."""
 
     check = wait
+
+
+def gather_optimizer(policy: LedgerPolicy) -> None:
+    """Have the real code bring parameters of a shared optimizer to their owners; :class:`Torch` counts what it takes.
+
+    This rank and its neighbour own one parameter each, as large as all that they own, but at most of pieces that take
+    two batches each: an embedding is as large.
+    """
+    config, rank = policy.config, policy.job.world.rank
+    parallel = config.parallel
+    tp, keys = parallel.tensor_model_parallel_size, ("param", "exp_avg", "exp_avg_sq")
+    size = config.world_size // (tp * parallel.pipeline_model_parallel_size)
+    if not config.optimizer.distributed:
+        return
+    me = rank // tp % size
+    state = parameters.state(policy.arch, config, policy.job.estimate.stage).optimizer
+    piece = min(-(-state // (4 * len(keys) * size)), 2 * SAVE_TRANSIT_BYTES // 4)  # that each rank holds of a parameter
+    held = torch.empty(piece, device="meta")
+    pieces = tuple(Piece(one, one * piece, (one + 1) * piece) for one in range(size))
+    owners = sorted({me, (me + 1) % size})
+    every = [Share(n, torch.empty(piece * size, device="meta"), pieces, n) for n in owners]
+    group = SimpleNamespace(rank=lambda: me, size=lambda: size)
+    part = SimpleNamespace(
+        data_parallel_group=group, _get_main_param_and_optimizer_states=lambda parameter: dict.fromkeys(keys, held)
+    )
+    shared_optimizer.gather(part, keys, every, lambda name, count: torch.empty(count, device="meta"))
+
+
+class Torch:
+    """torch as checkpoint.shared_optimizer sees it: what it allocates is on a card until nothing refers to it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._numbers = job, itertools.count()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *size: int, **options: Any) -> torch.Tensor:
+        """Return a tensor, charged to the card of the rank that asks."""
+        tensor, node, gpu = torch.empty(*size, **options), self._job.node, self._job.world.rank
+        name = f"transit {next(self._numbers)}"
+        node.put(gpu, name, tensor.nbytes)
+        weakref.finalize(tensor, node.drop, gpu, name)
+        return tensor
+
+
+class Sends:
+    """torch.distributed as checkpoint.shared_optimizer sees it: what is sent must be what the card holds anyway."""
+
+    isend, irecv = "isend", "irecv"
+
+    def P2POp(self, operation: str, tensor: torch.Tensor, **options: Any) -> None:  # noqa: N802
+        """Look at a tensor that is to travel."""
+        held = operation == "irecv" or tensor._is_view() or tensor._base is not None
+        assert held, "a copy is sent, for which the plan has no memory"
+
+    def batch_isend_irecv(self, operations: Sequence[Any]) -> list[Any]:
+        """Return that all has travelled."""
+        return []
 
 
 class Clock:

@@ -1,13 +1,16 @@
 """No card is ever asked for more than it has, in any order of events; and the plan's figures are the ledger's.
 
 Costs two minutes. Catches: an engine that starts or wakes beside the trainer, a save beside an awake engine, ranks
-that do not wait for the engine of their neighbour, vLLM's memory mapped twice, phases that the plan sums up wrongly.
+that do not wait for the engine of their neighbour, vLLM's memory mapped twice, phases that the plan sums up wrongly,
+buffers of a save that the plan forgets or the code holds for too long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from gspo_hpc.algorithms import objective
+from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.config import derived, loader, paths
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
@@ -34,6 +38,7 @@ from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import bringup, loop, phases, probe, sync
 from gspo_hpc.training import checkpoints as saves
+from gspo_hpc.training.agreement import explain
 from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.jobs import train
@@ -50,6 +55,7 @@ from tests.torch.ledger.world import World
 
 PRESETS = sorted(path.stem for path in paths.PRESETS.glob("*.yaml") if not path.stem.endswith("cpu"))
 EVENTS = ["run.max_steps=9", "eval.interval=1", "eval.before=true", "checkpoint.interval=3"]
+PROMPT_LOGPROBS = engines.Engine.prompt_logprobs
 # Calls of generation: the evaluation before the first step, a rollout, an evaluation after every step.
 SCRIPT = {1: "death", 3: "death", 6: "stop"}
 
@@ -70,7 +76,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     for module in (sync, loop, saves):
         monkeypatch.setattr(module, "any_rank", world.any)
     monkeypatch.setattr(sync, "broadcast_bytes", world.first)
-    monkeypatch.setattr(probe, "dist", SimpleNamespace(all_reduce=lambda *a: None, ReduceOp=dist.ReduceOp))
+    monkeypatch.setattr(probe, "dist", SimpleNamespace(all_reduce=world.largest, ReduceOp=dist.ReduceOp))
     on_cpu = {"tensor": lambda values, dtype, device: torch.tensor(values, dtype=dtype), "float64": torch.float64}
     monkeypatch.setattr(probe, "torch", SimpleNamespace(**on_cpu))
     monkeypatch.setattr(bringup, "dist", SimpleNamespace(get_world_size=lambda: world.size))
@@ -87,8 +93,11 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     monkeypatch.setattr(bringup, "engine_settings", lambda *a: replace(settings_of(*a), model_path=str(model)))
     monkeypatch.setattr(engines, "environment", lambda settings: {})
     monkeypatch.setattr(engines, "Client", lambda environment, log_path: parts.Client(job))
-    monkeypatch.setattr(engines.Engine, "prompt_logprobs", lambda self, sequences: [np.zeros(2, np.float32)])
+    if engines.Engine.prompt_logprobs is PROMPT_LOGPROBS:  # unless a test has its own answers
+        monkeypatch.setattr(engines.Engine, "prompt_logprobs", lambda self, sequences: [np.zeros(2, np.float32)])
     monkeypatch.setattr(sync.transfer, "CudaBuffer", lambda: parts.Buckets(job))
+    monkeypatch.setattr(shared_optimizer, "torch", parts.Torch(job))
+    monkeypatch.setattr(shared_optimizer, "dist", parts.Sends())
     no_sums = SimpleNamespace(reduce=lambda values, rank: None)
     monkeypatch.setattr(sync, "dist", no_sums)
     monkeypatch.setattr(sync, "engine_peers", lambda config, ranks: world.peers(config.rollout.tensor_parallel_size))
@@ -358,3 +367,34 @@ def test_faults_in_the_order_of_events_are_caught(fault: str, monkeypatch: pytes
     with pytest.raises(errors, match=r"does not fit|Free memory on device|mapped a second time"):
         for seed in range(5):
             run(job_of(config, model, seed, {2: "stop"}), Cursor(), monkeypatch, model)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["real", "planted"])
+def test_a_mismatch_is_told_though_the_engine_fills_the_cards(
+    waits: bool, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """To name the cause the trainer computes again, on cards that one engine still has: only its owner sees it leave.
+
+    A rank that does not wait for that runs out of memory, and the user sees this error in place of the mismatch.
+    """
+    large = ["rollout.tensor_parallel_size=4", "rollout.engine.gpu_memory_utilization=0.9"]
+    config = loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", [*EVENTS, *large])
+    job = job_of(config, model, 1, {})
+
+    def answers(self: engines.Engine, sequences: Any) -> list[np.ndarray]:
+        time.sleep(0.1)  # engines take longer to answer than ranks to go on
+        return [np.full(len(tokens) - 1, 9.0, np.float32) for tokens in sequences]
+
+    def scored(policy: Any, sequences: Any, *unused: Any, **options: Any) -> Any:
+        parts.logprob_pass(policy)
+        return SimpleNamespace(logprobs=[np.zeros(len(tokens) - 1, np.float32) for tokens in sequences], experts=[])
+
+    if not waits:
+        monkeypatch.setattr(explain, "offload", SimpleNamespace(wait_for_all=lambda policy: None))
+    monkeypatch.setattr(explain, "score", scored)
+    monkeypatch.setattr(explain, "rotated_by", lambda *a: contextlib.nullcontext())
+    monkeypatch.setattr(engines.Engine, "prompt_logprobs", answers)
+    full = (CardFull, "the trainer.s weights does not fit")
+    expected: Any = (probe.ProbeMismatch, "disagree on the probe") if waits else full
+    with pytest.raises(expected[0], match=expected[1]):
+        run(job, Cursor(), monkeypatch, model)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from gspo_hpc.system import progress
 
 
@@ -54,7 +56,8 @@ class World:
             except BaseException as error:
                 if not isinstance(error, threading.BrokenBarrierError):
                     errors.append(error)
-                self._barrier.abort()
+                for group in (self, *self._groups.values()):
+                    group._barrier.abort()
 
         threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
         for thread in threads:
@@ -84,6 +87,10 @@ class World:
         self._barrier.wait()
         return values
 
+    def largest(self, tensor: torch.Tensor, *unused: Any) -> None:
+        """Have the tensor hold the largest values of all ranks. Collective."""
+        tensor.copy_(torch.stack(self.gather(tensor.clone())).amax(0))
+
     def wait(self, *unused: Any) -> None:
         """Return when all ranks have come here. Collective."""
         self.gather(None)
@@ -91,7 +98,10 @@ class World:
     def peers(self, size: int) -> Peers:
         """Return this rank's place among the `size` neighbours that share an engine."""
         first = self.rank // size * size
-        return Peers(self._groups.setdefault(first, World(size, 0)), self.rank - first)
+        group = self._groups.setdefault(first, World(size, 0))
+        if self._barrier.broken:  # a rank has ended, and will not come
+            group._barrier.abort()
+        return Peers(group, self.rank - first)
 
     def any(self, flag: bool, *unused: Any) -> bool:
         """Return True if it is true on any rank. Collective."""
