@@ -293,8 +293,10 @@ vocabulary, as they compute them, in place of our blocks of logits.
 An estimate counts what tensors need. What the allocator has reserved differs from that by {min(reserved):+.0%} to
 {max(reserved):+.0%}, in the median by {statistics.median(reserved):+.0%}. This is why {HEADROOM:.0%} of a GPU should be
 left: `suggest` calls a layout comfortable only then. With less than {TIGHT:.0%} left the median would not fit, and
-`suggest` says that a layout may run out of memory. Mixtures are no further off than dense models. The 60 GiB of
-Qwen3-30B-A3B were first published for another layout with the same experts on each GPU (TP 2, PP 1).
+`suggest` says that a layout may run out of memory. These rows determine that share, so none of them is held
+out; they determine nothing that is counted, which tests compare with what autograd saves. Mixtures are no further off
+than dense models. The 60 GiB of Qwen3-30B-A3B were first published for another layout with the same experts on each GPU
+(TP 2, PP 1).
 
 ## How cost grows from 8 to 16,384 GPUs
 

@@ -86,6 +86,14 @@ def deterministic_kernels(config: Config) -> bool:
     return config.run.deterministic and config.cluster.platform == "cuda"
 
 
+def fuses_swiglu(config: Config) -> bool:
+    """Return True if the halves of an MLP are activated and multiplied by one function that keeps only its input.
+
+    It is compiled, which CPUs do without. mcore-bridge leaves it off in the models that it builds.
+    """
+    return config.cluster.platform == "cuda" and config.model.provider == "own"
+
+
 class Overlaps(NamedTuple):
     """The collectives of data parallelism that run beside computation."""
 

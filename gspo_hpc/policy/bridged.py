@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnBackend
 
+from gspo_hpc.config.derived import fuses_swiglu
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import weight_files
 from gspo_hpc.ops import hf_folder
@@ -145,6 +146,7 @@ def _settings(config: Config) -> Any:
             "attention_backend": AttnBackend[config.model.attention_backend],
             "variable_seq_lengths": True,
             "gradient_accumulation_fusion": False,
+            "bias_activation_fusion": fuses_swiglu(config),
             "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
             "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,
             "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline_model_parallel_size,

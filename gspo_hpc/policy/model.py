@@ -31,7 +31,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from gspo_hpc.config.derived import deterministic_kernels
+from gspo_hpc.config.derived import deterministic_kernels, fuses_swiglu
 from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture, Rope
 from gspo_hpc.ops import varlen
@@ -147,7 +147,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
         gradient_accumulation_fusion=False,
-        bias_activation_fusion=not cpu,  # SwiGLU in one kernel, which keeps nothing but its input
+        bias_activation_fusion=fuses_swiglu(config),
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         apply_rope_fusion=fused,  # Transformer Engine's kernel, which takes an angle for each token

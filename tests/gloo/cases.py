@@ -29,7 +29,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from gspo_hpc.algorithms import objective as algorithms
 from gspo_hpc.checkpoint import hugging_face, sharded, shared_optimizer
 from gspo_hpc.checkpoint.saver import Saver
-from gspo_hpc.config.derived import PassName
+from gspo_hpc.config.derived import PassName, fuses_swiglu
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
@@ -40,6 +40,7 @@ from gspo_hpc.models import architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_parts import Part, Scratch
 from gspo_hpc.policy import compat, passes, schedule
+from gspo_hpc.policy import model as model_building
 from gspo_hpc.policy import weight_stream as weights
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
@@ -632,10 +633,14 @@ def long(model: str, world: int, **sections: Any) -> Arrays:
     return {name: np.array(values[1:]) for name, values in grown.items()}
 
 
-def kept(model: str, world: int, **sections: Any) -> Arrays:
-    """Bytes that autograd keeps of one micro-batch of one long sample, on each rank, and its tokens; and the stage."""
+def kept(model: str, world: int, fused: bool = False, **sections: Any) -> Arrays:
+    """Bytes that autograd keeps of one micro-batch of one long sample, on each rank, and its tokens; and the stage.
+
+    With `fused` SwiGLU is Megatron's function for GPUs, which runs here as it is written, without a compiler.
+    """
     settings = config(model, world, batch={"micro_batch_tokens": 4096, "global_batch_size": 2}, **sections)
-    made, _ = policy(settings)
+    with mock.patch.object(model_building, "fuses_swiglu", lambda config: fused or fuses_swiglu(config)):
+        made, _ = policy(settings)
     (group,) = groups(count=1, samples=2)
     one, other = group.completions
     tokens = np.random.default_rng(3).integers(0, 90, 1000).astype(np.int32)
@@ -652,7 +657,8 @@ def kept(model: str, world: int, **sections: Any) -> Arrays:
             found[storage.data_ptr()] = storage  # held, so that no other comes to the same place
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    uncompiled = torch.compiler.set_stance("force_eager") if fused else contextlib.nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), uncompiled:
         assert update.step(made, rollout, algorithms.resolve(settings.algorithm), settings) is not None
     total = sum(storage.nbytes() for storage in found.values())
     stage = parallel_state.get_pipeline_model_parallel_rank()

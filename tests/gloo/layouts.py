@@ -152,6 +152,7 @@ KEPT: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose activations are: r
     "tp4-sp": (4, "qwen3-untied", PRODUCTS["tp4-sp"]),
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
 }
+KEPT_FUSED = ("one", "one-qk-norm", "one-experts", "one-selective", "one-full", "tp2-sp")  # of KEPT, with SwiGLU fused
 PROBED_BY_TWO = {"pp2": "qwen3-single", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
 
 
@@ -263,6 +264,9 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
         worlds[world][f"held-{name}"] = ("held", {"model": str(models[model]), **sections})
     for name, (world, model, sections) in KEPT.items():
         worlds[world][f"kept-activations-{name}"] = ("kept", {"model": str(models[model]), **sections})
+    for name in KEPT_FUSED:
+        world, model, sections = KEPT[name]
+        worlds[world][f"kept-fused-{name}"] = ("kept", {"model": str(models[model]), "fused": True, **sections})
     for name, model in PROBED_BY_TWO.items():
         sections = (LAYOUTS | {key: found for key, (_, found) in EXPERT_LAYOUTS.items()})[name]
         two[f"probed-{name}-by-two"] = ("probed", {"model": str(models[model]), "engine_ranks": 2, **sections})

@@ -20,6 +20,7 @@ from tests.gloo.layouts import (
     FAMILIES,
     HELD,
     KEPT,
+    KEPT_FUSED,
     LAYOUTS,
     LENT,
     MOVES,
@@ -266,14 +267,16 @@ def test_the_model_takes_what_the_plan_says(name: str, models: dict[str, Path], 
     assert_takes_what_is_planned(results[f"held-{name}"]["held"], arch, settings)
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(("name", "fused"), [*((name, False) for name in KEPT), *((name, True) for name in KEPT_FUSED)])
 def test_a_micro_batch_keeps_what_the_estimate_says(
-    name: str, models: dict[str, Path], results: dict[str, Arrays]
+    name: str, fused: bool, models: dict[str, Path], results: dict[str, Arrays], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Experts are used unevenly: there, what all ranks keep is compared. Of these one half only has a sample."""
     world, model, sections = KEPT[name]
     arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **sections)
-    measured = results[f"kept-activations-{name}"]
+    if fused:
+        monkeypatch.setattr(activations, "fuses_swiglu", lambda config: True)
+    measured = results[f"kept-{'fused' if fused else 'activations'}-{name}"]
     (tokens,) = measured["tokens"]
     pp, even = settings.parallel.pipeline_model_parallel_size, settings.parallel.expert_model_parallel_size == 1
     taken, expected = [], []

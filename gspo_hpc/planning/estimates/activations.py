@@ -1,15 +1,17 @@
 """The memory that a rank keeps of a micro-batch for its backward pass.
 
-Counted as autograd saves it for the layers of policy/model.py, whose element-wise parts are not fused:
+Counted as autograd saves it for the layers of policy/model.py:
 a norm keeps its input and its output (torch's composite one on the CPU the normalised input as well),
-attention its inputs and its result, an MLP both halves of its first product and each of the three results made of
-them. Attention keeps no scores. The idea is that of Korthikanti et al., arXiv:2205.05198; the terms are this model's.
+attention its inputs and its result, an MLP both halves of its first product and what is made of them: the product of
+the two, and where SwiGLU is not fused also its factors. Attention keeps no scores. The idea is that of Korthikanti
+et al., arXiv:2205.05198; the terms are this model's.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from gspo_hpc.config.derived import fuses_swiglu
 from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture
 
@@ -17,7 +19,9 @@ from gspo_hpc.models.architecture import Architecture
 IMBALANCE = 1.2
 
 _ROPE = 4  # sines and cosines, for queries and for keys, are kept by every layer
-_HALVES = 5  # of an MLP, in its inner sizes: two halves, what the activation makes of one, the product, the other again
+_HALVES = 2  # of an MLP's first product, in inner sizes
+_PRODUCT = 1  # of the halves, which the second matrix takes
+_FACTORS = 2  # unless SwiGLU is fused: what the activation makes of one half, and a copy of the other
 
 
 class Layer(NamedTuple):
@@ -29,7 +33,7 @@ class Layer(NamedTuple):
     core: float  # what attention keeps beside its inputs and the result that goes on
     mlp: float  # of an MLP, or of a shared expert
     experts: float
-    gates: float  # of the experts' part, what is made from their two halves
+    gates: float  # of the experts' part, what is made of their two halves
 
     @property
     def total(self) -> float:
@@ -55,9 +59,11 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
     if arch.mixers:
         attention = arch.mixers[number].kept / tp + _ROPE * arch.head_dim
     core = queries * cpu
+    fused = fuses_swiglu(config)
+    gated = _PRODUCT if fused else _FACTORS + _PRODUCT
     norms, outputs = hidden * own * (2 + 2 * cpu), 2 * hidden * own
     if not arch.has_experts(number):
-        return Layer(norms, outputs, attention, core, _HALVES * arch.ffn_hidden_size / tp, 0.0, 0.0)
+        return Layer(norms, outputs, attention, core, (_HALVES + gated) * arch.ffn_hidden_size / tp, 0.0, 0.0)
     mixture = arch.experts
     assert mixture is not None
     etp = parallel.expert_tensor_parallel_size or tp
@@ -69,9 +75,9 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
         outputs,
         attention,
         core,
-        (_HALVES * shared / tp + hidden * own) * bool(shared),
-        routed * (hidden * etp + 5 * mixture.ffn_hidden_size),
-        routed * mixture.ffn_hidden_size,  # and their product with the router's weight
+        ((_HALVES + gated) * shared / tp + hidden * own) * bool(shared),
+        routed * (hidden * etp + _HALVES * mixture.ffn_hidden_size),
+        routed * (gated + (not fused)) * mixture.ffn_hidden_size,  # the router's weight is a factor of its own
     )
 
 

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import replace
 from gspo_hpc.models import architecture, catalog
-from gspo_hpc.policy import layers, model, moe
+from gspo_hpc.planning.estimates import activations
+from gspo_hpc.policy import bridged, layers, model, moe
 from gspo_hpc.policy.model import transformer_config
 
 # torch.compile would need a C++ compiler here; without it the same function runs as it is written.
@@ -38,6 +42,45 @@ def test_gpus_get_the_fused_swiglu(tmp_path: Path, platform: str) -> None:
     found = transformer_config(arch, from_dict(raw))
     assert found.bias_activation_fusion == (platform == "cuda") and not found.moe_permute_fusion
     assert [moe.settings(arch, from_dict(raw), fused)["moe_permute_fusion"] for fused in (False, True)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("platform", "provider", "inner_sizes"),
+    [("cuda", "own", 3), ("cpu", "own", 5), ("cuda", "mcore_bridge", 5)],
+)
+def test_the_plan_counts_what_the_swiglu_in_use_keeps(
+    platform: str, provider: str, inner_sizes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each token, in inner sizes: both halves and their product, and where it is not fused its two factors."""
+    raw = {"cluster": {"platform": platform}, "model": {"layers": "torch", "provider": provider}}
+    (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))
+    arch, config = architecture.read(tmp_path), from_dict(raw)
+    assert activations.layer(arch, config, 0).mlp == inner_sizes * arch.ffn_hidden_size
+    if provider == "own":
+        fused = transformer_config(arch, config).bias_activation_fusion
+    else:
+        made: dict[str, Any] = {}
+        bridge, models = ModuleType("mcore_bridge"), ModuleType("mcore_bridge.model")
+        vars(bridge).update(hf_to_mcore_config=lambda found: {"hf_model_type": "qwen2"})
+        meta = SimpleNamespace(is_multimodal=False, config_cls=lambda **settings: made.update(settings))
+        vars(models).update(get_mcore_model_type=lambda kind: kind, get_model_meta=lambda kind: meta)
+        monkeypatch.setattr(bridged.hf_folder, "configuration", lambda folder: None)
+        monkeypatch.setitem(sys.modules, "mcore_bridge", bridge)
+        monkeypatch.setitem(sys.modules, "mcore_bridge.model", models)
+        bridged._settings(replace(config, model=replace(config.model, path=str(tmp_path))))
+        fused = made["bias_activation_fusion"]
+    assert fused == (inner_sizes == 3)
+
+
+@pytest.mark.parametrize(("platform", "made"), [("cuda", 1), ("cpu", 4)])
+def test_recomputed_activations_of_experts_leave_the_halves(platform: str, made: int) -> None:
+    """What `moe_act` computes again: the weighted product, and where SwiGLU is not fused also what it is made of."""
+    config = from_dict({"cluster": {"platform": platform}, "model": {"path": "Qwen3-30B-A3B"}})
+    arch = architecture.find(config)
+    assert arch is not None and arch.experts is not None
+    each, copies = activations.layer(arch, config, 0), arch.experts.top_k
+    inner = arch.experts.ffn_hidden_size
+    assert each.experts == copies * (arch.hidden_size + 2 * inner) and each.gates == copies * made * inner
 
 
 def test_the_fused_swiglu_is_the_same_function() -> None:

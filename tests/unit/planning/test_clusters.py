@@ -153,7 +153,7 @@ def test_memory_is_saved_only_where_a_layout_needs_it() -> None:
     roomy = layouts.find(made("Qwen2.5-1.5B", 1, 8, "H200"))[0]
     assert roomy.settings["memory.recompute_granularity"] is None and roomy.risk == "comfortable"
     assert not roomy.settings["memory.offload_optimizer"] and len(roomy.settings) == 10
-    tight = layouts.find(made("Qwen2.5-7B", 1, 2, "H100"))[0]
+    tight = layouts.find(made("Qwen2.5-7B", 1, 2, "H100", batch={"micro_batch_tokens": 24576}))[0]
     assert tight.risk == "tight" and tight.settings["batch.micro_batch_tokens"] == 8192
     kept = frozenset({"memory.recompute_granularity", "memory.offload_optimizer", "batch.micro_batch_tokens"})
     config = made("Qwen2.5-7B", 1, 2, "H100", memory={"recompute_granularity": None})
