@@ -34,7 +34,8 @@ from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
 from gspo_hpc.training.probe import probe_sequences
 
-# Exporting and evaluating need one rank, whatever the layout of the run was.
+# Exporting and evaluating need one rank, whatever the layout of the run was. So this rank hashes a whole checkpoint by
+# itself (`whole_checkpoint`); only in training are there others to share that with.
 ONE_RANK = (
     "cluster.nodes=1",
     "cluster.gpus_per_node=1",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -29,8 +32,41 @@ def in_order() -> Iterator[None]:
             setattr(place, name, function)
 
 
+# Allocations of nodes: the place of each rank. Ranks come to a collective, and their nodes are named, in this order.
+PLACES = {"ranked": (0, 1, 2, 3), "reversed": (3, 2, 1, 0), "mixed": (2, 0, 3, 1)}
+
+
+@contextlib.contextmanager
+def placed(place: int) -> Iterator[None]:
+    """Have this process be at a place of an allocation within the block: on a node of its own, later than others."""
+    node = {"SLURMD_NODENAME": f"node{place}", "HOSTNAME": f"node{place}"}
+    numbers = dict.fromkeys(("SLURM_NODEID", "SLURM_LOCALID", "LOCAL_RANK"), str(place))
+
+    def delayed(function: Any) -> Any:
+        def call(*given: Any, **options: Any) -> Any:
+            time.sleep(0.02 * place)
+            return function(*given, **options)
+
+        return call
+
+    with mock.patch.dict(os.environ, node | numbers), mock.patch.object(socket, "gethostname", lambda: f"node{place}"):
+        with contextlib.ExitStack() as stack:
+            for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter"):
+                late = delayed(getattr(deterministic_collectives, name))
+                stack.enter_context(mock.patch.object(deterministic_collectives, name, late))
+            yield
+
+
 def compare(rank: int, world: int) -> list[str]:
-    """Return the names of what agrees bit for bit with adding the parts one after the other."""
+    """Return the names of what agrees bit for bit with adding the parts one after the other, in every allocation."""
+    agreed = []
+    for name, places in PLACES.items():
+        with placed(places[rank]):
+            agreed += [f"{name}: {one}" for one in _compare(rank, world)]
+    return agreed
+
+
+def _compare(rank: int, world: int) -> list[str]:
     agree = []
     for dtype in (torch.float32, torch.bfloat16):
         with mock.patch.object(deterministic_collectives, "_CHUNK", 100):  # and more than one chunk, with a rest
