@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 # Runs the only worker in the process of vLLM's core: one process less to start, to wait for, and to spin.
-# Relies on the class's place, which `distributed_executor_backend` takes as a string. vLLM 0.22 to 0.32.
+# Relies on the class's place, which `distributed_executor_backend` takes as a string. vLLM 0.22 to 0.33.
 IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 _LANES = 16  # elements: the CPU's kernels take rows of whole vectors
@@ -32,7 +32,7 @@ _LANES = 16  # elements: the CPU's kernels take rows of whole vectors
 def token_prompt(tokens: Sequence[int]) -> Any:
     """Return a prompt of token ids in the form that ``LLMEngine.add_request`` takes.
 
-    Relies on ``vllm.inputs.tokens_input`` (0.22 to 0.32), a helper that vLLM does not document: the documented
+    Relies on ``vllm.inputs.tokens_input`` (0.22 to 0.33), a helper that vLLM does not document: the documented
     ``TokensPrompt`` would be preprocessed once more. On an upgrade check that ``add_request`` still takes its result.
     """
     from vllm.inputs import tokens_input
@@ -43,7 +43,7 @@ def token_prompt(tokens: Sequence[int]) -> Any:
 def shut_down(llm: Any) -> None:
     """End the processes of a ``vllm.LLM``, and remove its files and sockets.
 
-    Relies on ``LLM.llm_engine.engine_core.shutdown`` (0.22 to 0.32), which both of vLLM's clients of the core have; LLM
+    Relies on ``LLM.llm_engine.engine_core.shutdown`` (0.22 to 0.33), which both of vLLM's clients of the core have; LLM
     has no method of its own for this.
     """
     llm.llm_engine.engine_core.shutdown()
@@ -53,7 +53,7 @@ def is_of_the_core(error: BaseException) -> bool:
     """Return True for an error that vLLM's core raised in this process, while it loaded the model or made the cache.
 
     What the arguments say by themselves is checked before there is a core. Relies on ``vllm.v1.engine.core`` being the
-    module of the core (0.22 to 0.32).
+    module of the core (0.22 to 0.33).
     """
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_globals.get("__name__") == "vllm.v1.engine.core" for frame, _ in frames)
@@ -62,7 +62,7 @@ def is_of_the_core(error: BaseException) -> bool:
 def is_engine_dead(error: BaseException) -> bool:
     """Return True for the error that vLLM raises in place of an answer once its core has ended.
 
-    Relies on the name of ``vllm.v1.engine.exceptions.EngineDeadError`` (0.22 to 0.32), wherever
+    Relies on the name of ``vllm.v1.engine.exceptions.EngineDeadError`` (0.22 to 0.33), wherever
     the class stands.
     """
     return type(error).__name__ == "EngineDeadError"
@@ -77,7 +77,7 @@ def ordinary_segments() -> Iterator[None]:
 
     With expandable_segments a mapping in another process needs pidfd_getfd, which containers and hardened kernels
     refuse. Torch finds no block of such a segment while the setting is off; the other settings are said again, because
-    each call sets them all. Relies on ``torch.cuda.memory._set_allocator_settings`` (torch 2.11 to 2.13), which is
+    each call sets them all. Relies on ``torch.cuda.memory._set_allocator_settings`` (torch 2.11 to 2.14), which is
     deprecated for a name in ``torch._C``.
     """
     given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
@@ -96,7 +96,7 @@ def ordinary_segments() -> Iterator[None]:
 def export_memory(memory: torch.Tensor) -> dict[str, Any]:
     """Return, in plain values, where another process finds `memory` [bytes], which is on a GPU; counted as one export.
 
-    Relies on the order of the values of ``torch.multiprocessing.reductions.reduce_tensor`` (torch 2.11 to 2.13).
+    Relies on the order of the values of ``torch.multiprocessing.reductions.reduce_tensor`` (torch 2.11 to 2.14).
     """
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -123,7 +123,7 @@ def map_export(export: dict[str, Any]) -> torch.Tensor:
 def release_ipc_counter(counter: bytes, offset: int) -> None:
     """Count that a worker which is dead has let go of memory that was exported to it: else torch keeps it for ever.
 
-    Relies on ``torch.UntypedStorage._release_ipc_counter`` (torch 2.11 to 2.13), which torch calls for a second
+    Relies on ``torch.UntypedStorage._release_ipc_counter`` (torch 2.11 to 2.14), which torch calls for a second
     mapping of what a process has mapped.
     """
     torch.UntypedStorage._release_ipc_counter(counter, offset, device="cuda")
@@ -136,7 +136,7 @@ def register_backend(name: str, backend: type) -> None:
     """Register a weight-transfer backend with vLLM, once in a process.
 
     ``register_engine`` is public but raises on a second call, and vLLM may load a plugin several times. Relies on
-    ``WeightTransferEngineFactory._registry``, a dictionary by name (0.22 to 0.32).
+    ``WeightTransferEngineFactory._registry``, a dictionary by name (0.22 to 0.33).
     """
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
@@ -147,7 +147,7 @@ def register_backend(name: str, backend: type) -> None:
 def start_reload(model: torch.nn.Module) -> None:
     """Let the layers of `model` take weights in the checkpoint's format again.
 
-    Relies on ``model_loader.reload.initialize_layerwise_reload`` (0.22 to 0.32), which vLLM's own backends call. From
+    Relies on ``model_loader.reload.initialize_layerwise_reload`` (0.22 to 0.33), which vLLM's own backends call. From
     about 0.24 on the backend has to call it; before, vLLM's worker does.
     """
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -158,7 +158,7 @@ def start_reload(model: torch.nn.Module) -> None:
 def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
     """Repack the layers that are not repacked yet, and the output layer where only the CPU has a copy of it.
 
-    Relies on ``model_loader.reload.finalize_layerwise_reload`` (0.22 to 0.32), as :func:`start_reload`.
+    Relies on ``model_loader.reload.finalize_layerwise_reload`` (0.22 to 0.33), as :func:`start_reload`.
     """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -194,7 +194,7 @@ def worker_rank() -> int:
 def connector_metadata(connector: Any) -> Any:
     """Return the metadata that the scheduler's side of a KV connector sent for this step.
 
-    Relies on ``KVConnectorBase_V1._get_connector_metadata`` (0.22 to 0.32), by which vLLM's own connectors read it.
+    Relies on ``KVConnectorBase_V1._get_connector_metadata`` (0.22 to 0.33), by which vLLM's own connectors read it.
     """
     return connector._get_connector_metadata()
 
@@ -202,7 +202,7 @@ def connector_metadata(connector: Any) -> Any:
 def is_running(request: Any) -> bool:
     """Return True while the scheduler has `request` in its running batch: not waiting, preempted or finished.
 
-    Relies on ``vllm.v1.request.Request.status`` being an enum with the name ``RUNNING`` (0.22 to 0.32).
+    Relies on ``vllm.v1.request.Request.status`` being an enum with the name ``RUNNING`` (0.22 to 0.33).
     """
     return bool(request.status.name == "RUNNING")
 
@@ -338,7 +338,7 @@ def repack_heads(model: torch.nn.Module) -> None:
     """Pack the output layers of `model` again.
 
     An output layer that is tied to the embedding gets no tensor of its own, but on the CPU it has a packed copy. Relies
-    on ``ParallelLMHead.quant_method.process_weights_after_loading(module)`` (0.22 to 0.32).
+    on ``ParallelLMHead.quant_method.process_weights_after_loading(module)`` (0.22 to 0.33).
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

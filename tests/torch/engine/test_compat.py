@@ -9,7 +9,7 @@ import pytest
 from gspo_hpc.engine import compat
 from tests.sources import Names, missing, require_checked
 
-VLLM = ("0.22.0", "0.32.0")
+VLLM = ("0.22.0", "0.32.0", "0.33.0")
 
 _RELOAD = "vllm/model_executor/model_loader/reload"
 _EXPERTS = "vllm/model_executor/layers/fused_moe/routed_experts.py"

@@ -77,3 +77,12 @@ def test_every_variable_is_used(project: Path) -> None:
 def test_exit_codes_differ() -> None:
     codes = [value for name, value in vars(exit_codes).items() if name.isupper()]
     assert len(codes) == len(set(codes)) == 9
+
+
+@pytest.mark.parametrize(("lane", "oldest"), [("VLLM", "0.22"), ("TORCH", "2.11")])
+def test_what_is_said_of_versions_is_what_the_lanes_run(project: Path, lane: str, oldest: str) -> None:
+    """A range in a docstring ends with the newest version that a lane of tools/lanes.sh runs."""
+    (listed,) = re.findall(rf"^{lane}=\((.*?)\)", (project / "tools/lanes.sh").read_text("utf-8"), re.MULTILINE)
+    newest = listed.split()[-1].rpartition(".")[0]
+    said = {end for _, text in sources(project) for end in re.findall(rf"{re.escape(oldest)} to (\d+\.\d+)", text)}
+    assert said == {newest}
