@@ -43,6 +43,9 @@ _CPU = {
     "VLLM_CPU_ATTN_SPLIT_KV": "0",
 }
 
+# The trainer adds logits up in fp32. Rounded to 16 bits, a log-prob is off by up to 0.06 where |logit| is 16.
+HEAD_DTYPE = "float32"
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -87,6 +90,13 @@ def refuse_own_arguments(settings: EngineSettings) -> None:
             raise ValueError(f"rollout.engine.{key} cannot be given: it follows from {OWN_ENGINE_ARGUMENTS[key]}")
 
 
+def has_exact_head(settings: EngineSettings) -> bool:
+    """Return True if an engine is to compute logits in fp32; False where the user has taken that back."""
+    overrides = settings.engine_args.get("hf_overrides", {})
+    wanted = overrides.get("head_dtype", HEAD_DTYPE) if isinstance(overrides, dict) else None
+    return settings.dtype == HEAD_DTYPE or wanted == HEAD_DTYPE
+
+
 def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
     """Return the arguments of vllm.LLM; `backend` names the weight-transfer backend."""
     values: dict[str, Any] = {
@@ -119,8 +129,7 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
     given = dict(settings.engine_args)
     own: dict[str, Any] = {"quantization_config": None} if settings.dequantized else {}
     if settings.dtype != "float32":
-        # The trainer adds logits up in fp32. Rounded to 16 bits, a log-prob is off by up to 0.06 where |logit| is 16.
-        own["head_dtype"] = "float32"
+        own["head_dtype"] = HEAD_DTYPE
     overrides = given.get("hf_overrides", {})
     if own and isinstance(overrides, dict):
         given["hf_overrides"] = own | overrides

@@ -34,6 +34,7 @@ def train(session: Session, progress: Progress) -> str:
                     groups = session.logprobs.add(rollout.groups)  # only the passes that are needed
                     progress.begin_rollout(rollout, groups, clock.elapsed())
                 assert progress.groups is not None
+                session.weights.sleep()  # after a resume between two updates, engines may be awake from their start
                 batch = update.minibatch(progress.groups, recipe.config, progress.cursor.update)
                 with clock.phase("update"):
                     result = update.step(session.policy, batch, recipe.objective, recipe.config, monitor=clock.monitor)

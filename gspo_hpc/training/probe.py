@@ -17,6 +17,7 @@ import torch.distributed as dist
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.engine.settings import has_exact_head
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
@@ -44,31 +45,35 @@ def check(
     death: EngineDied | None,
     monitor: PassMonitor | None = None,
     first: Gap | None = None,
+    *,
+    examine_head: bool = True,
 ) -> tuple[Gap, EngineDied | None]:
     """Return the gap of the probe's log-probs, the largest of all engines, and how this rank's engine died, if so.
 
     Offloads the trainer between its own pass and those of the engines, if that is configured. `first` is the gap of the
-    first sync; without it, the heads of engines in 16 bits are examined too. Raises ProbeMismatch, on every rank, if
-    the gap is too large, or if a prefix cache is not empty. Collective.
+    run's first sync. In 16 bits the engine's head is examined on request. Raises ProbeMismatch, on every rank, if the
+    gap is too large, if a prefix cache is not empty, or if an engine rounds its logits that is to have an fp32 head.
+    Collective.
     """
     ours = score(policy, sequences, monitor).logprobs
     offload.leave_to_engines(policy)
     theirs: list[np.ndarray] = []
-    cached, logit_step = 0, 0.0
+    cached, logit_step, unwanted = 0, 0.0, False
     if engine is not None:
         try:
             engine.wake_up()  # the rest, for which there is room now
             cached = engine.cached_tokens(canary(sequences, engine.settings.max_model_len))
             theirs = engine.prompt_logprobs(sequences)
-            if first is None and gap_limits(policy.config).weighted:
+            if examine_head and gap_limits(policy.config).weighted:
                 logit_step = rounding_step(np.concatenate(engine.top_logprobs(sequences, TOP))) or 0.0
+                unwanted = logit_step > 0.0 and has_exact_head(engine.settings)
         except EngineDied as error:
             death, theirs = error, []
     gap = replace(measure(ours, theirs), logit_step=logit_step) if theirs else Gap()
     if policy.ranks.world_size > 1:
-        found = torch.tensor([*gap.values(), cached], dtype=torch.float64, device=policy.ranks.device)
+        found = torch.tensor([*gap.values(), cached, unwanted], dtype=torch.float64, device=policy.ranks.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
-        *values, cached = found.tolist()
+        *values, cached, unwanted = found.tolist()
         gap = Gap(*values)
     if cached:
         raise ProbeMismatch(
@@ -81,6 +86,12 @@ def check(
         raise ProbeMismatch(
             f"after the weight sync, engine and trainer disagree on the probe: {wrong}. Likely cause: {cause}. If the "
             "gap is known to be rounding, raise rollout.probe_max_gap and rollout.probe_mean_gap"
+        )
+    if unwanted:
+        raise ProbeMismatch(
+            f"an engine rounds its logits to 16 bits: they are multiples of {gap.logit_step:g}, although it is to "
+            "compute them in float32. Change vLLM's version, or accept rounded logits with "
+            "rollout.engine.hf_overrides.head_dtype=model"
         )
     return gap, death
 

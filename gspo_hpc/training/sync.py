@@ -44,6 +44,7 @@ class WeightSync:
         self.policy = policy
         self._sequences, self._monitor = sequences, monitor
         self._sender: transfer.WeightSender | None = None
+        self._examine_head = True  # until it has been: an attempt may have another vLLM than the one before
 
     def run(self, engine: Engine | None, first: Gap | None = None) -> tuple[Synced, EngineDied | None]:
         """Wake `engine`, fill it with the current weights and check it; with None, only take part. Collective.
@@ -63,7 +64,11 @@ class WeightSync:
                 death = error
         fingerprint, death = self.push(engine if death is None else None, death)
         alive = engine if death is None else None
-        gap, death = probe.check(policy, alive, self._sequences, death, self._monitor, first)
+        gap, death = probe.check(
+            policy, alive, self._sequences, death, self._monitor, first, examine_head=self._examine_head
+        )
+        if alive is not None and death is None:
+            self._examine_head = False
         return Synced(fingerprint, gap), death
 
     def push(self, engine: Engine | None, death: EngineDied | None = None) -> tuple[str, EngineDied | None]:

@@ -835,7 +835,7 @@ def verified(model: str, world: int, folder: str) -> Arrays:
 def mismatched(model: str, world: int) -> Arrays:
     """Errors of the gate for faults that are planted in an engine, in bfloat16, and for rounded logits."""
     made, _ = policy(config(model, world, "bfloat16"))
-    found = mismatches.run(made, model, "bfloat16")
+    found = mismatches.run(made, model, "bfloat16") | mismatches.rounded_in_16_bits(made, model)
     drop_layout()
     made, _ = policy(config(model, world))
     return found | mismatches.rounded(made, model)

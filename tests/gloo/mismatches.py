@@ -46,6 +46,22 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in found.items()}
 
 
+def rounded_in_16_bits(made: Policy, model: str) -> dict[str, np.ndarray]:
+    """Return what is said of an engine in bfloat16 that rounds its logits, and the gap where it is allowed to.
+
+    vLLM obeys here, so it is told to round, and the gate that it was told not to.
+    """
+    engine = started(model, "bfloat16", {"hf_overrides": {"head_dtype": "model"}})
+    allowed = WeightSync(made, SEQUENCES).run(engine)[0].gap
+    told, engine.settings = engine.settings, replace(engine.settings, engine_args={})
+    first = said(WeightSync(made, SEQUENCES), engine, None)
+    resumed = said(WeightSync(made, SEQUENCES), engine, allowed)  # an attempt that has the gap of the run's first sync
+    engine.settings = told
+    engine.close()
+    found = {"allowed": allowed.values(), "head16-first": first, "head16-resumed": resumed}
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
 def rounded(made: Policy, model: str) -> dict[str, np.ndarray]:
     """Return what is said of an engine that differs from a trainer in float32 by the type of its head alone."""
     engine = started(model, "float32", {"hf_overrides": {"head_dtype": "bfloat16"}})
@@ -68,7 +84,7 @@ def started(model: str, dtype: str, arguments: dict[str, Any]) -> Engine:
 def said(
     weight_sync: WeightSync,
     engine: Engine,
-    first: Gap,
+    first: Gap | None,
     plant: Callable[[Policy, Engine], Callable[[], None]] | None = None,
 ) -> str:
     """Return the error of a sync with a fault planted; an empty text without an error."""

@@ -15,6 +15,8 @@ SAYS = {
     "theta": "wrong rotary embeddings: the engine computes as the trainer would with rope_theta 5000",
     "scaling": "wrong rotary embeddings: the engine computes as the trainer would with no rope scaling",
     "weights": "all tokens differ",
+    "head16-first": r"rounds its logits to 16 bits: they are multiples of 0\.\d+, although .*accept",
+    "head16-resumed": r"rounds its logits to 16 bits: they are multiples of 0\.\d+, although .*accept",
     "head": r"rounds its logits to 16 bits: they are multiples of 0\.",
 }
 
@@ -31,3 +33,9 @@ def test_an_engine_with_an_fp32_head_agrees_and_its_logits_are_not_rounded(resul
     assert 0.0 < weighted < 0.04 and 0.0 < mean < 0.05 and weighted_max < 0.02 and step == 0.0
     for later in (again, healed):
         assert (later[:4] == clean[:4]).all(), "the same weights, sent again"
+
+
+def test_a_rounded_head_is_no_larger_than_rounding_elsewhere_and_may_be_accepted(results: dict[str, Arrays]) -> None:
+    """Of a bfloat16 model the size of the gap does not tell: the grid of its logits does."""
+    clean, allowed = results["mismatched"]["clean"], results["mismatched"]["allowed"]
+    assert allowed[3] < 4.0 * clean[3] and 2.0**-10 <= allowed[4] <= 0.5

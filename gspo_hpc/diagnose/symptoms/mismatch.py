@@ -47,6 +47,13 @@ _CAUSES = (
         "rope_theta, rope_scaling and rope_parameters in the model's config.json, and the engine's hf_overrides",
     ),
     _Cause(
+        "unwanted_rounding",
+        r"rounds its logits to 16 bits: [^,]*, although",
+        "the engine rounds its logits to 16 bits, although it is told to compute them in fp32",
+        ("rollout.engine.hf_overrides.head_dtype=model",),
+        "the engine's log: vLLM says there if it replaces head_dtype; another version of it may not",
+    ),
+    _Cause(
         "rounded_logits",
         "rounds its logits to 16 bits",
         "the engine rounds its logits to 16 bits, and the trainer does not",

@@ -110,14 +110,22 @@ def rounding_step(top: Floats) -> float | None:
 
     Log-probs of one row differ as their logits do. In bf16 logits between 2 and 4 are multiples of 1/64.
     """
-    gaps = (top[:, :1] - top[:, 1:]).ravel().astype(np.float64)
-    gaps = gaps[np.isfinite(gaps)]
-    if gaps.size < 2 * _FEWEST or not gaps.any():
-        return None
     step = _COARSEST
     while step >= _FINEST:
-        off = np.abs(gaps / step - np.round(gaps / step)) * step
-        if (off <= _FLOAT_ERROR).mean() >= _ON_GRID:
+        if share_on_grid(top, step) >= _ON_GRID:
             return step
         step /= 2
     return None
+
+
+def share_on_grid(top: Floats, step: float = _FINEST) -> float:
+    """Return the share of the differences within the rows of `top` that are multiples of `step`; 0 of too few.
+
+    By chance 2 * _FLOAT_ERROR / step of them are: a sixteenth for the finest step (docs/agreement.md).
+    """
+    gaps = (top[:, :1] - top[:, 1:]).ravel().astype(np.float64)
+    gaps = gaps[np.isfinite(gaps)]
+    if gaps.size < 2 * _FEWEST or not gaps.any():
+        return 0.0
+    off = np.abs(gaps / step - np.round(gaps / step)) * step
+    return float((off <= _FLOAT_ERROR).mean())

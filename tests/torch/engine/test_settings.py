@@ -32,6 +32,7 @@ def test_heads_are_in_fp32_unless_the_user_says_otherwise(dtype: str, given: dic
     made = EngineSettings("model", dtype=dtype, engine_args=extra)
     assert arguments(made, "gspo_hpc").get("hf_overrides") == expected
     assert made.engine_args == extra, "what the user gave is left as it is"
+    assert settings.has_exact_head(made) == (given.get("head_dtype") != "model")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

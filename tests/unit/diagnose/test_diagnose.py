@@ -144,6 +144,14 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "replaces head_dtype",
     ),
     (
+        "gspo_hpc.training.probe.ProbeMismatch: an engine rounds its logits to 16 bits: they are multiples of 0.0625, "
+        "although it is to compute them in float32. Change vLLM's version, or accept rounded logits with "
+        "rollout.engine.hf_overrides.head_dtype=model",
+        "unwanted_rounding",
+        "rollout.engine.hf_overrides.head_dtype=model",
+        "replaces head_dtype",
+    ),
+    (
         "gspo_hpc.training.loop.TooManySkippedSteps: the gradient was not finite for 6 steps in a row",
         "exploding_gradients",
         "optimizer.lr=1e-07",
