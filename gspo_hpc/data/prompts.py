@@ -41,6 +41,11 @@ class Row:
     prompt: str | Messages
     fields: dict[str, Any]  # all other fields
 
+    @property
+    def text(self) -> str:
+        """The prompt without a chat template: of a list of messages the last."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+
 
 def fingerprint(path: str | Path) -> str:
     """Return the SHA-256 of a file, in hex."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from gspo_hpc.config import paths
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.schema import Config, Data
 from gspo_hpc.data import prompts
@@ -18,27 +15,25 @@ from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
-from gspo_hpc.rewards import registry
+from gspo_hpc.rewards import registry, trial
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.text import first_line
 
 ROWS = 1000  # rows of a large file that are read
-LOAD_SECONDS = 30.0
-_LOAD = "import sys; from gspo_hpc.rewards import registry as rewards; rewards.load(sys.argv[1])"
 
 
 def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
-    """Return the findings of the group. `load_functions`: load the config's own reward functions in a process each."""
+    """Return the findings of the group. `load_functions`: call the reward functions on a few short texts."""
     section = Section("inputs")
     model.check(config, section)
-    rows = _data(section, "training data", config.data.train, config.data)
+    first, rows = _data(section, "training data", config.data.train, config.data)
     if config.data.eval is not None:
         _data(section, "evaluation data", config.data.eval, config.data)
     elif config.eval.interval is not None and config.data.train_ratio == 1:
         text = "eval.interval is set, but data.eval is not"
         section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _plan(section, config, rows)
-    _reward_functions(section, config, load_functions)
+    _reward_functions(section, config, first, load_functions)
     return section.findings
 
 
@@ -63,24 +58,25 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
         section.warn("plan", first_line(text), "gspo-hpc plan explains the warning")
 
 
-def _data(section: Section, check: str, path: str | None, data: Data) -> int | None:
-    """Add the finding of a data file; return its number of rows if all were read."""
+def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[prompts.Row | None, int | None]:
+    """Add the finding of a data file; return its first row, and its number of rows if all were read."""
     if path is None:
         section.skip(check, "no file is given")
-        return None
+        return None, None
     file = Path(path)
     fix = "write one JSON object per line, with a prompt (text, or messages {role, content}) under data.prompt_key"
     try:
         size = file.stat().st_size
         if size <= WHOLE_FILE_BYTES:
-            rows = len(prompts.load_rows(file, data))
-            section.ok(check, f"{rows:,} rows in {file}")
-            return rows
+            rows = prompts.load_rows(file, data)
+            section.ok(check, f"{len(rows):,} rows in {file}")
+            return rows[0], len(rows)
         if file.suffix != JSONL:
             section.skip(check, f"{file} has {gib(size)}; its rows are read only when the run starts")
-            return None
-        _head(file, data)
+            return None, None
+        first = _head(file, data)[0]
         section.ok(check, f"the first {ROWS:,} rows of {file} ({gib(size)}) are valid")
+        return first, None
     except OSError as error:
         section.fail(check, f"{path}: {error.strerror}", f"correct the path; relative paths start at {os.getcwd()}")
     except ModuleNotFoundError as error:
@@ -88,22 +84,22 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> int | N
     except ValueError as error:
         lines = [line.strip() for line in str(error).splitlines()]
         section.fail(check, "; ".join(lines[:2]), fix)
-    return None
+    return None, None
 
 
-def _head(file: Path, data: Data) -> None:
-    """Raise ValueError for malformed rows among the first ROWS."""
+def _head(file: Path, data: Data) -> list[prompts.Row]:
+    """Return the first ROWS. Raises ValueError for malformed ones."""
     with tempfile.TemporaryDirectory(prefix="gspo-doctor-") as folder:
         part = Path(folder) / file.name
         with file.open("rb") as source:
             part.write_bytes(b"".join(itertools.islice(source, ROWS)))
         try:
-            prompts.load_rows(part, data)
+            return prompts.load_rows(part, data)
         except ValueError as error:
             raise ValueError(str(error).replace(str(part), str(file))) from None
 
 
-def _reward_functions(section: Section, config: Config, load: bool) -> None:
+def _reward_functions(section: Section, config: Config, row: prompts.Row | None, load: bool) -> None:
     if not config.reward.functions:
         return  # reported as missing already
     try:
@@ -115,33 +111,20 @@ def _reward_functions(section: Section, config: Config, load: bool) -> None:
             "give path/to/file.py:function, with grade(completion, *, prompt, fields, ...), or a built-in name",
         )
         return
-    own = [term.function for term in config.reward.functions if snapshot.grader_file(term.function) is not None]
-    for function in dict.fromkeys(own) if load else ():
-        if error_text := _load(function):
-            fix = f"fix the file: {sys.executable} {snapshot.grader_file(function)} shows the error"
-            section.fail("reward functions", f"{function} does not load: {error_text}", fix)
-            return
     names = ", ".join(term.function for term in config.reward.functions)
-    section.ok("reward functions", f"{names}{' (loaded)' if own and load else ''}")
-
-
-def _load(function: str, seconds: float = LOAD_SECONDS) -> str:
-    """Load a reward function's file in a process of its own; return the error, or an empty text."""
-    path = os.pathsep.join([str(paths.IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _LOAD, function],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"loading took more than {seconds:.0f} s"
-    if done.returncode == 0:
-        return ""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return shortened(lines[-1], 300) if lines else f"its process ended with exit code {done.returncode}"
+    if not load:
+        section.ok("reward functions", names)
+        return
+    functions = config.reward.functions
+    if row is None:  # without rows they are only loaded
+        outcomes = trial.run(functions, "", {}, texts=())
+    else:
+        outcomes = trial.run(functions, row.text, row.fields)
+    for term, outcome in zip(functions, outcomes, strict=True):
+        if outcome.failure is not None:
+            add = section.fail if outcome.certain or outcome.lacks_library else section.warn
+            file = snapshot.grader_file(term.function)
+            fix = "compare the fields that it reads with those of the data" if file is None else f"correct {file}"
+            add("reward functions", f"{term.function} {shortened(outcome.failure, 300)}", fix)
+            return
+    section.ok("reward functions", f"{names} ({'loaded' if row is None else 'tried'})")

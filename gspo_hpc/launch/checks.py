@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.counting import count_rows
+from gspo_hpc.models import model_folder
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
@@ -38,12 +39,37 @@ def resolved(config: Config) -> Config:
     return with_steps(config, rows)
 
 
-def check_inputs(config: Config) -> None:
-    """Raise ValueError for malformed rows and for reward functions that cannot be loaded."""
+def check_inputs(config: Config, *, here: bool = True) -> None:
+    """Raise ValueError for malformed rows and for reward functions that can grade nothing, which are tried.
+
+    `here`: the run will be on this machine, so that a library which a reward function lacks here is missing.
+    """
     from gspo_hpc.data import prompts
-    from gspo_hpc.rewards import registry  # numpy comes with them, which plan and help can do without
+    from gspo_hpc.rewards import registry, trial  # numpy comes with them, which plan and help can do without
 
     registry.check(config.reward)
-    for path in (config.data.train, config.data.eval):
-        if path is not None:
-            prompts.load_rows(path, config.data)
+    files = [path for path in (config.data.train, config.data.eval) if path is not None]
+    rows = [prompts.load_rows(path, config.data) for path in files]
+    if not rows:
+        return
+    first = rows[0][0]
+    names = registry.part_names(config.reward)
+    outcomes = trial.run(config.reward.functions, first.text, first.fields)
+    wrong = [
+        f"{name} {outcome.failure}"
+        for name, outcome in zip(names, outcomes, strict=True)
+        if outcome.failure is not None and (outcome.certain or (here and outcome.lacks_library))
+    ]
+    if wrong:
+        has = ", ".join(first.fields) or "none"
+        raise ValueError(
+            f"reward.functions: {'; '.join(wrong)}\nthis is so for each of {len(trial.TEXTS)} trial completions of "
+            f"{first.where} (fields: {has})"
+        )
+
+
+def check_model(config: Config) -> None:
+    """Raise ValueError if the folder `model.path` lacks something, or this version does not train such a model."""
+    if wrong := model_folder.problems(config):
+        problem = wrong[0]
+        raise ValueError(f"model.path: {problem.text.removeprefix('model.path ')}\n{problem.fix}")

@@ -23,7 +23,7 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.checks import check_inputs, require, resolved
+from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.models import hub
 from gspo_hpc.planning.plan import make_plan
@@ -54,6 +54,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     require(config)
     check_inputs(config)
     config = hub.with_folder(config)
+    check_model(config)
     plan = require(config)  # with the model's own sizes
     run, resumed = open_run(config)
     with run.lock() as lock, _stop_flag() as flag:

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import multiprocessing
-import numbers
 import os
 import queue
 import signal
@@ -34,15 +32,13 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from gspo_hpc.config.schema import Reward, RewardFunction
-from gspo_hpc.rewards.builtin import Grader
-from gspo_hpc.rewards.registry import check, load, part_names
+from gspo_hpc.rewards.calls import LARGEST, Loaded, error_text, loaded
+from gspo_hpc.rewards.registry import check, part_names
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
 ORPHAN_SECONDS = 2.0  # after its time limit, the kernel ends a grader that its pool did not end
 RETRIES = 3  # for a call whose process ended, perhaps by a signal from outside, as when Slurm ends a step
-LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows
-TEXT = 300  # characters kept of a grader's error message
 
 
 @dataclass(frozen=True)
@@ -219,7 +215,7 @@ class RewardPool:
                 return overtime
             ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             return f"ended its process ({ended})" + (": out of memory?" if code == -signal.SIGKILL else "")
-        return _text(error)
+        return error_text(error)
 
     def _queue(self, call: _Call) -> None:
         self._live.add(call)
@@ -325,7 +321,7 @@ def _give_up(pools: list[ProcessPool]) -> None:
 # ---- in the worker processes
 
 # By term: the function, True if it takes `response_length`, its arguments.
-_graders: list[tuple[Grader, bool, dict[str, Any]] | None] = []
+_graders: list[Loaded | None] = []
 _errors: list[str | None] = []  # by term: why it could not be loaded
 
 
@@ -340,13 +336,11 @@ def _start_worker(functions: tuple[RewardFunction, ...]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
     for term in functions:
         try:
-            grader = load(term.function)
-            takes_length = "response_length" in inspect.signature(grader).parameters
-            _graders.append((grader, takes_length, term.args))
+            _graders.append(loaded(term))
             _errors.append(None)
         except BaseException as error:  # a user's file may raise anything, SystemExit too
             _graders.append(None)
-            _errors.append(f"the function cannot be loaded: {_text(error)}")
+            _errors.append(f"the function cannot be loaded: {error_text(error)}")
 
 
 def _load_errors() -> list[str | None]:
@@ -357,41 +351,15 @@ def _grade(
     term: int, limit: float, completion: str, response_length: int, prompt: str, fields: dict[str, Any]
 ) -> tuple[float | None, str | None]:
     """Return a grader's value, or None and why there is none. `limit` is in seconds."""
-    loaded = _graders[term]
-    if loaded is None:
+    function = _graders[term]
+    if function is None:
         return None, _errors[term]
-    grader, takes_length, args = loaded
-    extra = {"response_length": response_length} if takes_length else {}
     # The pool ends a call that takes too long; where the trainer is gone, this timer does.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit + ORPHAN_SECONDS)
     try:
-        return _number(grader(completion, prompt=prompt, fields=fields, **extra, **args))
+        return function.call(completion, response_length, prompt, fields)
     except BaseException as error:  # SystemExit too: a grader that exits costs its sample
-        return None, f"raised {_text(error)}"
+        return None, f"raised {error_text(error)}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def _number(value: Any) -> tuple[float | None, str | None]:
-    if getattr(value, "shape", None) == ():  # a numpy scalar, or a tensor of no dimensions
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        return None, f"returned {type(value).__name__}, not a number"
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not abs(number) <= LARGEST:
-        return None, f"returned {number}: a finite number up to {LARGEST:g} is needed"
-    return number, None
-
-
-def _text(error: BaseException) -> str:
-    """Return type and message of an error on one line of bounded length, printable anywhere."""
-    try:
-        message = str(error)
-    except Exception:  # an error whose text raises
-        message = ""
-    line = " ".join(message[: 2 * TEXT].encode("utf-8", "backslashreplace").decode().split())[:TEXT]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -19,7 +19,7 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.checks import check_inputs, require, resolved
+from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.launch.slurm.compat import Executor, SubmitError
@@ -73,8 +73,9 @@ def submit(config: Config) -> str:
     """
     config = resolved(config)
     _require(config)
-    check_inputs(config)
+    check_inputs(config, here=False)
     config = hub.with_folder(config)
+    check_model(config)
     _require(config)  # with the model's own sizes
     run, _ = open_run(config)
     with run.lock():

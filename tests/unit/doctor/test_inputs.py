@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,42 +21,14 @@ from gspo_hpc.doctor.finding import Finding
 from gspo_hpc.models import catalog
 from gspo_hpc.models.weight_files import read_header
 from gspo_hpc.planning.plan import make_plan
+from tests.folders import MODEL, model_folder, safetensors
 
-MODEL = {
-    **{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 256, "rms_norm_eps": 1e-6},
-    **{"max_position_embeddings": 512, "tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 10000.0},
-}
 PRESETS = sorted(path for path in PRESET_FOLDER.glob("*.yaml") if not path.stem.endswith("_cpu"))
-
-
-def safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
-    """A file of float32 tensors, as the format says."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, shape in tensors.items():
-        size = 4
-        for side in shape:
-            size *= side
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder of two shards, with a tokenizer."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    safetensors(folder / "model-1.safetensors", {"a": (3, 5), "b": (2,)})
-    safetensors(folder / "model-2.safetensors", {"c": (7,)})
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    return folder
+    return model_folder(tmp_path / "model")
 
 
 @pytest.fixture
@@ -90,7 +61,7 @@ def test_all_is_there(model: Path, rows: Path) -> None:
     assert found["weights"].finding.startswith("2 files")
     assert found["training data"].finding.startswith("40 rows")
     assert "with a chat template" in found["tokenizer"].finding
-    assert found["reward functions"].finding == "number_match"
+    assert found["reward functions"].finding == "number_match (tried)"
 
 
 def test_no_model_folder(model: Path, rows: Path) -> None:
@@ -231,19 +202,13 @@ def test_graders(model: Path, rows: Path, tmp_path: Path) -> None:
 
     path = tmp_path / "mine.py"
     path.write_text("def grade(completion, *, prompt, fields):\n    return 1.0\n")
-    assert look_at(f"{path}:grade").finding.endswith("mine.py:grade (loaded)")
+    assert look_at(f"{path}:grade").finding.endswith("mine.py:grade (tried)")
     typo = look_at("number_mtch")
     assert typo.state == "fail" and "number_match" in typo.finding
     assert "grade" in look_at(f"{path}:grad").finding
     path.write_text("import a_module_that_is_not_here\ndef grade(completion, *, prompt, fields):\n    return 1.0\n")
     lacks = look_at(f"{path}:grade")
     assert lacks.state == "fail" and "No module named 'a_module_that_is_not_here'" in lacks.finding
-
-
-def test_a_grader_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "hangs.py"
-    path.write_text("import time\ntime.sleep(600)\ndef grade(completion, *, prompt, fields):\n    return 1.0\n")
-    assert inputs._load(f"{path}:grade", seconds=1.0) == "loading took more than 1 s"
 
 
 def test_sizes_are_those_of_the_plan(model: Path, rows: Path) -> None:

@@ -20,6 +20,7 @@ from gspo_hpc.launch.local import WORKER, evaluate, export, train
 from gspo_hpc.planning.plan import PlanError
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system import processes
+from tests.folders import model_folder
 
 ROOT = Path(__file__).parents[3]
 
@@ -126,11 +127,13 @@ sys.exit(train(config_file.load(sys.argv[1]), worker=sys.argv[2:]))
 
 def make_config(tmp_path: Path, *overrides: str, ranks: int = 2) -> Config:
     data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "1+1"}\n')
+    data.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    if not (tmp_path / "model").exists():
+        model_folder(tmp_path / "model")
     given = [
         f"run.dir={tmp_path / 'r'}",
         "run.max_steps=4",
-        f"model.path={tmp_path}",
+        f"model.path={tmp_path / 'model'}",
         f"data.train={data}",
         "cluster.platform=cpu",
         f"cluster.gpus_per_node={ranks}",
@@ -536,7 +539,7 @@ def test_server_mode_is_refused_before_anything_is_made(tmp_path: Path) -> None:
 
 def test_malformed_rows_are_refused_before_anything_is_made(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1"}\n{"prompt": 7}\n')
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": 7}\n')
     with pytest.raises(ValueError, match=r"data\.jsonl:2"):
         train(config)
     assert not (tmp_path / "r").exists()

@@ -16,6 +16,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.slurm import commands, submit
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.planning.plan import make_plan
+from tests.folders import model_folder
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL = {
@@ -177,7 +178,7 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: py
     )
     made = config(
         run={"dir": str(tmp_path / "run")},
-        model={"path": str(tmp_path)},
+        model={"path": str(model_folder(tmp_path / "model"))},
         data={"train": str(data)},
         slurm={"partition": "nope"},
     )
@@ -189,7 +190,11 @@ def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
-    made = config(run={"dir": str(tmp_path / "run")}, model={"path": str(tmp_path)}, data={"train": str(data)})
+    made = config(
+        run={"dir": str(tmp_path / "run")},
+        model={"path": str(model_folder(tmp_path / "model"))},
+        data={"train": str(data)},
+    )
     assert submit.submit(made) == "77"
     job = tmp_path / "run" / "jobs" / "0001"
     assert stat.S_IMODE(job.stat().st_mode) == 0o700
@@ -207,7 +212,11 @@ def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, monkeypatch: p
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
-    made = config(run={"dir": str(tmp_path / "run")}, model={"path": str(tmp_path)}, data={"train": str(data)})
+    made = config(
+        run={"dir": str(tmp_path / "run")},
+        model={"path": str(model_folder(tmp_path / "model"))},
+        data={"train": str(data)},
+    )
     submit.submit(made)
     record = tmp_path / "run" / "jobs" / "0001" / "job.json"
     comment = json.loads(record.read_text())["comment"]

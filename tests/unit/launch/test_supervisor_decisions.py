@@ -24,7 +24,7 @@ from gspo_hpc.launch.verdict import Verdict
 from gspo_hpc.launch.watch import LINGER
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system.exit_codes import FAILED, REQUEUE
-from gspo_hpc.system.signals import StopFlag
+from gspo_hpc.system.signals import StopFlag, signals_default_in_children
 
 JOB = "JobId=7 JobState=RUNNING Restarts=0 EndTime="
 NOTICE = 600.0  # slurm.signal_seconds
@@ -205,10 +205,12 @@ def test_a_step_ends_also_where_neither_slurm_nor_a_request_ends_it(
     """Within 30 s of a rank's failure, with the time that ranks have to end by themselves."""
     assert LINGER + supervisor._STACKS + 2 * supervisor._ENDING < 30
     monkeypatch.setattr(supervisor, "_STACKS", 0.1)
-    monkeypatch.setattr(supervisor, "_ENDING", 0.5)
+    monkeypatch.setattr(supervisor, "_ENDING", 0.5 if ignored == "TERM" else 2.0)
     attempt = watch()
     program = f"trap '' {ignored}; echo up; while :; do sleep 0.1; done"
-    with subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE) as step:
+    with signals_default_in_children():
+        step = subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE)
+    with step:
         assert step.stdout is not None and step.stdout.readline() == b"up\n"
         attempt._end(step)
     assert step.returncode == (-signal.SIGKILL if ignored == "TERM" else -signal.SIGTERM)

@@ -1,0 +1,108 @@
+"""A trial of reward functions before a run is started: each is called on a few short texts, for the first prompt.
+
+Users' files are run in a process of their own, which is ended after a while. It may print what it likes: the answers
+come over another file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gspo_hpc.config import paths
+from gspo_hpc.config.schema import RewardFunction
+from gspo_hpc.rewards.calls import error_text, loaded
+from gspo_hpc.runs import snapshot
+
+SECONDS = 30.0  # for all functions; a file may import large libraries from a slow file system
+TEXTS = ("", "The answer is 42.", '{"answer": 42}')  # completions, of which a function may refuse some
+# Errors that are mistakes of the function or its settings. Others may depend on the completion, or on a service that
+# only the nodes reach.
+_MISTAKES = (TypeError, NameError, AttributeError, LookupError)
+
+
+class Outcome(NamedTuple):
+    """The outcome for one function: why it cannot grade anything, or None if it can."""
+
+    failure: str | None
+    certain: bool = True  # False if it might be otherwise for real completions, or on another machine
+    lacks_library: bool = False  # of this machine
+
+
+def run(
+    functions: Sequence[RewardFunction],
+    prompt: str,
+    fields: Mapping[str, Any],
+    *,
+    texts: Sequence[str] = TEXTS,
+    seconds: float = SECONDS,
+) -> list[Outcome]:
+    """Return the outcome of each function for a prompt and the other fields of its row. Takes at most `seconds`.
+
+    `texts` are the completions; without any, functions are only loaded.
+    """
+    if all(snapshot.grader_file(term.function) is None for term in functions):
+        return [_try(term, prompt, fields, texts) for term in functions]
+    terms = [{"function": term.function, "args": dict(term.args)} for term in functions]
+    path = os.pathsep.join([str(paths.IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory(prefix="gspo-rewards-") as folder:
+        answers = Path(folder) / "answers"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "gspo_hpc.rewards.trial", str(answers)],
+                input=json.dumps({"functions": terms, "prompt": prompt, "fields": fields, "texts": texts}),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
+                timeout=seconds,
+                check=False,
+            )
+            failure = f"ended its process with exit code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            failure = f"gave no answer within {seconds:g} s"
+        lines = answers.read_text("utf-8").splitlines() if answers.exists() else []
+    found = [Outcome(*json.loads(line)) for line in lines]
+    if len(found) < len(functions):  # the one that was tried, and the others after it, which were not
+        found.append(Outcome(failure, certain=False))
+    return found + [Outcome(None)] * (len(functions) - len(found))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Try the functions that standard input names; write a line for each into the file of the only argument."""
+    asked = json.load(sys.stdin)
+    with open(argv[0], "w", encoding="utf-8", buffering=1) as answers:
+        for term in asked["functions"]:
+            outcome = _try(RewardFunction(**term), asked["prompt"], asked["fields"], asked["texts"])
+            answers.write(f"{json.dumps(outcome)}\n")
+    return 0
+
+
+def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Sequence[str]) -> Outcome:
+    try:
+        function = loaded(term)
+    except BaseException as error:  # a user's file may raise anything, SystemExit too
+        lacks = isinstance(error, ImportError)
+        return Outcome(f"cannot be loaded: {error_text(error)}", not lacks, lacks)
+    built_in = snapshot.grader_file(term.function) is None
+    found: list[Outcome] = []
+    for text in texts:
+        try:
+            value, failure = function.call(text, len(text.split()), prompt, dict(fields))
+        except BaseException as error:
+            found.append(Outcome(f"raised {error_text(error)}", built_in or isinstance(error, _MISTAKES)))
+            continue
+        if value is not None:
+            return Outcome(None)
+        found.append(Outcome(failure))
+    return Outcome(found[0].failure, all(outcome.certain for outcome in found)) if found else Outcome(None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
