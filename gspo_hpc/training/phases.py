@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position
-from gspo_hpc.data.table import ShardedGroups
+from gspo_hpc.data.table import UNGRADED, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation import evaluate
 from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import broadcast_bytes
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated, RolloutWorker
 from gspo_hpc.runs import journal
@@ -62,8 +66,23 @@ class Sampler:
         self._weights.sleep()
         own = sorted([*finished.values(), *fresh.own.values()], key=lambda group: group.slot)
         groups = exchange.gather_table(update.with_advantages(own, self._recipe.objective.normalize_advantage))
-        self._observers.samples(cursor.step, "train", exchange.gather_samples(groups, config.tracking.samples))
+        shown = exchange.gather_samples(groups, config.tracking.samples)
+        self._observers.samples(cursor.step, "train", shown)
+        if cursor.rollout == 0 and bool(groups.table.flagged(UNGRADED).all()):
+            self._refuse(folder, len(groups.table), shown.failures)
         return Rollout(groups, after, fresh.engines)
+
+    def _refuse(self, folder: Path, completions: int, failures: Counter[str]) -> NoReturn:
+        """Raise ValueError on every rank: nothing can be learned from a first rollout without a reward.
+
+        Its journals are deleted, so that the next start grades again: a service may have been away. Collective.
+        """
+        ranks, text = self._worker.ranks, ""
+        if ranks.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            text = failures.most_common(1)[0][0]
+        text = broadcast_bytes(text.encode(), ranks.device).decode()
+        raise ValueError(f"reward.functions: no completion of the first rollout ({completions:,}) got a reward: {text}")
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
         """Generate what is requested; this rank's finished groups go into its journal."""

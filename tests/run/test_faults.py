@@ -182,3 +182,31 @@ def test_a_malformed_row_is_told_by_file_and_line_before_anything_starts(
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(rf"rows\.jsonl:2.*({fault})", done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+FAULTY = """
+import pathlib
+
+SERVICE = pathlib.Path(__file__).with_name("service")
+
+
+def faulty(completion, *, prompt, fields):
+    if not SERVICE.exists():
+        raise ConnectionError("no service")
+    return len(completion)
+"""
+
+
+def test_a_first_rollout_without_any_reward_stops_the_run(tiny_config: Path, tmp_path: Path) -> None:
+    """Two ranks end with the failure in a line. Later the same command grades all again. Half a minute."""
+    grader, run_dir, log = tmp_path / "grader.py", tmp_path / "run", tmp_path / "log"
+    grader.write_text(FAULTY)
+    functions = f"reward.functions=[{{function: '{grader}:faulty'}}]"
+    command = harness.command(tiny_config, run_dir, "run.max_steps=1", functions, *SHORT)
+    assert harness.finish(harness.start(command, log), log) == 2
+    said, quoted = log.read_text(), f"got a reward: {grader}:faulty: raised ConnectionError: no service"
+    assert re.search(rf"no completion of the first rollout \(\d+\) {quoted}", said), said[-3000:]
+    assert "Traceback" not in said and harness.metrics(run_dir) == []
+    (tmp_path / "service").touch()
+    assert harness.finish(harness.start(command, log), log) == 0, log.read_text()[-3000:]
+    assert [record["failures"] for record in harness.metrics(run_dir)] == [0]
