@@ -18,7 +18,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import NULLS, is_null, yaml_value
 from gspo_hpc.importers.report import Argument
-from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset, why_not_set
+from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset, why_left
 from gspo_hpc.importers.tables import Table
 from gspo_hpc.importers.typos import misspelt
 from gspo_hpc.system.text import near_miss
@@ -270,13 +270,7 @@ class Draft:
         """Return why a text of the script is not known in full: a clause that names the variable or the command."""
         if inner := re.search(r"\$\{(oc\.env:\w[^{}]*|\.*\w+(?:\.\w+)+|\.+\w+)\}", value):
             return f"it refers to {inner[1]}, which is not given"
-        found = re.findall(r"\$\{?[#!]?(\w+)", value)
-        for name in found:
-            if why := self.unknown.get(name) or self.unknown.get("*"):
-                return f"${name} {why}"
-        if unset := [name for name in found if name not in self.variables]:
-            return f"${unset[0]} {why_not_set(unset[0])}"
-        return "this form of expansion is not followed" if found else "its value is known only when the script runs"
+        return why_left(value, self.variables, self.unknown)
 
     def finish(self) -> tuple[Config, str]:
         """Return the config and its YAML. Raises ValueError with one line for each mistake of the original run."""

@@ -194,6 +194,7 @@ def unset(reader: Reader, node: Node) -> bool:
     for name in _names_in(reader, [child for child in node.named_children if source_of(child) not in flags], "unset"):
         if "-f" in flags:
             reader.functions.pop(name, None)
+            reader.scope.values.pop(f"function {name}", None)
         elif "-n" in flags:
             reader.scope.values.pop(name, None)
         elif name.isidentifier():
@@ -252,6 +253,9 @@ def declare(reader: Reader, node: Node) -> bool:
     given = list(node.named_children)
     flags = "".join(text[1:] for child in given if (text := source_of(child)).startswith("-"))
     if set(flags) & set("fFp"):
+        if "f" in flags and (kind == "readonly" or "r" in flags):
+            for name in _names_in(reader, [child for child in given if source_of(child)[:1] != "-"], kind):
+                reader.scope.put_mark("readonly function", name, True)
         return True
     frame = next((held for held in reversed(reader.frames) if held is not None), None)  # of the function, in eval too
     local = kind == "local" or (kind in ("declare", "typeset") and "g" not in flags)

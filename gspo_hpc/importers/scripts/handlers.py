@@ -21,6 +21,8 @@ def trap(reader: Reader, words: list[str], line: int) -> None:
         return
     handler, *signals = words
     named = [name for name in _BETWEEN if name in {signal.upper().removeprefix("SIG") for signal in signals}]
+    if "DEBUG" in named or "RETURN" in named:  # what they write becomes output of functions (set -T)
+        reader.scope.put_mark("option", "handlers", True)
     if named:
         reader.handlers.append((handler, f"may be set by the handler of {named[0]} (trap in line {line})"))
         set_by_handlers(reader)

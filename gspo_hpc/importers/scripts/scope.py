@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.importers.scripts.expansion.splitting import BLANKS, Open, is_open
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 _REFERENCE = "may be set through another name of a variable (declare -n) that is not known"
 REST = Open("${@}")  # as an argument: which ones stand here, and how many, is not known
@@ -75,6 +78,10 @@ class Scope:
     given: set[str] = field(default_factory=set)  # variables that stand in front of the calls that are followed
     lasting: set[str] = field(default_factory=set)  # variables that a function sets beyond those in front of its call
     listed: set[str] = field(default_factory=set)  # variables that were arrays at some place
+    bodies: list[Node] = field(default_factory=list)  # of all functions
+    outputs: dict[str, str] = field(default_factory=dict)  # NAME() -> why what the function writes is not known
+    depth: int = 0  # functions around the present words whose output is followed
+    followed: int = 0  # calls of functions whose output was followed
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""
@@ -175,7 +182,30 @@ class Scope:
         self.sourced = why
         self.touched.add("*")
         lost = [key for key, held in self.values.items() if key.isidentifier() and not isinstance(held, Reference)]
+        lost += [key for key in self.values if key.startswith("function ")]
         self.values.update(dict.fromkeys(lost, Unknown(why)))
+
+    # Functions whose output is followed are kept among the values in the same way, each as the number of its body.
+
+    def define(self, name: str, body: Node | None) -> None:
+        """Define a function."""
+        self.shadowed.add(name)
+        if body is None or self.mark("readonly function", name) is not False:
+            self.values[f"function {name}"] = Unknown("may not be changed (readonly)")
+            return
+        if body not in self.bodies:
+            self.bodies.append(body)
+        self.values[f"function {name}"] = str(self.bodies.index(body))
+
+    def body(self, name: str) -> Node | None:
+        """Return the body of a function, None where it is not known which one it has here, or whether it has one."""
+        held = self.values.get(f"function {name}")
+        as_written = self.mark("option", "expand_aliases") is False and self.mark("option", "handlers") is False
+        return self.bodies[int(held)] if isinstance(held, str) and as_written else None
+
+    def calls(self) -> dict[str, str]:
+        """Return why the outputs of functions are not known, for each NAME() that the script has defined."""
+        return {f"{name}()": not_followed(name) for name in self.shadowed} | self.outputs
 
     def restore(self, before: dict[str, Value], names: Iterable[str]) -> None:
         """Give variables the values that they had before."""
@@ -244,6 +274,25 @@ def why_not_set(name: str) -> str:
         return "is set by the shell"
     more = ", and a batch system or a launcher may set it" if is_launched(name) else ""
     return f"is not set in the script{more}"
+
+
+def not_followed(name: str) -> str:
+    """Return why it is not known what a function writes, as a clause that "it" stands before."""
+    return f"calls the function {name}, whose output is not followed"
+
+
+def why_left(value: str, variables: Container[str], unknown: Mapping[str, str]) -> str:
+    """Return why a text of a script is not known in full, as a clause. `unknown`: as a command of the script has it."""
+    found = re.findall(r"\$\{?[#!]?(\w+)", value)
+    for name in found:
+        if why := unknown.get(name) or unknown.get("*"):
+            return f"${name} {why}"
+    if unset := [name for name in found if name not in variables]:
+        return f"${unset[0]} {why_not_set(unset[0])}"
+    for name in re.findall(r"\$\(\s*([^\s()]+)", value.replace("...", " ")):
+        if why := unknown.get(f"{name}()"):
+            return f"it {why}"
+    return "this form of expansion is not followed" if found else "its value is known only when the script runs"
 
 
 def is_unset(value: Any) -> bool:

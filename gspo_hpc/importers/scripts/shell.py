@@ -186,7 +186,7 @@ class Reader:
                 name = source_of(node.named_children[0])
                 self.functions[name] = body = node.child_by_field_name("body")
                 self.bodies.setdefault(name, []).extend([] if body is None else [body])
-                self.scope.shadowed.add(name)
+                self.scope.define(name, body)
                 set_by_handlers(self)
                 return True
             case _:  # a group, the body of a loop
@@ -202,7 +202,7 @@ class Reader:
         shown = {key: value if isinstance(value, str) else f"${key}" for key, value in held.items()
                  if isinstance(value, str | Unknown)}  # fmt: skip
         lost = scope.partly | {key: value for key, value in held.items() if isinstance(value, Unknown)}
-        unknown = {key: value.why for key, value in lost.items()}
+        unknown = scope.calls() | {key: value.why for key, value in lost.items()}
         if is_open(scope.arguments):
             first = next(number for number, word in enumerate(scope.arguments, 1) if isinstance(word, Open))
             unknown |= {str(number): SHIFTED for number in range(first, 10)}

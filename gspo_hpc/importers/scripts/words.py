@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.expansion import patterns
+from gspo_hpc.importers.scripts.expansion import outputs, patterns
 from gspo_hpc.importers.scripts.expansion.parameters import (
     all_of,
     ansi_text,
@@ -53,7 +53,7 @@ _ACTIVE = (
     "command_substitution",
     "process_substitution",
 )
-_ERRORS = re.compile(r"^[^<>]*2>\s*/dev/null\s*$")  # a redirection of errors alone
+_ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$")  # a redirection of errors alone
 _QUOTES = re.compile(rb"['\"\\\\]")
 _COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
 # {a,b} and {1..3} without quotes become several words; that is not followed, so they are marked as unknown.
@@ -108,23 +108,24 @@ def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
         yield Piece(raw, splits=True)
     elif node.type == "command_substitution" and raw.startswith("$((") and raw.endswith("))"):
         value = computed(node, scope)  # within ${...} the grammar takes arithmetic for commands
-        yield not_known(raw, quoted) if value is None else Piece(str(value), not quoted)
+        yield _with_calls(raw, scope, not quoted) if value is None else Piece(str(value), not quoted)
     elif node.type == "command_substitution":
         found = _substituted(node, scope)
-        yield (
-            not_known(f"$({raw[1:-1]})" if raw.startswith("`") else raw, quoted)
-            if found is None
-            else Piece(found, not quoted)
-        )
+        raw = f"$({raw[1:-1]})" if raw.startswith("`") else raw
+        yield _with_calls(raw, scope, not quoted) if found is None else Piece(found, not quoted)
     elif node.type == "arithmetic_expansion":
         value = computed(node, scope) if raw.startswith("$((") else None
-        yield Piece(left(raw)) if value is None else Piece(str(value), not quoted)
+        yield _with_calls(raw, scope, False) if value is None else Piece(str(value), not quoted)
     elif node.type == "simple_expansion":
         yield from _parameter(raw[1:], None, raw, scope, quoted)
     elif node.type == "expansion":
         yield from _braces(node, raw, scope, quoted)
     else:
         yield from _region(node, list(_active(node)), node.start_byte, node.end_byte, scope, quoted)
+
+
+def _with_calls(raw: str, scope: Scope, several: bool) -> Piece:
+    return Piece(outputs.with_calls(raw, left(raw), scope), several=several)
 
 
 def computed(node: Node, scope: Scope) -> int | None:
@@ -194,45 +195,29 @@ def _substituted(node: Node, scope: Scope) -> str | None:
 
 
 def _written(node: Node, scope: Scope) -> str | None:
-    """Return what $(...) writes, where that follows from its words alone: of echo, basename, dirname, cd ... && pwd."""
-    inner = [child for child in node.named_children if child.type != "comment"]
-    if len(inner) == 1 and inner[0].type == "list":
+    """Return what $(...) or a function writes, where that follows from words alone; of two commands: cd ... && pwd."""
+    inner = [child for child in node.children if child.type == "&" or (child.is_named and child.type != "comment")]
+    if len(inner) == 1 and inner[0].type == "list" and inner[0].children[1].type == "&&":
         inner = [child for child in inner[0].named_children if child.type != "comment"]
     inner = [child.child_by_field_name("body") or child
              if child.type == "redirected_statement" and _ERRORS.search(source_of(child)) else child
              for child in inner]  # fmt: skip
     if not inner or any(child.type != "command" for child in inner):
         return None
-    commands = [settled(word for part in child.named_children for word in words_of(part, scope)) for child in inner]
+    parts = [child.named_children for child in inner]
+    if any(part.type.endswith("_redirect") for command in parts for part in command):
+        return None
+    commands = [settled(word for part in command for word in words_of(part, scope)) for command in parts]
     if not all(words and not any(map(is_unset, words)) for words in commands):
         return None
+    if len(commands) == 1 and commands[0][0] in scope.shadowed:
+        return outputs.called(commands[0][0], commands[0][1:], scope, _written)
     if any(words[0] in scope.shadowed for words in commands):
         return None
     if len(commands) == 2 and commands[0][0] == "cd" and commands[1] == ["pwd"]:
         folder = [word for word in commands[0][1:] if word not in ("-P", "--")]
         return os.path.normpath(folder[0]) if len(folder) == 1 else None
-    if len(commands) > 1:
-        return None
-    (name, *words) = commands[0]
-    words = [word for number, word in enumerate(words) if number or word != "--"]
-    if name in ("realpath", "readlink") and [word for word in words if word not in ("-f", "-e", "-m")] == [
-        scope.script
-    ]:
-        return scope.script
-    if name == "expr":
-        plain = all(re.fullmatch(r"-?\d{1,18}|[-+*/%()]", word) for word in words)
-        value = evaluate(" ".join(words), Scope()) if plain and words else None
-        return None if value is None else str(value)
-    if any(word.startswith("-") for word in words):
-        return None
-    if name == "echo" and not any(re.search(r"[\\*?\[]", word) for word in words):
-        return " ".join(words)
-    if name == "basename" and len(words) in (1, 2):
-        last = words[0].rstrip("/").rpartition("/")[2]
-        return last.removesuffix(words[1]) if len(words) == 2 and last != words[1] else last
-    if name == "dirname" and len(words) == 1:
-        return os.path.dirname(words[0].rstrip("/")) or ("/" if words[0].startswith("/") else ".")
-    return None
+    return outputs.output_of(commands[0], scope, evaluate) if len(commands) == 1 else None
 
 
 def subscript_of(text: str, scope: Scope) -> str | None:

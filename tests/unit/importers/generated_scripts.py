@@ -25,6 +25,7 @@ class Writer:
         self._random = random.Random(seed)
         self._sites = 0
         self._functions: list[str] = []
+        self._writers: tuple[str, ...] = ("g", "h")  # functions that only write, of which h may use g
         self._named = 0  # functions
         self._in_function = self._apart = False
         self._loops = 0
@@ -32,7 +33,7 @@ class Writer:
 
     def script(self) -> str:
         """Return the text of the script, which ends with a run that shows all variables."""
-        lines = ["V=B"]
+        lines = ["V=B", *self._number_writer(), *self._writer(), *self._writer()]
         for _ in range(self._random.randint(3, 9)):
             lines += self._statement()
         shown = ['"$A"', "$B", '"${C-}"', "$D", "${I:-0}", '"$J"', '"${L[@]}"', "x${M[*]}", '"$*"', "$#"]
@@ -87,7 +88,8 @@ class Writer:
                 lambda: self._changed(name), lambda: self._changed(name), f"${{#{name}}}",
                 lambda: f"$(({self._sum()}))",
                 lambda: self._arguments(quoted), lambda: self._arguments(quoted), lambda: self._elements(array),
-                lambda: self._elements(array), lambda: self._command(), f"${{K[{self._random.choice('ab')}]}}",
+                lambda: self._elements(array), lambda: self._command(), *[self._output] * 2,
+                f"${{K[{self._random.choice('ab')}]}}",
             )  # fmt: skip
         finally:
             self._depth -= 1
@@ -141,11 +143,42 @@ class Writer:
             "$(basename /m/Q.sh .sh)",
             lambda: f"`echo {self._plain()}`", lambda: f"$(basename {self._plain()})",
             lambda: f"$(dirname {self._plain()})",
+            lambda: f"$(printf '%s\\n' {self._word()} {self._plain()})", "$(echo -n a -n)", "$(cd a || pwd)",
+            "$(echo a <<< b)", "$(echo x2>/dev/null)",
             "$(outside o)", "$(outside 'o p')", "$(printf %s q)", lambda: f"$(echo \"${{{self._scalar()}}}\" | tr a b)",
         )  # fmt: skip
 
+    def _output(self) -> str:
+        if not self._writers:
+            return "$(n)"
+        name, count = self._random.choice(self._writers), self._random.choice((0, 1, 1, 2))
+        words = [self._word() if self._depth < 4 else self._plain() for _ in range(count)]
+        after = self._one(*[""] * 6, " 2>/dev/null", " | cat", ">/dev/null", " &")
+        return f"$({' '.join((name, *words))}{after})"
+
+    def _writer(self) -> list[str]:
+        """Return a function that only writes; it is defined again at times, and perhaps behind a condition."""
+        name = self._random.choice(("g", "h"))
+        known, self._writers = self._writers, ("g",) if name == "h" and "g" in self._writers else ()
+        words = " ".join(self._one(self._word, "$1", '"$1"', '"$@"', "$*", "$#", "${2:-z}") for _ in range(2))
+        command = self._one(
+            *[f"echo {words}"] * 4, f"printf '%s' {words}", f"printf '%s\\n' {words}", f"printf '<%s> %s%%' {words}",
+            f"echo -n {words}", f"echo {words} | cat", f"A=in; echo {words}", f"echo {words}; echo b", "basename $1",
+            f"echo {words} >/dev/null", f"echo {words} 2>/dev/null", f"[ -e /nowhere ] && echo {words}",
+            f"local A=in; echo {words}", f"printf '%5s' {words}",
+        )  # fmt: skip
+        self._writers = known
+        begin, end = self._one("{ }", "{ }", "{ }", "( )").split()
+        after = self._one(*[""] * 7, " >/dev/null", " 2>/dev/null")
+        head = self._one(*["", ""] * 3, "[ -e /nowhere ] || ", "outside_ok && ")
+        return [f"{head}{name}() {begin} {command}; {end}{after}", self._one(f"unset -f {name}", *[":"] * 7)]
+
+    def _number_writer(self) -> list[str]:
+        """Return a function that writes a number."""
+        return [f"n() {{ {self._one('echo $((I * 2 + 1))', 'echo $(( ${1:-3} + J ))', 'echo 8', 'expr 3 + 4')}; }}"]
+
     def _sum(self) -> str:
-        number = self._one("I", "J", "I", "J", "3", "$((I))", "${J:-0}", "0x1f", "010")
+        number = self._one("$(n)", "$(n 4)", "I", "J", "I", "J", "3", "$((I))", "${J:-0}", "0x1f", "010")
         other = self._one("I", "J", "2", "5", "(I+1)", "${#L[@]}", "-I", "!J", "I==J", "I<3")
         return self._one(
             f"{number} + {other}", f"{number}*{other}", f"{number} / 2", f"{number} % 3", f"{number} > {other} ? I : 4",
@@ -170,6 +203,7 @@ class Writer:
             self._call,
             lambda: [self._run()], lambda: [self._run()], lambda: [self._short()], lambda: [self._short()],
         ]  # fmt: skip
+        simple += [self._writer, self._writer, self._number_writer]
         if self._loops:
             simple += [lambda: [self._one(*_LEAVES)]] * 4
         if self._in_function:
