@@ -1,7 +1,8 @@
-"""Arguments of vLLM in `rollout.engine`: those that other settings decide, and the defaults of those that count."""
+"""Arguments of vLLM in `rollout.engine`: those that other settings decide, the values of some, and defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gspo_hpc.config.schema import Config
@@ -36,6 +37,48 @@ def _possible(name: str, given: Any) -> bool:
     if isinstance(given, bool) or not isinstance(given, int | float):
         return False
     return 0 < given <= 1 if name == "gpu_memory_utilization" else 1 <= given < 1e9 and given == int(given)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_share(value: Any) -> bool:
+    """Return whether a value is a number above 0 and up to 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or null."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+_COUNTED = (  # arguments whose values are counts or sizes, besides those that have a bound of their own
+    *("block_size", "max_logprobs", "kv_cache_memory_bytes", "long_prefill_token_threshold", "cpu_offload_gb"),
+    *("max_num_partial_prefills", "swap_space"),
+)
+
+ONLY_ENGINE_VALUES = {  # arguments that have one value here, which engines have without them
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enable_sleep_mode": True,
+    "skip_tokenizer_init": False,
+    "enable_return_routed_experts": True,
+}
+
+# The values that each argument may have, and the words for a message.
+ENGINE_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "gpu_memory_utilization": (is_share, "must be above 0 and at most 1"),
+    "max_num_seqs": (is_count, "must be a whole number, 1 or more"),
+    "max_num_batched_tokens": (is_count, "must be a whole number, 1 or more"),
+    "pipeline_parallel_size": (lambda v: v == 1, "must be 1: an engine is cut by rollout.tensor_parallel_size alone"),
+    "data_parallel_size": (lambda v: v == 1, "must be 1: rollout.engines_per_node says how many engines there are"),
+    "enable_sleep_mode": (lambda v: v is True, "must be true: engines sleep while the trainer works"),
+    "skip_tokenizer_init": (lambda v: v is False, "must be false: reward functions need text"),
+    "enable_return_routed_experts": (lambda v: v is True, "must be true or absent: moe.router_replay sets it"),
+    **dict.fromkeys(_COUNTED, (is_number, "must be a number")),
+}
 
 
 # The arguments of vllm.LLM in version 0.32, by which misspelt ones are found. Other versions have others, too.

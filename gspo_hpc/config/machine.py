@@ -14,12 +14,12 @@ from gspo_hpc.config.section import (
     WHOLE,
     Count,
     CountFrom0,
-    FreeForm,
     Lines,
     Listed,
     Matching,
     Number,
     OneLine,
+    OptionsAsText,
     PerNode,
     Positive,
     SbatchText,
@@ -228,7 +228,7 @@ class Slurm(Section):
     mail_user: SbatchText | None = key(None, "sbatch --mail-user.")
     mail_type: SbatchText | None = key(None, "sbatch --mail-type.")
     comment: SbatchText | None = key(None, "sbatch --comment.")
-    sbatch: FreeForm = key({}, "More options of sbatch: their names without dashes, and their values.")
+    sbatch: OptionsAsText = key({}, "More options of sbatch: their names without dashes, and their values.")
     srun: Lines = key((), "More arguments of srun.")
     modules: Lines = key((), "Environment modules to load (module load NAME).")
     setup: Lines = key((), "Lines of shell that run before anything else in the job.")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gspo_hpc.config import paths, plugins, schema
+from gspo_hpc.config.engine_arguments import ENGINE_VALUES
 from gspo_hpc.config.reading.config_yaml import Ambiguous, number_meant
 from gspo_hpc.config.reading.peer_names import here, inside
 from gspo_hpc.config.section import Inner, Section, describe
@@ -30,6 +31,7 @@ _BOUNDS = {
     "less_than_equal": ("le", "must be at most {}"),
     "less_than": ("lt", "must be below {}"),
 }
+_ENGINE = "rollout.engine"
 _PHRASES = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -58,7 +60,7 @@ def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
     loc, kind, given = one["loc"], one["type"], one["input"]
     if kind == "value_error" and isinstance(inner := one["ctx"]["error"], Inner):
         key = dotted((*loc, *inner.steps))
-        return f"{place(key)}: {key} {inner}"
+        return f"{place(key)}: {key} {_argument(key, inner.given) if inner.given is not None else inner}"
     key = dotted(loc)
     if kind == "union_tag_invalid":
         return f"{place('algorithm.name')}: algorithm.name {_no_algorithm(given.get('name'))}"
@@ -76,9 +78,7 @@ def _wrong(one: ErrorDetails) -> str:
     if kind == "value_error":
         return str(one["ctx"]["error"])
     if isinstance(given, Ambiguous):
-        text, must = kind == "string_type", _range(field)
-        refused = must and field is not None and not any(schema.in_range(field, number) for number in given.numbers())
-        return given.refusal(number=not text, text=text, must=must if refused else "")
+        return _ambiguous(given, kind, field)
     if kind == "model_type":
         return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
     if kind == "literal_error" and field is not None:
@@ -98,6 +98,28 @@ def _wrong(one: ErrorDetails) -> str:
     huge = isinstance(given, int) and abs(given) >= 10**18
     default = f"; {one['loc'][1]} has {field.default}" if _is_tagged(one["loc"]) and field is not None else ""
     return f"{rule}; found {f'{len(str(given))} digits' if huge else repr(given)}{default}"
+
+
+def _ambiguous(given: Ambiguous, kind: str, field: Any) -> str:
+    """Return what to write for a value that YAML 1.1 and 1.2 read differently, of what its key takes."""
+    whole = kind == "int_type"
+    numbers = whole or kind == "float_type"
+
+    def taken(value: Any) -> bool:
+        in_range = field is None or schema.in_range(field, value)
+        return in_range and not (whole and isinstance(value, float))
+
+    must = "" if kind == "string_type" else (numbers and _range(field)) or _KINDS.get(kind, "")
+    return given.refusal(number=numbers, text=not must, taken=taken, must=must)
+
+
+def _argument(key: str, given: Ambiguous) -> str:
+    """Return the same for what stands in a free-form value: only of some arguments of vLLM the range is known."""
+    name = key.removeprefix(f"{_ENGINE}.")
+    if name == key or name not in ENGINE_VALUES:
+        return given.refusal()
+    holds, must = ENGINE_VALUES[name]
+    return given.refusal(text=False, taken=holds, must=must)
 
 
 def _rule(one: ErrorDetails, field: Any) -> str:

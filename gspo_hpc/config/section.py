@@ -88,26 +88,36 @@ def _tuple(value: Any) -> Any:
 
 
 class Inner(ValueError):
-    """A mistake inside a free-form value: the steps that lead to it, and the end of a sentence that begins with it."""
+    """A mistake inside a free-form value: the steps that lead to it, and the end of a sentence that begins with it.
 
-    def __init__(self, steps: tuple[str | int, ...], text: str) -> None:
+    `given` is a value of which the key itself says what may be meant.
+    """
+
+    def __init__(self, steps: tuple[str | int, ...], text: str, given: Ambiguous | None = None) -> None:
         super().__init__(text)
-        self.steps = steps
+        self.steps, self.given = steps, given
 
 
-def plain(value: Any, steps: tuple[str | int, ...] = ()) -> Any:
-    """Return a deep copy of free-form values, which survives YAML and JSON unchanged. Raises Inner for others."""
+def plain(value: Any, steps: tuple[str | int, ...] = (), *, as_text: bool = False) -> Any:
+    """Return a deep copy of free-form values, which survives YAML and JSON unchanged. Raises Inner for others.
+
+    `as_text`: whoever gets them reads text, and not as YAML does.
+    """
     if isinstance(value, Mapping):
         if bad := [name for name in value if not isinstance(name, str)]:
             raise Inner(steps, f"has the key {bad[0]!r}; keys must be text: put quotes around it")
-        return {name: plain(item, (*steps, name)) for name, item in value.items()}
+        return {name: plain(item, (*steps, name), as_text=as_text) for name, item in value.items()}
     if isinstance(value, Ambiguous):
-        raise Inner(steps, value.refusal())
+        raise Inner(steps, value.refusal(number=not as_text), None if as_text else value)
     if isinstance(value, list | tuple):
-        return [plain(item, (*steps, number)) for number, item in enumerate(value)]
+        return [plain(item, (*steps, number), as_text=as_text) for number, item in enumerate(value)]
     if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise Inner(steps, f"is {describe(value)}; allowed: text, finite numbers, true, false, null, lists, mappings")
+
+
+def _plain_text(value: Any) -> Any:
+    return plain(value, as_text=True) if isinstance(value, Mapping) else value
 
 
 def checked(holds: Callable[[Any], bool], text: str) -> AfterValidator:
@@ -173,7 +183,8 @@ Lines = Annotated[tuple[OneLine, ...], BeforeValidator(_tuple)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_tuple)]
 Listed = BeforeValidator(_tuple)  # for tuples of sections
 FreeForm = Annotated[dict[str, Any], BeforeValidator(lambda v: plain(v) if isinstance(v, Mapping) else v)]
-TextByName = Annotated[dict[str, str], BeforeValidator(lambda v: plain(v) if isinstance(v, Mapping) else v)]
+OptionsAsText = Annotated[dict[str, Any], BeforeValidator(_plain_text)]  # 24:00:00 is no number to who gets them
+TextByName = Annotated[dict[str, str], BeforeValidator(_plain_text)]
 
 
 def is_sbatch_option(name: str, value: object) -> bool:

@@ -126,6 +126,7 @@ class PlanBuilder:
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self.memory: Estimate | None = None
+        self.explained = True  # whether messages say what would fix memory that lacks
         self.case: Case | None = None  # what rules about memory look at, where it may not fit
 
     @property

@@ -136,8 +136,9 @@ def judge(
     """Return a plan with its quantities and broken rules, for callers that judge many configs in a row.
 
     With `models`, each model is read once. Rules about memory take longest: they are looked at only if `memory` asks
-    for it and every other rule holds, and warnings only if all do. Where more than `enough` rules are broken, the plan
-    has just as many as show that, whichever they are: that takes a third of the time.
+    for it and every other rule holds, and warnings only if all do; their messages then name no fix. Where more than
+    `enough` rules are broken, the plan has just as many as show that, whichever they are: that takes a third of the
+    time.
     """
     plan = PlanBuilder(config, rows, models)
     quantities.fill_in(plan)
@@ -149,6 +150,7 @@ def judge(
             return plan
     plan.not_run += planned_only.found(plan)
     if memory and not plan.broken:
+        plan.explained = False
         _judge_memory(plan)
         if not plan.broken:
             remarks.add(plan)

@@ -37,38 +37,40 @@ class Ambiguous:
     def __repr__(self) -> str:
         return self.text  # pydantic's errors show it
 
-    def refusal(self, *, number: bool = True, text: bool = True, must: str = "") -> str:
+    def refusal(
+        self, *, number: bool = True, text: bool = True, taken: Callable[[Any], bool] = lambda _: True, must: str = ""
+    ) -> str:
         """Return what to write instead where a number, or text, is taken: the end of a sentence that begins with it.
 
-        `must` says what a number must be where none that may be meant is allowed.
+        Only numbers that are `taken` are proposed; where there is none, `must` says what the value must be.
         """
         why, meant = self._base_60() if ":" in self.text else self._leading_zero()
-        if number and must:
-            return f"is {self.text}, {why}; that is {meant}, and it {must}"
-        options = [f"write {meant}"] * number + ["put quotes around text"] * text
+        allowed = [value for value in meant if number and taken(value)]
+        if must and not allowed:
+            return f"is {self.text}, {why}; {f'that is {_shown(meant)}, and it ' * number}{must}"
+        options = [f"write {_shown(allowed)}"] if allowed else []
+        options += ["put quotes around text"] * text
         return f"is {self.text}, {why}; {' or '.join(options)}"
 
-    def numbers(self) -> tuple[float, ...]:
-        """Return the numbers that may be meant."""
-        _, meant = self._base_60() if ":" in self.text else self._leading_zero()
-        return tuple(float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", meant))
-
-    def _base_60(self) -> tuple[str, str]:
+    def _base_60(self) -> tuple[str, list[int | float]]:
         """Return what the value is in YAML 1.1, and the number that is then meant."""
         whole, _, fraction = self.text.partition(".")
         number = 0
         for part in whole.lstrip("-+").split(":"):
             number = number * 60 + int(part)
-        return (
-            "a number of base 60 in YAML 1.1",
-            f"{'-' * whole.startswith('-')}{number}{f'.{fraction}' * bool(fraction)}",
-        )
+        sign = -1 if whole.startswith("-") else 1
+        return "a number of base 60 in YAML 1.1", [sign * (float(f"{number}.{fraction}") if fraction else number)]
 
-    def _leading_zero(self) -> tuple[str, str]:
+    def _leading_zero(self) -> tuple[str, list[int | float]]:
+        """Return what is wrong with the value, and the numbers that may be meant: the decimal one, and the octal."""
         digits = self.text.replace("_", "")
-        number = int(digits)
-        octal = int(digits, 8) if re.fullmatch(r"[-+]?[0-7]+", digits) else number
-        return "which begins with 0", f"{number}{f' ({octal} if it is octal)' if octal != number else ''}"
+        octal = [int(digits, 8)] if re.fullmatch(r"[-+]?[0-7]+", digits) else []
+        return "which begins with 0", list(dict.fromkeys([int(digits), *octal]))
+
+
+def _shown(meant: list[int | float]) -> str:
+    """Return the numbers that may be meant, of which a second one is octal."""
+    return f"{meant[0]}{f' ({meant[1]} if it is octal)' if len(meant) > 1 else ''}"
 
 
 def numbers_meant(text: str, *, whole: bool = False) -> tuple[int | float, ...]:

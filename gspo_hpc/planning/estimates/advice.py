@@ -10,11 +10,10 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gspo_hpc.config.derived import offload_trainer, pass_sizes
+from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.config.engine_arguments import engine_setting
-from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.devices import Device
@@ -31,8 +30,6 @@ from gspo_hpc.planning.estimates.memory import (
 from gspo_hpc.system.text import in_gib
 
 MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
-_WITH_A_TRAINER_THAT_STAYS = ("gradients", "optimizer", "kv_cache", "engine_working")  # in the first weight sync
-_LARGER = "GPUs with more memory"
 
 
 class Case(NamedTuple):
@@ -42,6 +39,7 @@ class Case(NamedTuple):
     config: Config
     arch: Architecture
     device: Device
+    explained: bool = True  # whether somebody reads what would fix it: to look for that takes several estimates
 
     def describe(self, phase: Phase) -> str:
         """Return what a phase takes of the card, with its largest parts."""
@@ -49,6 +47,14 @@ class Case(NamedTuple):
         parts = [f"{shown(name)} {in_gib(size)}" for name, size in largest if size]
         card = f"{in_gib(self.found.card)} GiB of {self.device.name}"
         return f"{shown(phase.name)} takes {in_gib(phase.total)} GiB of the {card} ({', '.join(parts)})"
+
+    def lighter(self, most: float) -> str:
+        """Return what brings the trainer's passes down to this many bytes; nothing where nobody reads it."""
+        if not self.explained:
+            return ""
+        from gspo_hpc.planning.estimates import lighter  # only here: most plans fit
+
+        return lighter.ways(self.arch, self.config, self.device, most)
 
     @property
     def generation(self) -> Phase:
@@ -62,15 +68,14 @@ def case(plan: PlanBuilder) -> Case | None:
     if plan.memory is None or arch is None or cluster.gpu is None:
         return None
     device = devices.find(cluster.gpu, cluster.network_gb_per_s)
-    return Case(plan.memory, plan.config, arch, device)
+    return Case(plan.memory, plan.config, arch, device, plan.explained)
 
 
 def trainer(case: Case) -> Iterator[str]:
     """Yield that the fullest phase of the trainer does not fit, and what would fix it."""
     peak = case.found.peak
     if peak.total > case.found.card:
-        fix = _after_engines(peak, case.config, case.arch, case.device) or _lighter(peak, case.config)
-        yield f"{case.describe(peak)}: out of memory; {fix}"
+        yield f"{case.describe(peak)}: out of memory; {case.lighter(case.found.card)}"
 
 
 def engine(case: Case) -> Iterator[str]:
@@ -114,7 +119,7 @@ def warnings(case: Case) -> Iterator[str]:
     found = case.found
     if found.peak.total <= found.card and found.headroom < HEADROOM:
         least = f"less than {HEADROOM:.0%} is left for peaks"
-        yield f"{case.describe(found.busiest)}: {least}; {_lighter(found.busiest, case.config)}"
+        yield f"{case.describe(found.busiest)}: {least}; {case.lighter((1 - HEADROOM) * found.card)}"
     yield from node(case, certain=False)
 
 
@@ -133,6 +138,8 @@ def _engines(generation: Phase, config: Config, arch: Architecture, device: Devi
 
     If there are none, a sequence for which there is room.
     """
+    from gspo_hpc.planning.estimates import lighter  # only here: most engines fit
+
     rollout, longest = config.rollout, config.rollout.max_prompt_length + config.rollout.max_response_length
     share, memory, colocated = engine_setting(config, "gpu_memory_utilization"), device.memory, rollout.mode != "server"
     found: list[list[str]] = []
@@ -141,10 +148,10 @@ def _engines(generation: Phase, config: Config, arch: Architecture, device: Devi
         names = {"cuda_and_nccl"} if aside else set(generation.parts) - OF_ENGINES
         beside = sum(generation.parts[name] for name in names) if colocated else 0  # what the trainer holds
         most = math.floor(100 * min(MOST, 1 - beside / memory)) / 100
-        for changed, texts in _sizes(config, arch):
+        for changed, larger in lighter.engine_sizes(config, arch):
             needed = engine_bytes(arch, changed, device, longest)
             least = math.ceil(100 * needed / memory) / 100
-            texts += ["memory.offload_trainer=true"] * aside
+            texts = [f"{key}={value}" for key, value in larger] + ["memory.offload_trainer=true"] * aside
             shared = f"rollout.engine.gpu_memory_utilization={min(max(share, least), most):g}"
             if needed <= share * memory <= memory - beside:
                 found.append(texts)
@@ -160,68 +167,4 @@ def _engines(generation: Phase, config: Config, arch: Architecture, device: Devi
     pieces = 2 * config.parallel.context_parallel_size
     if (length := room // pieces * pieces - rollout.max_prompt_length) > 0:
         return " ".join([*with_it, f"rollout.max_response_length={length}"])
-    return f"no engine that its node and the model's heads allow has room: take {_LARGER}"
-
-
-def _sizes(config: Config, arch: Architecture) -> Iterator[tuple[Config, list[str]]]:
-    """Yield the config, then it with every larger engine that the rules allow; as many GPUs generate as before."""
-    rollout, gpus = config.rollout, config.cluster.gpus_per_node
-    size, engines = rollout.tensor_parallel_size, rollout.engines_per_node
-    yield config, []
-    for larger in range(size + 1, gpus + 1):
-        if gpus % larger or not divisions.engine_divides_heads(arch, larger):
-            continue
-        fewer = None if engines is None else engines * size // larger
-        if engines is not None and engines * size % larger:
-            continue
-        texts = [f"rollout.tensor_parallel_size={larger}"]
-        texts += [] if fewer is None else [f"rollout.engines_per_node={fewer}"]
-        changed = replace(rollout, tensor_parallel_size=larger, engines_per_node=fewer)
-        yield replace(config, rollout=changed), texts
-
-
-def _after_engines(phase: Phase, config: Config, arch: Architecture, device: Device) -> str:
-    """Return what fixes a weight sync; empty for phases in which no engine is awake.
-
-    Either each GPU holds a smaller part of the engine's weights, or less of the trainer, beside which engines start
-    asleep.
-    """
-    if (weights := phase.parts.get("engine_weights")) is None:
-        return ""
-    others = phase.total - weights
-    lent = sum(phase.parts.get(name, 0) for name in _WITH_A_TRAINER_THAT_STAYS) * (not offload_trainer(config))
-    options = ["memory.offload_trainer=true"] if lent and phase.total - lent <= device.memory else []
-    for changed, texts in _sizes(config, arch):
-        cut = weights * config.rollout.tensor_parallel_size // changed.rollout.tensor_parallel_size
-        if others + cut <= device.memory:
-            options.append(" ".join(texts))
-            break
-    return " or ".join(options) or _lighter(phase, config)
-
-
-def _lighter(phase: Phase, config: Config) -> str:
-    """Return what to try first for a phase that takes too much."""
-    sizes, parallel, options = phase.parts, config.parallel, []
-    model_ranks = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-    if not config.optimizer.distributed and sizes.get("optimizer") and config.world_size > model_ranks:
-        options.append("optimizer.distributed=true")
-    if sizes.get("activations", 0) > 0.2 * phase.total:
-        if config.memory.recompute_granularity != "full":
-            options.append("memory.recompute_granularity=full")
-        options += _smaller(phase, config)
-    if sizes.get("optimizer", 0) > 0.2 * phase.total and not config.memory.offload_optimizer:
-        options.append("memory.offload_optimizer=true")
-    more = config.world_size > model_ranks * parallel.context_parallel_size
-    options.append("another layout (gspo-hpc suggest)" if more else f"more GPUs that train, or {_LARGER}")
-    return " or ".join(options)
-
-
-def _smaller(phase: Phase, config: Config) -> Iterator[str]:
-    """Yield the smallest micro-batch of that pass, if it has a larger one."""
-    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    name, prefix = ("old_logprobs", "logprob_") if phase.name == "logprobs" else ("update", "")
-    size = pass_sizes(config)[name]
-    if size.micro_batch_tokens is not None and size.micro_batch_tokens > longest:
-        yield f"batch.{prefix}micro_batch_tokens={longest}"
-    if size.micro_batch_size is not None and size.micro_batch_size > 1:
-        yield f"batch.{prefix}micro_batch_size=1"
+    return f"no engine that its node and the model's heads allow has room: take {lighter.LARGER}"

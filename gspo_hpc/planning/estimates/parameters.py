@@ -23,6 +23,9 @@ _PROCESSES = 4 * GIB  # a figure of experience: what a rank with its engine take
 _VOCABULARY_BLOCK = 64  # rows: vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
+STATE = 16  # bytes that a parameter takes at least, over all ranks: weights, gradients and Adam's state
+
+
 @dataclass(frozen=True)
 class Count:
     """Parameters of one rank, by the ranks that share them."""

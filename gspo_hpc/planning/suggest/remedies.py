@@ -32,7 +32,6 @@ from gspo_hpc.system.text import in_gib
 _MOST_NODES = 32  # times as many nodes as there are
 _MOST_OF_ENGINE = 4  # nodes of one engine
 _ENGINE = "rollout.tensor_parallel_size"
-_STATE = 16  # bytes that a parameter takes at least, over all ranks: weights, gradients and Adam's state
 _SHORTEST = 256  # tokens of a response
 _LARGER = 1.5  # times as large as one of the family, so that a model of another family is offered, too
 _PAIRS = 2  # that are offered
@@ -279,7 +278,7 @@ def _may_fit(search: Search) -> bool:
     config, size, card = search.config, parameters.parameters(search.arch), search.device.memory
     engine = max(config.cluster.gpus_per_node, config.rollout.tensor_parallel_size)
     item = 4 if config.model.dtype == "float32" else 2
-    return size * _STATE <= config.world_size * card and size * item <= engine * card
+    return size * parameters.STATE <= config.world_size * card and size * item <= engine * card
 
 
 def _changed(config: Config, changes: dict[str, Any]) -> Config:

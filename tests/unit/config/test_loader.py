@@ -268,6 +268,43 @@ def test_wrong_settings(setting: str, words: str) -> None:
     assert line.startswith("command line: ") and words in line
 
 
+SIXTY = "a number of base 60 in YAML 1.1"
+
+
+@pytest.mark.parametrize(
+    ("setting", "end"),
+    [
+        ("slurm.sbatch={time-min: 24:00:00}", f"is 24:00:00, {SIXTY}; put quotes around text"),
+        ("slurm.sbatch={account: 0777}", "is 0777, which begins with 0; put quotes around text"),
+        ("slurm.environment={A: 1:00}", f"is 1:00, {SIXTY}; put quotes around text"),
+        ("rollout.engine.max_num_seqs=1:00", f"is 1:00, {SIXTY}; write 60"),
+        ("rollout.engine.max_num_seqs=0100", "is 0100, which begins with 0; write 100 (64 if it is octal)"),
+        (
+            "rollout.engine.max_num_seqs=00",
+            "is 00, which begins with 0; that is 0, and it must be a whole number, 1 or more",
+        ),
+        (
+            "rollout.engine.gpu_memory_utilization=1:00",
+            f"is 1:00, {SIXTY}; that is 60, and it must be above 0 and at most 1",
+        ),
+        (
+            "rollout.engine.enable_sleep_mode=00",
+            "is 00, which begins with 0; that is 0, and it must be true: engines sleep while the trainer works",
+        ),
+        ("rollout.engine.revision=1:00", f"is 1:00, {SIXTY}; write 60 or put quotes around text"),
+        ("reward.functions=[{function: f, args: {a: 1:00}}]", f"is 1:00, {SIXTY}; write 60 or put quotes around text"),
+        ("batch.share_prompts=00", "is 00, which begins with 0; must be true or false"),
+        ("run.max_steps=1:30.5", f"is 1:30.5, {SIXTY}; that is 90.5, and it must be at least 1 and at most 1000000000"),
+        ("run.max_steps=00", "is 00, which begins with 0; that is 0, and it must be at least 1 and at most 1000000000"),
+        ("slurm.signal_seconds=0177777", "is 0177777, which begins with 0; write 65535"),
+    ],
+)
+def test_only_what_a_key_takes_is_proposed(setting: str, end: str) -> None:
+    """Slurm reads text by itself: 24:00:00 is a day to it, and 86400 two months."""
+    (line,) = problems(None, setting)
+    assert line.endswith(f" {end}"), line
+
+
 def test_a_mistake_has_the_place_where_its_value_was_given(tmp_path: Path) -> None:
     """A value of the command line is not blamed on the line of the file that it replaces, and a profile has its own."""
     (tmp_path / "site.yaml").write_text("slurm:\n  partition: gpu\n  time_minutes: 0\n")

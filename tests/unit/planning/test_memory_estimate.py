@@ -357,14 +357,15 @@ def test_advice_names_the_number() -> None:
 
 def test_what_is_least_already_is_not_advised() -> None:
     config = made(
-        cluster={"gpu": "A100-40GB", "nodes": 1, "gpus_per_node": 1},
+        cluster={"gpu": "H200-141GB", "nodes": 1, "gpus_per_node": 1},
         rollout={"tensor_parallel_size": 1},
         batch={"micro_batch_tokens": 8192, "global_batch_size": 256},
     )
     update = make_plan(config).broken[0].message
     assert "micro_batch" not in update and "parallel ranks" not in update and "optimizer.distributed" not in update
     assert update.endswith("memory.offload_optimizer=true or more GPUs that train, or GPUs with more memory"), update
-    roomy = replace(config, batch=replace(config.batch, micro_batch_tokens=32768))
+    layers = replace(config, memory=replace(config.memory, recompute_granularity="full"))
+    roomy = replace(layers, batch=replace(layers.batch, micro_batch_tokens=40960))
     assert "batch.micro_batch_tokens=8192 or" in make_plan(roomy).broken[0].message
 
 

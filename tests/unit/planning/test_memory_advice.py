@@ -1,0 +1,93 @@
+"""What a plan says would help a trainer that does not fit, or fits only just: only what is enough by its estimate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.plan import make_plan
+from tests.unit.planning.test_memory_estimate import SHARE, advised, made, overridden
+
+MACHINES = ("another layout (gspo-hpc suggest)", "more GPUs that train, or GPUs with more memory")
+ROOMY = {"tensor_parallel_size": 8, "engine": {SHARE: 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("model", "machines"),
+    [("Qwen2.5-32B", MACHINES[0]), ("Qwen2.5-72B", MACHINES[1]), ("Qwen3-235B-A22B", MACHINES[1])],
+)
+def test_a_model_that_is_too_large_needs_more_than_recomputation(model: str, machines: str) -> None:
+    """Its gradients alone fill a card, so neither smaller activations nor an optimizer elsewhere are of use."""
+    config = made(
+        cluster={"gpu": "H100", "nodes": 1},
+        model={"path": model},
+        parallel={"tensor_model_parallel_size": 1},
+        batch={"micro_batch_tokens": 32768},
+        rollout=ROOMY,
+    )
+    message = next(item.message for item in make_plan(config).broken if item.rule == "trainer_fits_gpu_memory")
+    assert message.endswith(f"out of memory; {machines}"), message
+
+
+def test_two_changes_are_named_together_where_neither_is_enough() -> None:
+    config = made(
+        cluster={"gpu": "H100", "nodes": 1},
+        model={"path": "Qwen2.5-14B"},
+        parallel={"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        batch={"micro_batch_tokens": 65536},
+        rollout=ROOMY,
+    )
+    (broken,) = make_plan(config).broken
+    ways = advised(broken.message)
+    assert ways and all(len(way) == 2 for way in ways), broken.message
+    for way in ways:
+        assert make_plan(overridden(config, way)).valid
+        assert all(not make_plan(overridden(config, [setting])).valid for setting in way)
+
+
+@given(
+    st.sampled_from(
+        [("Qwen2.5-7B", 1), ("Qwen2.5-14B", 2), ("Qwen2.5-32B", 4), ("Qwen2.5-72B", 8), ("Qwen3-30B-A3B", 1)]
+    ),
+    st.sampled_from(["A100-40GB", "A100-80GB", "H100", "H200", "B200"]),
+    st.sampled_from([8192, 16384, 65536]),
+    st.booleans(),
+    st.sampled_from([None, "full"]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from(["0", "1000G"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_a_trainer_is_advised_is_enough(
+    model: tuple[str, int],
+    gpu: str,
+    tokens: int,
+    distributed: bool,
+    granularity: str | None,
+    nodes: int,
+    host: str,
+) -> None:
+    """Each way that is named makes the trainer fit, or leaves as much as a warning asks for, and breaks no rule."""
+    name, tp = model
+    config = made(
+        cluster={"gpu": gpu, "nodes": nodes},
+        model={"path": name},
+        parallel={"tensor_model_parallel_size": tp, "sequence_parallel": tp > 1},
+        batch={"micro_batch_tokens": tokens, "logprob_micro_batch_tokens": 2 * tokens, "global_batch_size": 1024},
+        memory={"recompute_granularity": granularity, "offload_trainer": distributed},
+        optimizer={"distributed": distributed},
+        rollout=ROOMY,
+        slurm={"mem": host},
+    )
+    plan = make_plan(config)
+    rules = {item.rule for item in plan.broken}
+    refused = [item.message for item in plan.broken if item.rule == "trainer_fits_gpu_memory"]
+    tight = [text.replace("left for peaks; ", "left for peaks: ") for text in plan.warnings if "left for peaks" in text]
+    for message, least in (*((text, 0.0) for text in refused), *((text, memory.HEADROOM) for text in tight)):
+        assert message.endswith(MACHINES), message
+        for way in advised(message):
+            changed = make_plan(overridden(config, way))
+            now = {item.rule for item in changed.broken}
+            assert "trainer_fits_gpu_memory" not in now and now <= rules, (way, message)
+            assert changed.memory is not None and changed.memory.headroom >= least, (way, message)
