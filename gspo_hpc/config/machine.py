@@ -48,8 +48,8 @@ class Cluster(Section):
     )
     gpu: str | None = key(
         None,
-        "The GPU that `plan` estimates memory and time for, such as H100-80GB (a name in "
-        "planning/estimates/devices.py); it has no effect on a run.",
+        "The GPU that `plan` estimates memory and time for, such as H100-80GB; it lists the names if it "
+        "does not know one. It has no effect on a run.",
     )
     network_gb_per_s: Positive | None = key(
         None,

@@ -17,6 +17,7 @@ import psutil
 
 from gspo_hpc.config.paths import IMPORT_ROOT
 from gspo_hpc.system.environment import ENGINE, ENGINE_OWNER
+from gspo_hpc.system.files import open_log
 from gspo_hpc.system.text import tail
 
 START_SECONDS = 1800.0  # time limit of a start: processes, imports, and weights from a slow file system
@@ -59,7 +60,7 @@ class Processes:
         with contextlib.ExitStack() as stack:
             log = None
             if log_path is not None:
-                log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                log = open_log(Path(log_path))
                 stack.callback(os.close, log)
             self._output = _file_behind(2 if log is None else log)
             self._first = subprocess.Popen(

@@ -30,7 +30,7 @@ from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 from gspo_hpc.system import environment, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
-from gspo_hpc.system.files import open_private, read_json, write_atomically, write_json
+from gspo_hpc.system.files import open_log, read_json, write_atomically, write_json
 from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
 from gspo_hpc.system.text import last_traceback, tail
 
@@ -138,7 +138,7 @@ class _Rank:
 
     def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
         self.number = number
-        output = None if log is None else open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        output = None if log is None else open_log(log)
         try:
             with signals_default_in_children():
                 self._process = subprocess.Popen(

@@ -47,6 +47,11 @@ def open_private(path: Path, flags: int) -> int:
     return fd
 
 
+def open_log(path: Path) -> int:
+    """Open a log to append to, made with mode 0600 if need be, and return its descriptor. Never follows a link."""
+    return open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
 def make_private_dir(path: Path) -> None:
     """Make a directory with mode 0700, unless it exists; missing parents get the usual mode."""
     path.parent.mkdir(parents=True, exist_ok=True)

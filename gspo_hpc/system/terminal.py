@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from gspo_hpc.system.files import open_log
+
 
 def coloured(stream: object) -> bool:
     """Return True if `stream` is a terminal that shows colours, and NO_COLOR is not set."""
@@ -21,7 +23,7 @@ def paint(text: str, code: str, stream: object) -> str:
 def redirect_to_log(path: Path) -> tuple[TextIO, TextIO]:
     """Append from now on what libraries and children write to a log; return what were standard output and error."""
     output, error = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = open_log(path)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

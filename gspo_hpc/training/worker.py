@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.system import environment, leftovers, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
+from gspo_hpc.system.files import open_log
 from gspo_hpc.system.malloc import uncollected
 from gspo_hpc.system.signals import MEMORY
 from gspo_hpc.system.terminal import redirect_to_log
@@ -176,7 +177,7 @@ def _show_stacks(path: Path) -> None:
 
     They are written a word at a time, and everything else on the node writes into the log as well.
     """
-    faulthandler.enable(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), all_threads=True)
+    faulthandler.enable(open_log(path), all_threads=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 

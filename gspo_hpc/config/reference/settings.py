@@ -93,7 +93,7 @@ def _algorithms(shapes: Mapping[str, Any]) -> dict[str, Setting]:
     for name in dict.fromkeys(key for part in parts.values() for key in part):
         key = f"algorithm.{name}"
         if name == "name":
-            about = "; ".join(f"{kind}: {part[name]['description']}" for kind, part in parts.items())
+            about = "; ".join(f"{kind}: {part[name]['description'].rstrip('.')}" for kind, part in parts.items())
             found[key] = Setting(key, ", ".join(kinds), plugins.DEFAULT, about, tuple(kinds))
             continue
         having = {kind: part[name] for kind, part in parts.items() if name in part}

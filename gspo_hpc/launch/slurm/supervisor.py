@@ -33,7 +33,7 @@ from gspo_hpc.runs.directory import Attempt, Lock, RunDir, refuse_changes
 from gspo_hpc.system import environment, leftovers
 from gspo_hpc.system.control import Server
 from gspo_hpc.system.exit_codes import DONE, FAILED, KILLED, REFUSED, REQUEUE
-from gspo_hpc.system.files import DISK_FULL, open_private, write_atomically, write_json
+from gspo_hpc.system.files import DISK_FULL, open_log, write_atomically, write_json
 from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
 
 _POLL = 0.2  # seconds between two looks at the ranks
@@ -177,7 +177,7 @@ class _Attempt:
 
     def run(self) -> Verdict:
         """Start the ranks, watch them to the end, and judge how they ended."""
-        error = os.fdopen(open_private(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb")
+        error = os.fdopen(open_log(self.log), "wb")
         own = srun.environment(self.config, self.job_dir) | self.server.environment()
         own |= {environment.ATTEMPT: str(self.attempt.number), environment.RUN_ID: self.run_dir.read_info()["run_id"]}
         command = srun.command(self.config, self.run_dir.path, self.job_dir, list(own))
