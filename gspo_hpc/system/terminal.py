@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from gspo_hpc.system.files import open_log
-
 
 def coloured(stream: object) -> bool:
     """Return True if `stream` is a terminal that shows colours, and NO_COLOR is not set."""
@@ -22,6 +20,8 @@ def paint(text: str, code: str, stream: object) -> str:
 
 def redirect_to_log(path: Path) -> tuple[TextIO, TextIO]:
     """Append from now on what libraries and children write to a log; return what were standard output and error."""
+    from gspo_hpc.system.files import open_log  # not for those who only want colours
+
     output, error = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
     log = open_log(path)
     os.dup2(log, 1)
