@@ -298,15 +298,16 @@ median would not fit, and both say that a run may run out of memory. With {HEADR
 These rows determine those shares, so none of them is held out; they determine nothing that is counted, which tests
 compare with what autograd saves.
 
-Mixtures are no further off than dense models. For them the estimate has, besides weights, gradients and the optimizer's
-state, what Megatron-Core's source (transformer/moe) shows to be held: the sorted inputs of experts, both halves of
-their first product and what is made of them; the tokens as they are sent, as they arrive, and as results before and
-after they are put in order; a copy in the router's dtype where experts are sliced; the router's logits and weights in fp32
-with its maps, while it works; and a busiest rank with {IMBALANCE:g} times the mean of tokens. Not counted is what the
-allocator has reserved and not in use: the sizes of experts' tensors vary with the routing, and a block that is a little
-too small is not used again. Nor are the workspaces of grouped products and the indices that Transformer Engine's
-kernels keep, or a rank that is busier than that. The published figures do not tell these apart. The 60 GiB of
-Qwen3-30B-A3B were first published for another layout with the same experts on each GPU (TP 2, PP 1).
+Mixtures are no further off than dense models. For them the estimate has, besides weights, gradients and the
+optimizer's state, what Megatron-Core's source (transformer/moe) shows to be held: the sorted inputs of experts,
+both halves of their first product and what is made of them; the tokens as they are sent, as they arrive, and as
+results before and after they are put in order; a copy in the router's dtype where experts are sliced; the router's
+logits and weights in fp32 with its maps, while it works; and a busiest rank with {IMBALANCE:g} times the mean of
+tokens. Not counted is what the allocator has reserved and not in use: the sizes of experts' tensors vary with the
+routing, and a block that is a little too small is not used again. Nor are the workspaces of grouped products and
+the indices that Transformer Engine's kernels keep, or a rank that is busier than that. The published figures do not
+tell these apart. The 60 GiB of Qwen3-30B-A3B were first published for another layout with the same experts on each
+GPU (TP 2, PP 1).
 
 ## How cost grows from 8 to 16,384 GPUs
 

@@ -389,6 +389,10 @@ def test_a_dispatcher_holds_tokens_as_often_as_they_have_experts(router: str | N
         held = (
             arch.hidden_size * (sent + arrived + 2 * arrived * slices + summed) * 2 * memory.micro_batch_tokens(config)
         )
+        copies, routing = sent + arrived + 2 * arrived * slices + summed, activations._ROUTING * arch.experts.count / 8
+        for saved, more_held in ((True, 0.0), (False, arrived * slices)):
+            working = arch.hidden_size * (2 + copies + more_held) + routing
+            assert activations.working(arch, config, saved=saved) == pytest.approx(working)
         kept = activations.kept(arch, config, parameters.layers_of(arch, config, 0))
         kept_bytes = (kept.held + kept.again) * 2 * memory.micro_batch_tokens(config)
         found[slices] = phase(estimated(config), "update").parts["activations"]
