@@ -23,9 +23,9 @@ from published_runs import HELD, LEFT_OUT, NEMO, ONE_STEP, RUNS, VERL, Run
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates import devices, rates, time
-from gspo_hpc.planning.estimates.memory import HEADROOM
+from gspo_hpc.planning.estimates.activations import IMBALANCE
+from gspo_hpc.planning.estimates.memory import HEADROOM, TIGHT
 from gspo_hpc.planning.plan import make_plan
-from gspo_hpc.planning.suggest.savings import TIGHT
 
 NCCL = "https://github.com/NVIDIA/nccl/issues"
 # Of the network, not calibrated: what others measured on such networks, with its source.
@@ -283,8 +283,9 @@ its value.
 ## Memory
 
 Some scripts of ms-swift state the memory that Megatron reported for an update: the most that torch's allocator has
-reserved on a GPU. The estimate is ours for the same update, without an engine, and with the logits of the whole
-vocabulary, as they compute them, in place of our blocks of logits.
+reserved on a GPU. The estimate is ours for the same update, without an engine, without what CUDA and NCCL take beside
+the allocator (about 1.1 GiB in an estimate), and with the logits of the whole vocabulary, as they compute them, in
+place of our blocks of logits.
 
 | run | published GiB | estimated GiB | published more by |
 |---|---|---|---|
@@ -292,11 +293,21 @@ vocabulary, as they compute them, in place of our blocks of logits.
 
 An estimate counts what tensors need. What the allocator has reserved differs from that by {min(reserved):+.0%} to
 {max(reserved):+.0%}, in the median by {statistics.median(reserved):+.0%}. This is why {HEADROOM:.0%} of a GPU should be
-left: `suggest` calls a layout comfortable only then. With less than {TIGHT:.0%} left the median would not fit, and
-`suggest` says that a layout may run out of memory. These rows determine that share, so none of them is held
-out; they determine nothing that is counted, which tests compare with what autograd saves. Mixtures are no further off
-than dense models. The 60 GiB of Qwen3-30B-A3B were first published for another layout with the same experts on each GPU
-(TP 2, PP 1).
+left: `suggest` calls a layout comfortable only then, and `plan` warns of less. With less than {TIGHT:.0%} left the
+median would not fit, and both say that a run may run out of memory. With {HEADROOM:.0%} left all of these runs fit.
+These rows determine those shares, so none of them is held out; they determine nothing that is counted, which tests
+compare with what autograd saves.
+
+Mixtures are no further off than dense models. For them the estimate has, besides weights, gradients and the
+optimizer's state, what Megatron-Core's source (transformer/moe) shows to be held: the sorted inputs of experts,
+both halves of their first product and what is made of them; the tokens as they are sent, as they arrive, and as
+results before and after they are put in order; a copy in the router's dtype where experts are sliced; the router's
+logits and weights in fp32 with its maps, while it works; and a busiest rank with {IMBALANCE:g} times the mean of
+tokens. Not counted is what the allocator has reserved and not in use: the sizes of experts' tensors vary with the
+routing, and a block that is a little too small is not used again. Nor are the workspaces of grouped products and
+the indices that Transformer Engine's kernels keep, or a rank that is busier than that. The published figures do not
+tell these apart. The 60 GiB of Qwen3-30B-A3B were first published for another layout with the same experts on each
+GPU (TP 2, PP 1).
 
 ## How cost grows from 8 to 16,384 GPUs
 

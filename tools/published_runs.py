@@ -233,14 +233,18 @@ class Held:
     config: dict[str, Any]
 
     def estimate(self) -> float:
-        """Return the GiB that we count for the same update, with their logits in place of ours, and no engine."""
+        """Return the GiB that we count for the same update, with their logits in place of ours, and no engine.
+
+        What CUDA and NCCL take for themselves is left out: it is not the allocator's.
+        """
         config = from_dict(self.config)
         device, arch = devices.find(str(config.cluster.gpu)), architecture.find(config)
         assert arch is not None
         parts = memory.estimate(arch, config, device).phase("update").parts
         tokens = memory.micro_batch_tokens(config) / config.parallel.context_parallel_size
         logits = arch.vocab_size / config.parallel.tensor_model_parallel_size * tokens * _LOGITS
-        return (sum(parts.values()) - parts["logits"] - parts["engine_asleep"] + logits) / GIB
+        others = (parts[name] for name in ("logits", "engine_asleep", "cuda_and_nccl"))
+        return (sum(parts.values()) - sum(others) + logits) / GIB
 
 
 def _swift(

@@ -20,7 +20,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
-from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate, percent, shown
+from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate, percent, risk, shown
 from gspo_hpc.planning.plan import holds, judge
 from gspo_hpc.planning.settings import value_of
 from gspo_hpc.planning.suggest import batches, cuts, savings
@@ -194,7 +194,7 @@ def _layout(search: Search, one: Candidate, later: Sequence[Candidate]) -> Layou
         one.counted / one.times.updates,
         told["tokens_per_s_per_gpu"],
         headroom,
-        savings.risk(headroom),
+        risk(headroom),
         tuple(_reasons(search, one, later)),
         tuple(batches.advise(search, one)),
     )
@@ -240,7 +240,7 @@ def _watch(search: Search, one: Candidate) -> Iterator[str]:
     more = savings.roomier(search.arch, search.device, one.config, one.memory)
     lower = "only more GPUs or a smaller model leave more" if more is None else f"{more[0]} leaves {percent(more[1])}"
     watch = f"watch runtime_memory_gib of the first steps, and if memory runs out: {lower}"
-    yield f"{savings.risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
+    yield f"{risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
 
 
 def _saved(config: Config, chosen: Config) -> Iterator[str]:

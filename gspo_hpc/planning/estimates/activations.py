@@ -1,4 +1,4 @@
-"""The memory that a rank keeps of a micro-batch for its backward pass.
+"""The memory that a rank keeps of a micro-batch for its backward pass, and what it works on for a moment.
 
 Counted as autograd saves it for the layers of policy/model.py:
 a norm keeps its input and its output (torch's composite one on the CPU the normalised input as well),
@@ -22,6 +22,9 @@ _ROPE = 4  # sines and cosines, for queries and for keys, are kept by every laye
 _HALVES = 2  # of an MLP's first product, in inner sizes
 _PRODUCT = 1  # of the halves, which the second matrix takes
 _FACTORS = 2  # unless SwiGLU is fused: what the activation makes of one half, and a copy of the other
+
+# Bytes of a token and expert while a router works: logits and weights in fp32, the map, and the places of its sort.
+_ROUTING = 4 + 4 + 1 + 16
 
 
 class Layer(NamedTuple):
@@ -145,3 +148,45 @@ def _selected(part: Layer, modules: tuple[str, ...]) -> float:
     if "layernorm" in modules:
         gone += part.norm_outputs
     return gone
+
+
+def working(arch: Architecture, config: Config, *, saved: bool = True) -> float:
+    """Return the elements of a token that live for a moment: the widest products of a layer, or their gradients.
+
+    `saved`: what autograd keeps is counted elsewhere.
+    """
+    tp, mixture = config.parallel.tensor_model_parallel_size, arch.experts
+    own = 1 / tp if config.parallel.sequence_parallel else 1.0
+    widest = max(4 * arch.ffn_hidden_size, 2 * arch.num_attention_heads * arch.head_dim) / tp
+    routing = 0.0
+    if mixture is not None:
+        copies = mixture.top_k * own * (IMBALANCE if config.parallel.expert_model_parallel_size > 1 else 1)
+        routed = arch.hidden_size * _routed(config, mixture.top_k * own, copies, saved=saved)
+        widest = max(widest, 4 * mixture.ffn_hidden_size * copies, routed)
+        routing = _ROUTING * mixture.count * own / itemsize(config)
+    heads = 2 * gathered_product(arch, tp)  # as it arrives, and in the order of its rows
+    return 2 * arch.hidden_size + max(widest, heads) + routing
+
+
+def _routed(config: Config, sent: float, arrived: float, *, saved: bool) -> float:
+    """Return how many copies of a token Megatron-Core holds when it puts the results of experts in their old order.
+
+    MoELayer.forward (transformer/moe/moe_layer.py) keeps tokens as they are sent, and as they arrive, until it returns;
+    routed_experts_compute keeps them sorted by expert, which autograd saves for the backward pass, and the result; and
+    combine_preprocess (token_dispatcher.py) sorts that again. Where experts are sliced, it makes a copy in the dtype of
+    the router's weights, and sums that over the slices. Gradients are fewer.
+    """
+    parallel = config.parallel
+    slices = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
+    gathered = arrived * slices
+    held = sent + arrived * (parallel.expert_model_parallel_size > 1) + (2 if saved else 3) * gathered
+    if slices == 1:
+        return held
+    item = itemsize(config)
+    wider = {"float32": 4, "float64": 8}.get(config.moe.router_dtype or "", item) / item
+    return held + wider * (gathered * (wider != 1) + arrived)
+
+
+def itemsize(config: Config) -> int:
+    """Return the bytes of an element of the trained model."""
+    return 4 if config.model.dtype == "float32" else 2

@@ -20,11 +20,13 @@ from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.memory import (
     HEADROOM,
     OF_ENGINES,
+    TIGHT,
     Estimate,
     Phase,
     cache_bytes_per_token,
     engine_bytes,
     node_memory,
+    percent,
     shown,
 )
 from gspo_hpc.system.text import in_gib
@@ -119,6 +121,8 @@ def warnings(case: Case) -> Iterator[str]:
     found = case.found
     if found.peak.total <= found.card and found.headroom < HEADROOM:
         least = f"less than {HEADROOM:.0%} is left for peaks"
+        if found.headroom < TIGHT:
+            least += f" ({percent(max(0.0, found.headroom))}: the run may run out of memory)"
         yield f"{case.describe(found.busiest)}: {least}; {case.lighter((1 - HEADROOM) * found.card)}"
     yield from node(case, certain=False)
 

@@ -28,6 +28,7 @@ from gspo_hpc.planning.estimates import activations, devices, parameters
 from gspo_hpc.system.text import GIB, in_gib
 
 HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts are used unevenly
+TIGHT = 0.14  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
 
 # Figures of experience.
 CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
@@ -35,8 +36,6 @@ ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspac
 
 OF_ENGINES = frozenset({"engine_weights", "engine_working", "engine_asleep", "kv_cache"})  # parts of generation
 _BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time, three of them where a gradient is made
-# Bytes of a token and expert while a router works: logits and weights in fp32, the map, and the places of its sort.
-_ROUTING = 4 + 4 + 1 + 16
 
 
 class Phase(NamedTuple):
@@ -185,6 +184,13 @@ def has_room(found: Estimate, config: Config) -> bool:
     return fits(found, config) and found.headroom >= HEADROOM and (room is None or sum(found.host.values()) <= room)
 
 
+def risk(headroom: float) -> str:
+    """Return in words what a share of the card that passes leave means."""
+    if headroom >= HEADROOM:
+        return "comfortable"
+    return "tight" if headroom >= TIGHT else "may run out of memory"
+
+
 def percent(headroom: float) -> str:
     """Return a share of the card that is left, rounded down, as the risk is judged: 19.6 % is no 20 %."""
     return f"{math.floor(100 * headroom)}%"
@@ -237,12 +243,12 @@ def in_flight(config: Config, stage: int) -> float:
 
 
 def _update(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
-    item = _itemsize(config)
+    item = activations.itemsize(config)
     tokens = micro_batch_tokens(config) / config.parallel.context_parallel_size
     kept = activations.kept(arch, config, parameters.layers_of(arch, config, stage))
     last = stage == config.parallel.pipeline_model_parallel_size - 1
     ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
-    elements = (kept.held + ends) * in_flight(config, stage) + kept.again + _working(arch, config)
+    elements = (kept.held + ends) * in_flight(config, stage) + kept.again + activations.working(arch, config)
     return {
         "weights": state.weights,
         "gradients": state.gradients,
@@ -258,34 +264,16 @@ def _logprobs(arch: Architecture, config: Config, stage: int, state: parameters.
     names = [name for name in ("old_logprobs", "reference") if sizes[name].needed] or ["old_logprobs"]
     tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
     last = stage == config.parallel.pipeline_model_parallel_size - 1
+    elements = activations.working(arch, config, saved=False) + 2 * arch.hidden_size
     parts = {
         "weights": state.weights,
-        "activations": int((_working(arch, config) + 2 * arch.hidden_size) * tokens * _itemsize(config)),
+        "activations": int(elements * tokens * activations.itemsize(config)),
         "logits": 2 * _BLOCK * last,
     }
     moved = offloaded_parts(config)
     parts |= {} if "gradients" in moved else {"gradients": state.gradients}
     parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
     return parts
-
-
-def _working(arch: Architecture, config: Config) -> float:
-    """Return the elements of a token that live for a moment: the widest products of a layer, or their gradients."""
-    tp, mixture = config.parallel.tensor_model_parallel_size, arch.experts
-    own = 1 / tp if config.parallel.sequence_parallel else 1.0
-    widest = max(4 * arch.ffn_hidden_size, 2 * arch.num_attention_heads * arch.head_dim) / tp
-    routing = 0.0
-    if mixture is not None:
-        parallel = config.parallel
-        copies = mixture.top_k * own * (activations.IMBALANCE if parallel.expert_model_parallel_size > 1 else 1.0)
-        gathered = copies * (parallel.expert_tensor_parallel_size or tp)
-        # The dispatcher holds tokens as they are sent, as they arrive, and sorted by expert; in the backward pass,
-        # their gradients.
-        sent = arch.hidden_size * (copies + 2 * gathered)
-        widest = max(widest, 4 * mixture.ffn_hidden_size * copies, sent)
-        routing = _ROUTING * mixture.count * own / _itemsize(config)
-    heads = 2 * activations.gathered_product(arch, tp)  # as it arrives, and in the order of its rows
-    return 2 * arch.hidden_size + max(widest, heads) + routing
 
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
@@ -308,7 +296,7 @@ def _engine_weights(arch: Architecture, config: Config) -> int:
 
 def _buckets(arch: Architecture, config: Config) -> int:
     """Return the bytes that weights are gathered into: two buckets, or a parameter that is larger."""
-    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], _largest_parameter(arch) * _itemsize(config))
+    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], _largest_parameter(arch) * activations.itemsize(config))
 
 
 def _loading(arch: Architecture, config: Config) -> int:
@@ -347,10 +335,6 @@ def _context(config: Config) -> int:
         config.world_size,
     )
     return CONTEXT + NCCL_BYTES * sum(size > 1 for size in sizes)
-
-
-def _itemsize(config: Config) -> int:
-    return 4 if config.model.dtype == "float32" else 2
 
 
 def node_memory(config: Config) -> int | None:

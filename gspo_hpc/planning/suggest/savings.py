@@ -29,15 +29,7 @@ KEYS = (  # that are chosen only where a layout needs it
     "optimizer.grad_reduce_in_fp32",
     UTILIZATION,
 )
-TIGHT = 0.13  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
 _MORE = 0.01  # of the card, that is worth a change
-
-
-def risk(headroom: float) -> str:
-    """Return in words what a share of the card that passes leave means."""
-    if headroom >= HEADROOM:
-        return "comfortable"
-    return "tight" if headroom >= TIGHT else "may run out of memory"
 
 
 def fitting(

@@ -104,7 +104,7 @@ def test_every_answer_is_a_plan_in_the_order_that_is_told(
         plan = make_plan(with_all(config, layout.settings))
         assert plan.valid and plan.memory is not None, (str(layout), plan.broken)
         assert plan.memory.headroom == pytest.approx(layout.headroom)
-        assert layout.risk == savings.risk(layout.headroom)
+        assert layout.risk == memory.risk(layout.headroom)
         faster = [other for other in found[place + 1 :] if other.seconds < layout.seconds]
         assert bool(faster) == layout.reasons[0].startswith("ranks before a layout that is"), layout.reasons
         short = max(0.0, memory.HEADROOM - layout.headroom) / memory.HEADROOM
@@ -146,8 +146,8 @@ def test_less_headroom_counts_against_a_layout_and_there_is_no_cliff() -> None:
     """A layout that leaves a fifth counts as it is, one that leaves nothing as half as slow again."""
     assert layouts._short(0.2) == layouts._short(0.6) == 1.0 and layouts._short(0.0) == 1.5
     assert layouts._short(0.1) == pytest.approx(1.25)
-    assert savings.risk(0.2) == "comfortable" and savings.risk(0.19) == "tight"
-    assert savings.risk(savings.TIGHT - 0.001) == "may run out of memory"
+    assert memory.risk(0.2) == "comfortable" and memory.risk(0.19) == "tight"
+    assert memory.risk(memory.TIGHT - 0.001) == "may run out of memory"
 
 
 def test_memory_is_saved_only_where_a_layout_needs_it() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.plan import make_plan
 from tests.unit.planning.test_memory_estimate import SHARE, advised, made, overridden
 
@@ -83,7 +86,8 @@ def test_what_a_trainer_is_advised_is_enough(
     plan = make_plan(config)
     rules = {item.rule for item in plan.broken}
     refused = [item.message for item in plan.broken if item.rule == "trainer_fits_gpu_memory"]
-    tight = [text.replace("left for peaks; ", "left for peaks: ") for text in plan.warnings if "left for peaks" in text]
+    little = (text for text in plan.warnings if "left for peaks" in text)
+    tight = [re.sub(r"left for peaks[^;]*; ", "left for peaks: ", text) for text in little]
     for message, least in (*((text, 0.0) for text in refused), *((text, memory.HEADROOM) for text in tight)):
         assert message.endswith(MACHINES), message
         for way in advised(message):
@@ -91,3 +95,12 @@ def test_what_a_trainer_is_advised_is_enough(
             now = {item.rule for item in changed.broken}
             assert "trainer_fits_gpu_memory" not in now and now <= rules, (way, message)
             assert changed.memory is not None and changed.memory.headroom >= least, (way, message)
+
+
+@pytest.mark.parametrize(("left", "told"), [(0.19, ""), (0.13, " (13%: the run may run out of memory)")])
+def test_a_warning_says_what_is_likely_to_run_out(monkeypatch: pytest.MonkeyPatch, left: float, told: str) -> None:
+    """With as little as is not enough for what allocators reserve besides, the words are those of `suggest`."""
+    monkeypatch.setattr(Estimate, "headroom", left + 0.001)
+    config = made(parallel={"tensor_model_parallel_size": 2}, memory={"recompute_granularity": "full"})
+    (warning,) = (text for text in make_plan(config).warnings if "left for peaks" in text)
+    assert f"left for peaks{told}; " in warning

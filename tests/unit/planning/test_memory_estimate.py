@@ -369,18 +369,30 @@ def test_what_is_least_already_is_not_advised() -> None:
     assert "batch.micro_batch_tokens=8192 or" in make_plan(roomy).broken[0].message
 
 
-def test_a_dispatcher_holds_tokens_as_often_as_they_have_experts() -> None:
-    """As they are sent, as they arrive, and sorted: where experts are sliced, every slice has the tokens of all."""
+@pytest.mark.parametrize(("router", "wider"), [("float32", 2), ("float64", 4), (None, 1)])
+def test_a_dispatcher_holds_tokens_as_often_as_they_have_experts(router: str | None, wider: int) -> None:
+    """As they are sent, as they arrive, and results in two orders: where experts are sliced, each slice has all tokens.
+
+    Slices sum their results in the dtype of the router's weights.
+    """
     parallel = {"tensor_model_parallel_size": 4, "sequence_parallel": True, "expert_model_parallel_size": 2}
     memory_of = {"recompute_granularity": "full"}
     found = {}
     for slices in (1, 4):
         more = parallel | {"expert_tensor_parallel_size": slices}
-        config = made(model={"path": "Qwen3-30B-A3B"}, parallel=more, memory=memory_of)
+        config = made(model={"path": "Qwen3-30B-A3B"}, parallel=more, memory=memory_of, moe={"router_dtype": router})
         arch = architecture.find(config)
         assert arch is not None and arch.experts is not None
-        copies = arch.experts.top_k / 4 * activations.IMBALANCE  # of each of a rank's own tokens
-        held = arch.hidden_size * copies * (1 + 2 * slices) * 2 * memory.micro_batch_tokens(config)
+        sent = arch.experts.top_k / 4  # of each of a rank's own tokens
+        arrived = sent * activations.IMBALANCE
+        summed = 0.0 if slices == 1 else wider * (arrived * slices * (wider > 1) + arrived)
+        held = (
+            arch.hidden_size * (sent + arrived + 2 * arrived * slices + summed) * 2 * memory.micro_batch_tokens(config)
+        )
+        copies, routing = sent + arrived + 2 * arrived * slices + summed, activations._ROUTING * arch.experts.count / 8
+        for saved, more_held in ((True, 0.0), (False, arrived * slices)):
+            working = arch.hidden_size * (2 + copies + more_held) + routing
+            assert activations.working(arch, config, saved=saved) == pytest.approx(working)
         kept = activations.kept(arch, config, parameters.layers_of(arch, config, 0))
         kept_bytes = (kept.held + kept.again) * 2 * memory.micro_batch_tokens(config)
         found[slices] = phase(estimated(config), "update").parts["activations"]
