@@ -164,6 +164,24 @@ def test_a_reference_costs_one_pass_and_pulls_and_each_pass_has_its_own_size(tin
                 assert record[f"passes/{kind}/most_completions"] == size, (kind, record)
 
 
+BUDGETS = {"update": 64, "old_logprobs": 128, "reference": 256}  # tokens of a micro-batch
+
+
+def test_each_pass_has_its_own_budget_of_tokens(tiny_config: Path, tmp_path: Path) -> None:
+    """Each fills its micro-batches beyond the next smaller budget, and not beyond its own. A quarter of a minute."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    names = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
+    budgets = [f"batch.{name}={budget}" for name, budget in zip(names, BUDGETS.values(), strict=True)]
+    overrides = ("run.max_steps=2", "batch.steps_per_generation=2", "algorithm.kl_beta=0.1", *budgets, *SHORT)
+    process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    record = harness.metrics(run_dir)[0]
+    smaller = 0
+    for kind, budget in BUDGETS.items():
+        assert smaller < record[f"passes/{kind}/most_tokens"] <= budget, (kind, record)
+        smaller = budget
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
