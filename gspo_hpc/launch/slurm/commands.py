@@ -108,9 +108,9 @@ def exclude(job_id: str, nodes: Sequence[str]) -> None:
     run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}"])
 
 
-def signal_step(step: str, name: str, patience: float = 60.0) -> None:
+def signal_step(step: str, name: str) -> None:
     """Send a signal, such as "ABRT", to all processes of a step (JOB.STEP)."""
-    run(["scancel", f"--signal={name}", step], patience)
+    run(["scancel", f"--signal={name}", step])
 
 
 def steps(job_id: str, patience: float = 60.0) -> list[str]:
@@ -119,9 +119,9 @@ def steps(job_id: str, patience: float = 60.0) -> list[str]:
     return [name for name in names if name.rpartition(".")[2].isdigit()]
 
 
-def cancel(job_id: str, patience: float = 60.0) -> None:
+def cancel(job_id: str) -> None:
     """End a job, or a step (JOB.STEP), for good."""
-    run(["scancel", job_id], patience)
+    run(["scancel", job_id])
 
 
 def hostnames(node_list: str) -> list[str]:

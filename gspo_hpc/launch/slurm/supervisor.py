@@ -15,8 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -278,20 +279,19 @@ class _Attempt:
         return nodes[rank // self.config.cluster.gpus_per_node]
 
     def _end(self, step: subprocess.Popen[bytes]) -> None:
-        """Let every rank write its stacks, then end the step, whatever its processes ignore."""
+        """Let every rank write its stacks, then end the step, whatever its processes ignore.
+
+        Slurm is asked in a thread, so that a controller which does not answer keeps nothing waiting.
+        """
         names = {state.step for state in self.server.ranks.values() if state.step}
-        with contextlib.suppress(SlurmError):
-            for name in names:
-                commands.signal_step(name, "CONT", patience=0.0)  # a stopped process could not write them
-                commands.signal_step(name, "ABRT", patience=0.0)
-            self._wait(step, _STACKS)
-            for name in names:
-                commands.cancel(name, patience=0.0)
+        threading.Thread(target=_cancel_steps, args=(names,), name="scancel", daemon=True).start()
+        if self._wait(step, _STACKS + _ENDING):
+            return
         for number in (signal.SIGTERM, signal.SIGKILL):  # srun ends its tasks at the first
-            if self._wait(step, _ENDING):
-                return
             with contextlib.suppress(ProcessLookupError):
                 step.send_signal(number)
+            if self._wait(step, _ENDING):
+                return
         step.wait()
 
     def _wait(self, step: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -299,6 +299,18 @@ class _Attempt:
         while step.poll() is None and time.monotonic() < deadline:
             self.server.poll(_POLL)
         return step.poll() is not None
+
+
+def _cancel_steps(names: Collection[str]) -> None:
+    """Have the processes of these steps write their stacks, and Slurm end the steps after a while."""
+    for signal_name in ("CONT", "ABRT"):  # a stopped process could not write them
+        for name in names:
+            with contextlib.suppress(SlurmError):
+                commands.signal_step(name, signal_name)
+    time.sleep(_STACKS)
+    for name in names:
+        with contextlib.suppress(SlurmError):
+            commands.cancel(name)
 
 
 @contextlib.contextmanager
