@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gspo_hpc.config import loader, paths
@@ -71,16 +71,15 @@ def require_path(path: Path, what: str) -> None:
         raise ValueError(f"{path}: no such {what}{hint}")
 
 
-def print_warnings(config: Config) -> None:
-    """Print to standard error what is legal in a config and still hardly meant.
+def print_warnings(config: Config, more: Sequence[str] = ()) -> None:
+    """Print to standard error what is legal in a config and still hardly meant, and `more` of it.
 
     Settings that contradict each other are left to the plan, which names them among all broken rules.
     """
     from gspo_hpc.algorithms import objective
 
-    try:
+    found: list[str] = []
+    with suppress(ValueError):
         found = objective.warnings(config)
-    except ValueError:
-        return
-    for text in found:
+    for text in (*found, *more):
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)

@@ -110,6 +110,18 @@ def test_hostile_options_of_sbatch_are_refused(value: str) -> None:
         assert "sbatch_options_are_free" in {item.rule for item in make_plan(config(slurm={"sbatch": options})).broken}
 
 
+def test_ranks_of_one_core_are_warned_of() -> None:
+    """Slurm binds a rank to one core if nobody says how many; its engine and graders would share it."""
+    (text,) = submit.warnings(config())
+    assert text.startswith("slurm.cpus_per_task is not set") and text.endswith("give slurm.cpus_per_task=4 or more")
+    assert submit.warnings(config(slurm={"cpus_per_task": 1})) == []  # which the plan judges
+    assert submit.warnings(config(slurm={"srun": ["--cpu-bind=none"]})) == []
+    assert submit.warnings(config(cluster={"platform": "cpu"})) == []
+    command = [sys.executable, "-m", "gspo_hpc", "submit", "qwen3_30b_a3b_ep8", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "warning: slurm.cpus_per_task is not set" in done.stderr
+
+
 @pytest.mark.parametrize("value", ["a'b; touch x", "$(touch x)", "x y"])
 def test_hostile_modules_and_images_are_inert(value: str, tmp_path: Path) -> None:
     """The lines that come from them do what they say, and run nothing else."""
