@@ -295,8 +295,15 @@ def _engine_weights(arch: Architecture, config: Config) -> int:
 
 
 def _buckets(arch: Architecture, config: Config) -> int:
-    """Return the bytes that weights are gathered into: two buckets, or a parameter that is larger."""
-    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], _largest_parameter(arch) * activations.itemsize(config))
+    """Return the bytes that weights are gathered into: two buckets, or what is larger and gathered at once.
+
+    That is a parameter, or one expert of every expert-parallel rank.
+    """
+    largest = _largest_parameter(arch)
+    if arch.experts is not None:
+        expert = 3 * arch.experts.ffn_hidden_size * arch.hidden_size
+        largest = max(largest, config.parallel.expert_model_parallel_size * expert)
+    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], largest * activations.itemsize(config))
 
 
 def _loading(arch: Architecture, config: Config) -> int:

@@ -171,6 +171,10 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
     loading = moved_by_worker / (device.memory_bytes_per_s * rates.BANDWIDTH)
     loading += weights / TRANSFER_BUCKET_BYTES["cuda"] * rates.BUCKET_SECONDS + model.layers * rates.RELOAD_SECONDS
     needed = max(gathering, loading)  # one bucket is gathered while the one before is loaded
+    each_expert = 3.0 * _ITEM * model.expert_ffn * model.hidden
+    if config.parallel.expert_model_parallel_size * each_expert > TRANSFER_BUCKET_BYTES["cuda"]:
+        # One expert of every rank is more than a half of the memory: gathering and loading of experts take turns.
+        needed += min(gathering, loading) * model.expert_parameters / model.parameters
     if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // at.model_ranks)
         optimizer = 12.0 / (replicas if config.optimizer.distributed else 1)

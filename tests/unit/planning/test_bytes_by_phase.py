@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.config.constants import NCCL_BYTES
+from gspo_hpc.config.constants import NCCL_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import activations, devices, memory, parameters
+from gspo_hpc.planning.estimates import activations, devices, memory, parameters, passes, time
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.suggest import savings
 
@@ -149,3 +149,19 @@ def test_what_hardly_leaves_more_is_not_named_as_what_to_lower(
     monkeypatch.setattr(savings.memory, "estimate", estimate)
     more = savings.roomier(arch, device, config, found)
     assert more is not None and named in more[0]
+
+
+@pytest.mark.parametrize(("ep", "waits"), [(8, False), (32, True), (64, True)])
+def test_an_expert_of_every_rank_is_gathered_at_once(ep: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Qwen3-235B-A22B it has 36 MiB: with 32 ranks nothing is gathered while it is loaded, for want of a half."""
+    config = made(
+        cluster={"nodes": 16},
+        model={"path": "Qwen3-235B-A22B"},
+        parallel={"expert_model_parallel_size": ep, "expert_tensor_parallel_size": 1},
+    )
+    assert memory._buckets(arch_of(config), config) == max(2 * TRANSFER_BUCKET_BYTES["cuda"], ep * 36 * 2**20)
+    model, device = time.sizes_of(config), devices.find("H100")
+    gathering, seconds = passes._gathering(model, passes.grid(config), device), passes.sync(model, config, device)
+    monkeypatch.setattr(passes, "_gathering", lambda *_: 0.0)
+    loading = passes.sync(model, config, device)  # which takes longer here
+    assert seconds - loading == pytest.approx(waits * gathering * model.expert_parameters / model.parameters)
