@@ -36,6 +36,6 @@ def test_an_engine_with_an_fp32_head_agrees_and_its_logits_are_not_rounded(resul
 
 
 def test_a_rounded_head_is_no_larger_than_rounding_elsewhere_and_may_be_accepted(results: dict[str, Arrays]) -> None:
-    """Of a bfloat16 model the size of the gap does not tell: the grid of its logits does."""
+    """The grid of the logits shows a rounded head of a bfloat16 model; the size of the gap does not."""
     clean, allowed = results["mismatched"]["clean"], results["mismatched"]["allowed"]
     assert allowed[3] < 4.0 * clean[3] and 2.0**-10 <= allowed[4] <= 0.5

@@ -51,7 +51,7 @@ def test_gpus_get_the_fused_swiglu(tmp_path: Path, platform: str) -> None:
 def test_the_plan_counts_what_the_swiglu_in_use_keeps(
     platform: str, provider: str, inner_sizes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each token, in inner sizes: both halves and their product, and where it is not fused its two factors."""
+    """A token keeps, in inner sizes, both halves and their product; without the fusion also its two factors."""
     raw = {"cluster": {"platform": platform}, "model": {"layers": "torch", "provider": provider}}
     (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))
     arch, config = architecture.read(tmp_path), from_dict(raw)
@@ -74,7 +74,7 @@ def test_the_plan_counts_what_the_swiglu_in_use_keeps(
 
 @pytest.mark.parametrize(("platform", "made"), [("cuda", 1), ("cpu", 4)])
 def test_recomputed_activations_of_experts_leave_the_halves(platform: str, made: int) -> None:
-    """What `moe_act` computes again: the weighted product, and where SwiGLU is not fused also what it is made of."""
+    """`moe_act` computes the weighted product again; without the fusion of SwiGLU also its factors."""
     config = from_dict({"cluster": {"platform": platform}, "model": {"path": "Qwen3-30B-A3B"}})
     arch = architecture.find(config)
     assert arch is not None and arch.experts is not None

@@ -153,7 +153,7 @@ def test_what_hardly_leaves_more_is_not_named_as_what_to_lower(
 
 @pytest.mark.parametrize(("ep", "waits"), [(8, False), (32, True), (64, True)])
 def test_an_expert_of_every_rank_is_gathered_at_once(ep: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Qwen3-235B-A22B it has 36 MiB: with 32 ranks nothing is gathered while it is loaded, for want of a half."""
+    """An expert of Qwen3-235B-A22B has 36 MiB: those of 32 ranks do not fit half of the memory."""
     config = made(
         cluster={"nodes": 16},
         model={"path": "Qwen3-235B-A22B"},

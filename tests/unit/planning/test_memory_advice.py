@@ -1,4 +1,4 @@
-"""What a plan says would help a trainer that does not fit, or fits only just: only what is enough by its estimate."""
+"""Remedies that a plan names for a trainer that does not fit, or fits only just, are enough by its estimate."""
 
 from __future__ import annotations
 
