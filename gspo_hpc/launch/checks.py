@@ -42,23 +42,24 @@ def resolved(config: Config) -> Config:
 def check_inputs(config: Config, *, here: bool = True) -> None:
     """Raise ValueError for malformed rows and for reward functions that can grade nothing, which are tried.
 
-    `here`: the run will be on this machine, so that a library which a reward function lacks here is missing.
+    `here`: the run will be on this machine, so that a file which cannot be loaded here will not be there either. Nodes
+    may have libraries and variables that this machine has not.
     """
     from gspo_hpc.data import prompts
     from gspo_hpc.rewards import registry, trial  # numpy comes with them, which plan and help can do without
 
     registry.check(config.reward)
     files = [path for path in (config.data.train, config.data.eval) if path is not None]
-    rows = [prompts.load_rows(path, config.data) for path in files]
+    rows = [prompts.load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
     if not rows:
         return
-    first = rows[0][0]
+    first = rows[0]
     names = registry.part_names(config.reward)
     outcomes = trial.run(config.reward.functions, first.text, first.fields)
     wrong = [
         f"{name} {outcome.failure}"
         for name, outcome in zip(names, outcomes, strict=True)
-        if outcome.failure is not None and (outcome.certain or (here and outcome.lacks_library))
+        if outcome.failure is not None and (outcome.certain or (here and outcome.not_loaded))
     ]
     if wrong:
         has = ", ".join(first.fields) or "none"

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
     failure: str | None
     certain: bool = True  # False if it might be otherwise for real completions, or on another machine
-    lacks_library: bool = False  # of this machine
+    not_loaded: bool = False  # its file could not be run here
 
 
 def run(
@@ -88,8 +88,7 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
     try:
         function = loaded(term)
     except BaseException as error:  # a user's file may raise anything, SystemExit too
-        lacks = isinstance(error, ImportError)
-        return Outcome(f"cannot be loaded: {error_text(error)}", not lacks, lacks)
+        return Outcome(f"cannot be loaded: {error_text(error)}", certain=False, not_loaded=True)
     built_in = snapshot.grader_file(term.function) is None
     found: list[Outcome] = []
     for text in texts:

@@ -79,8 +79,7 @@ def process(layer: torch.nn.Module) -> None:
 class PackedLayer:
     """A layer whose experts are brought into the order of vLLM's kernel for the CPU as they come, where they belong.
 
-    vLLM's own way copies them into a layer beside it, orders that one, and copies the result back: seven times as long
-    for experts of several MB.
+    vLLM's own way copies them into a layer beside it, orders that one, and copies the result back.
     """
 
     def __init__(self, layer: Any, isa: str) -> None:

@@ -66,7 +66,7 @@ def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
     lacks = tried(tmp_path, "return 1", top="import a_module_that_is_not_here")
     assert lacks == ("cannot be loaded: ModuleNotFoundError: No module named 'a_module_that_is_not_here'", False, True)
     broken = tried(tmp_path, "return 1", top="LIMITS = {}['none']")
-    assert broken == ("cannot be loaded: KeyError: 'none'", True, False)
+    assert broken == ("cannot be loaded: KeyError: 'none'", False, True)
 
 
 def test_those_after_one_that_hangs_are_not_blamed(tmp_path: Path) -> None:
@@ -98,6 +98,10 @@ def test_a_run_is_refused_with_the_row_and_its_fields(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No module named 'a_module_that_is_not_here'"):
         check(f"{file}:reward")
     check(f"{file}:reward", here=False)  # nodes may have it
+    file.write_text(f"import os\nKEY = os.environ['ONLY_ON_NODES']\n{HEAD}    return 1\n")
+    with pytest.raises(ValueError, match="cannot be loaded: KeyError: 'ONLY_ON_NODES'"):
+        check(f"{file}:reward")
+    check(f"{file}:reward", here=False)
     rows.write_text('{"prompt": "1 + 1 = ", "solution": "2"}\n')
     with pytest.raises(ValueError, match="number_match raised"):
         check("number_match")
