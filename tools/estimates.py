@@ -207,8 +207,10 @@ def page() -> str:
 **None of them is a run of gspo_hpc**: no estimate has been compared with a run of this package on GPUs yet.
 `python tools/estimates.py` writes this page, and a test checks that it is up to date.
 
-**Every row is a config** in [docs/estimates/](estimates/) that `plan` accepts; its first lines have its source and the
-command that prints its estimate. The estimate here counts the passes that their system makes: NeMo-RL computes old
+**Every row is a config** in [docs/estimates/](estimates/) that `plan` accepts, complete enough for `train` and `submit`
+(its data and reward are those of the presets: give yours); its first lines have its source and the command that prints
+its estimate. Where nodes of their own generate, `plan` ends with 2 and says that this version plans the run and does
+not train it. The estimate here counts the passes that their system makes: NeMo-RL computes old
 log-probs for every update, gspo_hpc not for the first of a rollout, verl's asynchronous rows for none.
 
 Rows that are called calibration were used to choose the constants below. All other rows are **held out**: no

@@ -86,13 +86,20 @@ def _inferred(key: str) -> float:
     return round(high, -1)
 
 
+_HUB = {"Llama-3.1-8B": "meta-llama/Llama-3.1-8B-Instruct"}  # all other models are Qwen's
+
+
 def _sections(
     gpu: str, nodes: int, node: int, model: str, layout: tuple[int, int, int, int], engine: int, apart: int
 ) -> dict[str, dict[str, Any]]:
     tp, cp, ep, pp = layout
+    # A run needs a length, data and a reward besides: these are those of the presets, and no estimate depends on them.
     found: dict[str, dict[str, Any]] = {
+        "run": {"max_steps": 100},
         "cluster": {"nodes": nodes, "gpus_per_node": node, "gpu": gpu},
-        "model": {"path": model},
+        "model": {"path": _HUB.get(model, f"Qwen/{model}")},
+        "data": {"train": "data/train.jsonl"},
+        "reward": {"functions": [{"function": "number_match"}]},
         "parallel": {
             "tensor_model_parallel_size": tp,
             "context_parallel_size": cp,

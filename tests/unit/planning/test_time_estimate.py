@@ -163,9 +163,16 @@ RUNS = sorted((PROJECT / "docs" / "estimates").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_every_published_run_is_a_config_that_the_plan_accepts(path: Path) -> None:
-    plan = make_plan(load(path))
+def test_every_published_run_is_a_config_that_the_plan_accepts_and_a_reader_can_run(path: Path) -> None:
+    config = load(path)
+    plan = make_plan(config)
     assert plan.valid and plan.memory is not None, plan.broken
+    assert not plan.missing, plan.missing
+    reasons = [item.reason for item in plan.not_run]
+    if config.cluster.generation_nodes:
+        assert len(reasons) == 1 and "rollout.mode" in reasons[0], reasons
+    else:
+        assert plan.runnable, reasons
 
 
 def test_the_range_is_the_spread_of_errors() -> None:
