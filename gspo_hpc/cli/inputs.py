@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -71,8 +71,8 @@ def require_path(path: Path, what: str) -> None:
         raise ValueError(f"{path}: no such {what}{hint}")
 
 
-def print_warnings(config: Config, more: Sequence[str] = ()) -> None:
-    """Print to standard error what is legal in a config and still hardly meant, and `more` of it.
+def print_warnings(config: Config) -> None:
+    """Print to standard error what is legal in a config and still hardly meant.
 
     Settings that contradict each other are left to the plan, which names them among all broken rules.
     """
@@ -81,5 +81,5 @@ def print_warnings(config: Config, more: Sequence[str] = ()) -> None:
     found: list[str] = []
     with suppress(ValueError):
         found = objective.warnings(config)
-    for text in (*found, *more):
+    for text in found:
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)

@@ -179,6 +179,19 @@ def busy_processes(config: Config) -> BusyProcesses:
     return BusyProcesses(1 if gpus == 1 else 1 + gpus, config.reward.workers)
 
 
+def cpus_per_task(config: Config) -> int | None:
+    """Return the cores that a job requests for each rank; None leaves the number to Slurm, which gives one.
+
+    On GPUs a rank that nobody gave cores requests one for each of its busy processes. Where ranks are not bound to
+    cores (``--cpu-bind=none``), and on CPUs, where an engine and its rank take turns, nothing is requested for it.
+    """
+    given = config.slurm.cpus_per_task
+    unbound = any(word.startswith("--cpu-bind=none") for word in config.slurm.srun)
+    if given is not None or unbound or config.cluster.platform != "cuda":
+        return given
+    return busy_processes(config).total
+
+
 def engine_over_nodes(config: Config) -> bool:
     """Return True if an engine has more GPUs than a node."""
     return config.rollout.tensor_parallel_size > config.cluster.gpus_per_node

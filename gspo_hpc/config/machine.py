@@ -221,7 +221,11 @@ class Slurm(Section):
     exclude: SbatchText | None = key(None, "sbatch --exclude.")
     nodelist: SbatchText | None = key(None, "sbatch --nodelist.")
     exclusive: bool = key(False, "sbatch --exclusive.")
-    cpus_per_task: Count | None = key(None, "sbatch --cpus-per-task.")
+    cpus_per_task: Count | None = key(
+        None,
+        "sbatch --cpus-per-task: cores of a rank. By default on GPUs one for each process that is busy while the "
+        "engine generates: the rank, its engine and the reward functions.",
+    )
     mem: Annotated[str, _SIZE] | None = key(None, "sbatch --mem.")
     gres: SbatchText | None = key(None, "sbatch --gres, instead of --gpus-per-node.")
     gpu_bind: SbatchText | None = key(None, "srun --gpu-bind.")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gspo_hpc.config.derived import busy_processes
+from gspo_hpc.config.derived import busy_processes, cpus_per_task
 from gspo_hpc.config.reading.slurm_time import parse_minutes
 from gspo_hpc.config.schema import Config, Slurm
 from gspo_hpc.doctor.finding import Finding, Section, gib
@@ -212,7 +212,7 @@ def _time(section: Section, config: Config, name: str, pairs: Mapping[str, str])
 
 
 def _nodes(section: Section, config: Config, name: str, pairs: Mapping[str, str], nodes: Sequence[Node]) -> None:
-    cluster, slurm = config.cluster, config.slurm
+    cluster = config.cluster
     usable = [node for node in nodes if node.usable]
     away = [node for node in nodes if not node.usable]
     shown = ", ".join(
@@ -249,22 +249,26 @@ def _nodes(section: Section, config: Config, name: str, pairs: Mapping[str, str]
             )
         else:
             section.ok("gres", text)
-    _cores(section, config, pairs)
-    cpus = (slurm.cpus_per_task or 1) * gpus
-    if nodes and cpus > max(node.cpus for node in nodes):
-        text = f"the run requests {cpus} CPUs per node ({gpus} ranks, slurm.cpus_per_task {slurm.cpus_per_task or 1})"
-        fix = f"slurm.cpus_per_task={max(1, max(node.cpus for node in nodes) // gpus)}"
-        section.fail("cpus", f"{text}, but nodes of {name} have {max(node.cpus for node in nodes)}", fix)
+    _cores(section, config, name, pairs, nodes)
 
 
-def _cores(section: Section, config: Config, pairs: Mapping[str, str]) -> None:
-    """Look at the cores of a rank that has an engine. The plan judges slurm.cpus_per_task if it is given."""
-    busy = busy_processes(config)
-    if config.cluster.platform != "cuda" or config.slurm.cpus_per_task is not None:
-        return
-    if "DefCpuPerGPU=" not in pairs.get("JobDefaults", ""):
-        text = f"slurm.cpus_per_task is not set, so Slurm gives a task 1 core, but {busy} are busy at the same time"
-        section.warn("cores of a task", text, f"slurm.cpus_per_task={busy.total}")
+def _cores(section: Section, config: Config, name: str, pairs: Mapping[str, str], nodes: Sequence[Node]) -> None:
+    """Compare the cores that ranks request with those that nodes have, and with what the partition would give."""
+    gpus, busy, requested = config.cluster.gpus_per_node, busy_processes(config), cpus_per_task(config) or 1
+    most = max((node.cpus for node in nodes), default=0)
+    if nodes and requested * gpus > most:
+        text = f"the run requests {requested * gpus} CPUs per node ({gpus} ranks, slurm.cpus_per_task {requested})"
+        share = max(1, most // gpus)
+        fix = f"slurm.cpus_per_task={share}"
+        if config.cluster.platform == "cuda" and share < busy.total:  # which the plan refuses for ranks bound to cores
+            fix += f" slurm.srun=[--cpu-bind=none], so that ranks share the node's cores: {busy} are busy at once"
+        section.fail("cpus", f"{text}, but nodes of {name} have {most}", fix)
+    found = re.search(r"DefCpuPerGPU=(\d+)", pairs.get("JobDefaults", ""))
+    if found and config.slurm.cpus_per_task is None and requested < int(found[1]):
+        text = (
+            f"the run requests {requested} CPUs for each rank, one for each busy process; {name} would give {found[1]}"
+        )
+        section.warn("cores of a task", text, f"slurm.cpus_per_task={found[1]}")
 
 
 def _preemption(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gspo_hpc.config.derived import cpus_per_task
 from gspo_hpc.config.schema import Config, Container
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.environment import no_gpus
@@ -21,7 +22,7 @@ CODE, CANCEL = (
 
 def environment(config: Config, job_dir: Path) -> dict[str, str]:
     """Return the variables that ranks get in addition to the job's. Secrets are never arguments of a command."""
-    threads = config.cluster.threads_per_rank or config.slurm.cpus_per_task
+    threads = config.cluster.threads_per_rank or cpus_per_task(config)
     return {
         **(no_gpus() if config.cluster.platform == "cpu" else {}),
         **config.slurm.environment,
@@ -43,8 +44,8 @@ def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) 
         "--distribution=block:block",  # ranks of a node are neighbours, as the layout counts them
         "--export=ALL",
     ]
-    if slurm.cpus_per_task:
-        words.append(f"--cpus-per-task={slurm.cpus_per_task}")  # srun no longer takes it over from sbatch
+    if cpus := cpus_per_task(config):
+        words.append(f"--cpus-per-task={cpus}")  # srun no longer takes it over from sbatch
     if cluster.platform == "cuda":
         # Every rank sees all GPUs of its node: it picks its own, and its engine shares memory with its neighbours.
         words.append(f"--gpu-bind={slurm.gpu_bind or 'none'}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import loader
-from gspo_hpc.config.derived import busy_processes
+from gspo_hpc.config.derived import cpus_per_task
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
@@ -95,18 +95,6 @@ def submit(config: Config) -> str:
     return job_id
 
 
-def warnings(config: Config) -> list[str]:
-    """Return what a job will suffer from although Slurm takes it."""
-    slurm, busy = config.slurm, busy_processes(config)
-    shared = any(word.startswith("--cpu-bind=none") for word in slurm.srun)
-    if config.cluster.platform != "cuda" or slurm.cpus_per_task is not None or shared:
-        return []
-    return [
-        f"slurm.cpus_per_task is not set: each rank gets 1 core, unless the partition has DefCpuPerGPU, but {busy} are "
-        f"busy at the same time; give slurm.cpus_per_task={busy.total} or more"
-    ]
-
-
 def _require(config: Config) -> None:
     require(config)
     path = str(RunDir(config.run_dir).path)
@@ -145,7 +133,7 @@ def make_executor(
         "time": slurm.time_minutes,
         "nodes": cluster.nodes,
         "ntasks_per_node": cluster.gpus_per_node,
-        "cpus_per_task": slurm.cpus_per_task,
+        "cpus_per_task": cpus_per_task(config),
         "gpus_per_node": gpus,
         "gres": slurm.gres,
         "constraint": slurm.constraint,

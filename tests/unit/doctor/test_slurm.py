@@ -52,7 +52,8 @@ PartitionName=high AllowGroups=ALL AllowAccounts=abc,def AllowQos=ALL AllocNodes
 GraceTime=0 MaxNodes=2 MaxTime=1-00:00:00 Nodes=n[1-4] PriorityTier=10 PreemptMode=OFF State=UP TotalNodes=4
 """
 NODES = (
-    "n1|mixed|gpu:2|4|24105|none\nn2|mixed|gpu:2|4|24105|none\nn3|idle|gpu:2|4|24105|none\nn4|idle|gpu:2|4|24105|none\n"
+    "n1|mixed|gpu:2|16|24105|none\nn2|mixed|gpu:2|16|24105|none\n"
+    "n3|idle|gpu:2|16|24105|none\nn4|idle|gpu:2|16|24105|none\n"
 )
 
 
@@ -102,15 +103,24 @@ def test_the_recommended_lines_are_not_complained_of(project: Path) -> None:
 
 
 def test_a_task_has_a_core_for_each_busy_process() -> None:
-    found = look([])["cores of a task"]
-    assert (
-        found.state == "warn"
-        and found.fix == "slurm.cpus_per_task=4"
-        and "the rank (1), its engine (1)" in found.finding
-    )
-    assert look(["rollout.tensor_parallel_size=2"])["cores of a task"].fix == "slurm.cpus_per_task=6"
+    """A rank requests 4 CPUs if nobody says otherwise, and these nodes have 2 for each GPU."""
+    small = cluster(nodes=NODES.replace("|16|", "|4|"))
+    found = look([], small)["cpus"]
+    assert found.state == "fail" and "8 CPUs per node (2 ranks, slurm.cpus_per_task 4)" in found.finding
+    assert found.fix.startswith("slurm.cpus_per_task=2 slurm.srun=[--cpu-bind=none]")
+    assert "the rank (1), its engine (1)" in found.fix
+    unbound = ["slurm.cpus_per_task=2", "slurm.srun=[--cpu-bind=none]"]  # as it says
+    for words in (unbound, ["cluster.platform=cpu"], ["cluster.gpus_per_node=1"]):
+        assert "cpus" not in look(words, small), words
+
+
+def test_a_partition_that_gives_more_cores_is_named() -> None:
     by_gpu = cluster(partitions=PARTITIONS.replace("JobDefaults=(null)", "JobDefaults=DefCpuPerGPU=8"))
-    for words, at in ((["slurm.cpus_per_task=1"], None), (["cluster.platform=cpu"], None), ([], by_gpu)):
+    found = look(["cluster.gpus_per_node=1"], by_gpu)["cores of a task"]
+    assert found.state == "warn" and "requests 4 CPUs" in found.finding and found.fix == "slurm.cpus_per_task=8"
+    more = by_gpu.partitions["low"] | {"JobDefaults": "DefCpuPerGPU=4"}
+    same = replace(by_gpu, partitions=by_gpu.partitions | {"low": more})
+    for words, at in ((["slurm.cpus_per_task=4"], by_gpu), ([], cluster()), ([], same)):
         assert "cores of a task" not in look(words, at)
 
 
@@ -137,7 +147,7 @@ def test_a_task_has_a_core_for_each_busy_process() -> None:
         (["slurm.partition=high", "cluster.nodes=3"], ("", ""), "nodes", "gives a job at most 2", "cluster.nodes=2"),
         (["cluster.nodes=5"], ("", ""), "nodes", "cluster.nodes is 5, but low has only 4", "cluster.nodes=4"),
         (["cluster.gpus_per_node=8"], ("", ""), "gres", "the run needs 1 node with 8", "cluster.gpus_per_node=2"),
-        (["slurm.cpus_per_task=3"], ("", ""), "cpus", "6 CPUs per node", "slurm.cpus_per_task=2"),
+        (["slurm.cpus_per_task=9"], ("", ""), "cpus", "18 CPUs per node", "slurm.cpus_per_task=8"),
     ],
 )
 def test_what_slurm_would_not_do(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,16 +112,24 @@ def test_hostile_options_of_sbatch_are_refused(value: str) -> None:
         assert "sbatch_options_are_free" in {item.rule for item in make_plan(config(slurm={"sbatch": options})).broken}
 
 
-def test_ranks_of_one_core_are_warned_of() -> None:
-    """Slurm binds a rank to one core if nobody says how many; its engine and graders would share it."""
-    (text,) = submit.warnings(config())
-    assert text.startswith("slurm.cpus_per_task is not set") and text.endswith("give slurm.cpus_per_task=4 or more")
-    assert submit.warnings(config(slurm={"cpus_per_task": 1})) == []  # which the plan judges
-    assert submit.warnings(config(slurm={"srun": ["--cpu-bind=none"]})) == []
-    assert submit.warnings(config(cluster={"platform": "cpu"})) == []
-    command = [sys.executable, "-m", "gspo_hpc", "submit", "qwen3_30b_a3b_ep8", "--dry-run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "warning: slurm.cpus_per_task is not set" in done.stderr
+def test_a_rank_requests_a_core_for_each_of_its_busy_processes() -> None:
+    """Slurm binds a rank to one core if nobody says how many; its engine and reward functions would share it."""
+
+    def cores(**sections: Any) -> tuple[str, str]:
+        """Return what sbatch and srun are told, and that the plan takes what nobody gave."""
+        text = submit.dry_run(config(**sections))
+        script, attempt = text.split("# The job starts every attempt with")
+        told = re.findall(r"--cpus-per-task=(\d+)", script), re.findall(r"--cpus-per-task=(\d+)", attempt)
+        assert told[0] == told[1]
+        return ",".join(told[0]), ",".join(re.findall(r"OMP_NUM_THREADS=(\d+)", attempt))
+
+    assert cores() == ("4", "4")  # the rank, its engine, two processes of reward functions
+    assert cores(rollout={"tensor_parallel_size": 2}) == ("6", "6")  # vLLM's core and two workers
+    assert cores(reward={"workers": 5}) == ("7", "7")
+    assert cores(cluster={"threads_per_rank": 2}) == ("4", "2")
+    assert cores(slurm={"cpus_per_task": 9}) == ("9", "9")
+    assert cores(slurm={"srun": ["--cpu-bind=none"]}) == ("", "")
+    assert cores(cluster={"platform": "cpu"}) == ("", "")
 
 
 @pytest.mark.parametrize("value", ["a'b; touch x", "$(touch x)", "x y"])

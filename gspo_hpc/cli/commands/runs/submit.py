@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from gspo_hpc.launch.slurm import submit
 
     config = load_config(args)
-    print_warnings(config, submit.warnings(config))
+    print_warnings(config)
     with places_told(args):
         if args.dry_run:
             print(submit.dry_run(config), end="")

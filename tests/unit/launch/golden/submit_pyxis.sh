@@ -1,6 +1,7 @@
 #!/bin/bash
 
 # Parameters
+#SBATCH --cpus-per-task=4
 #SBATCH --gpus-per-node=4
 #SBATCH --job-name=demo
 #SBATCH --nodes=2
@@ -35,8 +36,9 @@ done
 exit "$status"
 
 # The job starts every attempt with
-#   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --gpu-bind=none '--container-image=nvcr.io#team/gspo:1' --container-mounts=/runs/demo:/runs/demo,/data:/data --container-env=PYTHONPATH,PYTHONSAFEPATH,GSPO_HPC_GRADERS,PYTHONUNBUFFERED,GSPO_HPC_CONTROL,GSPO_HPC_CONTROL_TOKEN python3 -m gspo_hpc.training.worker train /runs/demo
+#   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --cpus-per-task=4 --gpu-bind=none '--container-image=nvcr.io#team/gspo:1' --container-mounts=/runs/demo:/runs/demo,/data:/data --container-env=OMP_NUM_THREADS,PYTHONPATH,PYTHONSAFEPATH,GSPO_HPC_GRADERS,PYTHONUNBUFFERED,GSPO_HPC_CONTROL,GSPO_HPC_CONTROL_TOKEN python3 -m gspo_hpc.training.worker train /runs/demo
 # and these in its environment:
+#   OMP_NUM_THREADS=4
 #   PYTHONPATH=/runs/demo/jobs/NNNN/code
 #   PYTHONSAFEPATH=1
 #   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
