@@ -1,4 +1,4 @@
-"""The commands `gspo-hpc plan` and `gspo-hpc suggest`.
+"""The command `gspo-hpc plan`.
 
 What only some plans need is imported where it is used, so that a plan answers at once.
 """
@@ -21,7 +21,6 @@ from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
 from gspo_hpc.system.exit_codes import DONE, INCOMPLETE, REFUSED
 from gspo_hpc.system.terminal import paint
-from gspo_hpc.system.text import near_miss
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.estimates.time import Times
@@ -46,15 +45,15 @@ def plan(
 
     `ranks` prints every rank, however many there are.
     """
-    _check("--price", price)
-    _check("--response-tokens", response_tokens)
+    check_positive("--price", price)
+    check_positive("--response-tokens", response_tokens)
     _known_rewards(config, places)
     rows = _rows(config.data.train)
     found = make_plan(config, rows)
     offered = _fixes(config, rows) if found.broken else []
-    times, tokens = _times(with_steps(config, rows), found, response_tokens)
+    times, tokens = estimate_times(with_steps(config, rows), found, response_tokens)
     beside = None if times is None else _asynchrony(config, times, response_tokens)
-    notes = [*_absent(config), *_cut(config, response_tokens)]
+    notes, unchecked = [*cut(config, response_tokens)], [] if found.broken else [*_not_looked_at(config, found)]
     if times is None and (price or response_tokens):
         notes.append("--price and --response-tokens change nothing: time is not estimated.")
     found = replace(found, notes=(*found.notes, *notes))
@@ -64,13 +63,19 @@ def plan(
     if as_json:
         more: dict[str, object] = {"time": None if times is None else times.to_json(price) | {"asynchrony": beside}}
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
+        more["not_checked"] = unchecked
         more |= {"sbatch": script} if sbatch else {}
         print(json.dumps(_content(found, places, offered, ranks) | more, indent=2))
         return code
     from gspo_hpc.cli.pages import plan as plan_page  # only here: JSON is printed without rich
     from gspo_hpc.cli.pages import render
 
-    render.show(plan_page.page(name, config, found, places, offered, ranks=ranks))
+    lines: list[tuple[str, str]] = []
+    if found.memory is not None and not found.broken:
+        from gspo_hpc.cli.pages import estimates
+
+        lines = [*estimates.answer(found.memory, config, times, price)]
+    render.show(plan_page.page(name, config, found, places, offered, answer=lines, unchecked=unchecked, ranks=ranks))
     if found.memory is not None:
         from gspo_hpc.cli.pages import estimates
 
@@ -79,51 +84,6 @@ def plan(
             render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price, beside)])
     print(f"\n{script}" if script else "", end="")
     return code
-
-
-def suggest_layouts(
-    config: Config, keep: Sequence[str], *, as_json: bool, limit: int, response_tokens: float | None
-) -> bool:
-    """Print layouts, best first. Return whether there is one."""
-    from gspo_hpc.planning import layouts
-
-    if limit < 1:
-        raise ValueError(f"--limit {limit} must be at least 1")
-    _check("--response-tokens", response_tokens)
-    for key in set(keep).difference(layouts.KEYS):
-        if key in _keys():
-            raise ValueError(f"--keep {key}: suggest never changes it, so it stays as it is; leave it out")
-        hint = near_miss(key, layouts.KEYS) or f"\nwhat suggest chooses: {', '.join(layouts.KEYS)}"
-        raise ValueError(f"--keep {key}: no such setting{hint}")
-    if config.model.path is None:
-        raise ValueError("model.path must be given: a folder, or a model that plan knows, such as Qwen/Qwen3-8B")
-    found = layouts.find(config, frozenset(keep), limit, response_tokens)
-    for text in _cut(config, response_tokens):
-        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
-    if found and as_json:
-        print(json.dumps([layout.to_json() for layout in found], indent=2))
-    elif found:
-        from gspo_hpc.cli.pages import estimates, render
-
-        render.show(estimates.suggestions(found))
-    else:
-        _nothing_fits(config, frozenset(keep), as_json=as_json)
-    return bool(found)
-
-
-def _nothing_fits(config: Config, keep: frozenset[str], *, as_json: bool) -> None:
-    """Print that there is no layout, what is short, and the changes with which there is one."""
-    from gspo_hpc.planning import layouts
-    from gspo_hpc.planning.suggest import remedies
-
-    text = f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule"
-    short, found = remedies.lacking(layouts.Search(config, keep)), remedies.find(config, keep)
-    if as_json:
-        print(json.dumps({"errors": [f"{text}: {short}"], "changes": [one.to_json() for one in found]}, indent=2))
-        return
-    from gspo_hpc.cli.pages import estimates, render
-
-    render.show(estimates.no_layout(f"{text}: {short}.", list(map(str, found))))
 
 
 def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> dict[str, Any]:
@@ -169,12 +129,6 @@ def _batch_script(config: Config) -> str | None:
         return None
 
 
-def _keys() -> set[str]:
-    """Return every key of a config, dotted."""
-    sections = {name: getattr(Config(), name) for name in Config.model_fields}
-    return {f"{name}.{key}" for name, section in sections.items() for key in vars(section)}
-
-
 def _known_rewards(config: Config, places: Places) -> None:
     """Raise ConfigError for reward functions that are neither built in nor in a file, and for wrong arguments."""
     from gspo_hpc.rewards.builtin import REGISTRY
@@ -188,12 +142,13 @@ def _known_rewards(config: Config, places: Places) -> None:
         raise ConfigError([f"{places.around(key, 'config')}: {key} {text}" for key, text in keys.items()])
 
 
-def _check(option: str, value: float | None) -> None:
+def check_positive(option: str, value: float | None) -> None:
+    """Raise ValueError unless an option's value is above 0 and finite, or not given."""
     if value is not None and not 0 < value < float("inf"):
         raise ValueError(f"{option} {value:g} must be {'finite' if value == float('inf') else 'more than 0'}")
 
 
-def _cut(config: Config, response_tokens: float | None) -> Iterator[str]:
+def cut(config: Config, response_tokens: float | None) -> Iterator[str]:
     """Yield a note if the expected response is longer than responses can be."""
     longest = config.rollout.max_response_length
     if response_tokens is not None and response_tokens > longest:
@@ -214,6 +169,18 @@ def _absent(config: Config) -> Iterator[str]:
         yield f"reward.functions[{number}]: {path} is not there. A run needs the file."
 
 
+def _not_looked_at(config: Config, found: Plan) -> Iterator[str]:
+    """Yield what this plan could not look at, and for a whole config what no plan looks at, and which command does."""
+    yield from _absent(config)
+    if not found.runnable:
+        return
+    machine = "the cluster" if config.cluster.nodes > 1 else "this machine"
+    yield (
+        f"What rows of the data hold, what reward functions return, and {machine}: gspo-hpc doctor CONFIG looks at "
+        "them, and so do train and submit before they start anything."
+    )
+
+
 def _rows(path: str | None) -> int | None:
     """Return the rows of a data file; None if it is not there, or so large that counting takes long."""
     if path is None or not os.path.exists(path):
@@ -223,7 +190,7 @@ def _rows(path: str | None) -> int | None:
     return count_rows(path, WHOLE_FILE_BYTES)
 
 
-def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:
+def estimate_times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:
     """Return the time estimate of a plan that can have one, and the average response length that it is for."""
     completions = found.quantities.get("generation_batch_size")
     arch = architecture.find(config)
@@ -231,7 +198,8 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
         return None, 0.0
     from gspo_hpc.planning.estimates import devices, time
 
-    device = devices.find(config.cluster.gpu, config.cluster.network_gb_per_s)
+    device = devices.card(config.cluster)
+    assert device is not None
     work = time.work(config, int(completions), response_tokens)
     model = time.sizes(arch)
     return time.estimate(model, config, device, work, found.memory.cache_tokens), work.response_tokens

@@ -18,6 +18,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "cluster.gpus_per_node",
         "cluster.threads_per_rank",
         "cluster.gpu",
+        "cluster.gpu_memory_gb",
         "cluster.network_gb_per_s",
         "parallel.*",
         "memory.*",

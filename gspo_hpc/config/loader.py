@@ -8,7 +8,8 @@ directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -78,6 +79,18 @@ def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
 def dump(config: Config) -> str:
     """Return the whole config as YAML, every key with its value; :func:`load` of it gives an equal config."""
     return str(yaml.dump(as_dict(config), Dumper=Writer, sort_keys=False, allow_unicode=True, width=120))
+
+
+def dump_given(config: Config, given: Collection[str]) -> str:
+    """Return as YAML only the settings that `given` names, dotted; those of a list or of a map are one setting."""
+    whole = as_dict(config)
+    tops = {".".join(re.split(r"[.\[]", key)[:2]) for key in given}
+    chosen = {
+        name: {key: value for key, value in section.items() if f"{name}.{key}" in tops}
+        for name, section in whole.items()
+    }
+    sections = {name: section for name, section in chosen.items() if section}
+    return str(yaml.dump(sections, Dumper=Writer, sort_keys=False, allow_unicode=True, width=120))
 
 
 def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], Places]:

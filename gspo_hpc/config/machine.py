@@ -51,6 +51,11 @@ class Cluster(Section):
         "The GPU that `plan` estimates memory and time for, such as H100-80GB; it lists the names if it "
         "does not know one. It has no effect on a run.",
     )
+    gpu_memory_gb: Positive | None = key(
+        None,
+        "GB of memory that a GPU has, for `plan`'s estimates: of a card that it does not know by name (memory is "
+        "estimated then, time is not), or in place of what the card of `gpu` has.",
+    )
     network_gb_per_s: Positive | None = key(
         None,
         "GB/s of one GPU to other nodes, one way, for `plan`'s estimates; the default is what such GPUs usually have.",

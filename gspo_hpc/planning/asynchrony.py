@@ -55,7 +55,8 @@ def _times(config: Config, response_tokens: float | None, models: Models) -> tim
     completions = plan.quantities.get("generation_batch_size")
     if plan.broken or arch is None or not completions or config.cluster.gpu is None:
         return None
-    device = devices.find(config.cluster.gpu, config.cluster.network_gb_per_s)
+    device = devices.card(config.cluster)
+    assert device is not None
     found = memory.estimate(arch, config, device)
     if not memory.fits(found, config):
         return None

@@ -116,9 +116,10 @@ class Search:
                 f"{unknown[0]} is not chosen by suggest, so it stays as it is; suggest chooses: {', '.join(KEYS)}"
             )
         cluster = self.config.cluster
-        if cluster.gpu is None:
+        device = devices.card(cluster)
+        if device is None or cluster.gpu is None:
             raise ValueError(f"cluster.gpu says which GPUs there are: give one of {', '.join(devices.DEVICES)}")
-        self.device = devices.find(cluster.gpu, cluster.network_gb_per_s)
+        self.device = device
         arch = self.models.find(self.config)
         if arch is None:
             raise ValueError(

@@ -173,15 +173,17 @@ def _judge_memory(plan: PlanBuilder) -> None:
 def _estimate(plan: PlanBuilder) -> Estimate | None:
     """Return the memory that phases take; None where the layout is not whole, the GPU or the model not known."""
     cluster, arch = plan.config.cluster, plan.architecture
-    if cluster.gpu is None or not all(registry.rules()[item.rule].estimable for item in plan.broken):
+    known = cluster.gpu is not None or cluster.gpu_memory_gb is not None
+    if not known or not all(registry.rules()[item.rule].estimable for item in plan.broken):
         return None
     from gspo_hpc.planning.estimates import devices, memory  # only here: plans for a CPU do without
 
     try:
-        device = devices.find(cluster.gpu, cluster.network_gb_per_s)
+        device = devices.card(cluster)
     except ValueError:  # a rule says so
         return None
     if arch is None:
         plan.notes.append("Memory and time are not estimated: the sizes of the model are not known.")
         return None
+    assert device is not None
     return memory.estimate(arch, plan.config, device)

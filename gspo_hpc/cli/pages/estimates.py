@@ -1,9 +1,8 @@
-"""The parts of the pages of `gspo-hpc plan` and `suggest` about memory and time."""
+"""The parts of the page of `gspo-hpc plan` about memory and time."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.columns import Columns
@@ -11,14 +10,36 @@ from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid, item, text, width
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, bars, percent, shown
+from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, bars, percent, risk, shown
 from gspo_hpc.system.text import GIB, in_gib
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.estimates.time import Times
-    from gspo_hpc.planning.layouts import Layout
 
 _NAMES = 14  # columns of the first column, in every table of both sections
+
+
+def answer(
+    found: Estimate, config: Config, times: Times | None = None, price: float | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield in three rows how well a run fits, the seconds of a step, and the hours and the cost of the run."""
+    card, peak = config.cluster.gpu or "GPU", found.busiest
+    fits = f"{in_gib(peak.total)} of the {in_gib(found.card)} GiB of each {card} ({shown(peak.name)})"
+    yield "fits", f"{risk(found.headroom)}: {fits}; {percent(found.headroom)} are left for peaks"
+    if times is None:
+        yield "time", "not estimated: cluster.gpu does not name the GPU"
+        return
+    values = times.to_json(price)
+    low, high = (seconds / times.updates for seconds in times.range)
+    step = f"{values['seconds_per_step']:,.0f} s a step ({low:,.0f} to {high:,.0f})"
+    rollout = f"{times.rollout:,.0f} s a rollout, of which generation takes {times.seconds['generation']:,.0f}"
+    yield "time", f"{step}; {rollout}"
+    if values["gpu_hours"] is None:
+        yield "run", "give run.max_steps or run.max_epochs for its hours"
+        return
+    hours, gpu_hours = (f"{n:,.{2 if n < 10 else 0}f}" for n in (values["hours"], values["gpu_hours"]))
+    cost = "--price P tells the cost" if values["cost"] is None else f"{values['cost']:,.0f} at {price:g} a GPU-hour"
+    yield "run", f"{hours} hours for {times.steps:,} steps, {gpu_hours} GPU-hours; {cost}"
 
 
 def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
@@ -26,7 +47,7 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     gpus, training = config.cluster.gpus_per_node, config.training_gpus_per_node
     apart = config.rollout.mode == "server"
     every = training == gpus  # nodes either train or generate
-    card = f"{config.cluster.gpu}, which has {in_gib(found.card)}"
+    card = f"{config.cluster.gpu or 'GPU'}, which has {in_gib(found.card)}"
     yield item("  ", f"GiB of one {card}; pipeline stage {found.stage} needs the most:")
     phases: list[tuple[str, RenderableType]] = []
     generation: list[tuple[str, RenderableType]] = []
@@ -85,32 +106,3 @@ def time(
     if asynchrony is not None:
         more.append(("asynchrony", asynchrony))
     yield grid(more, first=_NAMES)
-
-
-def suggestions(found: Sequence[Layout]) -> Iterator[RenderableType]:
-    """Yield layouts, best first, as settings that can be pasted into a shell, with reasons."""
-    less = "a layout that leaves less than 20 % of the GPU's memory counts as slower"
-    yield item("", f"ranked by the time of a step; {less} (docs/plan.md)")
-    for place, layout in enumerate(found, 1):
-        rate = f"{layout.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-        left = f"{percent(layout.headroom)} of the GPU's memory left: {layout.risk}"
-        yield item(f"{place}. ", f"{layout.seconds:.1f} s a step, {rate}, {left}")
-        yield from (item("     - ", reason) for reason in layout.reasons)
-        settings = textwrap.wrap(str(layout), width() - 7, break_long_words=False, break_on_hyphens=False)
-        yield from (f"     {line} \\" for line in settings[:-1])
-        yield f"     {settings[-1]}"
-    if found and found[0].batches:
-        yield ""
-        yield item("", "Batch sizes that suit the first layout, as advice, since they change what is learned:")
-        yield from (item("  - ", str(advice)) for advice in found[0].batches)
-
-
-def no_layout(text: str, remedies: Sequence[str]) -> Iterator[RenderableType]:
-    """Yield why nothing fits, and each change with which something does."""
-    yield item("", text)
-    if remedies:
-        yield item("", "Each of these changes was tried, and is enough:")
-    else:
-        tried = "More GPUs, other GPUs, engines over nodes and shorter responses were tried, alone and in pairs"
-        yield item("", f"{tried}, and so were smaller models; none is enough.")
-    yield from (item("  - ", remedy) for remedy in remedies)

@@ -52,11 +52,20 @@ def title(name: str) -> Iterator[RenderableType]:
 
 
 def page(
-    name: str, config: Config, plan: Plan, places: Places, fixes: Sequence[Fix] = (), *, ranks: bool = False
+    name: str,
+    config: Config,
+    plan: Plan,
+    places: Places,
+    fixes: Sequence[Fix] = (),
+    *,
+    answer: Sequence[tuple[str, str]] = (),
+    unchecked: Sequence[str] = (),
+    ranks: bool = False,
 ) -> Iterator[RenderableType]:
-    """Yield the parts of the page.
+    """Yield the parts of the page: the answer first, then what it follows from.
 
-    `places` says where settings stand; `fixes` are those of a refused plan, `ranks` asks for a row for each rank.
+    `places` says where settings stand; `fixes` are those of a refused plan, `answer` the lines on memory, time and
+    cost of one that holds, `unchecked` what a plan does not look at. `ranks` asks for a row for each rank.
     """
     verdict = _verdict(plan)
     head = item("", f"plan of {name}: {verdict}")
@@ -64,6 +73,19 @@ def page(
     colour = "red" if plan.broken or plan.not_run else "green" if plan.runnable else "yellow"
     head.stylize(colour, -len(verdict))
     yield head
+    if answer:
+        yield grid(answer, first=6)
+    if plan.broken:
+        yield from _broken(name, plan, places, fixes)
+    if plan.not_run:
+        yield from title("Can be planned, but not run by this version")
+        yield from (item(text("  ", ("x", "red"), "  "), one.reason) for one in plan.not_run)
+    if plan.warnings:
+        yield from title("Warnings")
+        yield from (item(text("  ", ("!", "yellow"), "  "), warning) for warning in plan.warnings)
+    if unchecked:
+        yield from title("Not checked")
+        yield from (item("  -  ", one) for one in unchecked)
     yield from title("Layout")
     yield grid(_layout(plan, config))
     yield from title("Quantities")
@@ -86,29 +108,25 @@ def page(
     if ranks or plan.quantities.get("world_size", 0) != 1:
         yield from title("Ranks")
         yield from _ranks(plan, ranks)
-    if plan.broken:
-        from gspo_hpc.planning import mentions
-
-        yield from title("Broken rules")
-        for broken in plan.broken:
-            yield text("  ", (broken.rule, "red"))
-            yield item("    ", broken.message)
-            if given := mentions.given(broken, places):  # the head of the page has the file's folder
-                yield item("    ", f"set by {together(given.values())}".replace(f" {name}:", f" {Path(name).name}:"))
-        yield from title("Fixes (add one to the command, or write it into the file)")
-        yield _fixes(fixes)
-    if plan.not_run:
-        yield from title("Can be planned, but not run by this version")
-        yield from (item(text("  ", ("x", "red"), "  "), one.reason) for one in plan.not_run)
-    if plan.warnings:
-        yield from title("Warnings")
-        yield from (item(text("  ", ("!", "yellow"), "  "), warning) for warning in plan.warnings)
     notes = [*plan.notes]
     if plan.missing:
         notes.append(f"A run also needs: {', '.join(plan.missing)}.")
     if notes:
         yield from title("Notes")
         yield from (item("  -  ", note) for note in notes)
+
+
+def _broken(name: str, plan: Plan, places: Places, fixes: Sequence[Fix]) -> Iterator[RenderableType]:
+    from gspo_hpc.planning import mentions
+
+    yield from title("Broken rules")
+    for broken in plan.broken:
+        yield text("  ", (broken.rule, "red"))
+        yield item("    ", broken.message)
+        if given := mentions.given(broken, places):  # the head of the page has the file's folder
+            yield item("    ", f"set by {together(given.values())}".replace(f" {name}:", f" {Path(name).name}:"))
+    yield from title("Fixes (add one to the command, or write it into the file)")
+    yield _fixes(fixes)
 
 
 def _exactness(found: Exactness) -> Iterator[RenderableType]:
@@ -127,7 +145,9 @@ def _verdict(plan: Plan) -> str:
         return "valid, but not run by this version"
     if plan.missing:
         return "what is given is valid; a run needs more"
-    return "valid" if plan.runnable else "what could be checked is valid; nothing is known of the model"
+    return (
+        "valid as far as checked" if plan.runnable else "what could be checked is valid; nothing is known of the model"
+    )
 
 
 def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:

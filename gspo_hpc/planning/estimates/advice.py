@@ -66,10 +66,9 @@ class Case(NamedTuple):
 
 def case(plan: PlanBuilder) -> Case | None:
     """Return what was estimated, and for what; None if nothing was."""
-    cluster, arch = plan.config.cluster, plan.architecture
-    if plan.memory is None or arch is None or cluster.gpu is None:
+    arch, device = plan.architecture, devices.card(plan.config.cluster) if plan.memory is not None else None
+    if plan.memory is None or arch is None or device is None:
         return None
-    device = devices.find(cluster.gpu, cluster.network_gb_per_s)
     return Case(plan.memory, plan.config, arch, device, plan.explained)
 
 

@@ -6,10 +6,12 @@ products sustain is from public benchmarks of matrix products, rounded: a figure
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache
 
+from gspo_hpc.config.schema import Cluster
 from gspo_hpc.system.text import GIB, near_miss
 
 
@@ -49,8 +51,29 @@ DEVICES: dict[str, Device] = {
         Device("L40S-48GB", int(44.5 * GIB), 362e12, 230e12, 0.864e12, 25e9, 12.5e9, 25e9),
     )
 }
+# Cards that people have and that nobody is advised to buy: estimates know them, and no fix proposes them. Operations
+# are those with sums in float32; large products are taken to reach four fifths of them, for want of measurements.
+OWNED: dict[str, Device] = {
+    name: Device(name, int(memory * GIB), flops, 0.8 * flops, bandwidth, link, 12.5e9, link)
+    for name, memory, flops, bandwidth, link in (
+        ("A10-24GB", 22.5, 125e12, 0.6e12, 25e9),
+        ("A30-24GB", 23.6, 165e12, 0.933e12, 25e9),
+        ("A40-48GB", 44.5, 150e12, 0.696e12, 25e9),
+        ("L4-24GB", 22.1, 121e12, 0.3e12, 25e9),
+        ("L40-48GB", 44.5, 181e12, 0.864e12, 25e9),
+        ("RTX3090-24GB", 23.6, 71e12, 0.936e12, 25e9),
+        ("RTX4090-24GB", 23.6, 165e12, 1.008e12, 25e9),
+        ("RTX5090-32GB", 31.4, 209e12, 1.792e12, 50e9),
+        ("RTXA6000-48GB", 47.5, 155e12, 0.768e12, 25e9),
+        ("RTX6000Ada-48GB", 47.5, 364e12, 0.96e12, 25e9),
+        ("RTXPRO6000-96GB", 95.0, 500e12, 1.792e12, 50e9),
+    )
+}
+_KNOWN = DEVICES | OWNED
+_USABLE = 0.98  # of the memory that a card is sold with, where only that is known
 
 _FORM = re.compile(r"-(sxm\d?|hbm\d?e?|ac)(?=-|$)")  # forms that differ in nothing that an estimate counts with
+_PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)")  # RTX 6000 Ada is RTX6000Ada here
 
 
 @cache
@@ -61,19 +84,34 @@ def find(name: str, network_gb_per_s: float | None = None) -> Device:
     given (SXM5, HBM3), and what follows a hyphen may be left out if no other name begins alike (H200, A100-40).
     ValueError names the nearest device.
     """
-    wanted = _FORM.sub("", re.sub(r"[ _]", "-", name.lower())).removeprefix("nvidia-")
-    kin = [device for device in DEVICES.values() if _family(device.name) == _family(wanted)]  # H20 is not H200
+    wanted = _joined(name).removeprefix("nvidia-").removeprefix("geforce-")
+    kin = [device for device in _KNOWN.values() if _family(device.name) == _family(wanted)]  # H20 is not H200
     found = [device for device in kin if device.name.lower().startswith(wanted)]
     if wanted in ("h100", "a100"):  # the usual ones
         found = [DEVICES[f"{wanted.upper()}-80GB"]]
     if len(found) != 1:
-        families = {_family(known): known for known in DEVICES}
+        families = {_family(known): known for known in _KNOWN}
         hint = near_miss(_family(wanted), families, shown=families.__getitem__, cutoff=0.8)
-        known = f"known: {', '.join(DEVICES)}" + ("" if hint else ". Without cluster.gpu nothing is estimated")
+        instead = ". For another card, give cluster.gpu_memory_gb and leave out cluster.gpu: memory is estimated then"
+        known = f"known: {', '.join(_KNOWN)}" + ("" if hint else instead)
         raise ValueError(f"cluster.gpu {name} is not known{hint}; {known}")
     if network_gb_per_s is None:
         return found[0]
     return replace(found[0], network_bytes_per_s=network_gb_per_s * 1e9)
+
+
+def card(cluster: Cluster) -> Device | None:
+    """Return the GPU of a config's cluster; None if neither its name nor its memory is given.
+
+    Of a card without a name only the memory is known. ValueError names the nearest device, as :func:`find` does.
+    """
+    memory = None if cluster.gpu_memory_gb is None else int(_USABLE * cluster.gpu_memory_gb * GIB)
+    if cluster.gpu is not None:
+        found = find(cluster.gpu, cluster.network_gb_per_s)
+        return found if memory is None else replace(found, memory=memory)
+    if memory is None:
+        return None
+    return Device(f"GPU with {cluster.gpu_memory_gb:g} GB", memory, *[math.nan] * 6)
 
 
 def is_like_none(name: str) -> bool:
@@ -87,13 +125,18 @@ def is_like_none(name: str) -> bool:
 
 def of(device_name: str) -> Device | None:
     """Return a GPU by the name that it reports; None if it is not known, the largest if the name fits several."""
-    said = device_name.lower().replace(" ", "-")
+    said = _joined(device_name)
     if "h100-pcie" in said:
         return DEVICES["H100-PCIe"]
-    family = max((name for name in map(_family, DEVICES) if name in said), key=len, default=None)  # H200 is not H20
-    cards = [device for name, device in DEVICES.items() if _family(name) == family and name != "H100-PCIe"]
+    family = max((name for name in map(_family, _KNOWN) if name in said), key=len, default=None)  # H200 is not H20
+    cards = [device for name, device in _KNOWN.items() if _family(name) == family and name != "H100-PCIe"]
     named = [device for device in cards if device.name.split("-")[1].lower() in said]
     return max(named or cards, key=lambda device: device.memory, default=None)
+
+
+def _joined(name: str) -> str:
+    """Return a name with hyphens between its words, without the form of the module."""
+    return _PARTS.sub("", _FORM.sub("", re.sub(r"[ _]", "-", name.lower())))
 
 
 def _family(name: str) -> str:

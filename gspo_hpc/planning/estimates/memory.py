@@ -353,14 +353,22 @@ def node_memory(config: Config) -> int | None:
 
 
 def bars(found: Estimate, width: int = 50) -> Iterable[tuple[str, str, str]]:
-    """Yield for each phase its name, a bar as long as its share of the card, and a legend of its parts."""
+    """Yield for each phase its name, a bar as long as its share of the card, and a legend of its parts.
+
+    A part has the same mark in all bars; the largest parts have the clearest marks.
+    """
+    largest: dict[str, int] = {}
+    for phase in found.phases:
+        for name, size in phase.parts.items():
+            largest[name] = max(size, largest.get(name, 0))
+    marks = dict(zip((name for name, _ in sorted(largest.items(), key=_size)), _MARKS, strict=False))
     for phase in found.phases:
         drawn, so_far, legend = "", 0, []
-        for (name, size), mark in zip(sorted(phase.parts.items(), key=_size), _MARKS, strict=False):
+        for name, size in sorted(phase.parts.items(), key=_size):
             so_far += size
-            drawn += mark * (round(so_far / found.card * width) - len(drawn))
+            drawn += marks[name] * (round(so_far / found.card * width) - len(drawn))
             if size >= 0.005 * found.card:
-                legend.append(f"{mark} {shown(name)} {in_gib(size)}")
+                legend.append(f"{marks[name]} {shown(name)} {in_gib(size)}")
         free = "." * (width - len(drawn))
         yield phase.name, drawn[:width] + free + ("!" if len(drawn) > width else " "), ", ".join(legend)
 
@@ -376,7 +384,7 @@ _SHOWN = {
     "cuda_and_nccl": "CUDA and NCCL",
     "kv_cache": "KV cache",
 }
-_MARKS = "#=+*o%@~:x-"
+_MARKS = "#=+*o%@~:x-&$^vnzsk"
 
 
 def _size(item: tuple[str, int]) -> int:

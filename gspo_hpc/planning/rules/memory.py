@@ -30,12 +30,11 @@ class MemoryRule(RuleId):
 
 @rule(MemoryRule.GPU_IS_KNOWN, "`cluster.gpu` names one GPU that estimates know", Topic.MEMORY)
 def _known(plan: PlanBuilder) -> Iterator[str]:
-    cluster = plan.config.cluster
-    if cluster.gpu is not None:
+    if plan.config.cluster.gpu is not None:
         from gspo_hpc.planning.estimates import devices
 
         try:
-            devices.find(cluster.gpu, cluster.network_gb_per_s)
+            devices.card(plan.config.cluster)
         except ValueError as error:
             yield str(error)
 

@@ -58,8 +58,9 @@ def _engines(arch: Architecture, config: Config, models: Models) -> list[int]:
 
     This version runs no engine over nodes: there is one only for who asks for it, of the size that the config gives.
     """
-    assert config.cluster.gpu is not None
-    card, item = devices.find(config.cluster.gpu).memory, 4 if config.model.dtype == "float32" else 2
+    own = devices.card(config.cluster)
+    assert own is not None
+    card, item = own.memory, 4 if config.model.dtype == "float32" else 2
     weights, given = parameters.parameters(arch) * item, config.rollout.tensor_parallel_size
     sizes = [*_divisors(config.cluster.gpus_per_node), *([given] if engine_over_nodes(config) else [])]
 

@@ -215,7 +215,8 @@ def _machines(nodes: int, gpus: int) -> list[tuple[int, int]]:
 
 def _other_gpu(config: Config) -> Iterator[Remedy]:
     """Yield other GPUs with more memory, the smallest first."""
-    own = devices.find(str(config.cluster.gpu))
+    own = devices.card(config.cluster)
+    assert own is not None
     larger = sorted((one for one in devices.DEVICES.values() if one.memory > own.memory), key=lambda one: one.memory)
     for device in larger:
         yield Remedy({"cluster.gpu": device.name}, f"GPUs with {in_gib(device.memory, 0)} GiB each")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli.main import main
 from gspo_hpc.cli.pages.plan import page
 from gspo_hpc.cli.pages.render import lines
 from gspo_hpc.config.loader import from_dict
@@ -33,3 +39,47 @@ def test_experts_divide_the_ranks_in_their_own_way() -> None:
     shown = [" ".join(line.split()) for line in lines(page("x", config, make_plan(config), Places()))]
     assert "ranks TP 2 x PP 1 x CP 1 x DP 4 = 8" in shown
     assert "experts ETP 1 x EP 4 x PP 1 x DP 2 = 8" in shown
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    main(["plan", *words])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_answer_comes_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It fits how well, how long a step and the run take, and what the run costs: the figures of the sections below."""
+    preset = str(project / "configs" / "qwen3_30b_a3b_ep8.yaml")
+    page = printed(capsys, preset, "--price", "2.5")
+    assert page[0].endswith(": valid as far as checked")
+    fits, time, run = page[1:4]
+    assert re.match(
+        r"  fits    comfortable: [\d.]+ of the 139\.8 GiB of each H200-141GB \(update\); \d\d% are left", fits
+    )
+    assert re.match(r"  time    \d+ s a step \(\d+ to \d+\); \d+ s a rollout, of which generation takes \d+", time)
+    assert re.match(r"  run     \d+ hours for 400 steps, \d+ GPU-hours; \d+ at 2\.5 a GPU-hour", run)
+    whole = "\n".join(page)
+    update, step = re.search(r"update +\|[^|]+\| +([\d.]+)", whole), re.search(r": ([\d.]+) s a step", whole)
+    assert update is not None and f" {update[1]} of the " in fits
+    assert step is not None and f" {float(step[1]):.0f} s a step" in time
+    assert page.index("Not checked") < page.index("Layout") < page.index("Memory")
+    no_steps = printed(capsys, preset, "run.max_steps=null")
+    assert "give run.max_steps or run.max_epochs" in no_steps[3]
+    unnamed = printed(capsys, preset, "cluster.gpu=null", "cluster.gpu_memory_gb=141")
+    assert unnamed[1].startswith("  fits    ") and "not estimated" in unnamed[2] and "Time" not in unnamed
+    small = printed(capsys, preset, "cluster.gpu=A100-40GB")
+    assert "broken rule" in small[0] and small[2] == "Broken rules" and not any("  fits" in line for line in small)
+    cpu = printed(capsys, str(project / "configs" / "tiny_cpu.yaml"))
+    assert cpu[2] == "Not checked"  # nothing is estimated for CPUs
+
+
+def test_a_part_has_one_mark_in_all_bars(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for preset in ("qwen3_30b_a3b_ep8", "qwen3_8b_tp2_cp4_32k", "llama3.1_70b_tp8_pp8"):
+        page = "\n".join(printed(capsys, str(project / "configs" / f"{preset}.yaml")))
+        memory = page.split("\nMemory\n")[1].split("\n  a node")[0]
+        marks: dict[str, set[str]] = {}
+        parts: dict[str, set[str]] = {}
+        for mark, part in re.findall(r"(?<=  )([^\w\s|.]|[a-z]) ([A-Za-z][A-Za-z -]+?) [\d.]+(?=  |\n|$)", memory):
+            marks.setdefault(part, set()).add(mark)
+            parts.setdefault(mark, set()).add(part)
+        assert len(marks) >= 8, memory
+        assert all(len(found) == 1 for found in (*marks.values(), *parts.values())), marks

@@ -73,7 +73,7 @@ def named(modules: set[str], names: Sequence[str]) -> list[str]:
         ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 81, 250),
         ("plan smollm2_cpu --json", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS, "rich"), 66, 200),
         ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 31, 180),
-        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OURS, REFUSED_PLANS), 83, 250),
+        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OURS, REFUSED_PLANS), 84, 250),
     ],
 )
 def test_a_command_imports_only_what_it_needs(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.plan import make_plan
 
 
 @pytest.mark.parametrize(
@@ -75,23 +77,23 @@ def test_a_name_that_is_not_known_gets_the_nearest() -> None:
         devices.find("")
 
 
-@pytest.mark.parametrize("name", ["MI300X", "V100", "RTX4090", "L4", "T4", "H", ""])
+@pytest.mark.parametrize("name", ["MI300X", "V100", "RX7900", "T4", "H", ""])
 def test_a_name_like_no_other_gets_none(name: str) -> None:
-    """A V100 is no H100, and an L4 has half of the memory of the L40S that begins alike."""
+    """A V100 is no H100."""
     with pytest.raises(ValueError, match=f"cluster.gpu {name} is not known; known: A100"):
         devices.find(name)
 
 
 def test_a_gpu_that_is_like_no_other_is_left_out_and_not_replaced() -> None:
-    """Whoever has an RTX 4090 has no H20."""
-    (fix,) = search.find(from_dict({"cluster": {"gpu": "RTX4090"}}))
+    """Whoever has an RX 7900 has no H20."""
+    (fix,) = search.find(from_dict({"cluster": {"gpu": "RX7900"}}))
     assert str(fix) == "cluster.gpu=null"
     assert str(search.find(from_dict({"cluster": {"gpu": "H1000"}}))[0]) == "cluster.gpu=H100-80GB"
-    with pytest.raises(ValueError, match="Without cluster.gpu nothing is estimated$"):
-        devices.find("RTX4090")
+    with pytest.raises(ValueError, match="leave out cluster.gpu: memory is estimated then$"):
+        devices.find("RX7900")
 
 
-@pytest.mark.parametrize(("name", "near"), [("GB300", "B300-288GB"), ("A10", "A100-80GB"), ("H20-141", "H20-96GB")])
+@pytest.mark.parametrize(("name", "near"), [("GB300", "B300-288GB"), ("A1000", "A100-80GB"), ("H20-141", "H20-96GB")])
 def test_the_nearest_is_of_the_nearest_kind(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"cluster.gpu {name} is not known; nearest: {near}; known"):
         devices.find(name)
@@ -100,3 +102,41 @@ def test_the_nearest_is_of_the_nearest_kind(name: str, near: str) -> None:
 def test_another_network() -> None:
     assert devices.find("H100", 12.5).network_bytes_per_s == 12.5e9
     assert devices.find("H100").network_bytes_per_s == 50e9
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX4090-24GB"),
+        ("rtx_3090", "RTX3090-24GB"),
+        ("GeForce RTX 5090", "RTX5090-32GB"),
+        ("NVIDIA RTX A6000", "RTXA6000-48GB"),
+        ("NVIDIA RTX 6000 Ada", "RTX6000Ada-48GB"),
+        ("RTX PRO 6000", "RTXPRO6000-96GB"),
+        ("A10", "A10-24GB"),  # not A100
+        ("NVIDIA A40", "A40-48GB"),  # not A100-40GB
+        ("L4", "L4-24GB"),
+        ("L40", "L40-48GB"),
+        ("L40S", "L40S-48GB"),
+    ],
+)
+def test_cards_of_workstations_and_older_ones(said: str, meant: str) -> None:
+    """The driver's name and a config's name find the same card, and no fix proposes it."""
+    assert devices.find(said).name == meant
+    found = devices.of(said)
+    assert found is not None and found.name == meant
+    assert (meant in devices.DEVICES) == (meant == "L40S-48GB")
+
+
+def test_the_memory_of_a_card_is_enough_to_estimate_memory() -> None:
+    """Without a name there are bytes and no seconds; with one, the memory that is given counts."""
+    model, data = {"path": "Qwen/Qwen3-0.6B"}, {"batch": {"micro_batch_tokens": 8192, "global_batch_size": 64}}
+    sizes = data | {"model": model, "rollout": {"max_response_length": 1024}}
+    unnamed = make_plan(from_dict({**sizes, "cluster": {"gpu_memory_gb": 80}}))
+    named = make_plan(from_dict({**sizes, "cluster": {"gpu": "A10", "gpu_memory_gb": 80}}))
+    small = make_plan(from_dict({**sizes, "cluster": {"gpu_memory_gb": 12}}))
+    assert unnamed.memory is not None and named.memory is not None and small.memory is not None
+    assert unnamed.memory.phases == named.memory.phases and unnamed.memory.card == int(0.98 * 80 * 2**30)
+    assert not unnamed.broken and any(item.rule == "trainer_fits_gpu_memory" for item in small.broken)
+    with pytest.raises(ValueError, match=r"cluster\.gpu says which GPUs there are"):
+        layouts.find(from_dict({**sizes, "cluster": {"gpu_memory_gb": 80}}))

@@ -55,10 +55,10 @@ def test_a_reward_function_that_is_not_there_is_noted_and_one_that_cannot_be_cal
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, told = planned(capsys, run, "reward.functions=[{function: no/such.py:f}]")
-    assert code == 0 and "reward.functions[0]: no/such.py is not there. A run needs the file." in told["notes"]  # type: ignore[operator]
+    assert code == 0 and "reward.functions[0]: no/such.py is not there. A run needs the file." in told["not_checked"]  # type: ignore[operator]
     (tmp_path / "own.py").write_text("def mark(completion, *, prompt, fields, scale=1.0):\n    return scale\n")
     code, told = planned(capsys, run, "reward.functions=[{function: own.py:mark, args: {scale: 2}}]")
-    assert code == 0 and not any("reward.functions" in note for note in told["notes"])  # type: ignore[attr-defined]
+    assert code == 0 and not any("reward.functions" in note for note in told["not_checked"])  # type: ignore[attr-defined]
     for function, mistake in {
         "own.py:marks": "own.py has no function 'marks' at its top level; nearest: mark",
         "own.py:mark, args: {sale: 2}": "unknown argument 'sale'; nearest: scale",

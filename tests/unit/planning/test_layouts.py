@@ -11,10 +11,11 @@ import pytest
 from gspo_hpc.cli import main
 from gspo_hpc.config.loader import load
 from gspo_hpc.config.schema import replace
+from gspo_hpc.config.section import written
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates.memory import percent
 from gspo_hpc.planning.plan import make_plan
-from gspo_hpc.planning.settings import with_value
+from gspo_hpc.planning.settings import value_of, with_value
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PRESETS = sorted(path for path in CONFIGS.glob("*.yaml") if "gpu:" in path.read_text())
@@ -113,10 +114,33 @@ def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str]) 
     page = capsys.readouterr().out
     assert main.main(["suggest", preset, "--limit", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [float(value) for value in re.findall(r"^\d\. ([\d.]+) s a step", page, re.M)] == [
-        round(layout["seconds"], 1) for layout in told
-    ]
-    assert all(f"parallel.tensor_model_parallel_size={layout['settings'][layouts.KEYS[0]]}" in page for layout in told)
+    seconds = [round(layout["seconds"], 1) for layout in told]
+    assert [float(value) for value in re.findall(r"^\d\. ([\d.]+) s a step", page, re.M)] == seconds
+    table = [re.split(r"  +", line.strip()) for line in page.splitlines() if re.match(r"  \S.*  \S", line)]
+    rows = {name: cells for name, *cells in table}
+    assert list(map(float, rows["seconds of a step"][-2:])) == seconds
+    config = load(preset)
+    for place, layout in enumerate(told):
+        for key, value in layout["settings"].items():
+            name, own = key.removeprefix("parallel."), value_of(config, key)
+            shown = rows[name][-2:][place] if name in rows else written(own)  # rows are of what differs
+            assert shown == f"{written(value)}{'*' * (value != own)}", key
+    assert rows["memory left of a GPU"][-3] == percent(make_plan(config).memory.headroom)  # type: ignore[union-attr]
+
+
+def test_the_best_layout_is_written_as_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has what the config gives, on the command line too, and the layout: nothing else, and nothing is lost."""
+    out, preset = tmp_path / "new.yaml", str(CONFIGS / "qwen3_30b_a3b_ep8.yaml")
+    given = ["run.max_steps=7", "reward.functions=[{function: length, args: {target: 3, limit: 9}, weight: 0.5}]"]
+    assert main.main(["suggest", preset, *given, "--out", str(out), "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)[0]["settings"]
+    wanted = load(preset, given)
+    for key, value in best.items():
+        wanted = with_value(wanted, key, value)
+    assert load(out) == wanted
+    assert "max_steps: 7" in out.read_text() and "retries" not in out.read_text()
+    assert main.main(["suggest", preset, "--out", str(out)]) == 2
+    assert f"--out {out} is there already; name another file" in capsys.readouterr().err
 
 
 def test_completions_go_through_one_pipeline_or_several(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,13 +121,14 @@ def test_a_single_group_is_one_group(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_data_that_is_not_there_is_noted(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", preset, "data.train=/no/rows.jsonl", "data.eval=/no/eval.parquet", "--json"]) == 0
-    notes = json.loads(capsys.readouterr().out)["notes"]
-    assert "data.train /no/rows.jsonl is not there: its prompts are not counted. A run needs the file." in notes
-    assert "data.eval /no/eval.parquet is not there. A run needs the file." in notes
+    *absent, always = json.loads(capsys.readouterr().out)["not_checked"]
+    assert "data.train /no/rows.jsonl is not there: its prompts are not counted. A run needs the file." in absent
+    assert "data.eval /no/eval.parquet is not there. A run needs the file." in absent
+    assert "gspo-hpc doctor CONFIG looks at them" in always
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n' * 500)
     assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 0
-    assert not any(note.startswith("data.") for note in json.loads(capsys.readouterr().out)["notes"])
+    assert json.loads(capsys.readouterr().out)["not_checked"] == [always]
 
 
 def test_a_response_longer_than_the_longest_is_told(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,8 +281,11 @@ def test_a_suggestion_can_be_pasted_however_narrow(
     monkeypatch.setenv("COLUMNS", "60")
     preset = str(project / "configs" / "qwen2.5_7b_tp2.yaml")
     assert main(["suggest", preset, "--limit", "1"]) == 0
-    settings = capsys.readouterr().out.split("     parallel.", 1)[1].split("\n\n")[0]
+    block = capsys.readouterr().out.split("\n1. ", 1)[1].split("\n\n")[0]
+    lines = [line.strip() for line in block.splitlines() if re.match(r"     \w+\.\w+=", line)]
+    assert len(lines) > 1 and all(line.endswith("\\") for line in lines[:-1])
+    script = "printf '%s\\n' " + "\n".join(lines)
     words = subprocess.run(
-        ["bash", "-c", f'printf "%s\\n" parallel.{settings}'], capture_output=True, text=True, check=True, timeout=10
+        ["bash", "-c", script], capture_output=True, text=True, check=True, timeout=10
     ).stdout.split()
-    assert len(words) >= 10 and main(["plan", preset, *words]) == 0
+    assert len(words) >= 2 and main(["plan", preset, *words]) == 0
