@@ -16,7 +16,6 @@ from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.loader import ConfigError
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
-from gspo_hpc.models import architecture
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
 from gspo_hpc.system.exit_codes import DONE, INCOMPLETE, REFUSED
@@ -51,7 +50,7 @@ def plan(
     rows = _rows(config.data.train)
     found = make_plan(config, rows)
     offered = _fixes(config, rows) if found.broken else []
-    times, tokens = estimate_times(with_steps(config, rows), found, response_tokens)
+    times, tokens = _times(with_steps(config, rows), found, response_tokens)
     beside = None if times is None else _asynchrony(config, times, response_tokens)
     notes, unchecked = [*cut(config, response_tokens)], [] if found.broken else [*_not_looked_at(config, found)]
     if times is None and (price or response_tokens):
@@ -190,19 +189,13 @@ def _rows(path: str | None) -> int | None:
     return count_rows(path, WHOLE_FILE_BYTES)
 
 
-def estimate_times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:
+def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:
     """Return the time estimate of a plan that can have one, and the average response length that it is for."""
-    completions = found.quantities.get("generation_batch_size")
-    arch = architecture.find(config)
-    if found.memory is None or arch is None or not completions or config.cluster.gpu is None:
+    if found.memory is None:
         return None, 0.0
-    from gspo_hpc.planning.estimates import devices, time
+    from gspo_hpc.planning.estimates import time
 
-    device = devices.card(config.cluster)
-    assert device is not None
-    work = time.work(config, int(completions), response_tokens)
-    model = time.sizes(arch)
-    return time.estimate(model, config, device, work, found.memory.cache_tokens), work.response_tokens
+    return time.of_plan(config, found, response_tokens)
 
 
 def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> str | None:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_hpc.cli.plans import check_positive, cut, estimate_times
+from gspo_hpc.cli.plans import check_positive, cut
 from gspo_hpc.config import loader
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import layouts
+from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.layouts import Layout
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.quantities import with_steps
@@ -68,7 +69,7 @@ def suggest(
 def _own_figures(config: Config, response_tokens: float | None) -> tuple[float, float, float] | None:
     """Return seconds of a step, tokens/s/GPU and headroom of the config as it is; None if it does not hold."""
     plan = make_plan(config)
-    times, _ = estimate_times(with_steps(config, None), plan, response_tokens)
+    times, _ = time.of_plan(with_steps(config, None), plan, response_tokens)
     if plan.broken or plan.memory is None or times is None:
         return None
     told = times.to_json()

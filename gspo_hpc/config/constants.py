@@ -24,6 +24,8 @@ USUAL_GPUS_PER_NODE = 8
 WHOLE_FILE_BYTES = 64 << 20
 # Share of clipped ratios from which most of an update is thrown away (the console marks it, diagnose explains it).
 OVERCLIPPED = 0.5
+# Share of its first entropy below which a policy has collapsed, if rewards no longer differ either.
+COLLAPSED = 0.05
 # Parts of a step whose seconds are in its record (seconds/NAME): reward_wait is a part of generate; the last two come
 # after the record is made.
 STEP_PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync")

@@ -71,6 +71,7 @@ class Survey:
     answers: list[Answer] = field(default_factory=list)
     differences: list[dict[str, str]] = field(default_factory=list)  # node, fact, value, others
     findings: list[Finding] = field(default_factory=list)
+    places: list[dict[str, Any]] = field(default_factory=list)  # of each rank, with its parameters, as a dry run says
 
     @property
     def unanswered(self) -> list[str]:
@@ -86,6 +87,7 @@ class Survey:
             "answered": [answer.node for answer in self.answers],
             "unanswered": self.unanswered,
             "differences": self.differences,
+            "ranks": self.places,
             "answers": {
                 answer.node: {"facts": answer.facts, "findings": [one.to_json() for one in answer.findings]}
                 for answer in self.answers
@@ -243,7 +245,7 @@ def _run(
     try:
         _follow(found, count, wait, folder, section)
         if groups and found.answers:
-            _follow_groups(found.job_id, folder, section)
+            found.places = _follow_groups(found.job_id, folder, section)
     finally:
         _end(found.job_id)
 
@@ -288,8 +290,8 @@ def _follow(found: Survey, count: int, wait: float, folder: Path, section: Secti
     section.fail("job", text, fix)
 
 
-def _follow_groups(job_id: str, folder: Path, section: Section) -> None:
-    """Wait until the ranks have written their places, or the job is over."""
+def _follow_groups(job_id: str, folder: Path, section: Section) -> list[dict[str, Any]]:
+    """Wait until the ranks have written their places, or the job is over; return the places."""
     deadline = time.monotonic() + GROUPS_SECONDS
     path = folder / "ranks.json"
     while path.name not in os.listdir(folder) and time.monotonic() < deadline:
@@ -298,15 +300,16 @@ def _follow_groups(job_id: str, folder: Path, section: Section) -> None:
             break
         time.sleep(_POLL)
     if path.name in os.listdir(folder):
-        places = read_json(path)
+        places: list[dict[str, Any]] = read_json(path)
         nodes = len({one["node"] for one in places})
         section.ok("process groups", f"{len(places)} ranks on {_nodes(nodes)} joined them and summed over each")
-        return
+        return places
     text = f"the ranks did not join their process groups within {GROUPS_SECONDS:.0f} s; the job's last line is: "
     fix = (
         "slurm.environment.NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: the network between the nodes"
     )
     section.fail("process groups", text + _last_line(folder), fix)
+    return []
 
 
 def read_answers(folder: Path) -> list[Answer]:

@@ -201,12 +201,12 @@ def _run_ranks(
         blamed, code = _blame(first, attempt.log_path)
         stop = f"stopped by {flag.requested} before it could save"
         if flag.requested and code == -_forwarded(flag.requested):
-            _say(stop)
+            _say(stop, attempt.console)
             return REQUEUE, "stopped", stop
-        return _failure(blamed, code, attempt.log_path(blamed))
+        return _failure(blamed, code, attempt.log_path(blamed), attempt.console)
     if RESTART in codes and not flag.requested:
         detail = f"more than faults.restart_above_memory ({config.faults.restart_above_memory:g}) of the memory is used"
-        _say(f"{detail}: starting again")
+        _say(f"{detail}: starting again", attempt.console)
         return RESTART, MEMORY, detail
     if any(codes):
         return REQUEUE, "stopped", flag.requested or ""
@@ -327,17 +327,17 @@ def _blame(failed: Mapping[int, int], log_path: Callable[[int], Path]) -> tuple[
     return found.rank, failed[found.rank]
 
 
-def _failure(rank: int, code: int, log: Path) -> tuple[int, str, str]:
-    """Print why the attempt failed; return its exit code, reason and detail."""
+def _failure(rank: int, code: int, log: Path, console: Path | None = None) -> tuple[int, str, str]:
+    """Print why the attempt failed, and keep it in `console`; return its exit code, reason and detail."""
     error = _last_error(log)
     if code == REFUSED:  # the user's mistake, which may have several lines, and nothing else
         text = "\n" + _tail(log)
         error = text.rpartition("\nerror: ")[2].strip() if "\nerror: " in text else error
         if error:
-            _say(error)
+            _say(error, console)
         return REFUSED, "refused", error
     detail = f"rank {rank} {_ending(code)}" + (f": {error}" if error else "")
-    _say(detail + (f"  (log: {log})" if log.exists() else ""))
+    _say(detail + (f"  (log: {log})" if log.exists() else ""), console)
     return FAILED, "failed", detail
 
 
@@ -362,5 +362,9 @@ def _tail(log: Path) -> str:
         return ""
 
 
-def _say(text: str) -> None:
+def _say(text: str, console: Path | None = None) -> None:
+    """Print to standard error, and to the file that keeps an attempt's console."""
     print(f"gspo-hpc: {text}", file=sys.stderr, flush=True)
+    if console is not None:
+        with contextlib.suppress(OSError), os.fdopen(open_log(console), "w", encoding="utf-8") as kept:
+            kept.write(f"gspo-hpc: {text}\n")

@@ -143,7 +143,7 @@ def lift_hold(path: Path) -> bool:
 
 
 def log_path(path: Path, rank: int | None, attempt: int | None) -> Path:
-    """Return the log of a rank, by default of what rank 0 shows people: the log of the Slurm job of the attempt.
+    """Return the log of a rank, by default what people were shown: the log of the attempt's Slurm job, or its console.
 
     `attempt`: its number, by default the newest. Raises ValueError if there is no such log.
     """
@@ -163,6 +163,8 @@ def log_path(path: Path, rank: int | None, attempt: int | None) -> Path:
     jobs = job_logs(run, str(record.get("slurm_job_id")))
     if rank is None and jobs:
         return jobs[-1]
+    if rank is None and (console := run.attempt(chosen).console).exists():
+        return console
     log = run.attempt(chosen).log_path(rank or 0)
     if not log.exists():
         ranks = list(run.attempt(chosen).logs())

@@ -231,7 +231,9 @@ def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:
         return ""
     text = f"ranks before a layout that is {gain:.1%} faster, because"
     if _short(fastest.memory.headroom) > _short(one.memory.headroom):
-        return f"{text} that one leaves only {percent(fastest.memory.headroom)} of the GPU's memory"
+        theirs, own = fastest.memory.headroom, one.memory.headroom
+        shown = percent(theirs) if percent(theirs) != percent(own) else f"{theirs:.2%}, not {own:.2%},"
+        return f"{text} that one leaves only {shown} of the GPU's memory"
     return f"{text} it cuts the model less, or within a node; estimates cannot tell such times apart"
 
 

@@ -177,6 +177,11 @@ class Attempt:
         found = {int(path.stem.removeprefix("rank-")): path for path in self.path.glob("rank-*.log")}
         return dict(sorted(found.items()))
 
+    @property
+    def console(self) -> Path:
+        """The file that keeps what rank 0 and the launcher showed people."""
+        return self.path / "console.log"
+
     def stacks_path(self, rank: int) -> Path:
         """Return the file for the stacks of a rank's threads, written when it hangs and is ended, or crashes."""
         return self.path / f"rank-{rank}.stacks"

@@ -112,4 +112,7 @@ def test_the_ranks_of_a_run_join_their_process_groups(cluster: Cluster, tiny_con
     joined = found["nodes", "process groups"]
     assert joined["state"] == "ok", joined
     assert joined["finding"] == "2 ranks on 2 nodes joined them and summed over each"
+    ranks = told["nodes"]["ranks"]
+    assert [(one["rank"], one["dp"], one["tp"]) for one in ranks] == [(0, 0, 0), (1, 1, 0)]
+    assert len({one["node"] for one in ranks}) == 2 and all(one["parameters"] == 407_552 for one in ranks)
     nothing_is_left(tmp_path, told["nodes"]["job_id"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
+from gspo_hpc.cli.pages.ranks import places
 from gspo_hpc.cli.pages.render import Span, item, text
 from gspo_hpc.doctor.examine import Diagnosis
 from gspo_hpc.doctor.finding import GROUPS, STATES, State
@@ -34,6 +35,10 @@ def page(diagnosis: Diagnosis) -> Iterator[RenderableType]:
             yield item(head, one.finding)
             if one.fix:
                 yield item(below, f"fix: {one.fix}")
+    if ranks := (diagnosis.nodes or {}).get("ranks"):
+        yield ""
+        yield text(("Ranks", "bold"))
+        yield from places(ranks)
     yield ""
     counts: list[Span] = []
     for state in STATES:

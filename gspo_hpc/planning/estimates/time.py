@@ -7,16 +7,19 @@ against published runs, says where it misses, and where the range comes from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.derived import passes_needed, updates_per_rollout
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import engines, passes, rates
+from gspo_hpc.planning.estimates import devices, engines, passes, rates
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.work import Sizes, Work, sizes, work
 
-__all__ = ["Sizes", "Times", "Work", "estimate", "generating", "sizes", "sizes_of", "work"]
+if TYPE_CHECKING:
+    from gspo_hpc.planning.plan import Plan
+
+__all__ = ["Sizes", "Times", "Work", "estimate", "generating", "of_plan", "sizes", "sizes_of", "work"]
 
 
 @dataclass(frozen=True)
@@ -120,3 +123,17 @@ def estimate(
         config.run.max_steps,
         config.rollout.max_staleness > 0,
     )
+
+
+def of_plan(config: Config, plan: Plan, response_tokens: float | None = None) -> tuple[Times | None, float]:
+    """Return the estimate of a plan that can have one, and the average tokens of a response that it is for.
+
+    There is none where the layout is not whole, and where the model or the GPU is not known.
+    """
+    completions, arch = plan.quantities.get("generation_batch_size"), architecture.find(config)
+    if plan.memory is None or arch is None or not completions or config.cluster.gpu is None:
+        return None, 0.0
+    device = devices.card(config.cluster)
+    assert device is not None
+    given = work(config, int(completions), response_tokens)
+    return estimate(sizes(arch), config, device, given, plan.memory.cache_tokens), given.response_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from gspo_hpc.runs import commit
 from gspo_hpc.runs.directory import Attempt, RunDir
 from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
+from gspo_hpc.system.files import open_log
 from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training import loop
@@ -59,6 +61,7 @@ from gspo_hpc.training.reference import Reference
 from gspo_hpc.training.session import Session
 from gspo_hpc.training.step_record import StepRecorder
 from gspo_hpc.training.sync import EngineWeights, WeightSync
+from gspo_hpc.training.telemetry import headlines
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
@@ -87,7 +90,8 @@ def train(
     collectives = CollectiveTime(config.cluster.platform)  # before there are any
     ranks = start(config, UNWATCHED_MINUTES if control is None else WATCHED_MINUTES, control)
     set_threads(config)
-    job = TrainingJob(run, attempt, config, ranks, Console(terminal, config.run.max_steps or 0))
+    kept = os.fdopen(open_log(attempt.console), "w", encoding="utf-8") if ranks.rank == 0 else None
+    job = TrainingJob(run, attempt, config, ranks, Console(terminal, config.run.max_steps or 0, kept=kept))
     try:
         reason = job.train(flag, control, collectives)
     except BaseException as error:
@@ -95,6 +99,7 @@ def train(
         job.close_after_error()  # but not the process groups: others may never join what theirs still wait for
         raise
     job.close(_EXIT_CODES[reason])
+    job.show_result(reason)
     stop()
     return reason
 
@@ -112,10 +117,8 @@ class TrainingJob:
         """Build all parts and run the loop; return "done" or "stopped"."""
         config, ranks = self._config, self._ranks
         prompts = load_prompts(config, ranks.exchange)
-        self._note(f"{prompts.count} training prompts, {prompts.unseen_count} unseen prompts")
-        policy, reference, progress = self._load_policy()
+        policy, reference, progress = self._load_policy((prompts.count, prompts.unseen_count))
         if progress.cursor.step >= (config.run.max_steps or 0) and progress.record is None:
-            self._note(f"all {progress.cursor.step} steps are done; raise run.max_steps to train further")
             return "done"
         monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
         weight_sync = WeightSync(policy, prompts.probe, monitor)
@@ -164,16 +167,33 @@ class TrainingJob:
         if self._tracker is not None:
             self._tracker.close(exit_code)
 
-    def _load_policy(self) -> tuple[Policy, Reference | None, Progress]:
+    def show_result(self, reason: str) -> None:
+        """Print how the run stands at the end of this attempt."""
+        if self._ranks.rank != 0:
+            return
+        for text, bad in headlines.closing(self._config, self._run.read_metrics(), reason, self._run.path):
+            (self._console.warn if bad else self._console.note)(text)
+
+    def _show_start(self, whole: Path | None, prompts: tuple[int, int]) -> None:
+        """Print which run this is, what trains on what, and the plan; the tracker says later where it is."""
+        if self._ranks.rank != 0:
+            return
+        start = (
+            "from the beginning" if whole is None else f"from step {int(whole.name)} of {self._config.run.max_steps}"
+        )
+        where = f"{self._run.path}, attempt {self._attempt.number}, {start}"
+        self._console.header(headlines.opening(self._config, plan.make_plan(self._config), where, prompts))
+
+    def _load_policy(self, prompts: tuple[int, int]) -> tuple[Policy, Reference | None, Progress]:
         """Return the policy as the newest whole checkpoint has it, or as model.path does, and where the run stands."""
         config, ranks = self._config, self._ranks
         arch = read_architecture(config)
         whole = newest_checkpoint(self._run, ranks, self._console)
+        self._show_start(whole, prompts)
         mark("loading")
         policy = Policy(arch, config, ranks)
         with_reference = derived.passes_needed(config).reference
         if whole is None or with_reference:
-            self._note(f"loading {config.model.path}")
             policy.load(str(config.model.path))
         reference = Reference(policy) if with_reference else None
         policy.make_optimizer()
@@ -182,7 +202,6 @@ class TrainingJob:
         logged = cut_metrics(self._run, whole, ranks)
         if whole is None:
             return policy, reference, Progress(evaluated=logged >= 0)
-        self._note(f"resuming from {whole.name}")
         if (before := commit.read_extra(whole)["layout"]) != config.layout:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
         sharded.load(policy, whole)
@@ -214,7 +233,8 @@ class TrainingJob:
         # Its process inherits the blocked signals: Slurm sends them to every process, and what was logged counts.
         settings = as_dict(config)
         run_id = run.read_info()["run_id"]
-        self._tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, console.warn)
+        told = {"warn": console.warn, "announce": console.note}
+        self._tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, **told)
         return make_observers(run, config, self._tracker, console)
 
     def _make_memory_watch(self, flag: StopFlag) -> list[StepObserver]:

@@ -12,11 +12,12 @@ import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
-from gspo_hpc.config.constants import OVERCLIPPED
-from gspo_hpc.system.text import duration
+from gspo_hpc.config.constants import COLLAPSED, OVERCLIPPED
+from gspo_hpc.runs.console_columns import COLUMNS, Column
+from gspo_hpc.system.text import duration, rounded
 from gspo_hpc.training.telemetry.lenient_stream import LenientStream
 from gspo_hpc.training.telemetry.numbers import count, fixed, number, short
 
@@ -33,42 +34,17 @@ class Bar(Protocol):
         """Add `n` finished completions and `tokens` sampled tokens."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the table. Lower `rank` survives longer on a narrow terminal."""
-
-    title: str
-    width: int
-    rank: int
-
-
-COLUMNS = (
-    Column("step", 6, 0),  # wider where the number of steps needs it
-    Column("reward", 7, 1),
-    Column("length", 7, 3),
-    Column("clip", 6, 4),
-    Column("gap", 8, 5),
-    Column("grad", 8, 10),
-    Column("entropy", 8, 11),
-    Column("generate", 9, 6),
-    Column("logprobs", 9, 9),
-    Column("update", 7, 7),
-    Column("sync", 5, 8),
-    Column("seconds", 8, 12),
-    Column("tok/s", 7, 4),
-    Column("left", 7, 2),
-)
-
-
 class Console:
     """The console of one run.
 
     `stream` is where to write; `total_steps` is the step the run ends at (0: unknown). `plain` None means: plain unless
-    `stream` is a terminal that understands cursor movement.
+    `stream` is a terminal that understands cursor movement. `kept` gets every line, too, without colour and bars: what
+    ``gspo-hpc logs`` shows later.
     """
 
-    def __init__(self, stream: TextIO, total_steps: int, plain: bool | None = None) -> None:
+    def __init__(self, stream: TextIO, total_steps: int, plain: bool | None = None, kept: TextIO | None = None) -> None:
         self.stream = LenientStream(stream)
+        self._kept = None if kept is None else LenientStream(kept)
         self.total_steps = total_steps
         self.plain = not _is_terminal(stream) if plain is None else plain
         widest = max(6, len(f"{total_steps}/{total_steps}") + 1)
@@ -77,7 +53,8 @@ class Console:
         self._titles: tuple[str, ...] = ()
         self._rollouts: dict[int, list[float]] = {}  # seconds of the steps of the latest rollouts
         self._restarts = 0.0
-        self._overclipping_told = False  # explained once; after that the mark in its column is enough
+        self._first_entropy: float | None = None
+        self._told: set[str] = set()  # what is explained once; after that the mark in its column is enough
         self._rich = None if self.plain else _terminal(self.stream)
 
     @property
@@ -114,8 +91,10 @@ class Console:
             self._print("".join(f"{column.title:>{column.width}}" for column in columns), "bold")
             self._rows, self._titles = 0, titles
         self._rows += 1
-        row = "".join(f"{cells[column.title]:>{column.width}}" for column in columns)
-        self._print(row[: self.width], "")  # a cell that outgrows its column must not make a second line
+        bad = {"step": bool(record.get("skipped")), "reward": cells["reward"].endswith(("!", "-"))}
+        bad |= {"clip": cells["clip"].endswith("!"), "grad": bool(record.get("skipped"))}
+        row = [(f"{cells[column.title]:>{column.width}}", "red" * bad.get(column.title, False)) for column in columns]
+        self._print_row(row)
         if remark := self._remark(record):
             self._print(f"{'':>{self._columns[0].width}}  ^ {remark}", "yellow")
 
@@ -152,7 +131,27 @@ class Console:
                 from rich.text import Text
 
                 self._rich(self.width).print(Text(line.rstrip(), style=style), soft_wrap=True)
+            self._keep(line)
         self.stream.flush()
+
+    def _print_row(self, row: Sequence[tuple[str, str]]) -> None:
+        """Print one line of cells with their colours; a cell that outgrows its column must not make a second line."""
+        text = "".join(cell for cell, _ in row)[: self.width]
+        if self._rich is None or not any(colour for _, colour in row):
+            self._print(text, "")
+            return
+        from rich.text import Text
+
+        line = Text.assemble(*((clean(cell), colour) for cell, colour in row))
+        line.truncate(self.width)
+        self._rich(self.width).print(line, soft_wrap=True)
+        self._keep(text)
+        self.stream.flush()
+
+    def _keep(self, line: str) -> None:
+        if self._kept is not None:
+            self._kept.write(clean(line).rstrip() + "\n")
+            self._kept.flush()
 
     def _cells(self, record: Mapping[str, Any]) -> dict[str, str]:
         step = record.get("step")
@@ -162,7 +161,7 @@ class Console:
         clipped = number(record, "clip_fraction")
         return {
             "step": f"{step}/{self.total_steps}" if self.total_steps else str(step),
-            "reward": fixed(number(record, "reward"), 3),
+            "reward": fixed(number(record, "reward"), 3) + "!" * bool(record.get("empty")),
             "length": fixed(number(record, "response_length"), 1),
             "clip": fixed(clipped, 2, 5) + ("!" if _overclipped(clipped) else ""),
             "gap": short(number(record, "logprob_gap_max")),
@@ -202,15 +201,37 @@ class Console:
             remarks.append("the gradient was not finite, so the step was skipped")
         if failures := record.get("failures"):
             remarks.append(f"a reward function failed for {failures} completion{'s' if failures != 1 else ''}")
+        if record.get("empty") and self._tell("no signal"):
+            remarks.append(
+                "in every group of this update all completions had the same reward (marked !), so nothing was learnt"
+            )
         clipped = number(record, "clip_fraction")
-        if _overclipped(clipped) and not self._overclipping_told:
-            self._overclipping_told = True
+        if _overclipped(clipped) and self._tell("overclipping"):
             remarks.append(f"{clipped:.0%} of the ratios were clipped (marked !), so most of this update is lost")
+        remarks += self._collapse(record)
         restarts = number(record, "engine_restarts") or 0.0
         if restarts > self._restarts:
             remarks.append("an engine died and was restarted")
         self._restarts = restarts
         return "; ".join(remarks)
+
+    def _collapse(self, record: Mapping[str, Any]) -> Iterator[str]:
+        """Yield once that the policy has collapsed: hardly any entropy is left of what there was at first."""
+        entropy = number(record, "entropy")
+        if entropy is None:
+            return
+        if self._first_entropy is None:
+            self._first_entropy = entropy
+        if entropy < COLLAPSED * self._first_entropy and (record.get("reward_std") or 0.0) == 0.0:
+            if self._tell("collapse"):
+                fell = f"the entropy fell from {rounded(self._first_entropy)} to {rounded(entropy)} nats"
+                yield f"{fell} and all rewards are equal: the policy has collapsed, or the task is learned"
+
+    def _tell(self, what: str) -> bool:
+        """Return whether this is said for the first time."""
+        new = what not in self._told
+        self._told.add(what)
+        return new
 
 
 class _PlainBar:

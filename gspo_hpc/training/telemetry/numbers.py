@@ -19,7 +19,8 @@ def fixed(value: float | None, digits: int, room: int = 6) -> str:
     if value is None:
         return "-"
     texts = (f"{value:.{places}f}" for places in range(digits, -1, -1))
-    return next((text for text in texts if len(text) <= room), count(value))
+    scaled = count(value)
+    return next((text for text in texts if len(text) <= room), scaled if len(scaled) <= room else f"{value:.0e}")
 
 
 def short(value: float | None) -> str:

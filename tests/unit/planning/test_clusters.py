@@ -107,6 +107,8 @@ def test_every_answer_is_a_plan_in_the_order_that_is_told(
         assert layout.risk == memory.risk(layout.headroom)
         faster = [other for other in found[place + 1 :] if other.seconds < layout.seconds]
         assert bool(faster) == layout.reasons[0].startswith("ranks before a layout that is"), layout.reasons
+        own = memory.percent(layout.headroom)
+        assert f"only {own} of the GPU's memory" not in layout.reasons[0], "a reason that is none"
         short = max(0.0, memory.HEADROOM - layout.headroom) / memory.HEADROOM
         assert layout.counted_seconds >= layout.seconds * (1 + layouts.RISK * short) * (1 - 1e-9)
         assert (layout.headroom < memory.HEADROOM) == any("watch runtime_memory_gib" in text for text in layout.reasons)
@@ -260,3 +262,15 @@ def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gp
 def test_what_is_short_is_memory_where_no_engine_holds_the_weights() -> None:
     config = made("Qwen3-235B-A22B", 4, 4, "A100-40GB")
     assert "GiB of a GPU in" in remedies.lacking(layouts.Search(config))
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("Qwen3-30B-A3B", 8), ("Qwen3-32B", 8)])
+def test_a_reason_shows_the_difference(model: str, gpus: int) -> None:
+    """A layout that leaves 14 % does not go before another "because that one leaves only 14 %"."""
+    cluster = {"cluster": {"gpus_per_node": gpus, "gpu": "H100"}, "model": {"path": f"Qwen/{model}"}}
+    told = [(layout, layout.reasons[0]) for layout in layouts.find(from_dict(cluster))]
+    shown = [(layout, reason) for layout, reason in told if "that one leaves only" in reason]
+    assert shown
+    for layout, reason in shown:
+        assert f"only {memory.percent(layout.headroom)} of" not in reason, reason
+    assert any(", not " in reason for _, reason in shown), "none of them are nearly alike"

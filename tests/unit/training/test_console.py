@@ -314,3 +314,58 @@ def test_durations(seconds: float, text: str) -> None:
 def test_clean_keeps_letters_of_all_scripts() -> None:
     assert clean("שלום é 漢 a\tb") == "שלום é 漢 a    b"
     assert clean("a\x00b\u202ec\ud800d") == "a?b?c?d"
+
+
+def test_what_is_shown_is_kept_without_colour_and_bars() -> None:
+    kept = io.StringIO()
+
+    def use(console: Console) -> None:
+        console._kept = console_module.LenientStream(kept)
+        console.header(["run demo"])
+        with console.rollout(0, 8) as bar:
+            bar.advance(8, 100)
+        console.step(record(1, clip_fraction=0.75))
+        console.warn("careful")
+
+    shown = on_terminal(200, use)
+    text = kept.getvalue()
+    assert "\x1b[31m" in shown and "\x1b" not in text  # the bad cell is red
+    lines = text.splitlines()
+    assert lines[0] == "run demo" and "0.75!" in lines[2] and "75% of the ratios" in lines[3]
+    assert lines[4] == "warning: careful" and len(lines) == 5
+
+
+def test_an_update_without_signal_is_said_once_and_marked() -> None:
+    stream, console = plain()
+    for step in (1, 2):
+        console.step(record(step, empty=1))
+    console.step(record(3))
+    text = stream.getvalue()
+    assert text.count("nothing was learnt") == 1 and text.count("0.562!") == 2
+
+
+def test_a_collapse_is_said_once() -> None:
+    stream, console = plain()
+    console.step(record(1, reward_std=0.3))
+    console.step(record(2, entropy=0.01, reward_std=0.3))  # sure of itself, and still told good from bad
+    assert "collapsed" not in stream.getvalue()
+    for step in (3, 4):
+        console.step(record(step, entropy=0.01, reward_std=0.0))
+    assert stream.getvalue().count("the entropy fell from 0.75 to 0.01 nats and all rewards are equal") == 1
+
+
+def test_every_column_is_explained() -> None:
+    command = [sys.executable, "-m", "gspo_hpc", "logs", "--columns"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert [line.split()[0] for line in done.stdout.splitlines() if line[2:3].strip()] == [one.title for one in COLUMNS]
+    alone = subprocess.run(command[:-1], capture_output=True, text=True, check=False, timeout=60)
+    assert alone.returncode == 2 and "which run? gspo-hpc logs RUN" in alone.stderr
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, 1.5e14, -123456.0, 0.0, float("nan")])
+def test_a_huge_number_stays_in_its_column(value: float) -> None:
+    """Cells that touch are read as one number."""
+    stream, console = plain()
+    console.step(record(1, reward=value, reward_std=value, response_length=value))
+    titles, row = stream.getvalue().splitlines()[:2]
+    assert len(row.split()) == len(titles.split()), row

@@ -11,7 +11,9 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 class Sink(Protocol):
-    """A tracker. Any method may raise anything."""
+    """A tracker. Any method may raise anything. `place` is where people find what it logs."""
+
+    place: str
 
     def log(self, step: int, values: Mapping[str, float], samples: Samples) -> None:
         """Log the numbers of one step, and the samples shown with it."""

@@ -16,6 +16,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if last is None else last + 1
+        self.place = f"TensorBoard: tensorboard --logdir {log_dir}"
         self.writer: Any = SummaryWriter(str(log_dir), purge_step=purge)
 
     def log(self, step: int, values: Mapping[str, float], samples: Samples) -> None:

@@ -47,8 +47,9 @@ class Tracker:
         config: Mapping[str, Any],
         on_rank: bool,
         warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
+        announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._warn = warn
+        self._warn, self._announce = warn, announce
         self._state = run_dir / "tracking.json"
         self._samples: list[Mapping[str, Any]] = []
         self._sinks: dict[str, Sink] = {}
@@ -60,6 +61,8 @@ class Tracker:
             makers["wandb"] = lambda: _wandb(tracking, run_dir, run_id, run_name, redact(config), warn)
         if tracking.tensorboard:
             makers["tensorboard"] = lambda: _tensorboard(run_dir / "tensorboard", self._last.get("tensorboard"))
+        if on_rank and not makers:
+            announce("tracker: none but metrics.jsonl")
         if on_rank and makers:
             self._last = read_last(self._state)
             before = self._logged_before(run_dir)  # now: what is logged from here on comes through the queue
@@ -105,6 +108,8 @@ class Tracker:
                 continue
             if sink is not None:
                 self._sinks[name] = sink
+        places = [sink.place for sink in self._sinks.values()]
+        self._announce(f"tracker: {', '.join(places) or 'none but metrics.jsonl'}")
         for record in before:
             self._deliver(record, [])
         while self._sinks:

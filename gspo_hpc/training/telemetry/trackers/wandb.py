@@ -27,6 +27,8 @@ class Wandb:
 
     def __init__(self, run: Any, table: Callable[[Samples], Any], warn: Callable[[str], None]) -> None:
         self.run, self.table, self.warn = run, table, warn
+        folder = Path(run.dir).parent  # RUN/wandb/offline-run-...
+        self.place = f"W&B offline: wandb sync {folder}" if run.offline else f"W&B: {run.url}"
         self._takes_tables = True
 
     def log(self, step: int, values: Mapping[str, float], samples: Samples) -> None:

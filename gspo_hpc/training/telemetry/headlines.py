@@ -1,0 +1,112 @@
+"""The lines with which a run begins and ends on the console: which run, what trains on what, the plan; the result.
+
+Nothing here is collective: rank 0 calls it with what it has.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.estimates import time
+from gspo_hpc.planning.plan import Plan
+from gspo_hpc.system.text import duration
+
+_PART = 10  # the first and the last part of a run that are compared: a tenth of its rollouts each
+
+
+def opening(config: Config, plan: Plan, where: str, prompts: tuple[int, int]) -> list[str]:
+    """Return three lines: the run, what trains on what, and the plan.
+
+    `where`: the run directory with the attempt; `prompts`: how many are trained on, and how many are unseen.
+    """
+    q, parallel = plan.quantities, config.parallel
+    machines = f"{config.cluster.nodes} x " if config.cluster.nodes > 1 else ""
+    kind = config.cluster.gpu or "GPU"
+    unit = f"{config.cluster.gpus_per_node} {'CPU rank' if config.cluster.platform == 'cpu' else kind}"
+    sizes = {
+        "TP": parallel.tensor_model_parallel_size,
+        "PP": parallel.pipeline_model_parallel_size,
+        "CP": parallel.context_parallel_size,
+        "EP": parallel.expert_model_parallel_size,
+        "DP": q.get("dp_size", 1),
+    }
+    cut = " x ".join(f"{name} {size}" for name, size in sizes.items() if size != 1 or name == "DP")
+    engines = plan.layout.get("num_engines", 1)
+    trained = f"{config.algorithm.name} trains {config.model.path} on {machines}{unit}{'s' * (config.world_size > 1)}"
+    completions, per_prompt = int(q["generation_batch_size"]), int(q["num_generations"])
+    updates = int(q["steps_per_generation"]) * config.batch.num_iterations
+    rollout = f"{completions:,} completions ({completions // per_prompt:,} prompts x {per_prompt})"
+    return [
+        f"run {config.run.name}: {where}",
+        f"{trained} ({cut}; {_count(engines, 'engine')}); {_count(prompts[0], 'prompt')}, {prompts[1]:,} unseen",
+        f"plan: {_count(config.run.max_steps or 0, 'step')}, rollouts of {rollout} with {_count(updates, 'update')}"
+        f"{_expected(config, plan)}",
+    ]
+
+
+def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, run: Path) -> Iterator[tuple[str, bool]]:
+    """Yield four lines: the result, what was learnt, where it is and what comes next. True marks what should worry."""
+    steps = [record for record in records if record.get("step") and "seconds" in record]
+    step, last = max((int(record["step"]) for record in steps), default=0), config.run.max_steps or 0
+    if not steps:
+        yield f"{reason}: no step was made", True
+        return
+    spent = duration(sum(float(record["seconds"]) for record in steps))
+    if reason == "done":
+        yield f"done: {_count(step, 'step')} in {spent}", False
+    else:
+        yield f"stopped after step {step:,} of {last:,}, and saved; {spent} of steps so far", False
+    yield _learnt(records, steps)
+    newest = max((path.name for path in (run / "checkpoints").glob("[0-9]*")), default=None)
+    kept = f"checkpoint {int(newest)}, " if newest else "no checkpoint, "
+    yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False
+    if reason == "done":
+        yield f"next: gspo-hpc report {run}, gspo-hpc export {run} --out FOLDER; a higher run.max_steps goes on", False
+    else:
+        yield "next: the same command goes on from there", False
+
+
+def _learnt(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
+    """Return how reward and accuracy went, and whether neither rose."""
+    rollouts: dict[int, list[float]] = {}
+    for record in steps:
+        if record.get("reward") is not None:
+            rollouts.setdefault(int(record.get("rollout", record["step"])), []).append(float(record["reward"]))
+    means = [statistics.fmean(rewards) for rewards in rollouts.values()]
+    scores = [float(record["eval/accuracy"]) for record in records if record.get("eval/accuracy") is not None]
+    parts, rose = [], False
+    if len(means) >= 2:
+        some = max(1, len(means) // _PART)
+        first, end = statistics.fmean(means[:some]), statistics.fmean(means[-some:])
+        parts.append(f"reward {first:.3f} -> {end:.3f}")
+        rose = end > first
+    elif means:
+        parts.append(f"reward {means[0]:.3f} in the only rollout")
+        rose = means[0] != 0.0
+    if len(scores) >= 2:
+        parts.append(f"accuracy on unseen prompts {scores[0]:.3f} -> {scores[-1]:.3f}")
+        rose = rose or scores[-1] > scores[0]
+    if empty := sum(bool(record.get("empty")) for record in steps):
+        parts.append(f"{empty:,} of {_count(len(steps), 'step')} had nothing to learn from")
+    text = "; ".join(parts) or "no completion got a reward"
+    if rose and empty * 2 < len(steps):
+        return text, False
+    return f"{text}: gspo-hpc diagnose names what to look at", True
+
+
+def _expected(config: Config, plan: Plan) -> str:
+    """Return the estimated time of a step and of the run, if there is an estimate."""
+    times, _ = time.of_plan(config, plan)
+    if times is None:
+        return ""
+    told = times.to_json()
+    hours = "" if told["hours"] is None else f", {told['hours']:,.1f} hours"
+    return f"; about {told['seconds_per_step']:,.0f} s a step{hours}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
