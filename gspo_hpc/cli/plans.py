@@ -47,6 +47,7 @@ def plan(
     check_positive("--price", price)
     check_positive("--response-tokens", response_tokens)
     _known_rewards(config, places)
+    config = _with_cached_files(config)
     rows = _rows(config.data.train)
     found = make_plan(config, rows)
     offered = _fixes(config, rows) if found.broken else []
@@ -157,9 +158,12 @@ def cut(config: Config, response_tokens: float | None) -> Iterator[str]:
 def _absent(config: Config) -> Iterator[str]:
     """Yield a note for each file of data or of a reward function that a run needs and that does not exist."""
     for key, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if name is not None and not os.path.exists(name):
+        if name is not None and not _is_there(name):
             counted = ": its prompts are not counted" if key == "data.train" else ""
-            yield f"{key} {name} is not there{counted}. A run needs the file."
+            if ":" in name:
+                yield f"{key} {name} is not in the cache of the hub{counted}. A run downloads it."
+            else:
+                yield f"{key} {name} is not there{counted}. A run needs the file."
     if all(":" not in term.function for term in config.reward.functions):
         return
     from gspo_hpc.rewards import registry
@@ -182,11 +186,29 @@ def _not_looked_at(config: Config, found: Plan) -> Iterator[str]:
 
 def _rows(path: str | None) -> int | None:
     """Return the rows of a data file; None if it is not there, or so large that counting takes long."""
-    if path is None or not os.path.exists(path):
+    if path is None or not _is_there(path):
         return None
     from gspo_hpc.data.counting import count_rows
 
     return count_rows(path, WHOLE_FILE_BYTES)
+
+
+def _is_there(path: str) -> bool:
+    """Return whether there is a file of data, or one that a pattern matches."""
+    if os.path.exists(path) or not any(mark in path for mark in "*?"):
+        return os.path.exists(path)
+    from gspo_hpc.data.counting import files
+
+    return bool(files(path))
+
+
+def _with_cached_files(config: Config) -> Config:
+    """Return the config with the paths of data that is named by its place on the hub, where the cache has it."""
+    if not any(":" in path for path in (config.data.train, config.data.eval) if path is not None):
+        return config
+    from gspo_hpc.data import hub_data
+
+    return hub_data.with_cached_files(config)
 
 
 def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:

@@ -70,8 +70,12 @@ class Batch(Section):
 class Data(Section):
     """Prompts: JSONL or parquet rows with a prompt (text or chat messages); reward functions get the other fields."""
 
-    train: str | None = key(None, "The file of training prompts.")
-    eval: str | None = key(None, "The file of evaluation prompts.")
+    train: str | None = key(
+        None,
+        "The file of training prompts, a pattern (data/train-*.parquet), or a dataset's file on the hub "
+        "(OWNER/NAME:FILE or OWNER/NAME@REVISION:FILE, where FILE may be a pattern).",
+    )
+    eval: str | None = key(None, "The file of evaluation prompts; named as data.train is.")
     train_ratio: Share = key(
         1.0,
         "Share of data.train that is trained on; the rest, drawn by run.seed, are the evaluation prompts. Give this or "

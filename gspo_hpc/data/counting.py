@@ -5,6 +5,7 @@ No numpy, for commands that answer at once.
 
 from __future__ import annotations
 
+import glob
 import itertools
 import json
 from pathlib import Path
@@ -15,12 +16,28 @@ PROMPT_FIELDS = ("prompt", "question", "problem", "query", "instruction", "input
 _FIRST, _FIRST_BYTES = 20, 2**20  # lines of a JSONL file that are looked at, and bytes of each
 
 
+def files(path: str | Path) -> list[Path]:
+    """Return the files that a path of data names, in the order of their names: one, or those that match a pattern.
+
+    A path without * and ? is its own file, whether it is there or not; a pattern that nothing matches has none.
+    """
+    text = str(path)
+    if not any(mark in text for mark in "*?") or Path(text).is_file():
+        return [Path(text)]
+    return sorted(Path(name) for name in glob.glob(text) if Path(name).is_file())
+
+
 def count_rows(path: str | Path | None, most_bytes: float = float("inf")) -> int | None:
-    """Return the rows of a JSONL or parquet file; None if it is missing, of another kind, or a larger JSONL file.
+    """Return the rows of JSONL or parquet files; None if one is missing, of another kind, or a larger JSONL file.
 
     Blank lines of JSONL are no rows. A parquet file says how many it has, if pyarrow is installed.
     """
-    file = Path(path or "")
+    counts = [_count_rows(file, most_bytes) for file in files(path or "")]
+    known = [count for count in counts if count is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
+
+
+def _count_rows(file: Path, most_bytes: float) -> int | None:
     if not file.is_file():
         return None
     if file.suffix == PARQUET:
@@ -36,7 +53,7 @@ def fields(path: str | Path) -> tuple[str, ...] | None:
 
     None where that cannot be said: the file is missing, empty or of another kind, or one of these rows is no object.
     """
-    file = Path(path)
+    file = next(iter(files(path)), Path(path))
     try:
         if not file.is_file():
             return None

@@ -6,11 +6,10 @@ Two of the three steps run before training starts: :func:`load_rows` reads and c
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
-from gspo_hpc.data.counting import DATA_FILES, JSONL, PARQUET
+from gspo_hpc.data.counting import DATA_FILES, JSONL, PARQUET, files
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.system.progress import mark
 
@@ -47,26 +46,23 @@ class Row:
         return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
 
 
-def fingerprint(path: str | Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def load_rows(path: str | Path, data: Data) -> list[Row]:
-    """Return all rows of a .jsonl or .parquet file. Blank lines are no rows.
+    """Return all rows of a .jsonl or .parquet file, or of all files that a pattern matches. Blank lines are no rows.
 
     A prompt is text, or a list of chat messages {role, content} that ends with the user's. Raises ValueError with
     every malformed row (the first ten by file and line), or if the file is missing, empty or of another kind.
     """
-    path = Path(path)
-    if path.suffix not in _READERS:
-        raise ValueError(f"{path}: the name of a data file must end in {' or '.join(DATA_FILES)}")
+    parts = files(path)
+    for part in parts:
+        if part.suffix not in _READERS:
+            raise ValueError(f"{part}: the name of a data file must end in {' or '.join(DATA_FILES)}")
+    if not parts:
+        raise ValueError(f"{path}: no file matches")
     rows: list[Row] = []
     faults: list[str] = []
     count = 0
     try:
-        for where, raw in _READERS[path.suffix](path):
+        for where, raw in _rows(parts):
             count += 1
             mark()
             try:
@@ -76,7 +72,7 @@ def load_rows(path: str | Path, data: Data) -> list[Row]:
             except ValueError as fault:
                 faults.append(f"{where}: {fault}")
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise ValueError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
     if faults:
         raise ValueError(_report(f"{path}: {len(faults)} of {count} rows cannot be used", faults))
     if not rows:
@@ -351,6 +347,11 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 _READERS = {JSONL: _jsonl, PARQUET: _parquet}
+
+
+def _rows(parts: Iterable[Path]) -> Iterator[tuple[str, Any]]:
+    for part in parts:
+        yield from _READERS[part.suffix](part)
 
 
 def _report(headline: str, faults: list[str]) -> str:

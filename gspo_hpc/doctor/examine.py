@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Cluster, Config, Tracking
+from gspo_hpc.data import hub_data
 from gspo_hpc.doctor import inputs, sizes, slurm, tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section, State, shortened, within
 from gspo_hpc.doctor.node import Machine, look
@@ -81,7 +82,7 @@ def diagnose(
     if groups and config is not None:
         make_plan(config).require()
     given = config is not None
-    config = hub.with_cached_folder(config or _of_this_machine())
+    config = hub_data.with_cached_files(hub.with_cached_folder(config or _of_this_machine()))
     cluster, error = _ask_slurm(config)
     for_slurm = nodes is not None or (given and slurm.wanted(config))
     login = cluster is not None and for_slurm and "SLURM_JOB_ID" not in os.environ

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.schema import Config, Data
-from gspo_hpc.data import prompts
+from gspo_hpc.data import counting, hub_data, prompts
 from gspo_hpc.data.counting import JSONL
 from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
@@ -63,13 +63,17 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[p
     if path is None:
         section.skip(check, "no file is given")
         return None, None
-    file = Path(path)
+    if hub_data.is_name(path):  # what is in the cache has its path already
+        text = f"{path} is not in the cache of the hub; a run downloads it"
+        section.skip(check, f"{text}. If this machine cannot reach the hub, on one that can: {hub_data.command(path)}")
+        return None, None
+    file = next(iter(counting.files(path)), Path(path))
     fix = "write one JSON object per line, with a prompt (text, or messages {role, content}) under data.prompt_key"
     try:
-        size = file.stat().st_size
+        size = sum(part.stat().st_size for part in counting.files(path))
         if size <= WHOLE_FILE_BYTES:
-            rows = prompts.load_rows(file, data)
-            section.ok(check, f"{len(rows):,} rows in {file}")
+            rows = prompts.load_rows(path, data)
+            section.ok(check, f"{len(rows):,} rows in {path}")
             return rows[0], len(rows)
         if file.suffix != JSONL:
             section.skip(check, f"{file} has {gib(size)}; its rows are read only when the run starts")

@@ -23,6 +23,7 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data import hub_data
 from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.models import hub
@@ -50,7 +51,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     Raises ValueError for a mistake that shows before any rank is started.
     """
     _refuse_several_nodes(config)
-    config = resolved(config)
+    config = resolved(hub_data.with_files(config))
     require(config)
     check_inputs(config)
     config = hub.with_folder(config)

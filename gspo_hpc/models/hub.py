@@ -1,9 +1,4 @@
-"""Models by their names on the Hugging Face hub: taken from the local cache, or downloaded into it.
-
-The cache is the one of huggingface_hub and transformers (HF_HUB_CACHE, HF_HOME). Its layout is documented
-(https://huggingface.co/docs/huggingface_hub/guides/manage-cache), and is read here without the library, so that `plan`
-needs neither the library nor a network.
-"""
+"""Models by their names on the Hugging Face hub: taken from the local cache, or downloaded into it."""
 
 from __future__ import annotations
 
@@ -12,12 +7,11 @@ import re
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config, replace
-from gspo_hpc.system.text import first_line
+from gspo_hpc.models import hub_cache
+from gspo_hpc.models.hub_cache import MAIN
 
-_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+_NAME = re.compile(rf"(?P<repo>{hub_cache.REPO})(?:@(?P<revision>[\w./-]+))?")
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # weights, configs, tokenizers, chat templates
-_FOLDERS = ("models", "model", "checkpoints", "ckpts", "weights", "data", "hf")  # usual ones, no owners
-_MAIN = "main"
 
 
 def is_name(path: str) -> bool:
@@ -26,7 +20,7 @@ def is_name(path: str) -> bool:
     It is not where OWNER is a folder here, or what people call the folder of their models.
     """
     owner = path.partition("/")[0]
-    return _NAME.fullmatch(path) is not None and owner not in _FOLDERS and not os.path.exists(owner)
+    return _NAME.fullmatch(path) is not None and owner not in hub_cache.FOLDERS and not os.path.exists(owner)
 
 
 def absence(path: str) -> tuple[str, str]:
@@ -41,11 +35,7 @@ def cached(name: str) -> Path | None:
 
     The folder has a config.json; other files may be missing.
     """
-    repo, revision = _split(name)
-    home = _cache() / f"models--{repo.replace('/', '--')}"
-    reference = home / "refs" / revision
-    commit = reference.read_text("ascii").strip() if reference.is_file() else revision
-    folder = home / "snapshots" / commit
+    folder = hub_cache.snapshot("model", *_split(name))
     return folder if (folder / "config.json").is_file() else None
 
 
@@ -57,17 +47,10 @@ def folder(name: str) -> Path:
     found = cached(name)
     if found is not None and _whole(found):
         return found
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise ValueError(_refusal(name, "HF_HUB_OFFLINE is set"))
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ValueError(_refusal(name, "huggingface_hub is not installed here")) from None
-    repo, revision = _split(name)
-    try:
-        found = Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
-    except Exception as error:  # the library's own errors, httpx's and the system's have no base in common
-        raise ValueError(_refusal(name, first_line(str(error)) or type(error).__name__)) from error
+        found = hub_cache.download("model", *_split(name), _FILES)
+    except hub_cache.NotFetched as reason:
+        raise ValueError(_refusal(name, str(reason))) from None
     if not _whole(found):
         raise ValueError(f"model.path {name}: the hub has no config.json, or no weights in safetensors, of this model")
     return found
@@ -99,13 +82,7 @@ def with_cached_folder(config: Config) -> Config:
 def _split(name: str) -> tuple[str, str]:
     match = _NAME.fullmatch(name)
     assert match is not None, name
-    return match["repo"], match["revision"] or _MAIN
-
-
-def _cache() -> Path:
-    """Return the folder that huggingface_hub downloads into."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser().absolute()
+    return match["repo"], match["revision"] or MAIN
 
 
 def _whole(folder: Path) -> bool:
@@ -121,7 +98,7 @@ def _whole(folder: Path) -> bool:
 def command(name: str) -> str:
     """Return the command that downloads a model into a folder, and what to write into the config then."""
     repo, revision = _split(name)
-    at = "" if revision == _MAIN else f" --revision {revision}"
+    at = "" if revision == MAIN else f" --revision {revision}"
     here = f"models/{repo.split('/')[1]}"
     return f"hf download {repo}{at} --local-dir {here}; then give model.path={here}"
 

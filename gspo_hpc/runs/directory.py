@@ -381,7 +381,14 @@ def _versions() -> dict[str, str]:
 
 
 def _file_hash(path: str | None) -> str | None:
-    if path is None or not Path(path).is_file():
-        return None
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the SHA-256 of a file of data, in hex, or of those of all files that a pattern matches, in their order."""
+    from gspo_hpc.data import counting  # only here: most commands look at runs that are there
+
+    found = [] if path is None else [file for file in counting.files(path) if file.is_file()]
+    digests = []
+    for name in found:
+        with open(name, "rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256"))
+    if len(digests) > 1:
+        return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+    return digests[0].hexdigest() if digests else None

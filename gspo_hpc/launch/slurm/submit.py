@@ -20,6 +20,7 @@ from typing import Any
 from gspo_hpc.config import loader
 from gspo_hpc.config.derived import cpus_per_task
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data import hub_data
 from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
@@ -72,7 +73,7 @@ def submit(config: Config) -> str:
     Raises ValueError if the plan breaks a rule, a row is malformed, the run is running or waiting already, or its
     directory belongs to another config; SlurmError if Slurm does not take the job.
     """
-    config = resolved(config)
+    config = resolved(hub_data.with_files(config))
     _require(config)
     check_inputs(config, here=False)
     config = hub.with_folder(config)

@@ -9,6 +9,7 @@ from pathlib import Path
 from gspo_hpc.checkpoint import sharded
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data import hub_data
 from gspo_hpc.evaluation import evaluate as evaluation
 from gspo_hpc.models import hub
 from gspo_hpc.policy import offload
@@ -79,7 +80,7 @@ def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> 
         raise ValueError(
             "reward.functions is not set: give a reward function, such as reward.functions=[{function: number_match}]"
         )
-    return hub.with_folder(config)
+    return hub_data.with_files(hub.with_folder(config))
 
 
 def _shown(prompts: int, scores: Mapping[str, float], as_json: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import os
 import subprocess
@@ -20,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.config.schema import Data
-from gspo_hpc.data.prompts import Position, PromptStream, Row, build_prompts, fingerprint, load_rows
+from gspo_hpc.data import counting
+from gspo_hpc.data.prompts import Position, PromptStream, Row, build_prompts, load_rows
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -167,11 +167,6 @@ def test_a_system_prompt_that_plain_text_would_lose_is_refused(tmp_path: Path) -
     path = write(tmp_path / "a.jsonl", {"prompt": "a"})
     with pytest.raises(ValueError, match="data.system_prompt needs a chat template"):
         load_rows(path, Data(system_prompt="s", chat_template=False))
-
-
-def test_fingerprint_is_the_sha256_of_the_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc\r\n")
-    assert fingerprint(tmp_path / "a") == hashlib.sha256(b"abc\r\n").hexdigest()
 
 
 def test_chat_prompts_are_rendered_once_with_no_second_bos(tokenizer: Any) -> None:
@@ -323,3 +318,28 @@ def test_prompts_rewards_and_scores_import_nothing_heavy() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_pattern_names_several_files(tmp_path: Path) -> None:
+    """In the order of their names; a malformed row is told by its own file."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    write(tmp_path / "part-2.jsonl", {"prompt": "c"}, {"prompt": "d"})
+    parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), tmp_path / "part-1.parquet")
+    pattern = str(tmp_path / "part-*")
+    rows = load_rows(pattern, Data())
+    assert [(row.prompt, row.index) for row in rows] == [("a", 0), ("b", 1), ("c", 2), ("d", 3)]
+    assert rows[0].where.endswith("part-1.parquet:row 1") and rows[3].where.endswith("part-2.jsonl:2")
+    assert counting.count_rows(pattern) == 4 and counting.fields(pattern) == ("prompt",)
+    write(tmp_path / "part-3.jsonl", {"prompt": 3})
+    with pytest.raises(ValueError, match=r"1 of 5 rows cannot be used(?s:.*)part-3\.jsonl:1"):
+        load_rows(pattern, Data())
+    (tmp_path / "part-4.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"part-4\.txt: the name of a data file must end in"):
+        load_rows(pattern, Data())
+    assert counting.count_rows(pattern) is None
+    with pytest.raises(ValueError, match=r"none-\*: no file matches"):
+        load_rows(tmp_path / "none-*", Data())
+    (tmp_path / "odd[1]*.jsonl").write_text('{"prompt": "x"}\n')
+    assert len(load_rows(tmp_path / "odd[1]*.jsonl", Data())) == 1, "a file by that very name is no pattern"

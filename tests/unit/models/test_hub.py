@@ -6,14 +6,11 @@ plan begins.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,8 +18,8 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.models import architecture, hub
 from gspo_hpc.planning.plan import make_plan
+from tests.hub_server import COMMIT, Hub, serving
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -49,58 +46,11 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The part of the hub's protocol that a download of a model takes."""
-
-    asked: list[str] = []
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        head, _, rest = self.path.partition("?")[0].partition("/resolve/")
-        if head.startswith("/api/models/acme/tiny/tree"):
-            self._json(
-                [{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in FILES.items()]
-            )
-        elif head.startswith("/api/models/acme/tiny"):
-            self._json({"id": "acme/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in FILES]})
-        elif head == "/acme/tiny" and (data := FILES.get(rest.partition("/")[2])) is not None:
-            etag = hashlib.sha256(data).hexdigest()
-            self._answer(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
-        else:
-            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    do_HEAD = do_GET
-
-    def _json(self, content: object) -> None:
-        self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json", "X-Repo-Commit": COMMIT})
-
-    def _answer(self, code: int, data: bytes, headers: dict[str, str]) -> None:
-        self.send_response(code)
-        for name, value in (headers | {"Content-Length": str(len(data))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a hub, and an empty cache."""
-    Hub.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving({"models/acme/tiny": FILES}, tmp_path, monkeypatch) as address:
+        yield address
 
 
 def fetched(endpoint: str, name: str) -> subprocess.CompletedProcess[str]:
