@@ -134,6 +134,9 @@ HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose memory is held aga
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
     "pp2-ep2": (4, "mixtral-untied", EXPERT_LAYOUTS["pp2-ep2"][1]),
 }
+TAKEN = {  # bytes of a half, where an expert of 2 ranks has 73,728: each rank's by itself, and each kind of its tensors
+    f"{name}-{half}": (name, half) for name in ("ep2", "tp2-ep2-etp2", "pp2-ep2") for half in (40_000, 25_920)
+}
 KEPT: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose activations are: ranks, model, layout
     "one": (1, "llama-untied", {}),
     "one-qk-norm": (1, "qwen3-untied", {}),
@@ -262,6 +265,9 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
             work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})
     for name, (world, model, sections) in HELD.items():
         worlds[world][f"held-{name}"] = ("held", {"model": str(models[model]), **sections})
+    for name, (layout, half) in TAKEN.items():
+        world, sections = EXPERT_LAYOUTS[layout]
+        worlds[world][f"taken-{name}"] = ("taken", {"model": str(models[EXPERTS[-1]]), "half": half, **sections})
     for name, (world, model, sections) in KEPT.items():
         worlds[world][f"kept-activations-{name}"] = ("kept", {"model": str(models[model]), **sections})
     for name in KEPT_FUSED:
