@@ -747,13 +747,13 @@ def same(model: str, world: int, **sections: Any) -> Arrays:
 
 def exported(model: str, world: int, **sections: Any) -> Arrays:
     """Every Hugging Face tensor after a load: equal to the file bit for bit."""
-    made, _ = policy(config(model, world, **sections))
-    found = {name: tensor.numpy().copy() for name, tensor in made.stream()}
+    made, ranks = policy(config(model, world, **sections))
+    found = {name: tensor.cpu().numpy().copy() for name, tensor in made.stream()}
     # Bytes: every parameter by itself, and some together; experts of all ranks, of a rank, and kinds of their tensors.
     for limit in ((1, None), (20_000, None), (20_000, 40_000), (20_000, 25_000), (1, 1)):
-        memory = Scratch(torch.device("cpu"))
+        memory = Scratch(ranks.device)
         parts = (part for parts in weights.stream(made.chunks, made.arch, memory, *limit) for part in parts)
-        again = {name: tensor.numpy().copy() for part in parts for name, tensor in _in_place(part, memory)}
+        again = {name: tensor.cpu().numpy().copy() for part in parts for name, tensor in _in_place(part, memory)}
         assert again.keys() == found.keys() and all(np.array_equal(again[name], found[name]) for name in found), limit
     return found
 
