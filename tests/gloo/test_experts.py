@@ -30,12 +30,11 @@ def test_experts_are_gathered_while_the_last_ones_are_loaded(name: str, results:
     An engine loads only when it is waited for, so what follows a "loaded" was not gathered beside it. Memory does not
     grow in the middle: it has two halves, or the 65,536 bytes of the largest parameter, from the beginning.
     """
-    found, (_, half) = results[f"taken-{name}"], TAKEN[name]
+    found, (_, _, half, counts) = results[f"taken-{name}"], TAKEN[name]
     events = found["events"].tolist()
     assert found["asked"].tolist() == [max(2 * half, 65_536)] and not found["different"].size
     experts = [number for number, one in enumerate(events) if one.startswith("gathered") and one != "gathered 0"]
-    alone = [*(["gathered 1"] * 8), *(["gathered 2"] * 4)] if half < 36_864 else ["gathered 1"] * 8
-    assert sorted(events[number] for number in experts) == sorted(alone * 4), "four layers of eight experts"
+    assert sorted(events[number] for number in experts) == sorted(f"gathered {count}" for count in counts * 4)
     assert [events[number - 1] for number in experts] == ["post"] * len(experts)
 
 
