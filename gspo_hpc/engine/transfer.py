@@ -156,6 +156,15 @@ class _Transfer:
             for part in parts:
                 self._tell("check", part)
                 self._entries.append(self._entry(part))
+                del part
+            del parts  # else they would keep this memory, if it has to be freed for larger parts
+
+    def reserve(self, largest: int) -> None:
+        """See Memory. Both halves are taken at once, and more if need be."""
+        size = -(-largest // ALIGNMENT) * ALIGNMENT
+        if size:
+            assert self._bytes is None, "parts are there"
+            self._bytes, self._addresses = self._buffer.reserve(max(size, 2 * self._half)), []
 
     def allocate(self, size: int) -> torch.Tensor:
         """See Memory: `size` bytes of the half that is being filled, which is passed on before if they do not fit."""
@@ -170,8 +179,9 @@ class _Transfer:
             self._tell("wait_loaded")
             self._wait()
             self._begin = 0
-        if self._bytes is None or self._bytes.numel() < size:
-            self._bytes, self._addresses = self._buffer.reserve(max(size, 2 * self._half)), []
+        if self._bytes is None:
+            self.reserve(size)
+        assert self._bytes is not None
         begin = self._begin + self._used
         self._used += size
         return self._bytes[begin : begin + asked]

@@ -1,8 +1,15 @@
-"""Parts of a decoder: rotary embeddings, experts, and what mixes the tokens of a layer."""
+"""Parts of a decoder: rotary embeddings, experts, what mixes the tokens of a layer; and pieces of experts that travel.
+
+The ranks that gather experts and the plan that estimates what it takes both call :func:`divide_experts`, so they agree
+without a message.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -47,3 +54,38 @@ class Mixer:
     cache: int  # what an engine keeps of a token ...
     cache_heads: int  # ... and the parts that its GPUs can divide this into
     kept: int  # what the backward pass needs of a token
+
+
+class Piece(NamedTuple):
+    """The parameters of experts that are gathered at once: those in [begin, end) of every owner in [first, last)."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+    size: int  # bytes, of all these owners
+
+
+def divide_experts(sizes: Sequence[int], owners: int, most: int) -> Iterator[Piece]:
+    """Yield the pieces in which parameters of `sizes` bytes are gathered, of at most `most` bytes where possible.
+
+    Every owner, which is a rank with experts of its own or several that share them, has such parameters. Owners are
+    divided, evenly, before an owner's parameters are. A parameter is never cut, so it may be larger.
+    """
+    for begin, end in _runs(sizes, most):
+        each = sum(sizes[begin:end])
+        count = -(-owners // max(1, most // each))
+        ends = [owners * number // count for number in range(count + 1)]
+        for first, last in itertools.pairwise(ends):
+            yield Piece(begin, end, first, last, (last - first) * each)
+
+
+def _runs(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yield (begin, end) of runs that have together at most `most` bytes, if they are several."""
+    begin = used = 0
+    for place, size in enumerate(sizes):
+        if begin < place and used + size > most:
+            yield begin, place
+            begin, used = place, 0
+        used += size
+    yield begin, len(sizes)

@@ -53,6 +53,12 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in paths(folder))
 
 
+def most_elements(folder: Path) -> int:
+    """Return the elements of the largest tensor. Raises ValueError as :func:`paths` and :func:`read_header` do."""
+    entries = (entry for path in paths(folder) for entry in read_header(path).values())
+    return max((math.prod(entry.shape) for entry in entries), default=0)
+
+
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Return what the header of a safetensors file says of each tensor.
 

@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,9 @@ class Part:
 class Memory(Protocol):
     """Memory that parts are put into, one after the other."""
 
+    def reserve(self, largest: int) -> None:
+        """Take note that no later call of :meth:`allocate` asks for more bytes, so that this need not grow."""
+
     def allocate(self, size: int) -> torch.Tensor:
         """Return `size` bytes [size], aligned. Parts that were made of earlier ones may be overwritten from now on."""
 
@@ -60,6 +63,10 @@ class Scratch:
     def __init__(self, device: torch.device) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
 
+    def reserve(self, largest: int) -> None:
+        """See Memory."""
+        self.allocate(largest)
+
     def allocate(self, size: int) -> torch.Tensor:
         """See Memory."""
         if self._bytes.numel() < size:
@@ -67,13 +74,18 @@ class Scratch:
         return self._bytes[:size]
 
 
-def stream_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> Stream:
-    """Return the stream of tensors that are copied one by one."""
+def stream_of(tensors: Iterable[tuple[str, torch.Tensor]], largest: int = 0) -> Stream:
+    """Return the stream of tensors that are copied one by one; the largest has `largest` bytes, if that is known."""
 
     def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+        known = (tensor.nbytes for _, tensor in tensors) if isinstance(tensors, Collection) else ()
+        memory.reserve(max(known, default=largest))
         for name, tensor in tensors:
             place = memory.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-            yield [Part(name, tuple(tensor.shape), place.copy_(tensor.detach()))]
+            parts = [Part(name, tuple(tensor.shape), place.copy_(tensor.detach()))]
+            del place  # else it would keep this memory, if it has to be freed for a larger tensor
+            yield parts
+            del parts
 
     return stream
 

@@ -78,6 +78,8 @@ class Bridged:
 
     def __init__(self, config: Config) -> None:
         self._settings = _settings(config)
+        self._folder, self._itemsize = Path(str(config.model.path)), DTYPES[config.model.dtype].itemsize
+        self._largest: int | None = None  # bytes of a tensor, once they are needed
 
     def build(self, device: torch.device) -> list[Any]:
         """Build this rank's chunks, without weights (see Provider)."""
@@ -104,7 +106,9 @@ class Bridged:
         """Yield every Hugging Face tensor, full and in a fixed order (see Provider)."""
         tensors: Iterator[tuple[str, torch.Tensor]] = self._settings.bridge.export_weights(list(chunks))
         if memory is not None:
-            yield from stream_of(tensors)(memory)
+            if self._largest is None:
+                self._largest = weight_files.most_elements(self._folder) * self._itemsize
+            yield from stream_of(tensors, self._largest)(memory)
         else:
             yield from ([Part(name, tuple(tensor.shape), tensor)] for name, tensor in tensors)
 

@@ -2,7 +2,8 @@
 
 ``gspo_hpc.ops.weight_map`` says what belongs where. Loading reads only the tensors a rank needs. Streaming
 gathers parameters in buckets of bounded size, each with one collective over the stages and one over the ranks of a
-stage that share them, into memory of whoever takes them. Every rank must take part in :func:`stream`.
+stage that share them, into memory of whoever takes them. Where one expert of every rank is too much for that memory,
+the ranks' experts are gathered in several pieces. Every rank must take part in :func:`stream`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from gspo_hpc.config.constants import GATHER_BUCKET_BYTES
+from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.models.parts import divide_experts
 from gspo_hpc.ops.hf_folder import Folder
 from gspo_hpc.ops.weight_map import (
     WeightMapping,
@@ -35,6 +37,7 @@ from gspo_hpc.policy.model import PackedGPTModel
 from gspo_hpc.system.progress import mark
 
 BUCKET_BYTES = GATHER_BUCKET_BYTES  # that are gathered at once, by device
+PIECE_BYTES = TRANSFER_BUCKET_BYTES  # of experts: more would leave no memory to gather into while an engine loads
 
 
 def _table(model: PackedGPTModel, arch: Architecture) -> list[WeightMapping]:
@@ -95,56 +98,92 @@ def _is_mine(entry: WeightMapping, arch: Architecture) -> bool:
 
 @torch.no_grad()
 def stream(
-    chunks: Sequence[PackedGPTModel], arch: Architecture, memory: Memory | None = None, bucket_bytes: int | None = None
+    chunks: Sequence[PackedGPTModel],
+    arch: Architecture,
+    memory: Memory | None = None,
+    bucket_bytes: int | None = None,
+    piece_bytes: int | None = None,
 ) -> Iterator[list[Part]]:
     """Yield every Hugging Face tensor, full, in a fixed order, on every rank. All ranks must iterate to the end.
 
     What a part says is true until `memory` gives its place to others; without `memory` until the next parts are asked
-    for, and there what no rank shares is a view of the parameters. Beside `memory` this holds nothing: shards are
-    gathered in place, at most `bucket_bytes` at once (default: BUCKET_BYTES of the device), but for a parameter that is
-    larger by itself. Gloo takes as much again in each of the threads that gather.
+    for, and there what no rank shares is a view of the parameters. Parameters are gathered together up to
+    `bucket_bytes`, one expert of each rank up to `piece_bytes` (defaults: those of the device); a parameter that is
+    larger is gathered by itself. Shards are gathered in place, and nothing is held beside `memory`, but for this rank's
+    shard of an expert where those of all ranks are more than `piece_bytes`. Gloo takes as much as is gathered again in
+    each of the threads that gather.
     """
     first = next(iter(chunks[0].parameters()))
-    limit = bucket_bytes or BUCKET_BYTES[first.device.type]
+    device, itemsize = first.device.type, first.itemsize
+    most = piece_bytes or PIECE_BYTES[device]
+    limit = min(bucket_bytes or BUCKET_BYTES[device], most)
     over_stages = parallel_state.get_pipeline_model_parallel_group()
-    scratch = Scratch(first.device)
+    stages: list[tuple[int, int, list[_Bucket]]] = []
     seen: set[str] = set()  # a tied head of the last stage repeats the embedding
     for stage, number, table in _stages(chunks, arch):
-        parameters = dict(chunks[number].named_parameters()) if stage == over_stages.rank() else {}
         wanted = [entry for entry in table if entry.hf[0] not in seen]
-        for bucket in _buckets(wanted, arch, first.itemsize, limit):
-            if memory is None and bucket.group.size() == over_stages.size() == 1:
+        stages.append((stage, number, list(_buckets(wanted, arch, itemsize, limit, most))))
+        seen |= {name for entry in table for name in entry.hf}
+    in_place = memory is None and over_stages.size() == 1  # what no rank shares
+    memory = memory or Scratch(first.device)
+    gathered = (one for _, _, buckets in stages for one in buckets if not in_place or one.group.size() > 1)
+    memory.reserve(max((bucket.largest * itemsize for bucket in gathered), default=0))
+    for stage, number, buckets in stages:
+        parameters = dict(chunks[number].named_parameters()) if stage == over_stages.rank() else {}
+        source = dist.get_process_group_ranks(over_stages)[stage] if over_stages.size() > 1 else None
+        for bucket in buckets:
+            if in_place and bucket.group.size() == 1:
                 for entry in bucket.entries:
                     views = to_views(entry, parameters[entry.name].detach()[None], arch)
                     yield [Part(*part) for part in views]
                 continue
-            size = bucket.group.size()
-            place = (memory or scratch).allocate(size * bucket.length * first.itemsize)
-            whole = place.view(first.dtype).view(size, bucket.length)
-            mine = whole[bucket.group.rank()]
-            if stage == over_stages.rank():
-                own = [entry for entry in bucket.entries if _is_mine(entry, arch)]
-                torch.cat([parameters[entry.name].detach().reshape(-1) for entry in own], out=mine)
-            if over_stages.size() > 1:
-                dist.broadcast(mine, dist.get_process_group_ranks(over_stages)[stage], group=over_stages)
-            if size > 1:
-                _gather(whole, mine, bucket.group)
-            yield list(_parts(bucket, whole, arch))
-        seen |= {name for entry in table for name in entry.hf}
+            own = [parameters[entry.name] for entry in bucket.entries if parameters and _is_mine(entry, arch)]
+            divided = len(bucket.pieces) > 1
+            mine = _shard(first.new_empty(bucket.length), own, source) if divided else None
+            for ranks in bucket.pieces:
+                place = memory.allocate(len(ranks) * bucket.length * itemsize)
+                whole = place.view(first.dtype).view(len(ranks), bucket.length)
+                shard = _shard(whole[bucket.group.rank()], own, source) if mine is None else mine
+                _gather(whole, shard, bucket.group, ranks)
+                yield list(_parts(bucket, ranks, whole, arch))
 
 
-def _gather(whole: torch.Tensor, mine: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Gather the parts of all ranks of the group into `whole` [ranks, elements], of which `mine` is this rank's.
+def _shard(place: torch.Tensor, own: Sequence[torch.Tensor], source: int | None) -> torch.Tensor:
+    """Return `place` [elements] with this rank's shard of a bucket: its `own` parameters, or those of rank `source`.
 
-    Between CPUs every rank sends its own to every other, straight into its place: gloo's own all-gather copies once
-    more, and takes almost twice as long.
+    `own` is empty on the ranks of other stages, which get them from `source`; None: there are no other stages.
     """
-    if whole.is_cuda:
+    if own:
+        torch.cat([parameter.detach().reshape(-1) for parameter in own], out=place)
+    if source is not None:
+        dist.broadcast(place, source, group=parallel_state.get_pipeline_model_parallel_group())
+    return place
+
+
+def _gather(whole: torch.Tensor, mine: torch.Tensor, group: dist.ProcessGroup, ranks: range) -> None:
+    """Gather the shards of these ranks of the group into `whole` [ranks, elements], on all of the group.
+
+    `mine` is this rank's shard, which lies in its place in `whole` if all are gathered. Between CPUs every rank sends
+    its own to every other, straight into its place: gloo's own all-gather copies once more, and takes almost twice as
+    long.
+    """
+    if group.size() == 1:
+        return
+    here, places = group.rank() in ranks, dict(zip(ranks, whole.unbind(), strict=True))
+    if whole.is_cuda and len(ranks) == group.size():
         dist.all_gather_into_tensor(whole.view(-1), mine, group=group)  # in place, as FSDP does it
         return
-    others = [rank for rank in range(group.size()) if rank != group.rank()]
-    under_way = [dist.irecv(whole[rank], group=group, group_src=rank) for rank in others]
-    under_way += [dist.isend(mine, group=group, group_dst=rank) for rank in others]
+    if whole.is_cuda:  # torch makes one group of broadcasts of it, without those of nothing
+        nothing = whole.new_empty(0)
+        rows = [places.get(rank, nothing) for rank in range(group.size())]
+        dist.all_gather(rows, mine if here else nothing, group=group)
+        return
+    under_way = [dist.irecv(row, group=group, group_src=rank) for rank, row in places.items() if rank != group.rank()]
+    if here:
+        others = [rank for rank in range(group.size()) if rank != group.rank()]
+        under_way += [dist.isend(mine, group=group, group_dst=rank) for rank in others]
+        if places[group.rank()].data_ptr() != mine.data_ptr():
+            places[group.rank()].copy_(mine)
     for work in under_way:
         assert work is not None
         work.wait()
@@ -161,14 +200,22 @@ class _Bucket:
     shapes: list[tuple[int, ...]]  # of the shards of one rank
     group: dist.ProcessGroup
     owners: int  # ranks with parameters of their own; the others of `group` have parts of the same ones
+    pieces: list[range]  # ranks of `group` whose shards are gathered at once
 
     @property
     def length(self) -> int:
         """The elements of one rank."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    @property
+    def largest(self) -> int:
+        """The elements that are gathered at once, at most."""
+        return self.length * max(len(ranks) for ranks in self.pieces)
 
-def _buckets(table: Sequence[WeightMapping], arch: Architecture, itemsize: int, limit: int) -> Iterator[_Bucket]:
+
+def _buckets(
+    table: Sequence[WeightMapping], arch: Architecture, itemsize: int, limit: int, most: int
+) -> Iterator[_Bucket]:
     """Yield a stage's parameters, in order: experts apart from the others, since other ranks share them."""
     ep_size = parallel_state.get_expert_model_parallel_world_size()
     kinds = {
@@ -181,9 +228,14 @@ def _buckets(table: Sequence[WeightMapping], arch: Architecture, itemsize: int, 
         each = len(entries) // owners  # entries of one rank: those of the next follow
         shapes = [shard_shape(entry, arch, tp) for entry in entries[:each]]
         alone = [needs_whole(entry, arch, tp) for entry in entries[:each]]
-        for begin, end in _runs(entries[:each], [math.prod(s) * itemsize * group.size() for s in shapes], alone, limit):
-            chosen = [one for owner in range(owners) for one in entries[owner * each + begin : owner * each + end]]
-            yield _Bucket(chosen, shapes[begin:end], group, owners)
+        sizes = [math.prod(shape) * itemsize * tp for shape in shapes]
+        for begin, end in _runs(entries[:each], [size * owners for size in sizes], alone, limit):
+            divided = divide_experts(sizes[begin:end], owners, most)
+            for (here, there), pieces in itertools.groupby(divided, lambda piece: (piece.begin, piece.end)):
+                places = range(begin + here, begin + there)
+                chosen = [entries[owner * each + place] for owner in range(owners) for place in places]
+                ranks = [range(piece.first * tp, piece.last * tp) for piece in pieces]
+                yield _Bucket(chosen, [shapes[place] for place in places], group, owners, ranks)
 
 
 def _runs(
@@ -191,7 +243,7 @@ def _runs(
 ) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of runs of entries that have together at most `limit` bytes, if they are several.
 
-    Experts are not cut in two, and what has to be alone is.
+    An expert's entries stay together here, and what has to be alone is.
     """
     begin = used = at = 0
     units = [place if entry.expert is None else entry.expert for place, entry in enumerate(entries)]
@@ -205,19 +257,21 @@ def _runs(
     yield begin, at
 
 
-def _parts(bucket: _Bucket, whole: torch.Tensor, arch: Architecture) -> Iterator[Part]:
-    """Yield the parts of a bucket that was gathered into `whole` [ranks, elements]; experts' tensors together."""
+def _parts(bucket: _Bucket, ranks: range, whole: torch.Tensor, arch: Architecture) -> Iterator[Part]:
+    """Yield what was gathered of these ranks into `whole` [ranks, elements]; experts' tensors together."""
     lengths = [math.prod(shape) for shape in bucket.shapes]
     if bucket.entries[0].expert is None:
         for entry, shape, shards in zip(bucket.entries, bucket.shapes, whole.split(lengths, dim=1), strict=True):
             yield from (Part(*part) for part in to_views(entry, shards.unflatten(1, shape), arch))
         return
-    kinds = sum(entry.expert == bucket.entries[0].expert for entry in bucket.entries)
-    experts = tuple(entry.expert for entry in bucket.entries[::kinds] if entry.expert is not None)
+    sharers, each = bucket.group.size() // bucket.owners, len(bucket.shapes)
+    entries = bucket.entries[ranks.start // sharers * each : ranks.stop // sharers * each]
+    kinds = sum(entry.expert == entries[0].expert for entry in entries)
+    experts = tuple(entry.expert for entry in entries[::kinds] if entry.expert is not None)
     # [owners, ranks that share an expert, experts of an owner, elements of an expert]
-    every = whole.view(bucket.owners, -1, len(bucket.shapes) // kinds, sum(lengths[:kinds]))
+    every = whole.view(-1, sharers, each // kinds, sum(lengths[:kinds]))
     several = every.split(lengths[:kinds], dim=3)
-    for entry, shape, shards in zip(bucket.entries, bucket.shapes, several, strict=False):
+    for entry, shape, shards in zip(entries, bucket.shapes, several, strict=False):
         for name, full, view in to_views(entry, shards.unflatten(3, shape).transpose(1, 2), arch):
             yield Part(of_experts(name, entry.expert), (len(experts), *full), view, experts)
 

@@ -403,18 +403,44 @@ def test_shapes_come_from_the_files_alone(model_path: Path, weights: dict[str, t
         checkpoint_shapes(tmp_path)
 
 
+class Fresh(HostBuffer):
+    """Memory that is another each time, as on a GPU: in the middle of an update there must be no two of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[StorageWeakRef] = []
+        self.sizes: list[int] = []
+
+    def reserve(self, size: int) -> torch.Tensor:
+        assert all(one.expired() for one in self.storages), f"{self.sizes[-1]} bytes are kept beside {size}"
+        made = torch.empty(size, dtype=torch.uint8)
+        self.storages.append(StorageWeakRef(made.untyped_storage()))
+        self.sizes.append(size)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("announced", "sizes"), [(True, [8000]), (False, [2048, 2400, 8000])], ids=["announced", "unknown"]
+)
+def test_memory_never_grows_beside_itself(announced: bool, sizes: list[int]) -> None:
+    """It is as large as need be from the beginning; where that is not known, the smaller one is freed before."""
+    tensors = {f"t{n}": torch.ones(count) for n, count in enumerate((16, 600, 200, 2000, 100))}
+    sender = WeightSender("cpu", 1, 1024)
+    sender._buffer = made = Fresh()
+    gc.collect()
+    gc.disable()
+    try:
+        sender.send(stream_of(tensors.items() if announced else iter(tensors.items())))
+    finally:
+        gc.enable()
+        sender.close()
+    assert made.sizes == [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+
+
 def test_an_error_keeps_no_memory_of_the_update() -> None:
     """It lives on while the engine is restarted, which needs the memory; its traceback would hold all frames."""
-    storages: list[StorageWeakRef] = []
-
-    class Fresh(HostBuffer):
-        def reserve(self, size: int) -> torch.Tensor:
-            made = torch.empty(size, dtype=torch.uint8)
-            storages.append(StorageWeakRef(made.untyped_storage()))
-            return made
-
     sender = WeightSender("cpu", 1, ALIGNMENT)
-    sender._buffer = Fresh()
+    sender._buffer = fresh = Fresh()
     receiver: Any = SimpleNamespace(**dict.fromkeys(("begin", "check", "post", "finish", "kill"), lambda *_: None))
 
     def refuse() -> None:
@@ -429,7 +455,7 @@ def test_an_error_keeps_no_memory_of_the_update() -> None:
     try:
         with pytest.raises(RuntimeError, match="planted") as held:
             sender.send(stream_of({str(n): torch.ones(64) for n in range(4)}.items()), receiver)
-        assert storages and all(one.expired() for one in storages), held
+        assert fresh.storages and all(one.expired() for one in fresh.storages), held
     finally:
         gc.enable()
         sender.close()

@@ -65,7 +65,7 @@ from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
 from gspo_hpc.training.telemetry.meter import Meter
 from gspo_hpc.training.telemetry.step_clock import StepClock
-from tests.gloo import mismatches, sums
+from tests.gloo import mismatches, sums, turns
 
 Arrays = dict[str, np.ndarray]
 
@@ -747,14 +747,21 @@ def same(model: str, world: int, **sections: Any) -> Arrays:
 
 def exported(model: str, world: int, **sections: Any) -> Arrays:
     """Every Hugging Face tensor after a load: equal to the file bit for bit."""
-    made, _ = policy(config(model, world, **sections))
-    found = {name: tensor.numpy().copy() for name, tensor in made.stream()}
-    for limit in (1, 20_000):  # bytes: every parameter by itself, and some together
-        memory = Scratch(torch.device("cpu"))
-        parts = (part for parts in weights.stream(made.chunks, made.arch, memory, limit) for part in parts)
-        again = {name: tensor.numpy().copy() for part in parts for name, tensor in _in_place(part, memory)}
+    made, ranks = policy(config(model, world, **sections))
+    found = {name: tensor.cpu().numpy().copy() for name, tensor in made.stream()}
+    # Bytes: every parameter by itself, and some together; experts of all ranks, of a rank, and kinds of their tensors.
+    for limit in ((1, None), (20_000, None), (20_000, 40_000), (20_000, 25_000), (1, 1)):
+        memory = Scratch(ranks.device)
+        parts = (part for parts in weights.stream(made.chunks, made.arch, memory, *limit) for part in parts)
+        again = {name: tensor.cpu().numpy().copy() for part in parts for name, tensor in _in_place(part, memory)}
         assert again.keys() == found.keys() and all(np.array_equal(again[name], found[name]) for name in found), limit
     return found
+
+
+def taken(model: str, world: int, half: int, **sections: Any) -> Arrays:
+    """In which order weights are gathered, posted and loaded with two halves of so many bytes, and what arrives."""
+    made, _ = policy(config(model, world, **sections))
+    return turns.run(made, half)
 
 
 def _in_place(part: Part, memory: Scratch) -> Iterator[tuple[str, torch.Tensor]]:
@@ -871,6 +878,7 @@ def main() -> None:
             held,
             kept,
             same,
+            taken,
             metered,
             awaited,
             verified,

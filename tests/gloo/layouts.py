@@ -134,6 +134,16 @@ HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose memory is held aga
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
     "pp2-ep2": (4, "mixtral-untied", EXPERT_LAYOUTS["pp2-ep2"][1]),
 }
+WHOLE, CUT = 40_000, 25_920  # bytes: an expert of EXPERTS[-1] has 36,864, two thirds of them are one parameter
+BY_RANK, BY_PARAMETER = [1] * 8, [*([1] * 8), *([2] * 4)]
+# Ranks and what they share, bytes of a half of the memory, how many experts of a layer of eight are gathered at once.
+TAKEN: dict[str, tuple[int, dict[str, Any], int, list[int]]] = {
+    f"{name}-{half}": (*EXPERT_LAYOUTS[name], half, counts)
+    for name in ("ep2", "tp2-ep2-etp2", "pp2-ep2")
+    for half, counts in ((WHOLE, BY_RANK), (CUT, BY_PARAMETER))
+}
+EP4 = {"parallel": {"expert_model_parallel_size": 4}}
+TAKEN |= {"ep4-80000": (4, EP4, 2 * WHOLE, [2] * 4), "ep4-40000": (4, EP4, WHOLE, BY_RANK)}
 KEPT: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose activations are: ranks, model, layout
     "one": (1, "llama-untied", {}),
     "one-qk-norm": (1, "qwen3-untied", {}),
@@ -262,6 +272,8 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
             work[f"probed-{name}"] = ("probed", {"model": str(models[model]), **sections})
     for name, (world, model, sections) in HELD.items():
         worlds[world][f"held-{name}"] = ("held", {"model": str(models[model]), **sections})
+    for name, (world, sections, half, _) in TAKEN.items():
+        worlds[world][f"taken-{name}"] = ("taken", {"model": str(models[EXPERTS[-1]]), "half": half, **sections})
     for name, (world, model, sections) in KEPT.items():
         worlds[world][f"kept-activations-{name}"] = ("kept", {"model": str(models[model]), **sections})
     for name in KEPT_FUSED:

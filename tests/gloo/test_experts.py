@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gloo import cases
-from tests.gloo.layouts import EXPERT_LAYOUTS, EXPERTS, ROUTED, Arrays
+from tests.gloo.layouts import EXPERT_LAYOUTS, EXPERTS, ROUTED, TAKEN, Arrays
 from tests.gloo.reference import assert_equal_steps, huggingface_logprobs
 
 
@@ -21,6 +21,21 @@ from tests.gloo.reference import assert_equal_steps, huggingface_logprobs
 def test_three_steps_with_experts_equal_one_rank(layout: str, family: str, results: dict[str, Arrays]) -> None:
     one, many = results[f"steps-one-{family}"], results[f"steps-{layout}-{family}"]
     assert_equal_steps(one, many)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_experts_are_gathered_while_the_last_ones_are_loaded(name: str, results: dict[str, Arrays]) -> None:
+    """Also where one expert of every rank is more than a half of the memory. Events are counted, not timed.
+
+    An engine loads only when it is waited for, so what follows a "loaded" was not gathered beside it. Memory does not
+    grow in the middle: it has two halves, or the 65,536 bytes of the largest parameter, from the beginning.
+    """
+    found, (_, _, half, counts) = results[f"taken-{name}"], TAKEN[name]
+    events = found["events"].tolist()
+    assert found["asked"].tolist() == [max(2 * half, 65_536)] and not found["different"].size
+    experts = [number for number, one in enumerate(events) if one.startswith("gathered") and one != "gathered 0"]
+    assert sorted(events[number] for number in experts) == sorted(f"gathered {count}" for count in counts * 4)
+    assert [events[number - 1] for number in experts] == ["post"] * len(experts)
 
 
 @pytest.mark.parametrize("family", EXPERTS)

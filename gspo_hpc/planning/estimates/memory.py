@@ -24,6 +24,7 @@ from gspo_hpc.config.derived import engine_itemsize, offload_trainer, offloaded_
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.models.parts import Piece, divide_experts
 from gspo_hpc.planning.estimates import activations, devices, parameters
 from gspo_hpc.system.text import GIB, in_gib
 
@@ -295,29 +296,42 @@ def _engine_weights(arch: Architecture, config: Config) -> int:
 
 
 def _buckets(arch: Architecture, config: Config) -> int:
-    """Return the bytes that weights are gathered into: two buckets, or what is larger and gathered at once.
+    """Return the bytes that weights are gathered into: two buckets, or a parameter that is larger by itself.
 
-    That is a parameter, or one expert of every expert-parallel rank.
+    Beside them a rank keeps its shard of an expert, where those of all ranks are gathered piece by piece.
     """
-    largest = _largest_parameter(arch)
-    if arch.experts is not None:
-        expert = 3 * arch.experts.ffn_hidden_size * arch.hidden_size
-        largest = max(largest, config.parallel.expert_model_parallel_size * expert)
-    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], largest * activations.itemsize(config))
+    pieces, parallel = _pieces(arch, config), config.parallel
+    largest = max(_largest_parameter(arch) * activations.itemsize(config), *(piece.size for piece in pieces), 0)
+    sharers = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
+    owners = parallel.expert_model_parallel_size
+    parts = (piece for piece in pieces if piece.last - piece.first < owners)
+    shard = max((piece.size // (piece.last - piece.first) // sharers for piece in parts), default=0)
+    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], largest) + shard
+
+
+def _pieces(arch: Architecture, config: Config) -> list[Piece]:
+    """Return the pieces in which one expert of every expert-parallel rank is gathered."""
+    if arch.experts is None:
+        return []
+    matrix = arch.experts.ffn_hidden_size * arch.hidden_size * activations.itemsize(config)
+    owners = config.parallel.expert_model_parallel_size
+    return list(divide_experts([2 * matrix, matrix], owners, TRANSFER_BUCKET_BYTES["cuda"]))
 
 
 def _loading(arch: Architecture, config: Config) -> int:
     """Return the bytes that a worker of vLLM takes to load a layer: its share beside the one that it computes with.
 
-    Besides, a tensor that ranks cut by columns is copied into one piece, and other layers wait for the next bucket.
+    Besides, what was gathered at once is copied into one piece where ranks cut a tensor, and other layers wait for the
+    next bucket.
     """
     tp, item = config.rollout.tensor_parallel_size, engine_itemsize(config)
     largest = _largest_parameter(arch)
-    loading = largest + largest // tp
+    loading = (largest + largest // tp) * item
     if arch.experts is not None:
         experts = 3 * arch.experts.count * arch.experts.ffn_hidden_size * arch.hidden_size
-        loading = max(loading, experts // tp + GATHER_BUCKET_BYTES["cuda"] // item)
-    return loading * item
+        gathered = max(GATHER_BUCKET_BYTES["cuda"], *(piece.size for piece in _pieces(arch, config)))
+        loading = max(loading, experts // tp * item + gathered)
+    return loading
 
 
 def _largest_parameter(arch: Architecture) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import offloaded_parts
 from gspo_hpc.config.schema import Config
+from gspo_hpc.models.parts import divide_experts
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.estimates import memory, rates
 from gspo_hpc.planning.estimates.devices import Device
@@ -169,11 +170,10 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
     # A worker reads everything, writes its share beside the weights that it computes with, and copies it over them.
     moved_by_worker = weights * (1.0 + 4.0 / config.rollout.tensor_parallel_size)
     loading = moved_by_worker / (device.memory_bytes_per_s * rates.BANDWIDTH)
-    loading += weights / TRANSFER_BUCKET_BYTES["cuda"] * rates.BUCKET_SECONDS + model.layers * rates.RELOAD_SECONDS
+    loading += _messages(model, at) * rates.BUCKET_SECONDS + model.layers * rates.RELOAD_SECONDS
     needed = max(gathering, loading)  # one bucket is gathered while the one before is loaded
-    each_expert = 3.0 * _ITEM * model.expert_ffn * model.hidden
-    if config.parallel.expert_model_parallel_size * each_expert > TRANSFER_BUCKET_BYTES["cuda"]:
-        # One expert of every rank is more than a half of the memory: gathering and loading of experts take turns.
+    if 2.0 * _matrix(model) > TRANSFER_BUCKET_BYTES["cuda"]:
+        # A parameter of an expert is more than a half of the memory: gathering and loading of experts take turns.
         needed += min(gathering, loading) * model.expert_parameters / model.parameters
     if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // at.model_ranks)
@@ -181,6 +181,21 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
         each = 2.0 * ("weights" in moved) + optimizer * ("optimizer" in moved)
         needed += 2.0 * model.parameters / at.model_ranks * each / device.host_bytes_per_s
     return needed
+
+
+def _matrix(model: Sizes) -> int:
+    """Return the bytes of a matrix of an expert, which has three: two are one parameter of the trainer."""
+    return round(_ITEM * model.expert_ffn * model.hidden)
+
+
+def _messages(model: Sizes, at: Grid) -> float:
+    """Return the messages that tell an engine of all weights: one for each half of the memory, filled as it can be."""
+    half = filled = TRANSFER_BUCKET_BYTES["cuda"]
+    if matrix := _matrix(model):
+        piece = max(one.size for one in divide_experts([2 * matrix, matrix], at.ep, half))
+        if piece > GATHER_BUCKET_BYTES["cuda"]:
+            filled = max(1, half // piece) * piece
+    return _ITEM * ((model.parameters - model.expert_parameters) / half + model.expert_parameters / filled)
 
 
 def _gathering(model: Sizes, at: Grid, device: Device) -> float:

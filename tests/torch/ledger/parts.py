@@ -147,10 +147,10 @@ class Buckets(HostBuffer):
     def reserve(self, size: int) -> torch.Tensor:
         """See WeightBuffer."""
         gpu, node = self._job.world.rank, self._job.node
-        if not self._taken:
-            self._taken = True
-            self._phase.enter_context(node.phase(gpu, "sync"))
-            node.put(gpu, "buckets", self._job.parts("sync")["buckets"])
+        assert not self._taken, "memory is taken beside what is there, which the plan does not count"
+        self._taken = True
+        self._phase.enter_context(node.phase(gpu, "sync"))
+        node.put(gpu, "buckets", self._job.parts("sync")["buckets"])
         return super().reserve(size)
 
     def release_unused(self, *, unmapped: bool) -> None:

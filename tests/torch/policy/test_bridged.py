@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.models.architecture import outline
 from gspo_hpc.ops.batch import build, part
-from gspo_hpc.policy import passes, provider
+from gspo_hpc.ops.weight_parts import Scratch
+from gspo_hpc.policy import bridged, passes, provider
 from gspo_hpc.policy.bridged import sequences
 from tests.torch.ops.test_batch import batches, group
 
@@ -72,3 +74,20 @@ def test_without_the_package_it_is_said_what_to_install(tmp_path: Path, monkeypa
     config = from_dict({"model": {"path": str(tmp_path), "provider": "mcore_bridge"}})
     with pytest.raises(ValueError, match="pip install mcore-bridge transformer-engine"):
         provider.make(outline(tmp_path), config)
+
+
+def test_memory_has_room_for_the_largest_tensor_before_the_first_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library says no sizes in advance; the files of the model do, which may have another type."""
+    weights = {"a": torch.ones(3), "b": torch.ones(7, 11), "c": torch.ones(2, 2)}
+    save_file(weights, tmp_path / "model.safetensors")
+    export = SimpleNamespace(export_weights=lambda chunks: ((n, t.bfloat16()) for n, t in weights.items()))
+    monkeypatch.setattr(bridged, "_settings", lambda config: SimpleNamespace(bridge=export))
+    made = bridged.Bridged(from_dict({"model": {"path": str(tmp_path), "dtype": "bfloat16"}}))
+    memory, asked = Scratch(torch.device("cpu")), list[int]()
+    monkeypatch.setattr(memory, "reserve", asked.append)
+    for _ in range(2):
+        found = {name: one.clone() for (part,) in made.stream([], memory) for name, one in part.tensors()}
+        assert found.keys() == weights.keys() and all(torch.equal(found[n], t.bfloat16()) for n, t in weights.items())
+    assert asked == [2 * 77] * 2

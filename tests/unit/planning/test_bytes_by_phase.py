@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.config.constants import NCCL_BYTES, TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, NCCL_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import activations, devices, memory, parameters, passes, time
+from gspo_hpc.planning.estimates import activations, devices, memory, parameters, passes, rates, time
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.suggest import savings
 
@@ -151,20 +151,57 @@ def test_what_hardly_leaves_more_is_not_named_as_what_to_lower(
     assert more is not None and named in more[0]
 
 
-@pytest.mark.parametrize(("ep", "waits"), [(8, False), (32, True), (64, True)])
-def test_an_expert_of_every_rank_is_gathered_at_once(ep: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An expert of Qwen3-235B-A22B has 36 MiB: those of 32 ranks do not fit half of the memory."""
-    config = made(
-        cluster={"nodes": 16},
-        model={"path": "Qwen3-235B-A22B"},
-        parallel={"expert_model_parallel_size": ep, "expert_tensor_parallel_size": 1},
-    )
-    embedding = 151_936 * 4096 * 2
-    assert (
-        memory._buckets(arch_of(config), config) == max(embedding, ep * 36 * 2**20) > 2 * TRANSFER_BUCKET_BYTES["cuda"]
-    )
+@pytest.mark.parametrize(
+    ("model", "ep", "etp", "piece", "shard"),
+    [
+        ("Qwen3-30B-A3B", 8, 1, 72, 0),
+        ("Qwen3-235B-A22B", 8, 1, 288, 0),  # an expert has 36 MiB: those of 8 ranks are gathered at once
+        ("Qwen3-235B-A22B", 32, 1, 11 * 36, 36),
+        ("Qwen3-235B-A22B", 64, 1, 13 * 36, 36),
+        ("Qwen3-235B-A22B", 64, 2, 13 * 36, 18),
+        ("Mixtral-8x7B", 8, 1, 336, 336),  # one expert at a time
+    ],
+)
+def test_experts_of_all_ranks_are_gathered_in_pieces(model: str, ep: int, etp: int, piece: int, shard: int) -> None:
+    """Beside the memory into which they come a rank keeps its own, and an engine copies them where ranks cut them."""
+    parallel = {"expert_model_parallel_size": ep, "expert_tensor_parallel_size": etp}
+    config = made(cluster={"nodes": 16}, model={"path": model}, parallel=parallel)
+    arch, mib = arch_of(config), 1 << 20
+    assert arch.experts is not None
+    embedding = 2 * arch.vocab_size * arch.hidden_size
+    assert memory._buckets(arch, config) == max(embedding, 2 * TRANSFER_BUCKET_BYTES["cuda"]) + shard * mib
+    layer = 3 * arch.experts.count * arch.experts.ffn_hidden_size * arch.hidden_size  # of which a worker has half
+    least = memory._largest_parameter(arch) * 3
+    assert memory._loading(arch, config) == max(least, layer + max(piece * mib, GATHER_BUCKET_BYTES["cuda"]))
+
+
+@pytest.mark.parametrize(("ep", "piece"), [(8, 288), (32, 11 * 36), (64, 13 * 36)])
+def test_pieces_of_experts_are_gathered_while_the_last_ones_are_loaded(
+    ep: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longer of the two counts, with a message for each piece: no two of them fit into half of the memory."""
+    parallel = {"expert_model_parallel_size": ep, "expert_tensor_parallel_size": 1}
+    config = made(cluster={"nodes": 16}, model={"path": "Qwen3-235B-A22B"}, parallel=parallel)
     model, device = time.sizes_of(config), devices.find("H100")
     gathering, seconds = passes._gathering(model, passes.grid(config), device), passes.sync(model, config, device)
     monkeypatch.setattr(passes, "_gathering", lambda *_: 0.0)
-    loading = passes.sync(model, config, device)  # which takes longer here
-    assert seconds - loading == pytest.approx(waits * gathering * model.expert_parameters / model.parameters)
+    loading = passes.sync(model, config, device)
+    assert 0.0 < gathering < loading == seconds
+    monkeypatch.setattr(rates, "BUCKET_SECONDS", 0.0)
+    experts, half, mib = 2 * model.expert_parameters, TRANSFER_BUCKET_BYTES["cuda"], 1 << 20
+    messages = experts / (piece * mib) + (2 * model.parameters - experts) / half
+    assert loading - passes.sync(model, config, device) == pytest.approx(2e-3 * messages)
+
+
+def test_a_parameter_of_an_expert_that_fills_the_memory_is_loaded_before_the_next_is_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches an estimate that lets them overlap: three matrices of 336 MiB, of which two are gathered together."""
+    config = made(cluster={"nodes": 16}, model={"path": "Mixtral-8x7B"}, parallel={"expert_model_parallel_size": 8})
+    device, usual = devices.find("H100"), time.sizes_of(config)
+    model = usual._replace(expert_parameters=3 * usual.expert_parameters, parameters=3 * usual.parameters)
+    gathering, seconds = passes._gathering(model, passes.grid(config), device), passes.sync(model, config, device)
+    monkeypatch.setattr(passes, "_gathering", lambda *_: 0.0)
+    loading = passes.sync(model, config, device)
+    both = min(gathering, loading) * model.expert_parameters / model.parameters
+    assert seconds == pytest.approx(max(gathering, loading) + both) and both > 0

@@ -34,13 +34,18 @@ def run(env: Environment, record: Recorder) -> None:
     one: dict[str, ranks.Case] = {
         "one-dense": ("steps", {"model": dense, **common}),
         "one-experts": ("steps", {"model": mixture, **common}),
+        "one-weights": ("exported", {"model": mixture}),
     }
     two: dict[str, ranks.Case] = {
         name: ("steps", {"model": dense, **common, **layouts.LAYOUTS[name]}) for name in DENSE
     }
     two |= {name: ("steps", {"model": mixture, **common, **layouts.EXPERT_LAYOUTS[name][1]}) for name in EXPERTS}
+    two["ep2-weights"] = ("exported", {"model": mixture, **layouts.EXPERT_LAYOUTS["ep2"][1]})
     single = ranks.run(1, folder, one)
     pairs = ranks.run(2, folder, two)
+    stored, gathered = single["one-weights"], pairs.pop("ep2-weights")
+    different = [name for name in stored if not np.array_equal(stored[name], gathered[name])]
+    record.at_most("ep2: weights that arrive differently, whole or in pieces", len(different), 0, " tensors")
     for name, found in pairs.items():
         expected = single["one-experts" if name in EXPERTS else "one-dense"]
         for kind in KINDS:
