@@ -10,12 +10,13 @@ from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid, item, text, width
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, bars, percent, risk, shown
+from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, percent, risk, shown
 from gspo_hpc.system.text import GIB, in_gib
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.estimates.time import Times
 
+_MARKS = "#=+*o%@~:x-&$^vnzsk"
 _NAMES = 14  # columns of the first column, in every table of both sections
 
 
@@ -74,6 +75,27 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
         more.append(("sleep level", f"{level}; {instead}"))
     more.append(("KV cache", f"{found.cache_tokens:,} tokens an engine"))
     yield grid(more, first=_NAMES)
+
+
+def bars(found: Estimate, width: int = 50) -> Iterator[tuple[str, str, str]]:
+    """Yield for each phase its name, a bar as long as its share of the card, and a legend of its parts.
+
+    A part has the same mark in all bars; the largest parts have the clearest marks.
+    """
+    largest: dict[str, int] = {}
+    for phase in found.phases:
+        for name, size in phase.parts.items():
+            largest[name] = max(size, largest.get(name, 0))
+    marks = dict(zip((name for name, _ in sorted(largest.items(), key=lambda part: -part[1])), _MARKS, strict=False))
+    for phase in found.phases:
+        drawn, so_far, legend = "", 0, []
+        for name, size in sorted(phase.parts.items(), key=lambda part: -part[1]):
+            so_far += size
+            drawn += marks[name] * (round(so_far / found.card * width) - len(drawn))
+            if size >= 0.005 * found.card:
+                legend.append(f"{marks[name]} {shown(name)} {in_gib(size)}")
+        free = "." * (width - len(drawn))
+        yield phase.name, drawn[:width] + free + ("!" if len(drawn) > width else " "), ", ".join(legend)
 
 
 def time(

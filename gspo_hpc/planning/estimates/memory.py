@@ -26,7 +26,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.parts import Piece, divide_experts
 from gspo_hpc.planning.estimates import activations, devices, parameters
-from gspo_hpc.system.text import GIB, in_gib
+from gspo_hpc.system.text import GIB
 
 HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts are used unevenly
 TIGHT = 0.14  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
@@ -366,27 +366,6 @@ def node_memory(config: Config) -> int | None:
     return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()] or None
 
 
-def bars(found: Estimate, width: int = 50) -> Iterable[tuple[str, str, str]]:
-    """Yield for each phase its name, a bar as long as its share of the card, and a legend of its parts.
-
-    A part has the same mark in all bars; the largest parts have the clearest marks.
-    """
-    largest: dict[str, int] = {}
-    for phase in found.phases:
-        for name, size in phase.parts.items():
-            largest[name] = max(size, largest.get(name, 0))
-    marks = dict(zip((name for name, _ in sorted(largest.items(), key=_size)), _MARKS, strict=False))
-    for phase in found.phases:
-        drawn, so_far, legend = "", 0, []
-        for name, size in sorted(phase.parts.items(), key=_size):
-            so_far += size
-            drawn += marks[name] * (round(so_far / found.card * width) - len(drawn))
-            if size >= 0.005 * found.card:
-                legend.append(f"{marks[name]} {shown(name)} {in_gib(size)}")
-        free = "." * (width - len(drawn))
-        yield phase.name, drawn[:width] + free + ("!" if len(drawn) > width else " "), ", ".join(legend)
-
-
 def shown(name: str) -> str:
     """A part or a phase as people read it."""
     return _SHOWN.get(name, name.replace("_", " "))
@@ -398,8 +377,3 @@ _SHOWN = {
     "cuda_and_nccl": "CUDA and NCCL",
     "kv_cache": "KV cache",
 }
-_MARKS = "#=+*o%@~:x-&$^vnzsk"
-
-
-def _size(item: tuple[str, int]) -> int:
-    return -item[1]

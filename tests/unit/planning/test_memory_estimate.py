@@ -217,7 +217,7 @@ def test_an_unknown_gpu_is_named() -> None:
 
 def test_a_bar_is_as_long_as_its_share() -> None:
     found = estimated(made(memory={"recompute_granularity": "full"}))
-    for name, bar, _ in memory.bars(found, width=100):
+    for name, bar, _ in estimates.bars(found, 100):
         filled = len(bar.rstrip(" .!"))
         assert abs(filled - 100 * phase(found, name).total / found.card) <= 1, (name, bar)
 
