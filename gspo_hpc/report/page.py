@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from gspo_hpc.report import experts
 from gspo_hpc.report.curves import figures, readouts
 from gspo_hpc.report.details import attempts, plan, settings
+from gspo_hpc.report.findings import ShownFinding
 from gspo_hpc.report.render import asset, render
 from gspo_hpc.report.samples import samples
 from gspo_hpc.report.summary import summary, when
@@ -23,8 +24,12 @@ from gspo_hpc.runs.reader import RunData, read_run
 from gspo_hpc.system.files import write_atomically
 
 
-def write_report(run_dir: Path, out: Path | None = None) -> Path:
+def write_report(
+    run_dir: Path, out: Path | None = None, findings: Sequence[ShownFinding] = (), refresh: int | None = None
+) -> Path:
     """Write the page, by default as report.html in the run directory, and return its path.
+
+    `findings` come first on the page. `refresh`: seconds after which a browser loads the page again.
 
     Works on a run in any state. Raises ValueError if `run_dir` is no run directory, OSError if the page cannot be
     written; an older page is then left as it was.
@@ -35,11 +40,11 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
         raise ValueError(f"{path}: is a directory; give the name of the page, --out {path / 'report.html'}")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no directory {path.parent}")
-    write_atomically(path, page(run))
+    write_atomically(path, page(run, findings, refresh))
     return path
 
 
-def page(run: RunData) -> str:
+def page(run: RunData, findings: Sequence[ShownFinding] = (), refresh: int | None = None) -> str:
     """Return the whole page, as text that can be encoded as UTF-8."""
     drawn, script = [*figures(run), *experts.figures(run)], asset("report.js")
     return render(
@@ -47,7 +52,9 @@ def page(run: RunData) -> str:
         style=asset("report.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        refresh=refresh,
         summary=summary(run),
+        findings=findings,
         figures=drawn,
         readouts={name: asdict(one) for name, one in readouts(drawn).items()},
         samples=samples(run),

@@ -11,15 +11,18 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gspo_hpc.cli.main import main
 from gspo_hpc.config.schema import Config, Data, Model, Rollout, Run
+from gspo_hpc.launch import status
 from gspo_hpc.planning import exactness
 from gspo_hpc.report import render
 from gspo_hpc.report.charts import ReadOut
@@ -34,7 +37,7 @@ VOID = {"meta", "br"}
 ALLOWED_TAGS = set(
     "html head meta title style body main header div h1 h2 h3 h4 span p dl dt dd figure figcaption output svg g line "
     "path polygon circle text title i b small article br details summary table thead tbody tr th td "
-    "footer script".split()
+    "footer script section ul li".split()
 )
 
 
@@ -423,3 +426,45 @@ def test_only_the_report_imports_jinja2() -> None:
         "assert 'jinja2' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_findings_come_first_and_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What diagnose says is at the top of the page, with its evidence; a log line is text and never markup."""
+    failing = [one | {"failures": 64, "reward": 0.0, "reward_std": 0.0} for one in FULL if one["step"]]
+    run = make_run(tmp_path / "run", failing)
+    run.attempt(2).log_path(0).write_text("Traceback (most recent call last):\n  x\nValueError: <img src=x> & more\n")
+    run.attempt(2).finish("failed", 1, "rank 0 ended with exit code 1: ValueError: <img src=x> & more")
+    main(["diagnose", str(run.path), "--json"])
+    symptoms = json.loads(capsys.readouterr().out)["symptoms"]
+    assert {"reward_always_zero", "unknown_failure"} <= {one["name"] for one in symptoms}
+    assert main(["report", str(run.path)]) == 0
+    html = (run.path / "report.html").read_text()
+    assert html.index("What needs a look") < html.index("<figure")
+    text = " ".join(text for _, text in Page(html).texts)
+    for one in symptoms:
+        assert one["name"].replace("_", " ") in text and one["cause"] in text, one
+        assert all(" ".join(line.split()) in " ".join(text.split()) for line in one["evidence"]), one
+    assert "<img" not in html and "&lt;img src=x&gt; &amp; more" in html
+    healthy = write_report(make_run(tmp_path / "other", FULL).path).read_text()
+    assert "What needs a look" not in healthy
+
+
+def test_a_watched_report_is_written_until_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the run goes on a browser loads the page again; the last page does not ask for it."""
+    run = make_run(tmp_path / "run", FULL)
+    pages: list[str] = []
+    states = iter(["running", "running", "done"])
+    real = status.read
+
+    def read(path: Path) -> status.Status:
+        return replace(real(path), state=next(states))
+
+    monkeypatch.setattr(status, "read", read)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pages.append((run.path / "report.html").read_text()))
+    assert main(["report", str(run.path), "--watch", "--every", "7"]) == 0
+    assert len(pages) == 2 and all('http-equiv="refresh" content="7"' in page for page in pages)
+    assert "refresh" not in (run.path / "report.html").read_text()
+    assert capsys.readouterr().out == f"{run.path / 'report.html'}\n"
+    assert main(["report", str(run.path), "--watch", "--every", "0"]) == 2

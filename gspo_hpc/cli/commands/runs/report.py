@@ -4,27 +4,61 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gspo_hpc.cli.parser import describe
 from gspo_hpc.system.exit_codes import DONE
 
+if TYPE_CHECKING:
+    from gspo_hpc.report.findings import ShownFinding
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    text = "Writes one self-contained HTML file with curves, samples from before and after training, plan and attempts."
+    text = (
+        "Writes one self-contained HTML file: what diagnose finds, curves, samples from before and after training, "
+        "plan and attempts. With --watch it writes the page again until the run ends, and a browser follows it."
+    )
     examples = """
         gspo-hpc report runs/tiny
+        gspo-hpc report runs/tiny --watch
         gspo-hpc report runs/tiny --out tiny.html"""
     describe(parser, text, examples)
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory")
     parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
+    parser.add_argument("--watch", action="store_true", help="write the page again every --every seconds")
+    parser.add_argument("--every", type=int, default=30, metavar="S", help="seconds between two pages (default: 30)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path."""
+    """Write the page, once or until the run is over, and print its path."""
+    import time
+
     from gspo_hpc.cli.inputs import require_path
+    from gspo_hpc.launch import status
     from gspo_hpc.report.page import write_report
 
     require_path(args.run_dir, "run directory")
-    print(write_report(args.run_dir, args.out))
-    return DONE
+    if args.every < 1:
+        raise ValueError(f"--every {args.every} must be at least 1 second")
+    told = False
+    while True:
+        # Before the page is made: the last page must not miss the end.
+        goes_on = args.watch and not status.read(args.run_dir).is_over
+        path = write_report(args.run_dir, args.out, _findings(args.run_dir), args.every if goes_on else None)
+        if not told:
+            print(path, flush=True)
+            told = True
+        if not goes_on:
+            return DONE
+        time.sleep(args.every)
+
+
+def _findings(run_dir: Path) -> list[ShownFinding]:
+    from gspo_hpc.diagnose import gather
+    from gspo_hpc.report.findings import ShownFinding
+
+    return [
+        ShownFinding(one.severity, one.name.replace("_", " "), one.cause, one.evidence, one.settings, one.look)
+        for one in gather.diagnose(run_dir).symptoms
+    ]
