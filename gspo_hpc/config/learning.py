@@ -221,6 +221,11 @@ class Tracking(Section):
     wandb_project: str = key("gspo_hpc", "The W&B project.")
     wandb_entity: str | None = key(None, "The W&B entity.")
     tensorboard: bool = key(False, "Write TensorBoard files.")
+    prometheus: str | None = key(
+        None,
+        "The folder of node_exporter's textfile collector, for a file of gauges that is replaced with every step. "
+        "Every user of the machine can read it: it has numbers and the run's name.",
+    )
     samples: CountFrom0 = key(4, "Completions of each logged rollout that are kept for the report.")
     profile_steps: Counts = key((), "Optimizer steps that torch's profiler traces, with a table by phase.")
     debug: bool = key(

@@ -1,6 +1,6 @@
-"""Trackers of a run, W&B and TensorBoard, beside metrics.jsonl, which is the truth and needs neither.
+"""Trackers of a run, W&B, TensorBoard and Prometheus, beside metrics.jsonl, which is the truth and needs none of them.
 
-Neither may cost a run anything. One thread starts and feeds them, behind a queue, so a server or a helper process that
+None may cost a run anything. One thread starts and feeds them, behind a queue, so a server or a helper process that
 hangs is waited for at the end only, and not for long. A tracker that fails gets one warning and no more records.
 
 All attempts of a run are one W&B run: its id is the run's. `tracking.json` has the last step that each tracker has on
@@ -61,6 +61,8 @@ class Tracker:
             makers["wandb"] = lambda: _wandb(tracking, run_dir, run_id, run_name, redact(config), warn)
         if tracking.tensorboard:
             makers["tensorboard"] = lambda: _tensorboard(run_dir / "tensorboard", self._last.get("tensorboard"))
+        if tracking.prometheus is not None:
+            makers["prometheus"] = lambda: _prometheus(Path(str(tracking.prometheus)), run_name, run_id)
         if on_rank and not makers:
             announce("tracker: none but metrics.jsonl")
         if on_rank and makers:
@@ -174,6 +176,12 @@ def _tensorboard(log_dir: Path, last: int | None) -> Sink:
     from gspo_hpc.training.telemetry.trackers import tensorboard  # as above
 
     return tensorboard.TensorBoard(log_dir, last)
+
+
+def _prometheus(folder: Path, run_name: str, run_id: str) -> Sink:
+    from gspo_hpc.training.telemetry.trackers import prometheus  # as above
+
+    return prometheus.Prometheus(folder, run_name, run_id)
 
 
 def end_wandb_core() -> None:
