@@ -46,6 +46,12 @@ class Accelerator:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
 
+    def named_range(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Return a block that Nsight Systems shows by this name (NVTX); on the CPU there is none."""
+        if self._device.type == "cuda":
+            return torch.cuda.nvtx.range(name)  # type: ignore[no-any-return]  # torch leaves it untyped
+        return contextlib.nullcontext()
+
     def use(self) -> float | None:
         """Return the share of time in which the GPU was at work since the last call; None if it is not known."""
         samples, self._busy = self._busy, []

@@ -110,7 +110,7 @@ class Meter:
         if watched:
             self._accelerator.reset_peak()
         try:
-            with record_function(name):
+            with self._accelerator.named_range(f"gspo_hpc:{name}"), record_function(name):
                 yield
         finally:
             self._spans.append(Span(name, stamp, time.time_ns()))
