@@ -22,10 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     examples = """
         gspo-hpc report runs/tiny
         gspo-hpc report runs/tiny --watch
+        gspo-hpc report --compare runs/lr1 runs/lr2 runs/lr3 --out lr.html
         gspo-hpc report runs/tiny --out tiny.html"""
     describe(parser, text, examples)
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory")
+    parser.add_argument("run_dirs", metavar="RUN", type=Path, nargs="+", help="run directory; several with --compare")
     parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
+    parser.add_argument(
+        "--compare", action="store_true", help="write a page that compares the runs (default: compare.html here)"
+    )
     parser.add_argument("--watch", action="store_true", help="write the page again every --every seconds")
     parser.add_argument("--every", type=int, default=30, metavar="S", help="seconds between two pages (default: 30)")
 
@@ -38,14 +42,23 @@ def run(args: argparse.Namespace) -> int:
     from gspo_hpc.launch import status
     from gspo_hpc.report.page import write_report
 
-    require_path(args.run_dir, "run directory")
+    for path in args.run_dirs:
+        require_path(path, "run directory")
+    if args.compare:
+        from gspo_hpc.report.compare import write_comparison
+
+        print(write_comparison(args.run_dirs, args.out or Path("compare.html")))
+        return DONE
+    if len(args.run_dirs) > 1:
+        raise ValueError(f"{len(args.run_dirs)} runs are given: --compare writes one page about them")
+    (run_dir,) = args.run_dirs
     if args.every < 1:
         raise ValueError(f"--every {args.every} must be at least 1 second")
     told = False
     while True:
         # Before the page is made: the last page must not miss the end.
-        goes_on = args.watch and not status.read(args.run_dir).is_over
-        path = write_report(args.run_dir, args.out, _findings(args.run_dir), args.every if goes_on else None)
+        goes_on = args.watch and not status.read(run_dir).is_over
+        path = write_report(run_dir, args.out, _findings(run_dir), args.every if goes_on else None)
         if not told:
             print(path, flush=True)
             told = True

@@ -1,0 +1,90 @@
+"""The page that compares runs. Takes milliseconds; catches a difference that is left out, a curve of the wrong run,
+and text of a user that is taken for markup."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.config.schema import Optimizer
+from gspo_hpc.report import compare
+from gspo_hpc.report.compare import Compared, differences, write_comparison
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.runs.reader import read_run
+from tests.unit.report.test_page import FULL, Page, make_run, record
+
+
+def made(folder: Path, lr: float, records: Any = FULL, **config: Any) -> RunDir:
+    return make_run(folder, records, optimizer=Optimizer(lr=lr), **config)
+
+
+def test_settings_that_differ_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    better = [one | {"reward": 0.9, "completion_tokens_per_s": 50.0} for one in FULL if one["step"]]
+    better = [FULL[0], *better[:-1], better[-1] | {"eval/accuracy": 0.75}]
+    runs = [made(tmp_path / "a", 1e-6), made(tmp_path / "b", 2e-6, better), made(tmp_path / "c", 1e-6, FULL[:8])]
+    found = list(differences([read_run(run.path) for run in runs]))
+    assert found == [Compared("optimizer.lr", ("1e-06", "2e-06", "1e-06"))], found
+    assert main(["report", "--compare", *(str(run.path) for run in runs), "--out", str(tmp_path / "x.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'x.html'}\n"
+    html = (tmp_path / "x.html").read_text()
+    page = Page(html)  # tags balance
+    rows = re.findall(r"<tr><td>([^<]*)</td>((?:<td>[^<]*</td>)+)</tr>", html)
+    table = {name: re.findall(r"<td>([^<]*)</td>", cells) for name, cells in rows}
+    assert table["steps"] == ["20 of 20", "20 of 20", "7 of 20"]
+    assert table["reward, first and last tenth"][1] == "0.9 → 0.9"
+    assert table["accuracy on unseen prompts"] == ["0.25 → 0.25", "0.25 → 0.75", "0.25 → 0.25"]
+    assert table["completion tokens per second"][1] == "50" and table["optimizer.lr"] == list(found[0].cells)
+    assert str(runs[0].path) in " ".join(text for _, text in page.texts), "runs of one name have their folders"
+    assert not any(name in html for name in ("http://", "https://")) or "www.w3.org" in html
+
+
+def test_each_curve_is_that_of_its_run(tmp_path: Path) -> None:
+    """A run that is shorter ends where it ends, and steps that only another run has are gaps."""
+    low = [record(step, reward=0.1) for step in range(1, 6)]
+    high = [record(step, reward=0.9) for step in range(3, 13)]
+    runs = [read_run(made(tmp_path / name, 1e-6, rows).path) for name, rows in (("low", low), ("high", high))]
+    (reward,) = [one for one in compare._figures(runs, ["low", "high"]) if one.key == "reward"]
+    assert reward.drawn.readout is not None
+    first, second = reward.drawn.readout.series
+    assert (first.name, first.color, second.name, second.color) == ("low", "p0", "high", "p1")
+    assert [text for text in first.texts if text != "–"] and set(first.texts[:5]) == {"0.1"}
+    assert all(place is None for place in first.y[5:]) and all(place is None for place in second.y[:2])
+    assert set(second.texts[2:]) == {"0.9"} and len(second.texts) == 12
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x>"
+    runs = [made(folder, 1e-6), made(tmp_path / "b", 1e-6)]
+    html = write_comparison([run.path for run in runs], tmp_path / "x.html").read_text()
+    assert "<img" not in html and "&lt;img src=x&gt;" in html
+    assert "None: the configs are the same but for names and places." in html
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(made(tmp_path / "a", 1e-6).path)
+    empty = str(made(tmp_path / "empty", 1e-6, []).path)
+    for words, told in (
+        (["--compare", run], "--compare takes 2 to 9 runs; 1 are given"),
+        (["--compare", *[run] * 10], "--compare takes 2 to 9 runs; 10 are given"),
+        (["--compare", run, run, "--out", str(tmp_path)], "is a directory"),
+        (["--compare", run, run, "--out", str(tmp_path / "no" / "x.html")], "there is no directory"),
+        (["--compare", run, str(tmp_path / "none")], "no such run directory"),
+        ([run, run], "2 runs are given: --compare writes one page about them"),
+    ):
+        assert main(["report", *words]) == 2, words
+        assert told in capsys.readouterr().err
+    assert main(["report", "--compare", run, empty, "--out", str(tmp_path / "x.html")]) == 0
+    assert main(["report", "--compare", empty, empty, "--out", str(tmp_path / "y.html")]) == 0
+    assert "No optimizer step has been logged yet." in (tmp_path / "y.html").read_text()
+
+
+def test_a_run_without_a_config_is_compared(tmp_path: Path) -> None:
+    other = made(tmp_path / "b", 1e-6)
+    for path in other.path.glob("attempts/*/config.yaml"):
+        path.unlink()
+    html = write_comparison([made(tmp_path / "a", 1e-6).path, other.path], tmp_path / "x.html").read_text()
+    assert "Settings that differ" in html
