@@ -28,7 +28,7 @@ from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.rewards.pool import RewardResult
 from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
-from gspo_hpc.rollout.notices import NodeTopology, Notices
+from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
 from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
 from gspo_hpc.runs.journal import Journal, read_journals
@@ -91,10 +91,19 @@ class StandInPool:
         return found
 
 
-def generation(engine: Any, pool: Any, stop: Callable[[], bool] = lambda: False, **more: Any) -> Generation:
-    store = dist.HashStore()
+def generation(
+    engine: Any,
+    pool: Any,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    store: dist.Store | None = None,
+    interval: float = POLL_SECONDS,
+    num_engines: int = 1,
+    **more: Any,
+) -> Generation:
+    store = store or dist.HashStore()
     prompts = {slot: Prompt(slot + 10, np.ones(2, np.int32), "", {}) for slot in range(3)}
-    notices = Notices(store)
+    notices = Notices(store, interval=interval)
     recovery = EngineRecovery(engine, notices, 0, 1, lambda fill: None, stop_requested=stop)
     return Generation(
         request=Request(range(3), prompts, 2, SAMPLING, rollout=5),
@@ -103,7 +112,7 @@ def generation(engine: Any, pool: Any, stop: Callable[[], bool] = lambda: False,
         pool=pool,
         recovery=recovery,
         config=from_dict({"run": {"seed": 7}}),
-        num_engines=1,
+        num_engines=num_engines,
         stop_requested=stop,
         **({"journal": None, "progress": ignore_progress} | more),
     )
@@ -188,6 +197,32 @@ def workers(
 def request() -> Request:
     prompts = {slot: Prompt(slot, np.ones(2, np.int32), "", {}) for slot in range(4)}
     return Request(range(4), prompts, 2, SAMPLING, rollout=5)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_step_of_an_engine_asks_the_store_nothing(engines: int) -> None:
+    """An engine makes thousands of steps in a rollout, and an answer may take as long as one of them."""
+
+    class Patient(StandInEngine):
+        steps = 0
+
+        def step(self) -> list[Group]:
+            self.steps += 1
+            return [] if self.steps % 100 else super().step()
+
+    class Counted:
+        asked = 0
+
+        def __getattr__(self, name: str) -> Any:
+            self.asked += 1
+            return getattr(store, name)
+
+    store, counted, engine = dist.HashStore(), Counted(), Patient()
+    job: Any = counted
+    work = generation(engine, StandInPool(), store=job, interval=1000.0, num_engines=engines)
+    before = counted.asked
+    assert sorted(work.run()) == [0, 1, 2] and engine.steps == 300
+    assert counted.asked - before < 20, "a few for each of the three groups, and none for a step"
 
 
 class Watched:
