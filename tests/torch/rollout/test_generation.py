@@ -254,7 +254,15 @@ def test_only_rank_0_has_prompts_and_an_engine_gets_its_own_alone() -> None:
 
     prompts = {slot: prompt(slot) for slot in todo}
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    engines: list[Any] = [StandInEngine(), StandInEngine(deaths=1), None, StandInEngine()]
+    dying = StandInEngine(deaths=1)
+
+    class Other(StandInEngine):
+        def step(self) -> list[Group]:
+            while dying.deaths:  # else the others may take all prompts before it has one
+                time.sleep(0.001)
+            return super().step()
+
+    engines: list[Any] = [Other(), dying, None, Other()]
 
     def rank(link: Transport) -> tuple[dict[int, Group], Watched]:
         mine: Any = Watched(store.clone())
