@@ -24,7 +24,7 @@ def run(
 ) -> tuple[dict[str, float], ShardedGroups]:
     """Return the scores by name, and the greedy groups. Collective.
 
-    Ranks that own an engine give the prompts, and all ranks their number.
+    Rank 0 gives the prompts, and all ranks their number.
     `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
     """
     slots, chosen = range(count), dict(enumerate(prompts))

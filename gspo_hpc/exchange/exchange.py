@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gspo_hpc.data.packing import MicroBatch, Sample
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
 from gspo_hpc.data.table import EXCLUDED, UNGRADED, GroupTable, ShardedGroups, concatenate
+from gspo_hpc.exchange import wire_format
 from gspo_hpc.exchange.transport import Transport
-from gspo_hpc.exchange.wire_format import Array, Item
+from gspo_hpc.exchange.wire_format import Item
 
 Key = tuple[int, int]  # slot and index of a completion; index -1: the prompt
 BatchesByRank = Sequence[Sequence[MicroBatch]]  # micro-batches by data-parallel rank
@@ -54,7 +54,6 @@ class Exchange:
 
     transport: Transport = field(default_factory=Transport)
     replicas: Replicas = field(default_factory=Replicas)
-    owners: tuple[int, ...] = (0,)  # ranks that own an engine
 
     def gather_table(self, own: Iterable[Group]) -> ShardedGroups:
         """Return the groups of all ranks, of which this rank holds `own`."""
@@ -62,18 +61,6 @@ class Exchange:
         mine = GroupTable.of(list(held.values()), self.transport.rank)
         whole = self.transport.tree_all_reduce(mine.to_bytes(), _join_tables)
         return ShardedGroups(GroupTable.from_bytes(whole), held)
-
-    def broadcast_prompts(self, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-        """Return the `count` prompts of rank 0 on ranks that own an engine, and an empty list on the others.
-
-        The argument of ranks other than 0 is ignored.
-        """
-        members = sorted({0, *self.owners})
-        if self.transport.rank not in members:
-            return []
-        items = [Item(prompt.index, -1, (prompt.tokens, _text_array(prompt.text, prompt.fields))) for prompt in prompts]
-        every = self.transport.broadcast(items, count, members)
-        return [_prompt(item) for item in every] if self.transport.rank else list(prompts)
 
     def partition_files(
         self, files: Callable[[], Sequence[str]], read: Callable[[str], Mapping[int, Group]]
@@ -165,7 +152,7 @@ class Exchange:
             return RolloutView([], Counter())
         received = self.transport.exchange({}, dict.fromkeys(senders - {0}, 1))
         texts = [item.arrays[0] for items in (mine, *received.values()) for item in items]
-        parts = [_content(text)[0] for text in texts if text is not None]
+        parts = [wire_format.content(text)[0] for text in texts if text is not None]
         shown = [Group.from_json(line) for part in parts for line in part["groups"]]
         failures = sorted((tuple(entry) for part in parts for entry in part["failures"]), key=lambda one: one[:2])
         return RolloutView(sorted(shown, key=lambda group: group.slot), Counter(text for _, _, text in failures))
@@ -239,7 +226,7 @@ def _text_item(groups: ShardedGroups, first: Sequence[int]) -> Item:
         if completion.failure is not None
     ]
     content: dict[str, Any] = {"groups": shown, "failures": failures}
-    return Item(-1, -1, (_text_array(content),))
+    return Item(-1, -1, (wire_format.text_array(content),))
 
 
 def _outline(group: Group) -> Group:
@@ -254,20 +241,3 @@ def _outline(group: Group) -> Group:
     )
     prompt = replace(group.prompt, tokens=_NO_TOKENS)
     return replace(group, prompt=prompt, completions=(first,), prompt_experts=None)
-
-
-def _prompt(item: Item) -> Prompt:
-    tokens, text, *_ = item.arrays
-    assert tokens is not None and text is not None
-    return Prompt(item.slot, tokens, *_content(text))
-
-
-def _text_array(*content: Any) -> npt.NDArray[np.uint8]:
-    """Return what JSON can hold as an array of bytes."""
-    return np.frombuffer(json.dumps(content).encode(), np.uint8)
-
-
-def _content(array: Array) -> list[Any]:
-    """Return what :func:`_text_array` was given."""
-    found: list[Any] = json.loads(array.tobytes())
-    return found

@@ -73,6 +73,10 @@ class Transport:
         self._down(cut, parent, children)
         return wire_format.unpack(header, payload)
 
+    def barrier(self) -> None:
+        """Return once every rank has called it, from host to host. Collective."""
+        self.tree_all_reduce(b"", lambda parts: b"")
+
     def tree_all_reduce(self, mine: bytes, merge: Merge) -> bytes:
         """Return on all ranks what `merge` makes of every rank's bytes. Collective.
 

@@ -7,6 +7,7 @@ at multiples of 8 bytes and are not copied where they are received.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,17 @@ def unpack(header: Header, payload: npt.NDArray[np.uint8]) -> list[Item]:
     return [
         Item(slot, index, tuple(found)) for (slot, index), found in zip(header[:, :2].tolist(), arrays, strict=True)
     ]
+
+
+def text_array(*content: Any) -> npt.NDArray[np.uint8]:
+    """Return what JSON can hold as an array of bytes."""
+    return np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+
+def content(array: Array) -> list[Any]:
+    """Return what :func:`text_array` was given."""
+    found: list[Any] = json.loads(array.tobytes())
+    return found
 
 
 def _arrays(header: Header) -> Iterator[tuple[int, int, int]]:

@@ -174,9 +174,7 @@ def _exchange(ranks: Ranks, config: Config) -> Exchange:
     leaders = {slice_: rank for rank, slice_, first in places if first}
     members = [rank for rank, slice_, _ in places if slice_ == ranks.dp_rank and rank != leaders[slice_]]
     own = Replicas(tuple(leaders[n] for n in range(ranks.dp_size)), ranks.dp_rank, (leaders[ranks.dp_rank], *members))
-    per_node = config.cluster.gpus_per_node
-    owners = tuple(rank for rank in range(ranks.world_size) if engine_place(config, rank % per_node) == 0)
-    return Exchange(transport, own, owners)
+    return Exchange(transport, own)
 
 
 def cuda_environment(config: Config) -> dict[str, str]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
+from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.rewards.pool import RewardPool, RewardResult
 from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
@@ -31,15 +32,14 @@ class Request:
     """Prompts and how to sample them; but for the prompts, the same on every rank."""
 
     slots: Sequence[int]  # in the order in which they are generated
-    prompts: Mapping[int, Prompt]  # by slot, at least of these; ranks that own no engine need none
+    prompts: Mapping[int, Prompt]  # by slot, at least of these, on rank 0; the others' are ignored
     samples: int  # completions of each prompt
     sampling: Sampling
     rollout: int  # its number, on which every seed depends
 
-    def seeds(self, run_seed: int, slot: int) -> list[int]:
-        """Return the seed of each completion of a slot's prompt."""
-        prompt = self.prompts[slot].index
-        return [sample_seed(run_seed, self.rollout, slot, prompt, index) for index in range(self.samples)]
+    def seeds(self, run_seed: int, slot: int, prompt: Prompt) -> list[int]:
+        """Return the seed of each completion of a slot, which has this prompt."""
+        return [sample_seed(run_seed, self.rollout, slot, prompt.index, index) for index in range(self.samples)]
 
 
 def sample_seed(run_seed: int, rollout: int, slot: int, prompt: int, sample: int) -> int:
@@ -57,9 +57,10 @@ class CallCounters:
         self._store, self._name, self._groups = store, f"generate/{call}", groups
         notices.forget(*(f"generate/{call - 1}/{what}" for what in ("done", "left", "stop")))
 
-    def take(self) -> int:
-        """Return the place of the next prompt, for this rank alone."""
-        return self._store.add(f"{self._name}/next", 1) - 1
+    def take(self, count: int) -> range:
+        """Return the places of the next `count` prompts, for this rank alone."""
+        end = self._store.add(f"{self._name}/next", count)
+        return range(end - count, end)
 
     def add_finished(self) -> None:
         """Count one more finished group; with the last one, all ranks are told."""
@@ -103,6 +104,7 @@ class Generation:
     stop_requested: Callable[[], bool]
     journal: Journal | None
     progress: ProgressCallback
+    shared: SharedPrompts | None = None  # where other ranks have engines too; else the request has all prompts
     time: EngineTime = field(default_factory=EngineTime)
     seconds_waiting_for_rewards: float = 0.0
     _finished: dict[int, Group] = field(default_factory=dict)
@@ -148,16 +150,17 @@ class Generation:
 
         That is enough to keep it full, and little enough for the others to take over.
         """
-        slots = self._slots
-        share = -(-len(slots) // (2 * self.num_engines)) if self.num_engines > 1 else len(slots)
-        while not self._exhausted and self.engine.pending < share:
-            place = self.counters.take()
-            if place >= len(slots):
-                self._exhausted = True
-                break
-            slot = slots[place]
-            seeds = self.request.seeds(self.config.run.seed, slot)
-            self.engine.submit(slot, self.request.prompts[slot], seeds, self.request.sampling)
+        every = self._slots
+        share = -(-len(every) // (2 * self.num_engines)) if self.num_engines > 1 else len(every)
+        if self._exhausted or (missing := share - self.engine.pending) <= 0:
+            return
+        taken = self.counters.take(missing)
+        self._exhausted = taken.stop >= len(every)
+        slots = every[taken.start : taken.stop]
+        prompts = self.shared.fetch(slots) if self.shared is not None else [self.request.prompts[s] for s in slots]
+        for slot, prompt in zip(slots, prompts, strict=True):
+            seeds = self.request.seeds(self.config.run.seed, slot, prompt)
+            self.engine.submit(slot, prompt, seeds, self.request.sampling)
 
     def _step_engine(self) -> None:
         """Make one step of the engine, and submit the groups that it finished for grading.

@@ -1,10 +1,11 @@
 """Generation and grading: prompts go to engines as these become free, finished groups into the journal.
 
 The ranks that own an engine take prompts from a counter in the torch.distributed store, so a slow engine simply takes
-fewer. Completions are graded while generation goes on, and groups stay on the rank whose engine generated them. Ranks
-without an engine wait. Nobody sits in a collective meanwhile, so an engine that died can be given its weights again by
-all ranks together (see :mod:`gspo_hpc.rollout.recovery`). A rank that is done stays reachable in this way until all are
-done: only then can no sync be requested any more, and all have read the same notices.
+fewer, and fetch the prompts that they have taken from there, where rank 0 put them. Completions are graded while
+generation goes on, and groups stay on the rank whose engine generated them. Ranks without an engine wait. Nobody sits
+in a collective meanwhile, so an engine that died can be given its weights again by all ranks together (see
+:mod:`gspo_hpc.rollout.recovery`). A rank that is done stays reachable in this way until all are done: only then can no
+sync be requested any more, and all have read the same notices.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Group
 from gspo_hpc.engine.engine import Engine
+from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.policy.passes import Abandoned, never
 from gspo_hpc.policy.process_groups import Ranks, largest
 from gspo_hpc.rewards.pool import RewardPool
@@ -25,7 +27,7 @@ from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime, engine_extremes, engine_metrics
 from gspo_hpc.runs.journal import Journal
-from gspo_hpc.system.progress import mark
+from gspo_hpc.system.progress import mark, waiting
 
 
 class Interrupted(Exception):
@@ -70,8 +72,9 @@ class RolloutWorker:
         engine_time, waited = EngineTime(), 0.0
         if request.slots:
             try:
+                shared = self._share_prompts(request)
                 if self.engine is not None:
-                    generation = self._generation(request, counters, journal, progress)
+                    generation = self._generation(request, shared, counters, journal, progress)
                     mine = generation.run()
                     engine_time, waited = generation.time, generation.seconds_waiting_for_rewards
                 else:
@@ -96,8 +99,27 @@ class RolloutWorker:
         if self.engine is not None:
             self.engine.close()
 
+    def _share_prompts(self, request: Request) -> SharedPrompts | None:
+        """Return where engines find their prompts; None if rank 0, which has them, owns the only engine. Collective.
+
+        Nobody waits at the store for a prompt, for there a rank that waits holds up the thread that reads notices.
+        """
+        if self.num_engines == 1:
+            return None
+        shared = SharedPrompts(self.store, f"generate/{self._calls}")
+        if self.ranks.rank == 0:
+            shared.publish({slot: request.prompts[slot] for slot in request.slots})
+        with waiting():  # for rank 0
+            self.ranks.exchange.transport.barrier()
+        return shared
+
     def _generation(
-        self, request: Request, counters: CallCounters, journal: Journal | None, progress: ProgressCallback
+        self,
+        request: Request,
+        shared: SharedPrompts | None,
+        counters: CallCounters,
+        journal: Journal | None,
+        progress: ProgressCallback,
     ) -> Generation:
         assert self.engine is not None and self.pool is not None
         return Generation(
@@ -111,6 +133,7 @@ class RolloutWorker:
             stop_requested=self.stop_requested,
             journal=journal,
             progress=progress,
+            shared=shared,
         )
 
     def _wait(self, counters: CallCounters) -> None:

@@ -107,11 +107,11 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
 
 @dataclass(frozen=True)
 class LoadedPrompts:
-    """The prompts that a rank needs: rank 0 reads the data and sends the others theirs, rollout by rollout."""
+    """The prompts on rank 0, which reads the data; engines of other ranks fetch theirs while they generate."""
 
     count: int  # for training
     train: list[Prompt]  # on rank 0; empty elsewhere
-    unseen: list[Prompt]  # on ranks that own an engine
+    unseen: list[Prompt]  # on rank 0; empty elsewhere
     unseen_count: int
     probe: list[list[int]]  # tokens of its sequences
 
@@ -126,7 +126,7 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
         found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
     with waiting():  # for rank 0
         count, unseen_count, probe = json.loads(exchange.transport.tree_all_reduce(found, lambda parts: parts[0]))
-    return LoadedPrompts(count, train, exchange.broadcast_prompts(unseen, unseen_count), unseen_count, probe)
+    return LoadedPrompts(count, train, unseen, unseen_count, probe)
 
 
 def start_rollout_worker(

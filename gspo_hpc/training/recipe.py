@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gspo_hpc.algorithms.objective import Objective
 from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import Prompt
-from gspo_hpc.exchange.exchange import Exchange
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,13 @@ class PromptData:
 
     stream: PromptStream
     train: Sequence[Prompt]  # on rank 0; empty elsewhere
-    unseen: Sequence[Prompt]  # on ranks that own an engine
+    unseen: Sequence[Prompt]  # on rank 0; empty elsewhere
     unseen_count: int
-    exchange: Exchange = field(default_factory=Exchange)
 
     def take(self, start: Position, count: int) -> tuple[dict[int, Prompt], Position]:
-        """Return the prompts of a rollout by slot, and where the next rollout's begin. Collective.
+        """Return the prompts of a rollout by slot, and where the next rollout's begin.
 
-        Slots are 0 .. `count` - 1. Ranks that own no engine get no prompts.
+        Slots are 0 .. `count` - 1. Ranks other than 0 have no prompts here.
         """
         indices, after = self.stream.take(start, count)
-        mine = [self.train[index] for index in indices] if self.train else []
-        return dict(enumerate(self.exchange.broadcast_prompts(mine, len(indices)))), after
+        return dict(enumerate(self.train[index] for index in indices)) if self.train else {}, after

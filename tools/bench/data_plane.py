@@ -3,7 +3,8 @@
     .venv/bin/python tools/bench/data_plane.py > data_plane.md          # progress goes to stderr
 
 Every rank is a process with the package's own exchange, table, packing, journal and notices over gloo on the loopback
-interface; Megatron and vLLM are not imported. Completions are random tokens of the longest length.
+interface, and its own hand-out of prompts over the store of the job; Megatron and vLLM are not imported. Completions
+are random tokens of the longest length. A prompt has 512 tokens, a text of 2,048 characters and an answer.
 
 - "A whole rollout" is 512 prompts x 16 x 8,192 tokens, whatever the number of ranks: what 1,024 GPUs have, held by
   fewer ranks. Nothing is scaled down.
@@ -11,6 +12,9 @@ interface; Megatron and vLLM are not imported. Completions are random tokens of 
   rollout grows with the ranks: what a rank pays must not.
 
 - "Decisions" are what every rank derives from the table of 1,024 and of 16,384 ranks, in one process.
+
+Every rank is taken to own an engine, and takes prompts as its engine does, half of its fair share at a time. Rank 0,
+which puts all prompts into the store, has a row of its own: its processor time has that of the store.
 
 A pass over the rollout goes from holders to the ranks that compute it, its log-probs go back, and an update's samples
 (tokens, log-probs of the engine and of the trainer, experts) go out again. With --replica, several ranks compute a
@@ -46,12 +50,13 @@ from gspo_hpc.data.packing import pack
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.table import ROW, GroupTable, ShardedGroups, concatenate
 from gspo_hpc.exchange.exchange import Exchange, Replicas
+from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
 from gspo_hpc.runs.journal import Journal, journals, read_journal
 from gspo_hpc.system.text import MIB
 
-PROMPT, SAMPLES, BUDGET = 512, 16, 16384
+PROMPT, TEXT, SAMPLES, BUDGET = 512, 2048, 16, 16384
 LAYERS, TOP_K = 48, 8  # of Qwen3-30B-A3B
 NODE = 8  # ranks
 
@@ -73,8 +78,14 @@ def make_group(slot: int, length: int, experts: bool) -> Group:
         tokens = rng.integers(0, 150_000, length, np.int32)
         return Completion(tokens, values, "", "length", index, advantage=float(index) - 7.5, experts=chosen(length - 1))
 
-    prompt = Prompt(slot, rng.integers(0, 150_000, PROMPT, np.int32), "", {})
-    return Group(slot, prompt, tuple(completion(index) for index in range(SAMPLES)), chosen(PROMPT))
+    return Group(slot, make_prompt(slot), tuple(completion(index) for index in range(SAMPLES)), chosen(PROMPT))
+
+
+def make_prompt(slot: int) -> Prompt:
+    """Return the prompt of a slot: the same on every rank that makes it."""
+    rng = np.random.default_rng([slot, 1])
+    text = rng.integers(32, 127, TEXT, np.uint8).tobytes().decode()
+    return Prompt(slot, rng.integers(0, 150_000, PROMPT, np.int32), text, {"answer": str(slot)})
 
 
 class Rank:
@@ -102,6 +113,7 @@ class Rank:
         held = [
             make_group(slot, args.length, experts) for slot in range(prompts) if (slot + 1) % self._world == self._rank
         ]
+        self._prompts(prompts)
         with self._phase("table"):
             groups = exchange.gather_table(held)
         with self._phase("packing"):
@@ -145,6 +157,30 @@ class Rank:
                 assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.logprobs, other.logprobs)
                 assert _equal(one.tokens.astype(np.float32), other.old_logprobs) and _equal(one.experts, other.experts)
 
+    def _prompts(self, count: int) -> None:
+        """Take prompts as an engine does while it generates; no engine is faster than the others here."""
+        counted: Any = _Counted(self._store)
+        all_prompts = {slot: make_prompt(slot) for slot in range(count)} if self._rank == 0 else {}
+        half = -(-count // (2 * self._world))
+        taken: dict[int, Prompt] = {}
+        self._link.barrier()
+        with self._phase("prompts", counted):
+            shared = SharedPrompts(counted, "generate/1")
+            if self._rank == 0:
+                shared.publish(all_prompts)
+            self._link.barrier()
+            for _ in range(2):
+                end = counted.add("generate/1/next", half)
+                slots = range(count)[end - half : end]
+                taken |= zip(slots, shared.fetch(slots), strict=True)
+        self._link.barrier()
+        left = self._rank == 0 and any("/prompt/" in key for key in self._store.list_keys())
+        assert not left and self._store.add("generate/1/next", 0) >= count
+        for slot, found in taken.items():
+            given = make_prompt(slot)
+            assert np.array_equal(found.tokens, given.tokens)
+            assert (found.index, found.text, found.fields) == (given.index, given.text, given.fields)
+
     def _journals(self, held: list[Group], groups: ShardedGroups) -> None:
         """Write one journal a rank, and read all of them as a resumed rollout does."""
         folder = self._folder / "rollout"
@@ -164,13 +200,13 @@ class Rank:
         nodes = max(1, self._world // NODE)
         counted: Any = _Counted(self._store)
         notices = Notices(counted, NodeTopology(self._rank % NODE, min(NODE, self._world), nodes))
-        self._barrier()
+        self._link.barrier()
         began, counted.asked = time.perf_counter(), 0
         while (waited := time.perf_counter() - began) < 2.0:
             notices.has("done")
             time.sleep(POLL_SECONDS)
         asked = counted.asked / waited
-        self._barrier()
+        self._link.barrier()
         began = time.perf_counter()
         if self._rank == self._world - 1:
             notices.post("done")
@@ -178,15 +214,13 @@ class Rank:
             time.sleep(0.005)
         sockets = sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket") for fd in _descriptors())
         self._found["notices"] = {"asked": asked, "wall": time.perf_counter() - began, "sockets": sockets}
-        self._barrier()
+        self._link.barrier()
         notices.close()
 
-    def _barrier(self) -> None:
-        self._link.tree_all_reduce(b"", lambda parts: b"")
-
     @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self._barrier()
+    def _phase(self, name: str, store: _Counted | None = None) -> Iterator[None]:
+        """Measure a phase; what it puts into `store` and gets from there is counted, too."""
+        self._link.barrier()
         Path("/proc/self/clear_refs").write_text("5")  # the peak is the present
         before, sent, received = _memory("VmRSS"), self._link.sent, self._link.received
         processor, began = time.process_time(), time.perf_counter()
@@ -194,8 +228,8 @@ class Rank:
         self._found[name] = {
             "wall": time.perf_counter() - began,
             "processor": time.process_time() - processor,
-            "sent": self._link.sent - sent,
-            "received": self._link.received - received,
+            "sent": self._link.sent - sent + (store.sent if store is not None else 0),
+            "received": self._link.received - received + (store.received if store is not None else 0),
             "memory": _memory("VmHWM") - before,
         }
 
@@ -205,14 +239,26 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class _Counted:
-    """A store that counts what it is asked."""
+    """A store that counts what it is asked, and the bytes of what is put there and got from there."""
 
     def __init__(self, store: dist.Store) -> None:
-        self._store, self.asked = store, 0
+        self._store: Any = store
+        self.asked = self.sent = self.received = 0
 
     def __getattr__(self, name: str) -> Any:
         self.asked += 1
         return getattr(self._store, name)
+
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
+        """Put values there."""
+        self.sent += sum(map(len, values))
+        self._store.multi_set(keys, values)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return values from there."""
+        found: list[bytes] = self._store.multi_get(keys)
+        self.received += sum(map(len, found))
+        return found
 
 
 def _descriptors() -> list[str]:
@@ -264,10 +310,12 @@ def _in_child(work: Callable[[], object], folder: Path, rank: int) -> None:
 
 def rows(world: int, ranks: list[dict[str, dict[str, float]]]) -> Iterator[str]:
     """Yield the rows of one number of ranks: the most of a rank in every phase, and mean processor time."""
-    for name in (name for name in ranks[0] if name != "notices"):
-        of = [rank[name] for rank in ranks]
+    phases = {name: [rank[name] for rank in ranks] for name in ranks[0] if name != "notices"}
+    prompts = phases.pop("prompts")
+    phases = {"prompts on rank 0": prompts[:1], "prompts elsewhere": prompts[1:] or prompts} | phases
+    for name, of in phases.items():
         most = {key: max(one[key] for one in of) for key in of[0]}
-        processor = sum(one["processor"] for one in of) / world
+        processor = sum(one["processor"] for one in of) / len(of)
         yield (
             f"| {world} | {name} | {most['received'] / MIB:.2f} | {most['sent'] / MIB:.2f} | {most['wall']:.3f} | "
             f"{processor:.3f} | {most['memory'] / MIB:.1f} |"

@@ -258,7 +258,7 @@ class TrainingJob:
     def _make_data(self, recipe: Recipe, prompts: LoadedPrompts) -> PromptData:
         config = recipe.config
         stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window=recipe.num_rollout_prompts)
-        return PromptData(stream, prompts.train, prompts.unseen, prompts.unseen_count, self._ranks.exchange)
+        return PromptData(stream, prompts.train, prompts.unseen, prompts.unseen_count)
 
     def _note(self, text: str) -> None:
         if self._ranks.rank == 0:

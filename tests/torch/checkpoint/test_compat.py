@@ -1,7 +1,20 @@
-"""The private names of Megatron-Core and torch that checkpoint.compat and checkpoint.index rely on are there."""
+"""The private names of Megatron-Core and torch that checkpoint.compat and checkpoint.index rely on are there.
+
+And a checkpoint of torch's layers is loaded into Transformer Engine's, which keep an object beside their weights.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+
+from gspo_hpc.checkpoint import compat
 from tests.sources import missing, require_checked
 
 MEGATRON = ("0.16.1", "0.19.2")
@@ -70,3 +83,35 @@ def test_names_of_megatron() -> None:
 def test_names_of_torch() -> None:
     root = require_checked(["torch"], TORCH, "gspo_hpc/checkpoint/compat.py", TORCH_NAMES)
     assert missing(root, TORCH_NAMES) == []
+
+
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    """A gloo group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def state_of(value: float, extra: Any = None) -> dict[str, Any]:
+    """Return the sharded state of a linear layer; `extra`: what Transformer Engine keeps beside its weight."""
+    weight = torch.full((4, 3), value)
+    found: dict[str, Any] = {"layer.weight": ShardedTensor.from_rank_offsets("layer.weight", weight)}
+    if extra is not None:
+        found["layer._extra_state"] = ShardedObject("layer._extra_state", extra, (1,), (0,))
+    return found
+
+
+@pytest.mark.parametrize(("saved", "here"), [(None, "scales"), ("scales", None), ("other scales", "scales")])
+def test_layers_with_and_without_an_object_beside_their_weights_load_each_others(
+    saved: Any, here: Any, alone: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    """What a layer keeps beside its weights stays its own: it is neither asked of the checkpoint nor unpickled."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    compat.prepare(state_of(2.0, saved), shards, alone, {})()
+    assert b"scales" not in b"".join(path.read_bytes() for path in shards.iterdir())
+    loaded = compat.load(state_of(0.0, here), shards)
+    assert torch.equal(loaded["layer.weight"], torch.full((4, 3), 2.0))
+    assert loaded.get("layer._extra_state") == here

@@ -6,6 +6,7 @@ Costs nothing. Catches logits in 16 bits, and a run on CPUs that run.determinist
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -106,3 +107,26 @@ def test_older_versions_multiply_in_fp32_as_well(
     assert made._get_logits(hidden, quantized, None).dtype == torch.bfloat16
     wide = made._get_logits(hidden, SimpleNamespace(weight=weight, quant_method=Plain()), torch.ones(7).bfloat16())
     assert not exact or torch.equal(wide, expected + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "visible", "expected"),
+    [
+        (0, 1, None, "0"),
+        (3, 1, None, "3"),
+        (4, 2, None, "4,5"),
+        (2, 2, "7,6,1,0", "1,0"),
+        (1, 1, "GPU-a,GPU-b", "GPU-b"),
+    ],
+)
+def test_an_engine_sees_no_gpu_but_its_own(
+    device: int, size: int, visible: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of its processes that never chooses a device opens the first one that it sees, which is this rank's."""
+    monkeypatch.setattr(settings.torch.cuda, "current_device", lambda: device)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = from_dict({"model": {"path": "m"}, "cluster": {"platform": "cuda", "gpus_per_node": 8}})
+    asked = replace(engine_settings(config, 8 // size, experts=False), tensor_parallel_size=size)
+    assert environment(asked)["CUDA_VISIBLE_DEVICES"] == expected

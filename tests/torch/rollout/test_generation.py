@@ -1,10 +1,13 @@
 """Calls of generation with a real store and journal, and stand-ins for engine and reward pool.
 
-Catches a stop that costs the attempt or the time of an engine's start, and ranks that wait and count as moving on.
+Catches a stop that costs the attempt or the time of an engine's start, ranks that wait and count as moving on, and
+prompts that reach ranks which do not generate them.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -20,14 +23,17 @@ import torch.distributed as dist
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import EngineDied, Sampling
+from gspo_hpc.exchange.exchange import Exchange
+from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.rewards.pool import RewardResult
 from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
-from gspo_hpc.rollout.notices import NodeTopology, Notices
+from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
 from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
 from gspo_hpc.runs.journal import Journal, read_journals
 from gspo_hpc.system import progress
+from tests.torch.exchange.ranks import on_ranks
 from tests.torch.ledger.world import World
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=4)
@@ -85,10 +91,19 @@ class StandInPool:
         return found
 
 
-def generation(engine: Any, pool: Any, stop: Callable[[], bool] = lambda: False, **more: Any) -> Generation:
-    store = dist.HashStore()
+def generation(
+    engine: Any,
+    pool: Any,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    store: dist.Store | None = None,
+    interval: float = POLL_SECONDS,
+    num_engines: int = 1,
+    **more: Any,
+) -> Generation:
+    store = store or dist.HashStore()
     prompts = {slot: Prompt(slot + 10, np.ones(2, np.int32), "", {}) for slot in range(3)}
-    notices = Notices(store)
+    notices = Notices(store, interval=interval)
     recovery = EngineRecovery(engine, notices, 0, 1, lambda fill: None, stop_requested=stop)
     return Generation(
         request=Request(range(3), prompts, 2, SAMPLING, rollout=5),
@@ -97,7 +112,7 @@ def generation(engine: Any, pool: Any, stop: Callable[[], bool] = lambda: False,
         pool=pool,
         recovery=recovery,
         config=from_dict({"run": {"seed": 7}}),
-        num_engines=1,
+        num_engines=num_engines,
         stop_requested=stop,
         **({"journal": None, "progress": ignore_progress} | more),
     )
@@ -169,7 +184,8 @@ def workers(
         def agree(values: Any) -> list[float]:
             return [max(column) for column in zip(*world.gather(values), strict=True)]
 
-        ranks: Any = SimpleNamespace(rank=world.rank, device=torch.device("cpu"))
+        exchange = SimpleNamespace(transport=SimpleNamespace(barrier=world.wait))
+        ranks: Any = SimpleNamespace(rank=world.rank, device=torch.device("cpu"), exchange=exchange)
         recovery = EngineRecovery(engine, notices, world.rank, 1, sync_weights, stop_requested=stop, agree=agree)
         pool: Any = StandInPool()
         config = from_dict({"run": {"seed": 7}})
@@ -181,6 +197,106 @@ def workers(
 def request() -> Request:
     prompts = {slot: Prompt(slot, np.ones(2, np.int32), "", {}) for slot in range(4)}
     return Request(range(4), prompts, 2, SAMPLING, rollout=5)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_step_of_an_engine_asks_the_store_nothing(engines: int) -> None:
+    """An engine makes thousands of steps in a rollout, and an answer may take as long as one of them."""
+
+    class Patient(StandInEngine):
+        steps = 0
+
+        def step(self) -> list[Group]:
+            self.steps += 1
+            return [] if self.steps % 100 else super().step()
+
+    class Counted:
+        asked = 0
+
+        def __getattr__(self, name: str) -> Any:
+            self.asked += 1
+            return getattr(store, name)
+
+    store, counted, engine = dist.HashStore(), Counted(), Patient()
+    job: Any = counted
+    work = generation(engine, StandInPool(), store=job, interval=1000.0, num_engines=engines)
+    before = counted.asked
+    assert sorted(work.run()) == [0, 1, 2] and engine.steps == 300
+    assert counted.asked - before < 20, "a few for each of the three groups, and none for a step"
+
+
+class Watched:
+    """A job's store as one rank sees it, which counts the bytes that it gets, and how often it waits for them."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store, self.received, self.waited = store, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.waited += not self._store.check(keys)
+        found = self._store.multi_get(keys)
+        self.received += sum(map(len, found))
+        return found
+
+
+def test_only_rank_0_has_prompts_and_an_engine_gets_its_own_alone() -> None:
+    """Of a resumed rollout, whose journal has the other slots; one engine dies, and one rank has none.
+
+    Rank 0 is late: before it has given its prompts, nobody may ask for one.
+    """
+    text = "x" * 10_000
+    todo = [slot for slot in range(40) if slot % 4]
+
+    def prompt(slot: int) -> Prompt:
+        return Prompt(100 + slot, np.full(slot + 1, slot, np.int32), f"{slot}{text}", {"a": slot})
+
+    prompts = {slot: prompt(slot) for slot in todo}
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    dying = StandInEngine(deaths=1)
+
+    class Other(StandInEngine):
+        def step(self) -> list[Group]:
+            while dying.deaths:  # else the others may take all prompts before it has one
+                time.sleep(0.001)
+            return super().step()
+
+    engines: list[Any] = [Other(), dying, None, Other()]
+
+    def rank(link: Transport) -> tuple[dict[int, Group], Watched]:
+        mine: Any = Watched(store.clone())
+        notices = Notices(mine, NodeTopology(link.rank, link.world_size), interval=0.001)
+        agree = functools.partial(_most_of_all, link)
+        recovery = EngineRecovery(engines[link.rank], notices, link.rank, 1, lambda fill: None, agree=agree)
+        ranks: Any = SimpleNamespace(rank=link.rank, device=torch.device("cpu"), exchange=Exchange(link))
+        pool: Any = StandInPool()
+        config = from_dict({"run": {"seed": 7}})
+        worker = RolloutWorker(config, ranks, mine, notices, engines[link.rank], pool, 3, recovery, lambda: False)
+        if link.rank == 0:
+            time.sleep(0.3)
+        given = Request(todo, {} if link.rank else prompts, 2, SAMPLING, rollout=5)
+        return worker.generate(given).own, mine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gspo_hpc.rollout.worker.largest", lambda values, device: list(values))
+        parts = on_ranks(4, rank)
+    whole = [group for own, _ in parts for group in own.values()]
+    assert sorted(group.slot for group in whole) == todo and engines[1].restarts == 1 and not parts[2][0]
+    assert not any(seen.waited for _, seen in parts), "a rank that waits holds up its thread that reads notices"
+    for group in whole:
+        given = prompts[group.slot]
+        assert group.prompt.tokens.dtype == np.int32 and group.prompt.tokens.tolist() == given.tokens.tolist()
+        assert (group.prompt.index, group.prompt.text, group.prompt.fields) == (given.index, given.text, given.fields)
+        assert [c.seed for c in group.completions] == [sample_seed(7, 5, group.slot, given.index, i) for i in range(2)]
+    for own, seen in parts:
+        assert len(own) * len(text) <= seen.received <= len(own) * (len(text) + 600)
+    assert not [key for key in store.list_keys() if "/prompt/" in key], "prompts are left in the store"
+
+
+def _most_of_all(link: Transport, values: Any) -> list[float]:
+    joined = link.tree_all_reduce(json.dumps(list(values)).encode(), b"\n".join)
+    return [max(column) for column in zip(*map(json.loads, joined.splitlines()), strict=True)]
 
 
 def test_a_stop_in_the_middle_of_a_sync_interrupts_all_ranks() -> None:
@@ -207,8 +323,15 @@ def test_ranks_that_wait_for_others_do_not_count_as_moving_on() -> None:
     """In the rollout, with an engine and without one, and after it: only an engine that works counts."""
     world = World(3, 0)
     finish, looks = threading.Event(), [0, 0, 0]
-    first, second = Busy(), StandInEngine()
-    engines: list[Any] = [first, second, None]
+    first = Busy()
+
+    class Second(StandInEngine):
+        def step(self) -> list[Group]:
+            while not first.pending:  # else this one may finish all groups
+                world.dawdle()
+            return super().step()
+
+    engines: list[Any] = [first, Second(), None]
     make = workers(world, engines, lambda fill: None, finish.is_set)
     moved: dict[int, int] = {}
     met: list[int] = []
@@ -233,8 +356,6 @@ def test_ranks_that_wait_for_others_do_not_count_as_moving_on() -> None:
             return look(**options)
 
         worker.notices.look = counted  # type: ignore[method-assign]
-        while world.rank and not first.pending:  # else the second may finish all groups
-            world.dawdle()
         with pytest.raises(Interrupted):
             worker.generate(request())
 

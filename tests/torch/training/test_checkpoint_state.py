@@ -27,7 +27,8 @@ from gspo_hpc.training.agreement.watch import GapMismatch, RolloutGapMonitor
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.sync import EngineWeights, Synced
-from tests.torch.exchange.test_exchange import make_groups, on_ranks
+from tests.torch.exchange.ranks import on_ranks
+from tests.torch.exchange.test_exchange import make_groups
 
 CURSOR = Cursor(step=3, rollout=1, update=1)
 

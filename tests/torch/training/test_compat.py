@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from gspo_hpc.training import compat
 from gspo_hpc.training.telemetry import collectives
+from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime, Span
+from gspo_hpc.training.telemetry.meter import PHASES, Meter
 from tests.sources import missing, require_checked
 
 TORCH = ("2.13.0",)
@@ -83,3 +85,28 @@ def test_a_duration_that_comes_late_counts_where_its_collective_was_made(monkeyp
     assert clock.seconds(second) == {"update": 8.75, "sync": 0.0}
     clock.next_step(second)
     assert clock.seconds([Span("update", 700, 800)]) == {"update": 0.0}
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_recorder_is_read_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many phases a step has: a reading copies and parses up to 20,000 records."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for name in collectives.NCCL_ENVIRONMENT:
+        monkeypatch.setenv(name, "")
+    readings: list[int] = []
+    steps: list[int] = []
+
+    def records() -> list[dict[str, Any]]:
+        readings.append(len(steps))
+        return [record(len(readings), time.time_ns(), 1.0)]
+
+    monkeypatch.setattr(compat, "nccl_records", records)
+    device = torch.device("cpu")
+    meter = Meter(CollectiveTime("cuda"), Accelerator(device), device)
+    for _ in range(3):
+        meter.begin(watch_memory=False)
+        for phase in (*PHASES, *PHASES):
+            with meter.phase(phase):
+                pass
+        steps.append(len(meter.measured(0).shares))
+    assert readings == [0, 1, 2]
