@@ -39,11 +39,13 @@ WORKER = (sys.executable, "-m", "gspo_hpc.training.worker")
 
 _POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 0.5  # seconds after a first failure in which others may show that they failed before
+_GRACE = 10.0  # seconds that the other ranks get to end by themselves once one has failed
+_REAP = 4.0  # seconds in which a rank must end on SIGKILL; one that waits for a hung device or disk does not
 _ENDED_WELL = (None, DONE, REQUEUE, RESTART)  # or not ended
 _LOG_TAIL = 65536  # bytes of a log that are searched for the error
 
 
-def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0) -> int:
+def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRACE) -> int:
     """Start or resume the run of `config` with all its ranks on this machine; wait, and return the exit code.
 
     The code is DONE, REFUSED (a mistake that only the real model or data show), REQUEUE (stopped and saved) or FAILED.
@@ -77,7 +79,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0
     return code
 
 
-def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10.0) -> list[dict[str, Any]] | int:
+def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRACE) -> list[dict[str, Any]] | int:
     """Start all ranks on this machine only to join their process groups, and return the place of each.
 
     Return the exit code instead if a rank fails or the dry run is stopped. Nothing is loaded, and nothing is left.
@@ -95,7 +97,7 @@ def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = 10
             return folder / f"rank-{rank}.log"
 
         with processes.guarded(run_id, 0):
-            _, first = _run_together(config, [*worker, "dry-run", name], shared, log_path, flag, grace)
+            _, first, _ = _run_together(config, [*worker, "dry-run", name], shared, log_path, flag, grace)
         if flag.requested:
             return FAILED
         if first:
@@ -170,10 +172,25 @@ class _Rank:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def end(self) -> None:
-        """Kill what is left of the rank and its children, and reap it."""
+    def end(self, deadline: float) -> str | None:
+        """Kill what is left of the rank and its children, and reap it; return what keeps it, if something does."""
         self.kill()
-        self._process.wait()
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return f"rank {self.number}: {processes.immortal(self._process.pid)}"
+        return None
+
+
+def _end_all(ranks: Sequence[_Rank]) -> list[str]:
+    """End and reap all ranks; return, and print, what keeps those that do not end: nothing waits for them longer."""
+    for rank in ranks:
+        rank.kill()  # all before the first is waited for
+    deadline = time.monotonic() + _REAP
+    left = [text for rank in ranks if (text := rank.end(deadline)) is not None]
+    for text in left:
+        _say(text)
+    return left
 
 
 @contextlib.contextmanager
@@ -195,7 +212,7 @@ def _run_ranks(
         return attempt.log_path(number) if number else None  # rank 0 has the terminal
 
     with processes.guarded(run_id, attempt.number):
-        codes, first = _run_together(config, [*worker, "train", str(run.path)], shared, log, flag, grace)
+        codes, first, left = _run_together(config, [*worker, "train", str(run.path)], shared, log, flag, grace)
     if flag.forced:
         return FAILED, "failed", "interrupted twice: ended without saving"
     if first:
@@ -204,7 +221,8 @@ def _run_ranks(
         if flag.requested and code == -_forwarded(flag.requested):
             _say(stop, attempt.console)
             return REQUEUE, "stopped", stop
-        return _failure(blamed, code, attempt.log_path(blamed), attempt.console)
+        code, reason, detail = _failure(blamed, code, attempt.log_path(blamed), attempt.console)
+        return code, reason, "; ".join([detail, *left])
     if RESTART in codes and not flag.requested:
         detail = f"more than faults.restart_above_memory ({config.faults.restart_above_memory:g}) of the memory is used"
         _say(f"{detail}: starting again", attempt.console)
@@ -221,8 +239,11 @@ def _run_together(
     log: Callable[[int], Path | None],
     flag: StopFlag,
     grace: float,
-) -> tuple[list[int], dict[int, int]]:
-    """Run the command once for each rank until none of its processes is left; return what :func:`_watch` returns."""
+) -> tuple[list[int], dict[int, int], list[str]]:
+    """Run the command once for each rank until none of its processes is left, or until none of those can be ended.
+
+    Returns what :func:`_watch` returns, and a sentence about each rank that could not be ended.
+    """
     size = config.cluster.gpus_per_node
     hidden = environment.no_gpus() if config.cluster.platform == "cpu" else {}
     variables = {**_environment(size, config.cluster.threads_per_rank), **hidden, **shared}
@@ -231,19 +252,17 @@ def _run_together(
         for number in range(size):
             own = variables | {"RANK": str(number), "LOCAL_RANK": str(number)}
             ranks.append(_Rank(number, command, own, log(number)))
-        return _watch(ranks, flag, grace)
+        codes, first = _watch(ranks, flag, grace)
     finally:
-        for rank in ranks:
-            rank.kill()  # all before the first is waited for
-        for rank in ranks:
-            rank.end()
+        left = _end_all(ranks)
+    return codes, first, left
 
 
 def _watch(ranks: Sequence[_Rank], flag: StopFlag, grace: float) -> tuple[list[int], dict[int, int]]:
-    """Wait until every rank has ended; return all exit codes, and by rank those of the first failures.
+    """Wait until every rank has ended, or must be killed; return the exit codes, and by rank those of first failures.
 
     A stop is passed on to the ranks, which take the time they need to save. After a failure the other ranks cannot go
-    on: they get SIGTERM, and SIGKILL `grace` seconds later.
+    on: they get SIGTERM, and the caller kills those that are left `grace` seconds later.
     """
     forwarded = False
     failed_at: float | None = None
@@ -253,8 +272,7 @@ def _watch(ranks: Sequence[_Rank], flag: StopFlag, grace: float) -> tuple[list[i
         bad = {rank.number: code for rank, code in zip(ranks, codes, strict=True) if code not in _ENDED_WELL}
         ended = [code for code in codes if code is not None]
         if flag.forced:
-            for rank in ranks:
-                rank.kill()
+            return ended, first
         if (stop := flag.requested) and not forwarded:
             forwarded = True
             _say(f"{stop}: the ranks stop at the next safe point and save; Ctrl-C (twice in all) ends them unsaved")
@@ -267,8 +285,7 @@ def _watch(ranks: Sequence[_Rank], flag: StopFlag, grace: float) -> tuple[list[i
                 first = {number: code for number, code in bad.items() if code is not None}
                 _send(ranks, codes, signal.SIGTERM)
             if seconds > _SETTLE + grace:
-                for rank in ranks:
-                    rank.kill()
+                return ended, first
         if len(ended) == len(ranks):
             return ended, first
         time.sleep(_POLL)
@@ -284,7 +301,7 @@ def _run_alone(command: Sequence[str]) -> int:
             while (code := rank.exit_code()) is None and flag.requested is None:
                 time.sleep(_POLL)
         finally:
-            rank.end()
+            _end_all([rank])
     if code is None:
         _say(f"stopped by {flag.requested}")
         return FAILED

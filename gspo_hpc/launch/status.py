@@ -50,6 +50,8 @@ class Status:
     seconds_left_in_run: float | None
     attempts: int
     exactness: str | None  # bitwise, journal-exact or checkpoint-exact (docs/exactness.md)
+    exactness_settings: list[str]  # key=value that raise it
+    exactness_cost: str  # of these, or of what has raised it; may be empty
     ended: dict[str, int]  # why attempts ended -> how many
 
     @property
@@ -88,10 +90,10 @@ def read(path: Path) -> Status:
         run.read_attempts()
     attempts, _ = reader.read_attempts(run)
     records = [record for record in reader.read_records(run) if record["step"] > 0]
-    max_steps, grade = None, None
+    max_steps, found = None, None
     with _noting(damage):
         config = run.load_config()
-        max_steps, grade = config.run.max_steps, exactness.assess(config).grade
+        max_steps, found = config.run.max_steps, exactness.assess(config)
     job: Job | None = None
     with _noting(damage):
         job = _job(run)
@@ -116,7 +118,9 @@ def read(path: Path) -> Status:
         seconds_left_in_job=None if end is None else max(0.0, end - time.time()),
         seconds_left_in_run=None if per_step is None else per_step * max(0, left),
         attempts=len(attempts),
-        exactness=grade,
+        exactness=None if found is None else found.grade,
+        exactness_settings=[] if found is None else list(found.settings),
+        exactness_cost="" if found is None else found.cost,
         ended=dict(Counter(str(a["reason"]) for a in attempts if a["reason"] != "running")),
     )
 

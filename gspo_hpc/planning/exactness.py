@@ -29,6 +29,9 @@ _COST = (
 _NOT_INVARIANT = ("quantization", "speculative_config", "enable_dbo", "kv_cache_dtype", "cpu_offload_gb")
 
 
+TO_RAISE = "to raise the grade"  # in front of the settings, wherever a person reads them
+
+
 @dataclass(frozen=True)
 class Exactness:
     """The grade of a run, why it is not higher, and what raises it."""

@@ -110,7 +110,7 @@ def _exactness(config: Config) -> Group:
     found = exactness.assess(config)
     rows = [("grade", found.grade), ("means", found.meaning)]
     rows += [("because", reason) for reason in found.reasons]
-    rows += [("to raise the grade", " ".join(found.settings))] if found.settings else []
+    rows += [(exactness.TO_RAISE, " ".join(found.settings))] if found.settings else []
     rows += [("cost", found.cost)] if found.cost else []
     return Group("Exactness", tuple(Row(name, text) for name, text in rows))
 

@@ -19,7 +19,10 @@ from pathlib import Path
 from gspo_hpc.system import leftovers
 from gspo_hpc.system.environment import MARK, PARENT
 
+KILL_SECONDS = 10.0  # in which processes that get SIGKILL must be gone
+
 _PR_SET_PDEATHSIG = 1
+_GUARD_SECONDS = KILL_SECONDS + 2.0  # a guard ends: it also removes files that its processes left
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -65,7 +68,9 @@ def marked(run_id: str, attempt: int | None = None, but: int | None = None) -> l
     return found
 
 
-def kill_marked(run_id: str, attempt: int | None = None, seconds: float = 10.0, *, but: int | None = None) -> int:
+def kill_marked(
+    run_id: str, attempt: int | None = None, seconds: float = KILL_SECONDS, *, but: int | None = None
+) -> int:
     """Send SIGKILL to every process of a run, of one attempt, or of all `but` one; return how many there were.
 
     For more than one attempt the caller must hold the lock of the run: then none of the processes is of use any more.
@@ -75,13 +80,26 @@ def kill_marked(run_id: str, attempt: int | None = None, seconds: float = 10.0, 
     seen: set[int] = set()
     while left := marked(run_id, attempt, but):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {left} of this run do not end, not even on SIGKILL (a hung device or disk?)")
+            raise TimeoutError("; ".join(immortal(pid) for pid in left))
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             seen.add(pid)
         time.sleep(0.02)
     return len(seen)
+
+
+def immortal(pid: int) -> str:
+    """Return the sentence about a process of a run that SIGKILL has not ended, with the state that the kernel shows.
+
+    The kernel ends a process in uninterruptible sleep (state D) only when its device or disk has answered.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    state = next((line.partition(":")[2].strip() for line in lines if line.startswith("State:")), "unknown")
+    return f"process {pid} does not end, not even on SIGKILL; its state is {state} (a hung device or disk?)"
 
 
 @contextlib.contextmanager
@@ -93,7 +111,8 @@ def guarded(run_id: str, attempt: int) -> Iterator[None]:
     finally:
         assert guard.stdin is not None
         guard.stdin.close()
-        guard.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on by itself
+            guard.wait(_GUARD_SECONDS)
 
 
 def start_guard(run_id: str, attempt: int) -> subprocess.Popen[bytes]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,7 +83,7 @@ def make(folder: Path, family: str, tied: bool, rope: str = "default", **sizes: 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test comes first waits for all cases of this folder, on a busy machine longer than others may take."""
+    """Whichever test comes first waits for the cases of all of them, on a busy machine longer than others may take."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(2400))
@@ -115,7 +117,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gloo")
 
 
+def cases_of(module: ModuleType) -> str:
+    """The pattern of the names of the cases that a module of tests looks at: its CASES; all if it has none."""
+    return str(getattr(module, "CASES", ".*"))
+
+
 @pytest.fixture(scope="session")
-def results(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
-    """The arrays of every case of this folder."""
-    return run_all(models, folder)
+def every(request: pytest.FixtureRequest, models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
+    """The arrays of every case that a test of this session looks at: all of them run on ranks that start once."""
+    asking = {item.module for item in request.session.items if "every" in getattr(item, "fixturenames", ())}
+    return run_all(models, folder, re.compile("|".join(sorted(map(cases_of, asking)))).fullmatch)
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest, every: dict[str, Arrays]) -> dict[str, Arrays]:
+    """The arrays of the cases that a module of tests looks at; no others, or it would fail where it runs alone."""
+    return {name: arrays for name, arrays in every.items() if re.fullmatch(cases_of(request.module), name)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,8 @@ KEPT_FUSED = ("one", "one-qk-norm", "one-experts", "one-selective", "one-full", 
 PROBED_BY_TWO = {"pp2": "qwen3-single", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
 
 
-def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
-    """The arrays of every case, by its name: on one, two and four ranks, and on one again."""
+def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], object]) -> dict[str, Arrays]:
+    """The arrays of every case that is wanted, by its name: on one, two and four ranks, and on one again."""
     tied = str(models["llama-tied"])
     one: dict[str, ranks.Case] = {f"logprobs-{f}": ("logprobs", {"model": str(models[f])}) for f in [*FAMILIES, *ROPES]}
     one |= {f"exported-one-{f}": ("exported", {"model": str(models[f])}) for f in FAMILIES}
@@ -291,6 +292,8 @@ def run_all(models: dict[str, Path], folder: Path) -> dict[str, Arrays]:
         work[f"saved-{name}-{model}"] = ("saved", {**folder_of, **sections})
         back[f"to-one-{name}-{model}"] = ("loaded", folder_of)
         back[f"folder-{name}-{model}"] = ("to_folder", {**folder_of, "out": str(folder / f"folder-{name}-{model}")})
-    return (
-        ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(4, folder, four) | ranks.run(1, folder, back)
-    )
+    found: dict[str, Arrays] = {}
+    for world, work in ((1, one), (2, two), (4, four), (1, back)):
+        if chosen := {name: case for name, case in work.items() if wanted(name)}:
+            found |= ranks.run(world, folder, chosen)
+    return found

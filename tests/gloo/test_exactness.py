@@ -9,6 +9,8 @@ from tests.gloo import sums
 from tests.gloo.layouts import Arrays
 from tests.gloo.reference import assert_equal_steps
 
+CASES = "ordered|steps-(one|dp2-distributed|tp2-sp)(-deterministic)?"
+
 
 @pytest.mark.parametrize("layout", ["one", "dp2-distributed", "tp2-sp"])
 def test_on_cpus_deterministic_runs_have_the_same_bits(layout: str, results: dict[str, Arrays]) -> None:

@@ -12,6 +12,7 @@ from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
+from gspo_hpc.planning import exactness
 from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.plan import Plan
 
@@ -133,7 +134,7 @@ def _exactness(found: Exactness) -> Iterator[RenderableType]:
     yield item("  ", f"{found.grade}: {found.meaning}")
     yield from (item("  -  ", reason) for reason in found.reasons)
     if found.settings:
-        yield item("  ", f"to raise the grade: {' '.join(found.settings)}")
+        yield item("  ", f"{exactness.TO_RAISE}: {' '.join(found.settings)}")
     if found.cost:
         yield item("  ", found.cost)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from gspo_hpc.launch.status import ENDED, Status
+from gspo_hpc.planning.exactness import TO_RAISE
 from gspo_hpc.system.text import duration, printable
 
 _COLOURS = {"running": "green", "done": "green", "failed": "red", "refused": "red", "killed": "red", "damaged": "red"}
@@ -42,7 +43,9 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> No
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
     failed = [state for state in states if state.reason]
     reasons = [part for state in failed for part in ("", text((state.run, "bold")), item("  ", state.reason))]
-    page = lines([*clock, table, *reasons], stream)
+    grades = dict.fromkeys((state.exactness or "", *_remedy(state)) for state in states)  # most runs have the same
+    remedies = [item("  ", line) for grade, *found in grades if found for line in ("", f"{grade}:", *found)]
+    page = lines([*clock, table, *reasons, *remedies], stream)
     print(_CLEAR * clear + "\n".join(page), file=stream, flush=True)
 
 
@@ -59,8 +62,16 @@ def _plain(state: Status) -> Iterator[str]:
         yield f"  {duration(left)} left in the run{' once it is resumed' if state.state in ENDED else ''}"
     if state.exactness:
         yield f"  resumes exactly: {state.exactness}"
+        yield from (f"    {text}" for text in _remedy(state))
     ended = _ended(state)
     yield f"  {state.attempts} attempt{'' if state.attempts == 1 else 's'}" + (f": {ended}" if ended else "")
+
+
+def _remedy(state: Status) -> list[str]:
+    """Return which settings raise the grade of exactness, and what they cost; nothing if there are none."""
+    if not state.exactness_settings:
+        return []
+    return [f"{TO_RAISE}: {' '.join(state.exactness_settings)}", *filter(None, [state.exactness_cost])]
 
 
 def _seconds_left(state: Status) -> float:

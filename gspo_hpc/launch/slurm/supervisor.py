@@ -17,9 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
@@ -35,12 +36,17 @@ from gspo_hpc.system import environment, leftovers
 from gspo_hpc.system.control import Server
 from gspo_hpc.system.exit_codes import DONE, FAILED, KILLED, REFUSED, REQUEUE
 from gspo_hpc.system.files import DISK_FULL, open_log, write_atomically, write_json
+from gspo_hpc.system.processes import immortal
 from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
+
+T = TypeVar("T")
 
 _POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 1.0  # seconds after the end of srun in which last messages of ranks may still arrive
 _STACKS = 5.0  # seconds that hanging ranks get to write their stacks
-_ENDING = 5.0  # seconds that a step gets to end after each means: scancel, SIGTERM; then its srun is killed
+_ENDING = 5.0  # seconds that a step gets to end once Slurm is asked to end it
+_LEAVING = 3.0  # seconds that its srun gets to end after each signal: SIGTERM, SIGKILL
+_ANSWER = 2.0  # seconds that the watch waits for an answer of Slurm, which may be away, before it does without
 _LAST_MOMENT = 8.0  # seconds before the deadline at which the job is requeued, saved or not
 _BALLAST = 2**18  # bytes kept on the disk, and freed for the last records of a run that filled it
 _LOCK_PATIENCE = 150.0  # seconds: a network file system frees the lock of a lost node only after its lease
@@ -173,6 +179,7 @@ class _Attempt:
         self.stop: str | None = None  # why the ranks were asked to stop: "preempted", "time limit", ...
         self.detail = ""  # of a stop that ranks asked for themselves
         self.requeued = self.unholding = False
+        self.nodes: list[str] | None = None  # once their names were asked for
         self.log = attempt.path / "srun.log"
         self.end_time = ending.end_time(config, job_id)
 
@@ -189,7 +196,8 @@ class _Attempt:
                     command, env=os.environ | own, stdin=subprocess.DEVNULL, stderr=error, start_new_session=True
                 )
             problem = self._watch(step)
-            verdict = judge(self.server.ranks, self.config, problem, self.stop, step.returncode, self.log)
+            code = -signal.SIGKILL if step.returncode is None else step.returncode
+            verdict = judge(self.server.ranks, self.config, problem, self.stop, code, self.log)
             return replace(verdict, detail=verdict.detail or self.detail)
         finally:
             self.server.close()
@@ -211,6 +219,7 @@ class _Attempt:
             if problem is not None:
                 say(f"{problem}: ending this attempt")
                 self._end(step)
+                break
         for _ in range(int(_SETTLE / _POLL)):
             self.server.poll(_POLL)
         return problem
@@ -224,7 +233,8 @@ class _Attempt:
             self._look_for_a_stop()
         elif self.stop != "cancelled" and not self.requeued and self._left() < _LAST_MOMENT:
             self.requeued = True  # Slurm requeues a job that it preempts, but not one that ran out of time
-            ending.requeue_now(self.job_id, patience=_LAST_MOMENT)
+            with contextlib.suppress(SlurmError):
+                self._ask(lambda: ending.requeue_now(self.job_id, patience=_LAST_MOMENT))
 
     def _look_for_a_stop(self) -> None:
         states = self.server.ranks.values()
@@ -237,13 +247,17 @@ class _Attempt:
         save = max((state.save_seconds for state in states), default=0.0)
         lead = max(float(self.config.slurm.signal_seconds), 2 * save + _LAST_MOMENT)
         asked = (self.job_dir / srun.CANCEL).exists()
-        if signalled is None and not asked and self.flag.requested is None:
-            if self._left() > lead:
-                return
-            self.end_time = ending.end_time(self.config, self.job_id)  # it may have been changed since
-            if self._left() > lead:
-                return
-        self.stop, self.end_time = self._why(asked, self._left() <= lead)
+        due = asked or signalled is not None or self.flag.requested is not None
+        if not due and self._left() > lead:
+            return
+        job = None if asked else self._job()
+        if job is not None:
+            self.end_time = job.end_time  # it may have been changed since
+        if not due and self._left() > lead:
+            return
+        self.stop = "cancelled" if asked else self._why(job, self._left() <= lead)
+        if self.stop == "cancelled":
+            self.end_time = None
         signals = [state.signal for state in states if state.signal is not None]
         if self.stop == "stopped" and self.flag.requested is None and all(one.startswith(MEMORY) for one in signals):
             self.stop, _, self.detail = signals[0].partition(": ")
@@ -256,27 +270,57 @@ class _Attempt:
         """Return the seconds until Slurm ends the job; infinity if that is not known."""
         return math.inf if self.end_time is None else self.end_time - time.time()
 
-    def _why(self, asked: bool, out_of_time: bool) -> tuple[str, float | None]:
-        """Return why the ranks must stop, and when Slurm will end the job."""
-        if asked:
-            return "cancelled", None
+    def _why(self, job: commands.Job | None, out_of_time: bool) -> str:
+        """Return why the ranks must stop. `job`: what Slurm says of it, if it answered."""
+        if job is not None:
+            if job.state.startswith("CANCELLED"):
+                return "cancelled"
+            if job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0):
+                return "preempted"
+            notice = self.config.slurm.signal_seconds + 60.0
+            out_of_time |= job.end_time is not None and time.time() > job.end_time - notice
+        return "time limit" if out_of_time else "stopped"
+
+    def _job(self) -> commands.Job | None:
+        """Return what Slurm says of this job; None without an answer."""
         with contextlib.suppress(SlurmError):
-            job = commands.job(self.job_id, patience=5.0)
-            if job is not None and job.state.startswith("CANCELLED"):
-                return "cancelled", None
-            if job is not None:
-                preempted = job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0)
-                if preempted:
-                    return "preempted", job.end_time
-                out_of_time |= job.end_time is not None and (
-                    time.time() > job.end_time - self.config.slurm.signal_seconds - 60.0
-                )
-                return ("time limit" if out_of_time else "stopped"), job.end_time
-        return ("time limit" if out_of_time else "stopped"), self.end_time
+            return self._ask(lambda: commands.job(self.job_id, patience=_ANSWER))
+        return None
 
     def _node(self, rank: int) -> str:
-        nodes = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
-        return nodes[rank // self.config.cluster.gpus_per_node]
+        listed = os.environ["SLURM_JOB_NODELIST"]
+        if self.nodes is None:
+            self.nodes = []
+            with contextlib.suppress(SlurmError):
+                self.nodes = self._ask(lambda: commands.hostnames(listed))
+        place = rank // self.config.cluster.gpus_per_node
+        return self.nodes[place] if place < len(self.nodes) else f"node {place} of {listed}"
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Return Slurm's answer to a question. Raises SlurmError if there is none within _ANSWER seconds.
+
+        The question is asked in a thread, which goes on, and the ranks are listened to: a controller that is away must
+        keep neither a failed attempt from ending nor a stop from reaching the ranks.
+        """
+        answers: list[T] = []
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                answers.append(question())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask, name="ask slurm", daemon=True)
+        thread.start()
+        deadline = time.monotonic() + _ANSWER
+        while thread.is_alive() and time.monotonic() < deadline:
+            self.server.poll(_POLL / 10)
+        if errors:
+            raise errors[0]
+        if not answers:
+            raise SlurmError(f"Slurm did not answer within {_ANSWER:.0f} s")
+        return answers[0]
 
     def _end(self, step: subprocess.Popen[bytes]) -> None:
         """Let every rank write its stacks, then end the step, whatever its processes ignore.
@@ -290,9 +334,9 @@ class _Attempt:
         for number in (signal.SIGTERM, signal.SIGKILL):  # srun ends its tasks at the first
             with contextlib.suppress(ProcessLookupError):
                 step.send_signal(number)
-            if self._wait(step, _ENDING):
+            if self._wait(step, _LEAVING):
                 return
-        step.wait()
+        say(f"srun: {immortal(step.pid)}")
 
     def _wait(self, step: subprocess.Popen[bytes], seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -39,6 +39,7 @@ from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import bringup, loop, phases, probe, sync
 from gspo_hpc.training import checkpoints as saves
 from gspo_hpc.training.agreement import explain
+from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.jobs import train
@@ -110,12 +111,10 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
 
         clock: Any = parts.Clock()
         weight_sync = WeightSync(policy, [[1, 2, 3]], clock.monitor)
-        started = bringup.start_rollout_worker(
-            config,
-            ranks,
-            experts=False,
-            make_room=lambda: train.offload.leave_to_engines(policy),
-            sync_weights=lambda engine: weight_sync.run(engine)[1],
+        console: Any = SimpleNamespace(note=lambda text: None)
+        unused: Any = None  # the run's directory and its attempt
+        started = train.TrainingJob(unused, unused, config, ranks, console)._start_worker(
+            weight_sync, clock.monitor, Baseline()
         )
         worker = LedgerWorker(**{name: vars(started)[name] for name in LedgerWorker.__dataclass_fields__})
         worker.job = job
@@ -209,6 +208,7 @@ def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyP
 
 # Syncs of the run, and the call of each that rank 0's engine does not survive.
 DEATHS = {1: "finish_weight_update", 4: "wake_up", 7: "start_weight_update", 10: "update_weights"}
+CALLS = sorted(DEATHS.values())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -301,18 +301,20 @@ def random_configs(count: int) -> Iterator[Config]:
 
 
 def test_random_layouts_never_pass_their_cards(model: Path) -> None:
-    """A hundred that the plan accepts, with deaths, saves, evaluations, and a stop and a resume at random places.
+    """A hundred that the plan accepts, with deaths in rollouts and in syncs, saves, evaluations, a stop and a resume.
 
     Each phase takes what the plan says, whatever of the trainer stays on the card.
     """
-    chance = random.Random(7)
+    chance, died = random.Random(7), 0
     for number, config in enumerate(random_configs(100)):
         script = {call: chance.choice(["", "", "death"]) for call in range(6)} | {chance.randrange(2, 9): "stop"}
         with pytest.MonkeyPatch.context() as monkeypatch:
             job = job_of(config, model, number, script, delay=1e-5)
+            job.deaths = dict(zip(chance.sample(range(1, 5), 2), chance.choices(CALLS, k=2), strict=True))
             end = run(job, Cursor(), monkeypatch, model)
             again = job_of(config, model, number, {}, delay=1e-5)
             again.groups = job.groups
+            died += sum(sync < job.syncs for sync in job.deaths)
             if end.step < 5:
                 assert run(again, end, monkeypatch, model).step == 5
         for phase in job.estimate.phases:
@@ -321,6 +323,7 @@ def test_random_layouts_never_pass_their_cards(model: Path) -> None:
                 assert peak == phase.total, (number, phase.name, peak / 2**30, phase.total / 2**30)
         planned = host_of(job)
         assert job.node.host <= planned, (number, job.node.host / 2**30, planned / 2**30)
+    assert died > 100, "deaths in syncs did not come"
 
 
 def odd_vocabulary(folder: Path, tied: bool) -> Config:

@@ -228,7 +228,10 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     (
         "docs/faults.md",
         r"have (\d+) s to end by themselves and are ended within (\d+) s in all",
-        lambda: (watch.LINGER, watch.LINGER + supervisor._STACKS + 2 * supervisor._ENDING),
+        lambda: (
+            watch.LINGER,
+            watch.LINGER + supervisor._ANSWER + supervisor._STACKS + supervisor._ENDING + 2 * supervisor._LEAVING,
+        ),
     ),
     ("docs/faults.md", r"shortens this wait to (\w+) seconds", lambda: (commands._START_SECONDS,)),
     ("docs/faults.md", r"StartTime=now\+(\d+)", lambda: (commands._START_SECONDS,)),

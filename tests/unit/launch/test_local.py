@@ -7,25 +7,30 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.launch import local
 from gspo_hpc.launch.local import WORKER, evaluate, export, train
 from gspo_hpc.planning.plan import PlanError
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system import processes
+from gspo_hpc.system.signals import StopFlag
 from tests.folders import model_folder
+from tests.immortal import immortal
 
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = '''
-import json, os, signal, subprocess, sys, time
+import ctypes, json, os, signal, subprocess, sys, time
 from pathlib import Path
 from gspo_hpc.system.processes import die_with_parent
 from gspo_hpc.system.signals import StopFlag, signals_default_in_children
@@ -76,7 +81,7 @@ elif mode == "stubborn":
 elif mode == "early":
     tell("up", os.getpid())
     sleep()
-elif mode in ("raise", "killed", "blame", "deaf"):
+elif mode in ("raise", "killed", "blame", "deaf", "held"):
     if rank == 0:
         if mode == "blame":
             log = os.open(Path(target) / "attempts/0001/rank-0.log", os.O_WRONLY | os.O_CREAT)
@@ -84,12 +89,18 @@ elif mode in ("raise", "killed", "blame", "deaf"):
             while not (out / "up-1").exists():
                 time.sleep(0.01)
             raise RuntimeError("[gloo] Connection closed by peer")
+        if mode == "held":
+            ctypes.CDLL(None).prctl(0x59616d61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: anybody may trace this process
+            tell("up", os.getpid())
+            sleep()
         if mode == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             tell("up", os.getpid())
             sleep()
         until_stopped()
     while mode != "blame" and not (out / "up-0").exists():
+        time.sleep(0.02)
+    while mode == "held" and not (out / "held").exists():
         time.sleep(0.02)
     if mode == "killed":
         os.kill(os.getpid(), 9)
@@ -289,6 +300,51 @@ def test_a_rank_that_does_not_listen_is_killed_after_the_grace(tmp_path: Path, o
     assert train(make_config(tmp_path), worker=worker(out, "deaf"), grace=0.5) == 1
     assert time.monotonic() - began < 10
     assert not alive(told(out, "up", 0))
+
+
+def test_a_rank_that_not_even_a_kill_ends_is_named_and_left(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As one that waits for a driver that hangs. The error of the rank that failed comes first all the same."""
+    monkeypatch.setattr(local, "_REAP", 0.5)
+    ended = threading.Event()
+
+    def hold() -> None:
+        wait_for((out / "up-0").exists)
+        with immortal(told(out, "up", 0)):
+            (out / "held").touch()
+            ended.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        code = train(make_config(tmp_path), worker=worker(out, "held"), grace=0.5)
+    finally:
+        ended.set()
+        holder.join()
+    pid = told(out, "up", 0)
+    left = f"rank 0: process {pid} does not end, not even on SIGKILL; its state is Z (zombie) (a hung device or disk?)"
+    assert code == 1 and left in capfd.readouterr().err
+    detail = RunDir(tmp_path / "r").read_attempts()[0]["detail"]
+    assert detail == f"rank 1 ended with exit code 1: ValueError: the reward file is empty; {left}"
+
+
+def test_a_failure_ends_a_run_within_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever does not end: a rank that ignores SIGTERM, one that SIGKILL does not end, what a guard ends."""
+    parts = {
+        "others may have failed before": local._SETTLE,
+        "the others close what they have": local._GRACE,
+        "SIGKILL": local._REAP,
+        "the guard": processes._GUARD_SECONDS,
+        "looks at the ranks": 2 * local._POLL,
+    }
+    assert sum(parts.values()) <= 30
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(local, "time", clock)
+    ranks: Any = [SimpleNamespace(number=n, exit_code=lambda n=n: n or None, send=lambda signal: None) for n in (0, 1)]
+    assert local._watch(ranks, StopFlag(), local._GRACE) == ([1], {1: 1})
+    assert now[0] + local._REAP + processes._GUARD_SECONDS <= sum(parts.values())
 
 
 def test_a_worker_that_cannot_start_fails_the_attempt(tmp_path: Path, out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -15,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.cli.main import main
+from gspo_hpc.cli.pages import status as status_page
 from gspo_hpc.config import loader
 from gspo_hpc.launch import status
+from gspo_hpc.planning import exactness
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 
 
@@ -51,6 +54,34 @@ def test_a_new_run_and_one_that_failed(run: RunDir, capsys: pytest.CaptureFixtur
     assert "failed (rank 3 on n2: OSError: x)" in page and "step 4 of 10, reward 1.000" in page
     assert "2 attempts: 1 preempted, 1 failed" in page
     assert now.exactness is not None and f"  resumes exactly: {now.exactness}\n" in page
+
+
+def test_status_plan_and_report_say_alike_what_raises_the_grade(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run.load_config()
+    found = exactness.assess(config)
+    raised = "to raise the grade: run.deterministic=true"
+    assert main(["status", str(run.path)]) == 0
+    page = capsys.readouterr().out
+    assert f"\n    {raised}\n    {found.cost}\n" in page
+    now = status.read(run.path).to_json()
+    assert (now["exactness_settings"], now["exactness_cost"]) == (["run.deterministic=true"], found.cost)
+    terminal = Terminal()
+    status_page.show([status.read(run.path)] * 2, terminal)
+    wide = " ".join(terminal.getvalue().split())
+    assert wide.count(raised) == 1 and wide.count(found.cost) == 1, "once for runs of one kind"
+    main(["plan", str(run.config)])
+    planned = " ".join(capsys.readouterr().out.split())
+    assert raised in planned and found.cost in planned
+    exact, _ = open_run(loader.from_dict({"run": {"dir": f"{run.path}-exact", "deterministic": True}}))
+    assert main(["status", str(exact.path)]) == 0
+    assert "to raise the grade" not in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_the_time_left_follows_the_last_eight_steps(run: RunDir) -> None:

@@ -1,30 +1,37 @@
 """When a supervisor asks its ranks to stop, what it does after an attempt, and what the next one makes of its death.
 
-About a second. Small programs answer in the place of Slurm's commands. It would catch a deadline that counts from the
-start of a supervisor, a job that goes on after more failures than it may have, and one that is requeued for how it
-ended before Slurm had started it again.
+Six seconds. Small programs answer in the place of Slurm's commands. It would catch a deadline that counts from the
+start of a supervisor, a job that goes on after more failures than it may have, one that is requeued for how it ended
+before Slurm had started it again, and an attempt whose end waits for a controller that is away, or for a process that
+SIGKILL does not end.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.slurm import ending, supervisor, takeover
+from gspo_hpc.launch.slurm import commands, ending, supervisor, takeover
 from gspo_hpc.launch.verdict import Verdict
 from gspo_hpc.launch.watch import LINGER
 from gspo_hpc.runs.directory import RunDir, open_run
+from gspo_hpc.system.control import RankState
 from gspo_hpc.system.exit_codes import FAILED, REQUEUE
 from gspo_hpc.system.signals import StopFlag, signals_default_in_children
+from tests.immortal import immortal
 
 JOB = "JobId=7 JobState=RUNNING Restarts=0 EndTime="
 NOTICE = 600.0  # slurm.signal_seconds
@@ -46,6 +53,9 @@ class Slurm:
         self._say(
             "scontrol", f'case "$*" in show\\ job*) echo "{text}" ;; *) echo "$*" >> {self._folder}/asked ;; esac'
         )
+
+    def answers_late(self, seconds: float) -> None:
+        self._say("scontrol", f"exec sleep {seconds}")
 
     def answers_nothing(self) -> None:
         self._say("scontrol", "echo 'Access denied' >&2; exit 1")
@@ -202,10 +212,9 @@ def test_an_end_counts_in_the_allocation_in_which_it_was(
 def test_a_step_ends_also_where_neither_slurm_nor_a_request_ends_it(
     ignored: str, slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within 30 s of a rank's failure, with the time that ranks have to end by themselves."""
-    assert LINGER + supervisor._STACKS + 2 * supervisor._ENDING < 30
     monkeypatch.setattr(supervisor, "_STACKS", 0.1)
-    monkeypatch.setattr(supervisor, "_ENDING", 0.5 if ignored == "TERM" else 2.0)
+    monkeypatch.setattr(supervisor, "_ENDING", 0.5)
+    monkeypatch.setattr(supervisor, "_LEAVING", 0.5 if ignored == "TERM" else 2.0)
     attempt = watch()
     program = f"trap '' {ignored}; echo up; while :; do sleep 0.1; done"
     with signals_default_in_children():
@@ -214,3 +223,81 @@ def test_a_step_ends_also_where_neither_slurm_nor_a_request_ends_it(
         assert step.stdout is not None and step.stdout.readline() == b"up\n"
         attempt._end(step)
     assert step.returncode == (-signal.SIGKILL if ignored == "TERM" else -signal.SIGTERM)
+
+
+def test_a_step_that_not_even_a_kill_ends_is_named_and_left(
+    slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_STACKS", "_ENDING", "_LEAVING"):
+        monkeypatch.setattr(supervisor, name, 0.1)
+    attempt = watch()
+    attempt.server.ranks[0] = failed(time.monotonic() - LINGER - 1)
+    step = subprocess.Popen(["sleep", "100"])
+    with step, immortal(step.pid):
+        assert attempt._watch(step) == "rank 0 on n1: ValueError: planted"
+    assert f"srun: process {step.pid} does not end, not even on SIGKILL; its state is Z" in capsys.readouterr().out
+
+
+def failed(at: float) -> RankState:
+    state = RankState(0, "n1", 1, "", at, at)
+    state.outcome, state.detail, state.ended_at = "failed", "ValueError: planted", at
+    return state
+
+
+def test_a_controller_that_is_away_delays_no_stop(slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_ANSWER", 0.3)
+    slurm.ends_in(NOTICE - 100)
+    attempt = watch()
+    slurm.answers_late(5)
+    for stop, left in (("time limit", NOTICE - 100), ("time limit", 5)):
+        began = time.monotonic()
+        attempt._stop_if_due()
+        assert attempt.stop == stop and time.monotonic() - began < 3
+        assert attempt._left() == pytest.approx(left, abs=3)
+        attempt.end_time = time.time() + 5
+    assert attempt.requeued
+    assert attempt._node(0) == "node 0 of n1"
+
+
+class Clock:
+    """A clock that only a wait for messages of ranks moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.monotonic = self.time = lambda: self.now
+        self.sleep = lambda seconds: None  # of threads
+
+    def poll(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("asks_at", [1.0, 9.9, 11.0, 13.0, 100.0])
+def test_a_failure_ends_an_attempt_within_30_seconds(
+    asks_at: float, slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever does not answer: the step, srun, the controller, which is asked so long after the failure."""
+    parts = {
+        "the others close what they have": LINGER,
+        "an answer of Slurm": supervisor._ANSWER,
+        "stacks": supervisor._STACKS,
+        "Slurm ends the step": supervisor._ENDING,
+        "srun gets SIGTERM, then SIGKILL": 2 * supervisor._LEAVING,
+        "last messages": supervisor._SETTLE,
+        "looks at the ranks": 4 * supervisor._POLL,
+    }
+    assert sum(parts.values()) <= 30
+    clock, held = Clock(), threading.Event()
+    attempt = watch()
+    attempt.server.close()
+    attempt.server = stub = SimpleNamespace(ranks={0: failed(clock.now)}, poll=clock.poll, stop=lambda *a: None)  # type: ignore[assignment]
+    stub.close = lambda: None
+    monkeypatch.setattr(supervisor, "time", clock)
+    monkeypatch.setattr(commands, "job", lambda *a, **k: held.wait(20) and None)
+    attempt.end_time = clock.now + NOTICE + asks_at
+    step: Any = SimpleNamespace(pid=os.getpid(), poll=lambda: None, send_signal=lambda number: None)
+    try:
+        assert attempt._watch(step) == "rank 0 on n1: ValueError: planted"
+    finally:
+        held.set()
+    assert clock.now - 1000.0 <= sum(parts.values())
+    assert (attempt.stop is not None) == (asks_at < LINGER + supervisor._POLL)
