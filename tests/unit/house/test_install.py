@@ -64,7 +64,7 @@ def test_ranges_are_those_of_the_package() -> None:
     assert f"Python 3.{first} to 3.{last}" in PAGE
 
 
-@pytest.mark.parametrize("page", ["install"])
+@pytest.mark.parametrize("page", ["install", "your-task"])
 def test_blocks_of_commands_can_be_pasted(page: str) -> None:
     for block in pages.blocks(read(f"docs/{page}.md"), "bash"):
         done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
