@@ -1,4 +1,4 @@
-"""The package as it is installed: a wheel in an empty environment, used from a folder that is no checkout.
+"""The package as it is distributed: its sdist, and its wheel in an empty environment, used from outside a checkout.
 
 Costs about half a minute, most of it pip. Catches a file that is read at run time and is not in the wheel, a
 requirement that setup.cfg does not name, and a path that only a checkout has.
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -24,34 +25,46 @@ PRESETS = sorted(path.stem for path in paths.PRESETS.glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def wheel(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of what git tracks and of what is new: built in a copy, since setuptools writes beside its input."""
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def source(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git tracks and of what is new: setuptools writes beside its input."""
+    copy = tmp_path_factory.mktemp("source")
     listed = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0"):
         source = project / name
-        if name and (source.is_symlink() or source.exists()) and not name.startswith(("tests/", "docs/")):
+        if name and (source.is_symlink() or source.exists()):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             if source.is_symlink():
                 (copy / name).symlink_to(os.readlink(source))
             else:
                 (copy / name).write_bytes(source.read_bytes())
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-q",
-        "-w",
-        str(out),
-        str(copy),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return copy
+
+
+def build_wheel(source: Path, out: Path) -> Path:
+    """Build the wheel of a folder or of an sdist."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(out)]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = out.glob("*.whl")
     return made
+
+
+@pytest.fixture(scope="module")
+def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, made by the hook that `python -m build` calls."""
+    out = tmp_path_factory.mktemp("sdist")
+    code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(out)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = out.glob("*.tar.gz")
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the checkout."""
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +105,27 @@ def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
     assert profiles and profiles <= names
     assert {f"gspo_hpc/models/configs/{name}.json" for name in catalog.names()} <= names
     assert not any(name.startswith("tests/") for name in names)
+
+
+def test_the_sdist_holds_real_files_and_no_tests(sdist: Path) -> None:
+    """The folders of presets and profiles are links in a checkout: a link would lead nowhere where it is unpacked."""
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert all(member.isfile() or member.isdir() for member in members)
+    names = {member.name.partition("/")[2] for member in members}
+    assert {f"gspo_hpc/config/presets/{name}.yaml" for name in PRESETS} <= names
+    assert {"LICENSE", "README.md", "setup.cfg", "pyproject.toml"} <= names
+    assert not any(name.startswith(("tests/", "docs/")) or "__pycache__" in name for name in names)
+
+
+def test_the_wheel_of_the_sdist_is_that_of_the_checkout(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    contents = []
+    for path in (wheel, build_wheel(sdist, tmp_path)):
+        with zipfile.ZipFile(path) as archive:
+            contents.append({name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")})
+    ours, theirs = contents
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
 @pytest.mark.parametrize(("name", "code"), [("qwen3_30b_a3b_ep8", 0), ("tiny_cpu", 3)])
