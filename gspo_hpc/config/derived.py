@@ -182,14 +182,24 @@ def busy_processes(config: Config) -> BusyProcesses:
 def cpus_per_task(config: Config) -> int | None:
     """Return the cores that a job requests for each rank; None leaves the number to Slurm, which gives one.
 
-    On GPUs a rank that nobody gave cores requests one for each of its busy processes. Where ranks are not bound to
-    cores (``--cpu-bind=none``), and on CPUs, where an engine and its rank take turns, nothing is requested for it.
+    On GPUs a job that nobody gave cores requests one for each busy process of a node, shared out evenly: where an
+    engine has several GPUs, one of its ranks has all of its processes, and ranks are not bound to their own share
+    (:func:`shares_cores`). Where the user unbound them, and on CPUs, where an engine and its rank take turns, nothing
+    is requested for it.
     """
-    given = config.slurm.cpus_per_task
+    given, ranks = config.slurm.cpus_per_task, config.cluster.gpus_per_node
     unbound = any(word.startswith("--cpu-bind=none") for word in config.slurm.srun)
     if given is not None or unbound or config.cluster.platform != "cuda":
         return given
-    return busy_processes(config).total
+    busy = ranks + engines_per_node(config) * (busy_processes(config).total - 1)
+    return -(-busy // ranks)
+
+
+def shares_cores(config: Config) -> bool:
+    """Return whether the ranks of a node use all of its job's cores, because only some of them have an engine."""
+    bound = any(word.startswith("--cpu-bind") for word in config.slurm.srun)
+    asked = config.slurm.cpus_per_task is None and config.cluster.platform == "cuda"
+    return asked and not bound and engines_per_node(config) < config.cluster.gpus_per_node
 
 
 def engine_over_nodes(config: Config) -> bool:

@@ -228,8 +228,8 @@ class Slurm(Section):
     exclusive: bool = key(False, "sbatch --exclusive.")
     cpus_per_task: Count | None = key(
         None,
-        "sbatch --cpus-per-task: cores of a rank. By default on GPUs one for each process that is busy while the "
-        "engine generates: the rank, its engine and the reward functions.",
+        "sbatch --cpus-per-task: cores of a rank. By default on GPUs those of a node's busy processes (ranks, engines, "
+        "reward functions), shared out over its ranks.",
     )
     mem: Annotated[str, _SIZE] | None = key(None, "sbatch --mem.")
     gres: SbatchText | None = key(None, "sbatch --gres, instead of --gpus-per-node.")

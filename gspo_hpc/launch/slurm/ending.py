@@ -35,14 +35,14 @@ def runs(job_id: str, patience: float = 60.0) -> bool:
     return job is not None and job.state == "RUNNING" and job.restarts == restarts
 
 
-def end_time(config: Config, job_id: str) -> float | None:
+def end_time(config: Config, job_id: str, patience: float = 60.0) -> float | None:
     """Return when Slurm ends the job, in seconds since the epoch; None if the job has no limit that is known.
 
-    Without an answer of Slurm it is what the batch script noted at the start of the allocation, plus the limit that was
-    asked for: however often the processes of the job have started since.
+    Without an answer of Slurm within `patience` seconds it is what the batch script noted at the start of the
+    allocation, plus the limit that was asked for: however often the processes of the job have started since.
     """
     try:
-        job = commands.job(job_id)
+        job = commands.job(job_id, patience)
         return job.end_time if job is not None else None
     except SlurmError:
         began, minutes = os.environ.get(JOB_BEGAN), config.slurm.time_minutes

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_hpc.config.derived import cpus_per_task
+from gspo_hpc.config.derived import cpus_per_task, shares_cores
 from gspo_hpc.config.schema import Config, Container
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.environment import no_gpus
@@ -46,6 +46,8 @@ def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) 
     ]
     if cpus := cpus_per_task(config):
         words.append(f"--cpus-per-task={cpus}")  # srun no longer takes it over from sbatch
+    if shares_cores(config):
+        words.append("--cpu-bind=none")
     if cluster.platform == "cuda":
         # Every rank sees all GPUs of its node: it picks its own, and its engine shares memory with its neighbours.
         words.append(f"--gpu-bind={slurm.gpu_bind or 'none'}")

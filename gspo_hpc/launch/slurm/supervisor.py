@@ -181,7 +181,7 @@ class _Attempt:
         self.requeued = self.unholding = False
         self.nodes: list[str] | None = None  # once their names were asked for
         self.log = attempt.path / "srun.log"
-        self.end_time = ending.end_time(config, job_id)
+        self.end_time = ending.end_time(config, job_id, patience=_ANSWER)
 
     def run(self) -> Verdict:
         """Start the ranks, watch them to the end, and judge how they ended."""
@@ -226,15 +226,16 @@ class _Attempt:
 
     def _stop_if_due(self) -> None:
         """Pass the first reason to stop on to all ranks; requeue at the last moment, saved or not."""
-        if self.flag.requested is not None and not self.unholding:
-            self.unholding = True  # Slurm ends this process soon, and requeues the job itself
-            ending.unhold_later(self.job_id, [])
         if self.stop is None:
             self._look_for_a_stop()
         elif self.stop != "cancelled" and not self.requeued and self._left() < _LAST_MOMENT:
             self.requeued = True  # Slurm requeues a job that it preempts, but not one that ran out of time
             with contextlib.suppress(SlurmError):
                 self._ask(lambda: ending.requeue_now(self.job_id, patience=_LAST_MOMENT))
+        # After the ranks know: the process that it starts has to be read from a file system that may be slow.
+        if self.flag.requested is not None and not self.unholding:
+            self.unholding = True  # Slurm ends this process soon, and requeues the job itself
+            ending.unhold_later(self.job_id, [])
 
     def _look_for_a_stop(self) -> None:
         states = self.server.ranks.values()

@@ -171,8 +171,11 @@ class TrainingJob:
         """Print how the run stands at the end of this attempt."""
         if self._ranks.rank != 0:
             return
-        for text, bad in headlines.closing(self._config, self._run.read_metrics(), reason, self._run.path):
-            (self._console.warn if bad else self._console.note)(text)
+        try:
+            for text, bad in headlines.closing(self._config, self._run.read_metrics(), reason, self._run.path):
+                (self._console.warn if bad else self._console.note)(text)
+        except (OSError, ValueError) as error:  # a file that somebody changed: the run is over and well all the same
+            self._console.warn(f"the result cannot be shown: {error}")
 
     def _show_start(self, whole: Path | None, prompts: tuple[int, int]) -> None:
         """Print which run this is, what trains on what, and the plan; the tracker says later where it is."""

@@ -13,6 +13,7 @@ from typing import Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan
+from gspo_hpc.runs import commit
 from gspo_hpc.system.text import duration
 
 _PART = 10  # the first and the last part of a run that are compared: a tenth of its rollouts each
@@ -61,8 +62,8 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
     else:
         yield f"stopped after step {step:,} of {last:,}, and saved; {spent} of steps so far", False
     yield _learnt(records, steps)
-    newest = max((path.name for path in (run / "checkpoints").glob("[0-9]*")), default=None)
-    kept = f"checkpoint {int(newest)}, " if newest else "no checkpoint, "
+    whole = commit.list_committed(run / "checkpoints")
+    kept = f"checkpoint {int(whole[-1].name)}, " if whole else "no checkpoint, "
     yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False
     if reason == "done":
         yield f"next: gspo-hpc report {run}, gspo-hpc export {run} --out FOLDER; a higher run.max_steps goes on", False

@@ -124,7 +124,15 @@ def test_a_rank_requests_a_core_for_each_of_its_busy_processes() -> None:
         return ",".join(told[0]), ",".join(re.findall(r"OMP_NUM_THREADS=(\d+)", attempt))
 
     assert cores() == ("4", "4")  # the rank, its engine, two processes of reward functions
-    assert cores(rollout={"tensor_parallel_size": 2}) == ("6", "6")  # vLLM's core and two workers
+    # Two engines of four ranks: 4 ranks, and for each engine vLLM's core, two workers, two of reward functions.
+    assert cores(rollout={"tensor_parallel_size": 2}) == ("4", "4")
+    assert cores(rollout={"tensor_parallel_size": 4}) == ("3", "3")  # 4 + 7 of a node's 12 cores
+    whole = config(rollout={"tensor_parallel_size": 2})
+    assert "--cpu-bind=none" in submit.dry_run(whole) and "--cpu-bind" not in submit.dry_run(config())
+    bound = submit.dry_run(config(rollout={"tensor_parallel_size": 2}, slurm={"srun": ["--cpu-bind=cores"]}))
+    assert "--cpu-bind=cores" in bound and "--cpu-bind=none" not in bound
+    given = submit.dry_run(config(rollout={"tensor_parallel_size": 2}, slurm={"cpus_per_task": 9}))
+    assert "--cpus-per-task=9" in given and "--cpu-bind" not in given
     assert cores(reward={"workers": 5}) == ("7", "7")
     assert cores(cluster={"threads_per_rank": 2}) == ("4", "2")
     assert cores(slurm={"cpus_per_task": 9}) == ("9", "9")

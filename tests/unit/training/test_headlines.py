@@ -36,6 +36,7 @@ def test_a_run_begins_with_what_it_is(project: Path) -> None:
 
 def test_a_run_ends_with_what_it_learnt(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "000008").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "000008" / "COMMITTED").write_text("{}")
     records = [{"step": 0, "eval/accuracy": 0.25}, *steps([0.2, 0.4, 0.5, 0.9])]
     records[-1] |= {"eval/accuracy": 0.75}
     lines = list(closing(CONFIG, records, "done", tmp_path))
@@ -72,3 +73,12 @@ def test_a_run_without_a_step_says_so(tmp_path: Path) -> None:
     assert list(closing(CONFIG, [{"step": 0, "eval/accuracy": 0.1}], "stopped", tmp_path)) == [
         ("stopped: no step was made", True)
     ]
+
+
+def test_only_whole_checkpoints_are_named(tmp_path: Path) -> None:
+    """A copy that somebody made beside them, or a save under way, is none."""
+    for name in ("000004", "000010.bak", "000012"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "000004" / "COMMITTED").write_text("{}")
+    texts = [text for text, _ in closing(CONFIG, steps([0.1, 0.2]), "done", tmp_path)]
+    assert texts[2].startswith(f"in {tmp_path}: ") and "10" not in texts[2].split(":")[1] and "12," not in texts[2]
