@@ -599,3 +599,24 @@ def test_malformed_rows_are_refused_before_anything_is_made(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"data\.jsonl:2"):
         train(config)
     assert not (tmp_path / "r").exists()
+
+
+def test_all_ranks_are_killed_before_one_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that does not die uses up the time that all of them have: the others must have been ended by then."""
+    order: list[str] = []
+
+    class Ended:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def kill(self) -> None:
+            order.append(f"kill {self.number}")
+
+        def end(self, deadline: float) -> str | None:
+            order.append(f"end {self.number}")
+            return "rank 0: stays" if self.number == 0 else None
+
+    ranks: Any = [Ended(0), Ended(1), Ended(2)]
+    assert local._end_all(ranks) == ["rank 0: stays"]
+    assert order == ["kill 0", "kill 1", "kill 2", "end 0", "end 1", "end 2"]
+    assert "rank 0: stays" in capsys.readouterr().err
