@@ -45,6 +45,9 @@ class Status:
     step: int
     max_steps: int | None
     reward: float | None
+    accuracy: float | None  # on unseen prompts, of the latest evaluation
+    seconds_spent: float  # in the steps so far, evaluations and saves included
+    seconds_since_step: float | None  # since the latest step was logged, while the run goes on
     tokens_per_s: float | None
     seconds_left_in_job: float | None
     seconds_left_in_run: float | None
@@ -89,7 +92,8 @@ def read(path: Path) -> Status:
     with _noting(damage):
         run.read_attempts()
     attempts, _ = reader.read_attempts(run)
-    records = [record for record in reader.read_records(run) if record["step"] > 0]
+    logged = reader.read_records(run)
+    records = [record for record in logged if record["step"] > 0]
     max_steps, found = None, None
     with _noting(damage):
         config = run.load_config()
@@ -100,6 +104,8 @@ def read(path: Path) -> Status:
     step = int(records[-1]["step"]) if records else 0
     state, reason = ("damaged", damage[0]) if damage else _state(job, attempts, step, max_steps)
     last = records[-1] if records else {}
+    scores = [score for record in logged if (score := reader.value(record, "eval/accuracy")) is not None]
+    when = reader.value(last, "time") if state == "running" else None
     seconds = [reader.value(record, "seconds") for record in records[-_RECENT:]]
     recent = [one for one in seconds if one is not None]
     left = (max_steps or 0) - step
@@ -114,6 +120,9 @@ def read(path: Path) -> Status:
         step=step,
         max_steps=max_steps,
         reward=reader.value(last, "reward"),
+        accuracy=scores[-1] if scores else None,
+        seconds_spent=sum(reader.value(record, "seconds") or 0.0 for record in records),
+        seconds_since_step=None if when is None else max(0.0, time.time() - when),
         tokens_per_s=reader.value(last, "completion_tokens_per_s"),
         seconds_left_in_job=None if end is None else max(0.0, end - time.time()),
         seconds_left_in_run=None if per_step is None else per_step * max(0, left),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gspo_hpc.launch.status import ENDED, Status
 from gspo_hpc.planning.exactness import TO_RAISE
 from gspo_hpc.system.text import duration, printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _COLOURS = {"running": "green", "done": "green", "failed": "red", "refused": "red", "killed": "red", "damaged": "red"}
 _CLEAR = "\033[2J\033[H"  # empties a terminal; the next line is its first
@@ -24,22 +27,26 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> No
     from gspo_hpc.cli.pages.render import item, lines, text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("run", "state", "step", "reward", "tokens/s", "time left", "job", "exactness", "earlier attempts"):
-        number = name in ("step", "reward", "tokens/s", "time left")
+    columns: dict[str, list[RenderableType]] = {
+        "run": [text((state.run, "bold")) for state in states],
+        "state": [text((state.state, _COLOURS.get(state.state, "yellow"))) for state in states],
+        "step": [f"{state.step}{'' if state.max_steps is None else f' of {state.max_steps}'}" for state in states],
+        "reward": ["" if state.reward is None else f"{state.reward:.3f}" for state in states],
+        "accuracy": ["" if state.accuracy is None else f"{state.accuracy:.3f}" for state in states],
+        "tokens/s": ["" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}" for state in states],
+        "spent": ["" if not state.seconds_spent else duration(state.seconds_spent) for state in states],
+        "left": ["" if not _seconds_left(state) else duration(_seconds_left(state)) for state in states],
+        "job": ["\n".join(_job(state)) for state in states],
+        "exactness": [state.exactness or "" for state in states],
+        "earlier attempts": [_ended(state) for state in states],
+    }
+    columns = {name: cells for name, cells in columns.items() if name in ("run", "state", "step") or any(cells)}
+    for name in columns:
+        number = name in ("step", "reward", "accuracy", "tokens/s", "spent", "left")
         whole, least = number or name == "state", {"run": 12, "earlier attempts": 8}.get(name)
         table.add_column(name, justify="right" if number else "left", no_wrap=whole, min_width=least, overflow="fold")
-    for state in states:
-        table.add_row(
-            text((state.run, "bold")),
-            text((state.state, _COLOURS.get(state.state, "yellow"))),
-            str(state.step) if state.max_steps is None else f"{state.step} of {state.max_steps}",
-            "" if state.reward is None else f"{state.reward:.3f}",
-            "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
-            "" if not _seconds_left(state) else duration(_seconds_left(state)),
-            "\n".join(_job(state)),
-            state.exactness or "",
-            _ended(state),
-        )
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
     failed = [state for state in states if state.reason]
     reasons = [part for state in failed for part in ("", text((state.run, "bold")), item("  ", state.reason))]
@@ -55,7 +62,15 @@ def _plain(state: Status) -> Iterator[str]:
     yield f"{state.run}: {state.state}" + (f" ({printable(state.reason)})" if state.reason else "")
     reward = "" if state.reward is None else f", reward {state.reward:.3f}"
     speed = "" if state.tokens_per_s is None else f", {state.tokens_per_s:,.0f} tokens/s"
-    yield f"  step {state.step}{total}{reward}{speed}"
+    accuracy = "" if state.accuracy is None else f", accuracy {state.accuracy:.3f}"
+    yield f"  step {state.step}{total}{reward}{accuracy}{speed}"
+    if state.seconds_spent:
+        ago = (
+            ""
+            if state.seconds_since_step is None
+            else f"; the latest was logged {duration(state.seconds_since_step)} ago"
+        )
+        yield f"  {duration(state.seconds_spent)} of steps so far{ago}"
     if job := ", ".join(_job(state)):
         yield f"  job {job}"
     if left := _seconds_left(state):

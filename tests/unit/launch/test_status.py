@@ -269,6 +269,25 @@ def test_a_terminal_gets_a_table(run: RunDir) -> None:
             page += part
     os.close(ours)
     head, *rows = [line.split() for line in re.sub(r"\033\[[\d;]*m", "", page.decode()).splitlines()]
-    assert head[:6] == ["run", "state", "step", "reward", "tokens/s", "time"]
+    assert head[:6] == ["run", "state", "step", "reward", "tokens/s", "spent"]
     words = [word for row in rows for word in row]
     assert {"failed", "1.000", "1,234", "2m00s", "OSError:"} <= {*words}
+
+
+def test_accuracy_and_time_are_told(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accuracy of the latest evaluation, the seconds of all steps, and how long ago the latest step was."""
+    monkeypatch.setattr(status, "_state", lambda *_: ("running", ""))
+    run.append_metrics({"step": 0, "eval/accuracy": 0.25})
+    run.append_metrics({"step": 1, "reward": 0.5, "seconds": 40.0, "time": time.time() - 500})
+    run.append_metrics({"step": 2, "reward": 0.5, "seconds": 20.0, "eval/accuracy": 0.5, "time": time.time() - 125})
+    run.append_metrics({"step": 3, "reward": 0.5, "seconds": 30.0, "time": time.time() - 65})
+    found = status.read(run.path)
+    assert (found.accuracy, found.seconds_spent) == (0.5, 90.0)
+    assert found.seconds_since_step is not None and 64 <= found.seconds_since_step < 125
+    stream = io.StringIO()
+    status_page.show([found], stream)
+    lines = stream.getvalue().splitlines()
+    assert ", accuracy 0.500" in lines[1]
+    assert re.fullmatch(r"  1m30s of steps so far; the latest was logged 1m\d\ds ago", lines[2])
+    monkeypatch.setattr(status, "_state", lambda *_: ("done", ""))
+    assert status.read(run.path).seconds_since_step is None
