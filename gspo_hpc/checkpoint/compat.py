@@ -120,19 +120,12 @@ def load(state: State, shards: Path) -> State:
 def optimizer_tensors(part: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return this rank's pieces of "param", "exp_avg" and "exp_avg_sq" of a parameter of a DistributedOptimizer.
 
-    Relies on ``DistributedOptimizer._get_main_param_and_optimizer_states(model_param)``, which knows every kind of
-    optimizer below it, and of 8 bits (0.16 to 0.19).
+    They are the optimizer's own tensors, not copies, so a load fills them in place. That holds as long as
+    ``use_precision_aware_optimizer`` is off, which this package never turns on: its moments may be scaled, and copies.
+    Relies on ``DistributedOptimizer._get_main_param_and_optimizer_states(model_param)`` (0.16 to 0.19).
     """
     found: dict[str, torch.Tensor] = part._get_main_param_and_optimizer_states(parameter)
     return found
-
-
-def set_optimizer_tensors(part: Any, parameter: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
-    """Set what :func:`optimizer_tensors` returns.
-
-    Relies on ``DistributedOptimizer._set_main_param_and_optimizer_states(model_param, tensors)`` (0.16 to 0.19).
-    """
-    part._set_main_param_and_optimizer_states(parameter, tensors)
 
 
 def settle_optimizer(part: Any) -> None:

@@ -111,11 +111,7 @@ def _load_distributed(part: Any, entries: dict[int, dict[str, torch.Tensor]]) ->
         index: {"param" if name == _MASTER else name: tensor for name, tensor in tensors.items()}
         for index, tensors in entries.items()
     }
-    # Megatron copies every tensor of torch's Adam, its number of steps too, which is not among those it was given.
-    steps = [(state, state.pop("step")) for state in part.optimizer.state.values() if "step" in state]
     shared_optimizer.scatter(part, _keys(part), whole)
-    for state, step in steps:
-        state["step"] = step
 
 
 def _weights(part: Any, model: State) -> Iterator[ShardedBase]:

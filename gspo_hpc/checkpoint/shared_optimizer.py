@@ -120,41 +120,31 @@ def gather(part: Any, keys: Sequence[str], every: Sequence[Share], place: Place)
 def scatter(part: Any, keys: Sequence[str], whole: dict[int, dict[str, torch.Tensor]]) -> None:
     """Give every rank its pieces of what the owners of the parameters have read. The counterpart of gather. Collective.
 
-    A key that is missing is a master that is the parameter itself, which has its values already.
+    What arrives goes straight into the optimizer's own tensors, so that a card needs no more beside them than the
+    batch that comes and the one that goes, however large a parameter is. A key that is missing is a master that is the
+    parameter itself, which has its values already.
     """
     group = part.data_parallel_group
     me, every = group.rank(), shares(part)
-    mine = {share.index: piece for share in every if (piece := share.of(me)) is not None}
-    arrived: dict[int, dict[str, torch.Tensor]] = {}
-    missing = {index: (piece.end - piece.begin) * len(keys) for index, piece in mine.items()}  # elements to come
 
-    def take(share: Share, key: str, begin: int, end: int, values: torch.Tensor) -> None:
-        piece = mine[share.index]
-        tensors = arrived.setdefault(share.index, {})
-        if key not in tensors:
-            tensors[key] = torch.empty(piece.end - piece.begin, dtype=torch.float32, device=share.parameter.device)
-        tensors[key][begin - piece.begin : end - piece.begin].copy_(values)
-        missing[share.index] -= end - begin
-        if missing[share.index] == 0:
-            own = share.parameter.detach().flatten()[piece.begin : piece.end]
-            compat.set_optimizer_tensors(part, share.parameter, {"param": own, **arrived.pop(share.index)})
+    def take(share: Share, key: str, offset: int, values: torch.Tensor) -> None:
+        held = compat.optimizer_tensors(part, share.parameter)[key].detach().view(-1)
+        held[offset : offset + values.numel()].copy_(values)
 
     for share in every:
-        if share.owner == me:
-            piece = mine[share.index]
+        own = share.of(me)
+        if share.owner == me and own is not None:
             for key in keys:
-                values = whole[share.index][key].flatten()[piece.begin : piece.end]
-                take(share, key, piece.begin, piece.end, values)
+                take(share, key, 0, whole[share.index][key].flatten()[own.begin : own.end])
 
     def send(move: _Move) -> torch.Tensor:
-        values = whole[move.share.index][move.key].flatten()[move.begin : move.end]
-        return values.to(move.share.parameter.device, torch.float32)
+        values = torch.empty(move.elements, dtype=torch.float32, device=move.share.parameter.device)
+        return values.copy_(whole[move.share.index][move.key].flatten()[move.begin : move.end])
 
     def receive(move: _Move, values: torch.Tensor) -> None:
-        take(move.share, move.key, move.begin, move.end, values)
+        take(move.share, move.key, move.offset, values)
 
     _exchange(group, _batches(every, keys), send, receive, to_owner=False)
-    assert not arrived, "parts of parameters did not arrive"
     compat.settle_optimizer(part)
 
 

@@ -42,7 +42,7 @@ _BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time, three of them where 
 class Phase(NamedTuple):
     """The bytes that a GPU holds at the worst moment of a phase, by what they are for."""
 
-    name: str  # "engine_start", "update", "optimizer_step", "logprobs", "sync", "generation", "save"
+    name: str  # "engine_start", "update", "optimizer_step", "logprobs", "sync", "generation", "save", "load"
     parts: dict[str, int]
 
     @property
@@ -126,15 +126,17 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
             "cuda_and_nccl": ENGINE
         }
     stepping = Phase("optimizer_step", trainer | own | asleep)
-    transit = {"transit": SAVE_TRANSIT_BYTES} if config.optimizer.distributed and _shares_optimizer(config) else {}
+    transit = SAVE_TRANSIT_BYTES * (config.optimizer.distributed and _shares_optimizer(config))
+    coming_and_going = {"transit": 2 * transit} if transit else {}  # an owner that loads sends copies from the host
     phases = (
+        Phase("load", trainer | own | coming_and_going),
         *((Phase("engine_start", generation),) if colocated else ()),
         Phase("update", update | own | asleep),
         *((stepping,) if config.memory.offload_optimizer else ()),
         Phase("logprobs", _logprobs(arch, config, stage, state) | own | asleep),
         Phase("sync", sync),
         Phase("generation", generation),
-        Phase("save", trainer | own | asleep | transit),
+        Phase("save", trainer | own | asleep | ({"transit": transit} if transit else {})),
     )
     cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
     level = config.rollout.sleep_level

@@ -47,7 +47,6 @@ _DISTRIBUTED = f"{_OPTIMIZER}/distrib_optimizer.py: DistributedOptimizer"
 _BUFFERS = "megatron/core/distributed/param_and_grad_buffer.py"
 OPTIMIZER_NAMES = {
     f"{_DISTRIBUTED}._get_main_param_and_optimizer_states": ("self", "model_param"),
-    f"{_DISTRIBUTED}._set_main_param_and_optimizer_states": ("self", "model_param", "tensors"),
     f"{_OPTIMIZER}/cpu_offloading/hybrid_optimizer.py: HybridDeviceOptimizer._sync_hdo_state_to_sub_optimizers": (
         "self",
     ),

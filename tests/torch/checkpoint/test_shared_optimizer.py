@@ -107,3 +107,53 @@ def test_moves_bring_every_element_once_and_few_at_a_time(made: tuple[Any, list[
     for move in moves:
         piece = move.share.of(move.holder)
         assert piece is not None and move.begin - piece.begin == move.offset
+
+
+def test_what_arrives_goes_into_the_optimizer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a load that keeps a parameter beside the optimizer until all of it is there: an embedding may be large.
+
+    Both ranks of a group exchange in turn: the owner sends, the other takes, a few elements at a time.
+    """
+    elements, keys = 400, ("param", "exp_avg", "exp_avg_sq")
+    parameter = torch.zeros(elements, dtype=torch.bfloat16)
+    bucket = SimpleNamespace(offset=0, grad_data=torch.empty(elements, device="meta"))
+    buffer = SimpleNamespace(param_index_map={parameter: (0, elements, 0)}, buckets=[bucket])
+    whole = {0: {key: torch.randn(elements) for key in keys}}
+    posts: list[torch.Tensor] = []
+    most = 0
+
+    class Memory:
+        """torch, which notes the largest tensor that is asked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+        def empty(self, *size: int, **options: Any) -> torch.Tensor:
+            nonlocal most
+            most = max(most, *size)
+            return torch.empty(*size, **options)
+
+    def operation(kind: Any, tensor: torch.Tensor, **options: Any) -> None:
+        if kind is isend:
+            posts.append(tensor.clone())
+        else:
+            tensor.copy_(posts.pop(0))
+
+    isend, irecv = object(), object()
+    fake = SimpleNamespace(isend=isend, irecv=irecv, P2POp=operation, batch_isend_irecv=lambda operations: [])
+    monkeypatch.setattr(shared_optimizer, "dist", fake)
+    monkeypatch.setattr(shared_optimizer, "torch", Memory())
+    monkeypatch.setattr(shared_optimizer, "SAVE_TRANSIT_BYTES", 4 * 30)
+    for rank in (0, 1):
+        held = {key: torch.zeros(elements // 2) for key in keys}
+        part = SimpleNamespace(
+            data_parallel_group=SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank),
+            buffers=[buffer],
+            optimizer=None,
+            _get_main_param_and_optimizer_states=lambda parameter, held=held: held,
+        )
+        assert shares(part)[0].owner == 0
+        shared_optimizer.scatter(part, keys, whole if rank == 0 else {})
+        for key in keys:
+            assert torch.equal(held[key], whole[0][key][200 * rank : 200 * (rank + 1)])
+    assert most == 30 and not posts

@@ -39,6 +39,7 @@ from tests.torch.ledger.node import Node
 from tests.torch.ledger.world import World
 
 OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases that stay on the card all the time
+KEYS = ("param", "exp_avg", "exp_avg_sq")  # of a parameter that the optimizer has a master of
 STATE = ("weights", "gradients", "optimizer")
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -384,30 +385,55 @@ class Saver:
     check = wait
 
 
+def load(policy: LedgerPolicy) -> None:
+    """Load a checkpoint before there is an engine, as `_load_policy` does."""
+    with policy.job.node.phase(policy.job.world.rank, "load"):
+        if (optimizer := shared_part(policy, loads=True)) is not None:
+            part, every = optimizer
+            whole = {share.index: dict.fromkeys(KEYS, share.parameter) for share in every}
+            shared_optimizer.scatter(part, KEYS, whole)
+
+
 def gather_optimizer(policy: LedgerPolicy) -> None:
-    """Have the real code bring parameters of a shared optimizer to their owners; :class:`Torch` counts what it takes.
+    """Have the real code bring parameters of a shared optimizer to their owners.
+
+    :class:`Torch` counts what that takes.
+    """
+    if (optimizer := shared_part(policy)) is not None:
+        part, every = optimizer
+        shared_optimizer.gather(part, KEYS, every, lambda name, count: torch.empty(count, device="meta"))
+
+
+def shared_part(policy: LedgerPolicy, *, loads: bool = False) -> tuple[Any, list[Share]] | None:
+    """Return an optimizer that data-parallel ranks share, and its parameters; None if they share none.
 
     This rank and its neighbour own one parameter each, as large as all that they own, but at most of pieces that take
     two batches each: an embedding is as large.
     """
     config, rank = policy.config, policy.job.world.rank
     parallel = config.parallel
-    tp, keys = parallel.tensor_model_parallel_size, ("param", "exp_avg", "exp_avg_sq")
+    tp = parallel.tensor_model_parallel_size
     size = config.world_size // (tp * parallel.pipeline_model_parallel_size)
     if not config.optimizer.distributed:
-        return
+        return None
     me = rank // tp % size
     state = parameters.state(policy.arch, config, policy.job.estimate.stage).optimizer
-    piece = min(-(-state // (4 * len(keys) * size)), 2 * SAVE_TRANSIT_BYTES // 4)  # that each rank holds of a parameter
+    piece = min(-(-state // (4 * len(KEYS) * size)), 2 * SAVE_TRANSIT_BYTES // 4)  # that each rank holds of a parameter
     held = torch.empty(piece, device="meta")
-    pieces = tuple(Piece(one, one * piece, (one + 1) * piece) for one in range(size))
     owners = sorted({me, (me + 1) % size})
-    every = [Share(n, torch.empty(piece * size, device="meta"), pieces, n) for n in owners]
-    group = SimpleNamespace(rank=lambda: me, size=lambda: size)
+    holders: Sequence[int] = range(size)
+    if loads:  # what lies on two ranks, each of which gets a full batch while it sends one
+        piece, holders = SAVE_TRANSIT_BYTES // 4, owners
+        held = torch.empty(piece, device="meta")
+    pieces = tuple(Piece(one, n * piece, (n + 1) * piece) for n, one in enumerate(holders))
+    every = [Share(n, torch.empty(piece * len(pieces), device="meta"), pieces, n) for n in owners]
     part = SimpleNamespace(
-        data_parallel_group=group, _get_main_param_and_optimizer_states=lambda parameter: dict.fromkeys(keys, held)
+        data_parallel_group=SimpleNamespace(rank=lambda: me, size=lambda: size),
+        optimizer=None,
+        every=every,
+        _get_main_param_and_optimizer_states=lambda parameter: dict.fromkeys(KEYS, held),
     )
-    shared_optimizer.gather(part, keys, every, lambda name, count: torch.empty(count, device="meta"))
+    return part, every
 
 
 class Torch:
@@ -425,18 +451,24 @@ class Torch:
         name = f"transit {next(self._numbers)}"
         node.put(gpu, name, tensor.nbytes)
         weakref.finalize(tensor, node.drop, gpu, name)
+        tensor.charged = True  # type: ignore[attr-defined]
         return tensor
 
 
 class Sends:
-    """torch.distributed as checkpoint.shared_optimizer sees it: what is sent must be what the card holds anyway."""
+    """torch.distributed as checkpoint.shared_optimizer sees it.
+
+    What is sent must be what the card holds anyway, or memory that :class:`Torch` counts.
+    """
 
     isend, irecv = "isend", "irecv"
 
-    def P2POp(self, operation: str, tensor: torch.Tensor, **options: Any) -> None:  # noqa: N802
-        """Look at a tensor that is to travel."""
+    def P2POp(self, operation: str, tensor: torch.Tensor, **options: Any) -> torch.Tensor:  # noqa: N802
+        """Look at a tensor that is to travel, and hold it as the real operation does."""
         held = operation == "irecv" or tensor._is_view() or tensor._base is not None
+        held = held or hasattr(tensor, "charged")
         assert held, "a copy is sent, for which the plan has no memory"
+        return tensor
 
     def batch_isend_irecv(self, operations: Sequence[Any]) -> list[Any]:
         """Return that all has travelled."""

@@ -99,6 +99,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     monkeypatch.setattr(sync.transfer, "CudaBuffer", lambda: parts.Buckets(job))
     monkeypatch.setattr(shared_optimizer, "torch", parts.Torch(job))
     monkeypatch.setattr(shared_optimizer, "dist", parts.Sends())
+    monkeypatch.setattr(shared_optimizer, "shares", lambda part: part.every)
     no_sums = SimpleNamespace(reduce=lambda values, rank: None)
     monkeypatch.setattr(sync, "dist", no_sums)
     monkeypatch.setattr(sync, "engine_peers", lambda config, ranks: world.peers(config.rollout.tensor_parallel_size))
@@ -108,6 +109,8 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         device = torch.device("cuda", place)
         ranks = Ranks(place, world.size, place, device, place, world.size, 0, 1, 0, 1, 0, 1, 1)
         policy = LedgerPolicy(job, ranks)
+        if cursor.step > 0:
+            parts.load(policy)
 
         clock: Any = parts.Clock()
         weight_sync = WeightSync(policy, [[1, 2, 3]], clock.monitor)
@@ -197,7 +200,7 @@ def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyP
     assert end.step < 9
     again = job_of(config, model, 2, {})
     assert run(again, end, monkeypatch, model).step == 9
-    for phase in ("engine_start", "update", "logprobs", "sync", "generation", "save"):
+    for phase in ("load", "engine_start", "update", "logprobs", "sync", "generation", "save"):
         plan = next(one for one in job.estimate.phases if one.name == phase)
         peak = max(job.node.peaks[phase], again.node.peaks[phase])
         if phase in job.node.peaks or phase != "logprobs":  # a pass that not every run makes
@@ -319,11 +322,39 @@ def test_random_layouts_never_pass_their_cards(model: Path) -> None:
                 assert run(again, end, monkeypatch, model).step == 5
         for phase in job.estimate.phases:
             peak = max(job.node.peaks[phase.name], again.node.peaks[phase.name])
-            if peak or phase.name != "logprobs":  # a pass that not every run makes
+            if peak or phase.name not in ("logprobs", "load"):  # what not every run does
                 assert peak == phase.total, (number, phase.name, peak / 2**30, phase.total / 2**30)
         planned = host_of(job)
         assert job.node.host <= planned, (number, job.node.host / 2**30, planned / 2**30)
     assert died > 100, "deaths in syncs did not come"
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["real", "planted"])
+def test_a_load_that_keeps_what_arrives_is_caught(kept: bool, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """A second copy of the optimizer's state beside the first, until the load ends."""
+    config = loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", [*EVENTS, "optimizer.distributed=true"])
+    exchange, copies = shared_optimizer._exchange_batch, []
+
+    def keeping(group: Any, moves: Any, send: Any, receive: Any, **options: Any) -> None:
+        exchange(group, moves, send, lambda move, values: (copies.append(values), receive(move, values)), **options)
+
+    if kept:
+        monkeypatch.setattr(shared_optimizer, "_exchange_batch", keeping)
+    job = job_of(config, model, 1, {})
+    world, node = job.world, job.node
+    monkeypatch.setattr(shared_optimizer, "torch", parts.Torch(job))
+    monkeypatch.setattr(shared_optimizer, "dist", parts.Sends())
+    monkeypatch.setattr(shared_optimizer, "shares", lambda part: part.every)
+
+    def rank() -> None:
+        place = world.rank
+        ranks = Ranks(place, world.size, place, torch.device("cuda", place), place, world.size, 0, 1, 0, 1, 0, 1, 1)
+        parts.load(LedgerPolicy(job, ranks))
+
+    world.run(rank)
+    copies.clear()
+    planned = job.estimate.phase("load").total
+    assert node.peaks["load"] > planned if kept else node.peaks["load"] == planned
 
 
 def odd_vocabulary(folder: Path, tied: bool) -> Config:
