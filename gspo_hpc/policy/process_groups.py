@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -273,6 +274,9 @@ def store() -> dist.Store:
     return compat.default_store()
 
 
+_met: Counter[tuple[int, ...]] = Counter()  # how often this rank has met the ranks of an engine: the same number on all
+
+
 class EnginePeers:
     """The ranks on the GPUs of one engine, whose owner is the first of them. They talk from CPU to CPU."""
 
@@ -283,25 +287,30 @@ class EnginePeers:
             f"ranks {ranks[0]} to {ranks[-1]}, which share the GPUs of an engine, have lost each other (a rank waits "
             f"{timeout.total_seconds():g} s for the others)"
         )
+        # torch names a group that only its own ranks make by its ranks and by how many groups there are. A second group
+        # of the same ranks would find the addresses of the first one, where nobody listens any more.
+        _met[tuple(ranks)] += 1
+        prefix = f"engine_peers/{ranks[0]}-{ranks[-1]}/{_met[tuple(ranks)]}"
         with self._named():
-            self._group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+            met_at = dist.PrefixStore(prefix, store())
+            self._group = dist.ProcessGroupGloo(met_at, ranks.index(dist.get_rank()), self._size, timeout)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all, in order. Collective."""
         with self._named():
             lengths = torch.zeros(self._size, dtype=torch.int64)
             lengths[self._group.rank()] = len(payload)
-            dist.all_reduce(lengths, group=self._group)
+            self._group.allreduce([lengths]).wait()
             mine = torch.zeros(int(lengths.max()), dtype=torch.uint8)
             mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
             every = [torch.empty_like(mine) for _ in range(self._size)]
-            dist.all_gather(every, mine, group=self._group)
+            self._group.allgather([every], [mine]).wait()
         return [one[:length].numpy().tobytes() for one, length in zip(every, lengths.tolist(), strict=True)]
 
     def wait(self) -> None:
         """Return when all have come here. Collective."""
         with self._named():
-            dist.all_reduce(torch.zeros(1), group=self._group)
+            self._group.allreduce([torch.zeros(1)]).wait()
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
-"""Ranks on the GPUs of one engine, one of which never answers: the others end in time, and say what happened.
+"""Ranks on the GPUs of one engine: one never answers, and the others end in time; or they meet a second time.
 
-Costs ten seconds: two processes that import Megatron. Catches a limit of time that is not passed on (the default group
-of the job has another one), and an error that does not say who waited for whom, or that blames the rank that waited.
+Costs twenty seconds: twice two processes that import Megatron. Catches a limit of time that is not passed on (the
+default group of the job has another one), an error that does not say who waited for whom, or that blames the rank that
+waited, and a second group of the same ranks that looks for the addresses of the first.
 """
 
 from __future__ import annotations
@@ -44,14 +45,45 @@ for wait in (lambda: peers.gather(b"x"), peers.wait, lambda: engine_peers(config
 os._exit(0)
 """
 
+# Both ranks make a group three times, and rank 0 is late from the second time on.
+AGAIN = """
+import datetime, os, sys, time
+import torch.distributed as dist
+from gspo_hpc.policy.process_groups import EnginePeers, drop_layout
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+half_an_hour = datetime.timedelta(minutes=30)
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=half_an_hour)
+for meeting in range(3):
+    time.sleep(1.0 if meeting and rank == 0 else 0.0)
+    peers = EnginePeers([0, 1], datetime.timedelta(seconds=float(sys.argv[3])))
+    assert peers.gather(bytes([meeting, rank])) == [bytes([meeting, 0]), bytes([meeting, 1])]
+    peers.wait()
+    del peers
+    drop_layout()
+os._exit(0)
+"""
+
+
+def start(program: str, rank: int, store: Path, limit: float) -> subprocess.Popen[str]:
+    """Start one of the two ranks of a program."""
+    command = [sys.executable, "-W", "ignore", "-c", program, str(rank), str(store), str(limit)]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_same_ranks_meet_again(tmp_path: Path) -> None:
+    both = [start(AGAIN, rank, tmp_path / "store", 30.0) for rank in (0, 1)]
+    try:
+        errors = [process.communicate(timeout=120)[1][-2000:] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], errors
+
 
 def test_a_peer_that_never_answers_ends_the_wait(tmp_path: Path) -> None:
-    def start(rank: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(rank), str(tmp_path / "store"), str(LIMIT)]
-        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    silent, waiting = start(1), start(0)
+    silent, waiting = (start(PROGRAM, rank, tmp_path / "store", LIMIT) for rank in (1, 0))
     try:
         out, err = waiting.communicate(timeout=90)
     except subprocess.TimeoutExpired:
