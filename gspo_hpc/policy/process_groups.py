@@ -293,7 +293,7 @@ class EnginePeers:
         prefix = f"engine_peers/{ranks[0]}-{ranks[-1]}/{_met[tuple(ranks)]}"
         with self._named():
             met_at = dist.PrefixStore(prefix, store())
-            self._group = dist.ProcessGroupGloo(met_at, ranks.index(dist.get_rank()), self._size, timeout)
+            self._group: Any = dist.ProcessGroupGloo(met_at, ranks.index(dist.get_rank()), self._size, timeout)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all, in order. Collective."""
