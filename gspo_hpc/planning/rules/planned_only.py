@@ -36,10 +36,14 @@ def found(plan: PlanBuilder) -> Iterator[NotRun]:
         yield from (NotRun(name, reason) for reason in reasons(plan))
 
 
-@planned_only("server_mode")
-def _server(plan: PlanBuilder) -> Iterator[str]:
-    if plan.server:
-        yield "rollout.mode server can be planned, but this version does not run it: give rollout.mode=colocate"
+@planned_only("staleness")
+def _staleness(plan: PlanBuilder) -> Iterator[str]:
+    staleness = plan.config.rollout.max_staleness
+    if plan.server and staleness > 1:
+        yield (
+            f"rollout.max_staleness ({staleness}) can be planned, but this version runs no more than 1: give "
+            "rollout.max_staleness=1"
+        )
 
 
 @planned_only("engine_over_nodes")
