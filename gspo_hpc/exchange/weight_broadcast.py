@@ -20,29 +20,35 @@ Entry = dict[str, Any]  # what a receiver must know of a part: plain values
 
 
 class WeightBroadcast:
-    """One member of the group: number 0 sends, the others receive. All make one, and its calls are collective."""
+    """One member of a group: number 0 sends, the others receive. All make one, and its calls are collective."""
 
-    def __init__(
-        self, store: dist.Store, member: int, members: int, platform: str, timeout: datetime.timedelta
-    ) -> None:
-        """Meet the others in a store of all of them, which takes until the last has come.
+    def __init__(self, store: dist.Store, member: int, members: int, backend: str, timeout: datetime.timedelta) -> None:
+        """Meet the others in a store that no other group uses, which takes until the last has come.
 
-        Buckets travel by NCCL on GPUs and by gloo on CPUs; `timeout` is the longest wait for each.
+        Buckets travel by `backend`: "nccl" between GPUs, "gloo" between hosts. `timeout` is the longest wait for each.
         """
-        self._host: Any = dist.ProcessGroupGloo(dist.PrefixStore("weights/host", store), member, members, timeout)
+        self._host: Any = dist.ProcessGroupGloo(dist.PrefixStore("host", store), member, members, timeout)
         self._bulk: Any = self._host
-        if platform == "cuda":
+        if backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            self._bulk = dist.ProcessGroupNCCL(dist.PrefixStore("weights/nccl", store), member, members, options)
+            self._bulk = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), member, members, options)
 
     def send(self, buckets: Iterable[Sequence[Part]], memory: SentMemory) -> None:
         """Send all buckets, whose parts lie in the newest place of `memory`."""
         for parts in buckets:
             place = memory.newest
             assert place is not None
-            self._tell({"bytes": place.numel(), "parts": [entry_of(part, place) for part in parts]})
-            self._broadcast(place)
+            self.send_bucket([entry_of(part, place) for part in parts], place)
+        self.end()
+
+    def send_bucket(self, entries: list[Entry], place: torch.Tensor) -> None:
+        """Send one bucket."""
+        self._tell({"bytes": place.numel(), "parts": entries})
+        self._broadcast(place)
+
+    def end(self) -> None:
+        """Tell the receivers that no bucket follows."""
         self._tell({})
 
     def stream(self, memory: Memory, keep: KeptWeights | None = None) -> Iterator[Sequence[Part]]:
@@ -124,15 +130,22 @@ class KeptWeights:
         self._buckets[self._filled] = entries, copy.copy_(place)
         self._filled += 1
 
-    def stream(self, memory: Memory) -> Iterator[Sequence[Part]]:
-        """Yield all parts, in `memory`."""
-        memory.reserve(max((copy.numel() for _, copy in self._buckets), default=0))
+    def stream(self, memory: Memory, relay: WeightBroadcast | None = None) -> Iterator[Sequence[Part]]:
+        """Yield all parts, in `memory`; `relay` takes them to ranks that keep none."""
+        largest = max((copy.numel() for _, copy in self._buckets[: self._filled]), default=0)
+        memory.reserve(largest)
+        if relay is not None:
+            relay.announce(largest)
         for entries, copy in self._buckets[: self._filled]:
+            if relay is not None:
+                relay.send_bucket(entries, copy)
             place = memory.allocate(copy.numel()).copy_(copy)
             parts = [part_of(entry, place) for entry in entries]
             del place  # as above
             yield parts
             del parts
+        if relay is not None:
+            relay.end()
 
 
 def entry_of(part: Part, place: torch.Tensor) -> Entry:

@@ -36,16 +36,6 @@ def found(plan: PlanBuilder) -> Iterator[NotRun]:
         yield from (NotRun(name, reason) for reason in reasons(plan))
 
 
-@planned_only("staleness")
-def _staleness(plan: PlanBuilder) -> Iterator[str]:
-    staleness = plan.config.rollout.max_staleness
-    if plan.server and staleness > 1:
-        yield (
-            f"rollout.max_staleness ({staleness}) can be planned, but this version runs no more than 1: give "
-            "rollout.max_staleness=1"
-        )
-
-
 @planned_only("engine_over_nodes")
 def _engine_over_nodes(plan: PlanBuilder) -> Iterator[str]:
     size, gpus = plan.config.rollout.tensor_parallel_size, plan.config.cluster.gpus_per_node

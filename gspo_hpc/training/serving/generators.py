@@ -37,6 +37,7 @@ from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.bringup import read_architecture, start_rollout_worker
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import sizes
+from gspo_hpc.training.serving.link import weight_broadcast
 
 _NO_CAUSE = "unknown here: the ranks that generate do not have the trainer's model to look for it"
 
@@ -51,7 +52,8 @@ class EngineFiller:
     def __init__(self, config: Config, ranks: Ranks, broadcast: WeightBroadcast) -> None:
         self._config, self._ranks, self._broadcast = config, ranks, broadcast
         self._kept = KeptWeights()
-        self._keeps = engine_place(config, ranks.local_rank) is not None
+        self._place = engine_place(config, ranks.local_rank)  # among the ranks on the engine's GPUs; 0 owns it
+        self._relay = self._make_relay()
         self._sender: transfer.WeightSender | None = None
         self._sequences: list[list[int]] = []  # of the probe
         self._ours: list[Floats] = []  # the trainer's log-probs of them
@@ -70,7 +72,7 @@ class EngineFiller:
         ranks = self._ranks
         fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share
         self._kept.begin()
-        keep = self._kept if self._keeps else None
+        keep = self._kept if self._place == 0 else None
 
         def stream(memory: Memory) -> Iterator[Sequence[Part]]:
             for parts in self._broadcast.stream(memory, keep):
@@ -86,8 +88,15 @@ class EngineFiller:
 
     def refill(self, engine: Engine | None) -> EngineDied | None:
         """Fill `engine` with the weights that are kept, and check it; return how it died, if it did. Collective."""
-        death = self._fill(engine, self._kept.stream)
-        return self.check(engine, death)
+
+        def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+            if self._place == 0:
+                yield from self._kept.stream(memory, self._relay)
+            elif self._relay is not None:
+                yield from self._relay.stream(memory)
+
+        takes_part = engine is not None or self._relay is not None
+        return self.check(engine, self._fill(engine, stream) if takes_part else None)
 
     def check(self, engine: Engine | None, death: EngineDied | None) -> EngineDied | None:
         """Compare the probe's log-probs of `engine`, if it did not die, with the trainer's. Collective.
@@ -117,12 +126,21 @@ class EngineFiller:
                 engine.update_weights(stream, self._get_sender())
             except EngineDied as error:
                 return error
-        elif self._keeps and self._config.rollout.tensor_parallel_size > 1:  # a worker of the engine is on this GPU
+        elif self._relay is not None:  # a worker of the engine is on this GPU
             self._get_sender().send(stream)
         else:
             for _ in stream(Scratch(torch.device("cpu"))):
                 pass
         return None
+
+    def _make_relay(self) -> WeightBroadcast | None:
+        """Return the group of the ranks on an engine's GPUs, whose owner alone keeps weights; None if it is alone."""
+        size, ranks = self._config.rollout.tensor_parallel_size, self._ranks
+        if size == 1 or self._place is None:
+            return None
+        assert ranks.job_store is not None
+        met_at = dist.PrefixStore(f"kept/{ranks.rank - self._place}", ranks.job_store)
+        return WeightBroadcast(met_at, self._place, size, "gloo", ranks.timeout)
 
     def _get_sender(self) -> transfer.WeightSender:
         """Return this rank's memory for the workers of an engine, made once. Collective among the engine's ranks."""
@@ -143,9 +161,8 @@ class GeneratorJob:
         self._config, self._ranks, self._rollouts = config, ranks, rollouts
         self._stop_requested = stop_requested
         self._commands = Commands(ranks.job_store)
-        member, members = ranks.rank + 1, ranks.world_size + 1  # the sender is number 0
         self._filler = EngineFiller(
-            config, ranks, WeightBroadcast(ranks.job_store, member, members, config.cluster.platform, ranks.timeout)
+            config, ranks, weight_broadcast(config, ranks, ranks.rank + 1, ranks.world_size + 1)
         )
         self._worker: RolloutWorker | None = None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch.distributed as dist
+
 from gspo_hpc.config.roles import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
@@ -19,6 +21,13 @@ from gspo_hpc.training.serving.weights import RemoteWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 
+def weight_broadcast(config: Config, ranks: Ranks, member: int, members: int) -> WeightBroadcast:
+    """Return a rank's place in the group in which weights travel; member 0 is training rank 0."""
+    assert ranks.job_store is not None
+    backend = "nccl" if config.cluster.platform == "cuda" else "gloo"
+    return WeightBroadcast(dist.PrefixStore("weights", ranks.job_store), member, members, backend, ranks.timeout)
+
+
 class GeneratorLink:
     """A training rank's end of the connection."""
 
@@ -30,7 +39,7 @@ class GeneratorLink:
         if ranks.rank == 0:
             members = 1 + role_of(config, config.num_ranks - 1).count
             with waiting():  # for ranks that start later
-                self._broadcast = WeightBroadcast(ranks.job_store, 0, members, config.cluster.platform, ranks.timeout)
+                self._broadcast = weight_broadcast(config, ranks, 0, members)
         self.engines = RemoteEngines(config, ranks, self._commands, rollouts, monitor.stop_requested)
 
     def weights(
