@@ -51,7 +51,7 @@ class Run:
         return _inferred(self.key) if self.tokens is None else self.tokens
 
     def estimate(self) -> Times:
-        """Return what `gspo-hpc plan --response-tokens` says, but as their system makes passes and keeps engines full."""
+        """Return what `gspo-hpc plan --response-tokens` says, with the passes and the full engines of their system."""
         return self.estimate_for(self.response_tokens)
 
     def estimate_for(self, tokens: float) -> Times:
