@@ -1,6 +1,6 @@
 """Server mode: engines on ranks of their own, in turns with training or one rollout ahead of it.
 
-Costs seven starts of two training ranks and an engine, about three minutes. It would catch a rollout that depends on
+Costs eight starts of training ranks and an engine, about four minutes. It would catch a rollout that depends on
 where engines are, an engine's death that training notices, and whatever of a rollout ahead a kill loses or repeats:
 completions of weights that are gone, a checkpoint that needs them, old log-probs of other weights.
 """
@@ -99,3 +99,17 @@ def test_one_rollout_ahead_it_resumes_bit_for_bit(tiny_config: Path, tmp_path: P
     ours, theirs = harness.export(run_dir, tmp_path / "exported"), harness.export(whole, tmp_path / "expected")
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.timeout(600)
+def test_an_engine_of_two_ranks_is_filled_again(tiny_config: Path, tmp_path: Path) -> None:
+    """The owner of the engine alone has kept the weights: the other rank on its GPUs gets them from there."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    words = (*AHEAD, "rollout.tensor_parallel_size=2", "run.max_steps=4")
+    process = harness.start(harness.command(tiny_config, run_dir, *harness.OVERRIDES, *words), log)
+    harness.wait_for((run_dir / "rollouts" / "000001").exists, process, log)
+    engine_core(run_dir).kill()
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    rows = harness.metrics(run_dir)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows[-1]["engine_restarts"] == 1, rows[-1]
+    assert 0 < rows[3]["probe_logprob_gap_max"] < 1e-4

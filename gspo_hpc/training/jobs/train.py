@@ -99,7 +99,7 @@ def train(
     if role_of(config, int(os.environ["RANK"])).generates:
         placed = start_generating(config, patience, control)
         set_threads(config)
-        return generators.generate(config, placed, run.rollouts, lambda: flag.requested is not None, report)
+        return generators.generate(config, placed, run.rollouts, flag, report)
     ranks = start(config, patience, control)
     set_threads(config)
     kept = os.fdopen(open_log(attempt.console), "w", encoding="utf-8") if ranks.rank == 0 else None

@@ -32,9 +32,11 @@ from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
 from gspo_hpc.runs import journal
 from gspo_hpc.system.progress import mark, waiting
+from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training import probe
 from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.bringup import read_architecture, start_rollout_worker
+from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import sizes
 from gspo_hpc.training.serving.link import weight_broadcast
@@ -155,11 +157,14 @@ class EngineFiller:
 class GeneratorJob:
     """One rank that generates, from the start of its engine to the end of the attempt."""
 
-    def __init__(self, config: Config, ranks: Ranks, rollouts: Path, stop_requested: Callable[[], bool]) -> None:
+    def __init__(self, config: Config, ranks: Ranks, rollouts: Path, flag: StopFlag) -> None:
         """`rollouts`: the folder of journals."""
         assert ranks.job_store is not None
         self._config, self._ranks, self._rollouts = config, ranks, rollouts
-        self._stop_requested = stop_requested
+        self._stop_requested = lambda: flag.requested is not None
+        # On a node where ranks train as well, one of these watches its memory.
+        alone = ranks.local_rank == 0 and config.cluster.generation_nodes > 0
+        self._memory = MemoryWatch(config, flag, print) if alone else None
         self._commands = Commands(ranks.job_store)
         self._filler = EngineFiller(
             config, ranks, weight_broadcast(config, ranks, ranks.rank + 1, ranks.world_size + 1)
@@ -183,6 +188,8 @@ class GeneratorJob:
                 self._answer(number, self._receive(worker, number, command))
             elif command["kind"] == GENERATE:
                 self._answer(number, self._generate(worker, command))
+                if self._memory is not None:
+                    self._memory.step({"step": 1 + max(0, command["rollout"])})
             else:
                 worker.notices.close()
                 self._ranks.exchange.transport.barrier()  # nobody looks into the store any more, which now ends
@@ -252,14 +259,10 @@ class GeneratorJob:
 
 
 def generate(
-    config: Config,
-    ranks: Ranks,
-    rollouts: Path,
-    stop_requested: Callable[[], bool],
-    report: Callable[[BaseException], object],
+    config: Config, ranks: Ranks, rollouts: Path, flag: StopFlag, report: Callable[[BaseException], object]
 ) -> str:
     """Do the job of a rank that generates; return "done" or "stopped". An error is reported before anything closes."""
-    job = GeneratorJob(config, ranks, rollouts, stop_requested)
+    job = GeneratorJob(config, ranks, rollouts, flag)
     try:
         outcome = job.run()
     except BaseException as error:
