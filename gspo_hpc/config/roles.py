@@ -9,7 +9,7 @@ from gspo_hpc.config.schema import Config
 
 @dataclass(frozen=True)
 class Role:
-    """What a rank does, and its place among the ranks that do the same."""
+    """The role of a rank, and its place among the ranks that have the same."""
 
     generates: bool
     index: int  # among all of them

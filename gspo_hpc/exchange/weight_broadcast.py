@@ -30,9 +30,7 @@ class WeightBroadcast:
         self._host: Any = dist.ProcessGroupGloo(dist.PrefixStore("host", store), member, members, timeout)
         self._bulk: Any = self._host
         if backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            self._bulk = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), member, members, options)
+            self._bulk = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), member, members, timeout)
 
     def send(self, buckets: Iterable[Sequence[Part]], memory: SentMemory) -> None:
         """Send all buckets, whose parts lie in the newest place of `memory`."""

@@ -43,7 +43,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the ranks that generate say of a call."""
+    """The answer of the ranks that generate to a call."""
 
     stopped: bool  # before everything was sampled
     engines: dict[str, float]  # metrics of all engines; empty if there was nothing to generate
