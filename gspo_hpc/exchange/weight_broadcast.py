@@ -30,7 +30,8 @@ class WeightBroadcast:
         self._host: Any = dist.ProcessGroupGloo(dist.PrefixStore("host", store), member, members, timeout)
         self._bulk: Any = self._host
         if backend == "nccl":
-            self._bulk = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), member, members, timeout)
+            nccl: Any = dist.ProcessGroupNCCL  # torch's stubs do not know that it takes a timeout
+            self._bulk = nccl(dist.PrefixStore("nccl", store), member, members, timeout)
 
     def send(self, buckets: Iterable[Sequence[Part]], memory: SentMemory) -> None:
         """Send all buckets, whose parts lie in the newest place of `memory`."""
