@@ -40,7 +40,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from megatron.core.dist_checkpointing.utils import extract_sharded_base, force_all_tensors_to_non_fp8
-from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
+from megatron.core.dist_checkpointing.validation import validate_sharding_integrity
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
@@ -74,7 +74,9 @@ def prepare(
     which make torch's state from Megatron's, and on ``MCoreSavePlanner`` (0.16 to 0.19). On an upgrade compare with
     ``dist_checkpointing.save`` and ``TorchDistSaveShardedStrategy.async_save``.
     """
-    tensors, common = save_preprocess(_only_tensors(state), check)
+    tensors, common = save_preprocess(_only_tensors(state), False)
+    if check:
+        _check_shards(tensors, group)
     renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(tensors, True)
     if copy is not None:
         copy(renamed)
@@ -111,10 +113,38 @@ def load(state: State, shards: Path) -> State:
     wanted, local, factories = load_preprocess(state)
     merge(result, local)
     tensors, _ = extract_sharded_base(wanted)
-    validate_sharding_integrity(determine_global_metadata(tensors)[1])
+    with _host_group() as group:
+        _check_shards(tensors, group)
     merge(result, _tensors(tensors, reader))
     loaded: State = apply_factory_merges(result, factories)
     return loaded
+
+
+def _check_shards(tensors: State, group: dist.ProcessGroup | None) -> None:
+    """Check on rank 0 that the shards of all ranks make up whole tensors; it raises there. Collective.
+
+    Megatron gathers what all ranks say of their shards on all of them, and over NCCL on their GPUs; only rank 0 looks
+    at it. `group`: one of gloo, of all ranks. Relies on ``ShardedBase.without_data`` and
+    ``validate_sharding_integrity`` (0.16 to 0.19).
+    """
+    mine = [tensor.without_data() for tensor in nested_values(tensors)]
+    every: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, every, dst=0, group=group)
+    if every is not None:
+        validate_sharding_integrity(every)
+
+
+@contextmanager
+def _host_group() -> Iterator[dist.ProcessGroup | None]:
+    """Yield a gloo group of all ranks; None where the default group is one."""
+    if dist.get_backend() == "gloo":
+        yield None
+        return
+    group = dist.new_group(backend="gloo")
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
 
 
 def optimizer_tensors(part: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:

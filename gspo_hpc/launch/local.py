@@ -39,7 +39,7 @@ WORKER = (sys.executable, "-m", "gspo_hpc.training.worker")
 
 _POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 0.5  # seconds after a first failure in which others may show that they failed before
-_GRACE = 10.0  # seconds that the other ranks get to end by themselves once one has failed
+_GRACE = 5.0  # seconds that the other ranks get to end by themselves once one has failed
 _REAP = 4.0  # seconds in which a rank must end on SIGKILL; one that waits for a hung device or disk does not
 _ENDED_WELL = (None, DONE, REQUEUE, RESTART)  # or not ended
 _LOG_TAIL = 65536  # bytes of a log that are searched for the error

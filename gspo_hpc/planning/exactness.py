@@ -5,12 +5,14 @@ docs/exactness.md describes the three grades and what they rest on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gspo_hpc.config.derived import engine_dtype
 from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.estimates import devices
 
 Grade = Literal["bitwise", "journal-exact", "checkpoint-exact"]
 
@@ -25,6 +27,7 @@ _COST = (
     "run.deterministic=true is slower: vLLM runs its batch-invariant kernels (VLLM_BATCH_INVARIANT), gradients are "
     "added without atomic operations, and sums over ranks neither use NCCL's rings nor overlap with computation"
 )
+_BEFORE_HOPPER = re.compile(r"A\d|L4|RTX[34A]|RTX6000Ada")  # names of GPUs of compute capability 8
 # Arguments of vLLM with which its kernels are not known to be independent of the batch.
 _NOT_INVARIANT = ("quantization", "speculative_config", "enable_dbo", "kv_cache_dtype", "cpu_offload_gb")
 
@@ -74,9 +77,36 @@ def _of_engines(config: Config) -> Iterator[tuple[str, str]]:
         return
     if not config.run.deterministic:
         yield "engines add in an order that depends on what else is in the batch", "run.deterministic=true"
+    else:  # what is left then
+        yield from _of_head(config)
     for name in _NOT_INVARIANT:
         if rollout.engine.get(name) not in (None, False, 0, "auto"):
             yield f"kernels of rollout.engine.{name} are not known to be independent of the batch", ""
+
+
+def _of_head(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield why logits may depend on what else is in the batch: on GPUs before Hopper, in 16 bits with a head in fp32.
+
+    vLLM's batch-invariant mode replaces aten::mm, addmm, matmul and linear there, and not aten::mm.dtype, by which this
+    head multiplies (0.22 to 0.33, model_executor/determinism/batch_invariant.py). Later GPUs need no replacement.
+    """
+    overrides = config.rollout.engine.get("hf_overrides")
+    chosen = overrides.get("head_dtype") if isinstance(overrides, dict) else None
+    if engine_dtype(config) == "float32" or chosen not in (None, "float32"):
+        return
+    name = config.cluster.gpu
+    if name is not None:
+        try:
+            name = devices.find(name).name
+        except ValueError:  # a rule says so
+            return
+        if _BEFORE_HOPPER.match(name) is None:
+            return
+    which = "; cluster.gpu does not say which GPUs these are" if name is None else f", such as {name}"
+    yield (
+        f"the head of an engine in 16 bits has no batch-invariant kernel on GPUs before Hopper{which}",
+        "rollout.engine.hf_overrides.head_dtype=model",
+    )
 
 
 def _of_trainer(config: Config) -> Iterator[tuple[str, str]]:

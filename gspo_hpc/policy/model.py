@@ -146,7 +146,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         deterministic_mode=deterministic_kernels(config),
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=False,  # of Megatron's own layers it needs kernels of Apex
         bias_activation_fusion=fuses_swiglu(config),
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

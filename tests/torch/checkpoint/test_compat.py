@@ -32,7 +32,6 @@ MEGATRON_NAMES = {
     f"{_STRATEGY}: MCoreLoadPlanner.__init__": ("self",),
     f"{_ROOM}/state_dict_utils.py: save_preprocess": ("sharded_state_dict", "validate_access_integrity"),
     f"{_ROOM}/state_dict_utils.py: load_preprocess": ("sharded_state_dict",),
-    f"{_ROOM}/validation.py: determine_global_metadata": ("sharded_state_dict",),
     f"{_ROOM}/validation.py: validate_sharding_integrity": ("global_metadata",),
     f"{_ROOM}/utils.py: extract_sharded_base": ("sharded_state_dict",),
     f"{_ROOM}/utils.py: force_all_tensors_to_non_fp8": ("sharded_state_dict",),

@@ -24,6 +24,7 @@ from gspo_hpc.planning.plan import PlanError
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system import processes
 from gspo_hpc.system.signals import StopFlag
+from gspo_hpc.training import worker as rank_of_run
 from tests.folders import model_folder
 from tests.immortal import immortal
 
@@ -332,6 +333,7 @@ def test_a_rank_that_not_even_a_kill_ends_is_named_and_left(
 def test_a_failure_ends_a_run_within_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever does not end: a rank that ignores SIGTERM, one that SIGKILL does not end, what a guard ends."""
     parts = {
+        "the rank that failed closes what it has": rank_of_run._CLOSE,
         "others may have failed before": local._SETTLE,
         "the others close what they have": local._GRACE,
         "SIGKILL": local._REAP,
@@ -344,7 +346,7 @@ def test_a_failure_ends_a_run_within_30_seconds(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(local, "time", clock)
     ranks: Any = [SimpleNamespace(number=n, exit_code=lambda n=n: n or None, send=lambda signal: None) for n in (0, 1)]
     assert local._watch(ranks, StopFlag(), local._GRACE) == ([1], {1: 1})
-    assert now[0] + local._REAP + processes._GUARD_SECONDS <= sum(parts.values())
+    assert rank_of_run._CLOSE + now[0] + local._REAP + processes._GUARD_SECONDS <= sum(parts.values())
 
 
 def test_a_worker_that_cannot_start_fails_the_attempt(tmp_path: Path, out: Path) -> None:

@@ -16,6 +16,8 @@ from gspo_hpc.planning.plan import make_plan
 
 CPU = {"platform": "cpu"}
 EXACT = {"deterministic": True}
+H100 = {"gpu": "H100-80GB"}
+HEAD = ("rollout.engine.hf_overrides.head_dtype=model",)  # on GPUs that need it, or may
 
 
 @pytest.mark.parametrize(
@@ -25,14 +27,24 @@ EXACT = {"deterministic": True}
         ({"cluster": CPU, "model": {"dtype": "float32"}, "run": EXACT}, "bitwise", ()),
         ({"cluster": CPU}, "journal-exact", ("rollout.dtype=float32",)),
         ({"cluster": CPU, "rollout": {"dtype": "float32"}}, "bitwise", ()),
-        ({}, "checkpoint-exact", ("run.deterministic=true",)),
-        ({"run": EXACT}, "bitwise", ()),
-        ({"run": EXACT, "rollout": {"engine": {"quantization": "fp8"}}}, "journal-exact", ()),
-        ({"run": EXACT, "rollout": {"engine": {"kv_cache_dtype": "auto", "enable_dbo": False}}}, "bitwise", ()),
-        ({"run": EXACT, "model": {"fp8": "hybrid"}}, "checkpoint-exact", ("model.fp8=null",)),
-        ({"run": EXACT, "model": {"provider": "mcore_bridge"}}, "checkpoint-exact", ()),
+        ({"cluster": H100}, "checkpoint-exact", ("run.deterministic=true",)),
+        ({"cluster": H100, "run": EXACT}, "bitwise", ()),
+        ({"cluster": {"gpu": "GB200"}, "run": EXACT}, "bitwise", ()),
+        ({"cluster": {"gpu": "A100-80GB"}, "run": EXACT}, "journal-exact", HEAD),
+        ({"cluster": {"gpu": "RTX 4090"}, "run": EXACT}, "journal-exact", HEAD),
+        ({"run": EXACT}, "journal-exact", HEAD),
+        ({"run": EXACT, "rollout": {"engine": {"hf_overrides": {"head_dtype": "model"}}}}, "bitwise", ()),
+        ({"run": EXACT, "rollout": {"dtype": "float32"}}, "bitwise", ()),
+        ({"cluster": H100, "run": EXACT, "rollout": {"engine": {"quantization": "fp8"}}}, "journal-exact", ()),
         (
-            {"run": EXACT, "moe": {"token_dispatcher": "flex"}},
+            {"cluster": H100, "run": EXACT, "rollout": {"engine": {"kv_cache_dtype": "auto", "enable_dbo": False}}},
+            "bitwise",
+            (),
+        ),
+        ({"cluster": H100, "run": EXACT, "model": {"fp8": "hybrid"}}, "checkpoint-exact", ("model.fp8=null",)),
+        ({"cluster": H100, "run": EXACT, "model": {"provider": "mcore_bridge"}}, "checkpoint-exact", ()),
+        (
+            {"cluster": H100, "run": EXACT, "moe": {"token_dispatcher": "flex"}},
             "checkpoint-exact",
             ("moe.token_dispatcher=alltoall",),
         ),
@@ -62,7 +74,7 @@ def test_the_plan_shows_it() -> None:
 )
 def test_each_argument_of_vllm_that_lowers_the_grade_does(name: str, value: Any) -> None:
     """The plan must not promise bits that docs/exactness.md denies, with `run.deterministic` or without."""
-    sections: dict[str, Any] = {"rollout": {"engine": {name: value}}}
+    sections: dict[str, Any] = {"cluster": H100, "rollout": {"engine": {name: value}}}
     exact = exactness.assess(from_dict(sections | {"run": EXACT}))
     assert exact.grade == "journal-exact" and [name in reason for reason in exact.reasons] == [True]
     assert any(name in reason for reason in exactness.assess(from_dict(sections)).reasons)
