@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,12 @@ def test_blocks_are_run_or_say_what_they_need(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=pages.name_of)
 def test_marked_blocks_can_be_pasted(page: Path) -> None:
     for block in blocks.blocks(text_of(page)):
-        if block.reason is not None:
-            done = subprocess.run(["bash", "-n"], input=block.text, text=True, capture_output=True, check=False)
-            assert done.returncode == 0 and "…" not in block.text, block.text + done.stderr
+        if block.reason is None:
+            continue
+        command = [sys.executable, "-c", "import sys; compile(sys.stdin.read(), 'block', 'exec')"]
+        command = command if block.kind == "python" else ["bash", "-n"]
+        done = subprocess.run(command, input=block.text, text=True, capture_output=True, check=False)
+        assert done.returncode == 0 and "…" not in block.text, block.text + done.stderr
 
 
 @pytest.mark.parametrize("page", HERE, ids=pages.name_of)
