@@ -1,12 +1,13 @@
 """The documentation builds as a site, strictly: every page is in its navigation, every link and anchor leads somewhere.
 
-It takes six seconds. It catches a page that nobody can find in the site, a link or anchor that works on a forge only,
+It takes ten seconds. It catches a page that nobody can find in the site, a link or anchor that works on a forge only,
 Markdown that a forge and the site read differently, and a script, style, font or picture from another host, without
 which the site could not be read offline.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -54,6 +55,16 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+def outside() -> dict[str, str]:
+    """The pages outside docs/, each with its place in the site."""
+    specification = importlib.util.spec_from_file_location("hooks", (pages.PROJECT / SITE).with_name("hooks.py"))
+    assert specification is not None and specification.loader is not None
+    hooks = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(hooks)
+    found: dict[str, str] = hooks.OUTSIDE
+    return found
+
+
 class Loads(HTMLParser):
     """What a browser loads by itself for a page."""
 
@@ -96,15 +107,22 @@ def test_the_sections_are_in_their_order(site: Path) -> None:
 
 def test_a_forge_and_the_site_read_pages_alike(site: Path) -> None:
     """The renderer of the comparison is CommonMark with tables, which is what forges show."""
-    places = {found.name: found for found in site.rglob("*.html")}
     forge = MarkdownIt("commonmark").enable("table")
-    compared = 0
-    for page in sorted((pages.PROJECT / "docs").rglob("*.md")):
-        place = (site / page.relative_to(pages.PROJECT / "docs")).with_suffix(".html")
-        (article,) = re.findall(r"<article[^>]*>(.*?)</article>", place.read_text("utf-8"), re.DOTALL)
+    docs = pages.PROJECT / "docs"
+    places = {page: page.relative_to(docs) for page in docs.rglob("*.md")}
+    places |= {
+        pages.PROJECT / name: Path(place) for name, place in outside().items() if (pages.PROJECT / name).exists()
+    }
+    assert len(places) > 35
+    for page, place in sorted(places.items()):
+        html = (site / place).with_suffix(".html").read_text("utf-8")
+        (article,) = re.findall(r"<article[^>]*>(.*?)</article>", html, re.DOTALL)
         assert elements(article) == elements(forge.render(page.read_text("utf-8"))), page.name
-        compared += 1
-    assert compared > 25 and "index.html" in places
+
+
+def test_every_page_of_the_repository_is_in_the_site() -> None:
+    docs = {pages.name_of(page) for page in pages.PAGES if not pages.name_of(page).startswith("docs/")}
+    assert docs | {"CHANGELOG.md"} == {name for name in outside() if (pages.PROJECT / name).exists()}
 
 
 def test_nothing_is_loaded_from_another_host(site: Path) -> None:
