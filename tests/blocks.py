@@ -84,8 +84,8 @@ def script(found: list[Block], out: Path) -> tuple[str, list[tuple[str, tuple[st
     return "\n".join(lines) + "\n", commands
 
 
-def run(found: list[Block], folder: Path) -> list[Shown]:
-    """Run the blocks that are not marked in a folder; AssertionError names the block that failed."""
+def run(found: list[Block], folder: Path, seconds: float = 300.0) -> list[Shown]:
+    """Run the blocks that are not marked in a folder, within so many seconds; AssertionError names one that failed."""
     out = folder.parent / f"{folder.name}-printed"
     out.mkdir(exist_ok=True)
     text, commands = script(found, out)
@@ -95,7 +95,7 @@ def run(found: list[Block], folder: Path) -> list[Shown]:
         "HF_HOME": str(folder / ".hf"),
     }
     done = subprocess.run(
-        ["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )
     printed = [(out / str(n)).read_text("utf-8") if (out / str(n)).exists() else None for n in range(len(commands))]
     ran = [(command, text) for (command, _), text in zip(commands, printed, strict=True) if text is not None]

@@ -1,7 +1,8 @@
 """The commands of docs/quickstart.md work in their order, also those that train, evaluate and export.
 
-It takes two minutes. It catches a command of the page that fails, or a folder that transformers no longer loads. The
-set-up of the environment is left out, for it needs a package index, and so is tools/quickstart.sh, which does it all.
+It took five minutes on two busy cores. It catches a command of the page that fails, or a folder that transformers no
+longer loads. The set-up of the environment is left out, for it needs a package index, and so is tools/quickstart.sh,
+which does it all.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def test_the_page_from_model_to_export(tiny_folder: Path, tmp_path: Path) -> Non
     (folder / ".cache").mkdir()
     (folder / ".cache" / "tiny").symlink_to(tiny_folder)
     steps = blocks.blocks(PAGE.split("\n## Step by step\n")[1])
-    shown = blocks.run([replace(one, reason=None) for one in steps if one.reason != "Needs the internet"], folder)
+    shown = blocks.run([replace(one, reason=None) for one in steps if one.reason != "Needs the internet"], folder, 570)
     assert [(one.command, line) for one in shown if (line := blocks.missing(one))] == []
     records = harness.metrics(folder / "runs" / "quick")
     assert records[-1]["step"] == 40 and records[-1]["eval/accuracy"] > records[0]["eval/accuracy"]
