@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from tests import metrics_page
 from tests.run import harness
 from tests.run.harness import Found
 
@@ -70,8 +71,8 @@ def mixture(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def found(tiny_config: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Two completions a rank and update, which differ in length; nothing is learned."""
+def finished(tiny_config: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run with two completions a rank and update, which differ in length; nothing is learned."""
     folder = tmp_path_factory.mktemp("run")
     run_dir, log = folder / "run", folder / "log"
     (folder / "grader.py").write_text(GRADER)
@@ -91,7 +92,18 @@ def found(tiny_config: Path, mixture: Path, tmp_path_factory: pytest.TempPathFac
     )
     process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
-    return harness.diagnose(run_dir)[1]
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def found(finished: Path) -> Found:
+    """The symptoms of the run."""
+    return harness.diagnose(finished)[1]
+
+
+def test_metrics_of_experts_are_explained_on_their_page(finished: Path) -> None:
+    keys = {key for record in harness.metrics(finished) for key in record}
+    assert "experts/idle" in keys and metrics_page.unexplained(keys) == []
 
 
 def test_experts_that_nobody_chooses(found: Found) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from tests import metrics_page
 from tests.run import harness
 
 
@@ -120,6 +121,11 @@ def test_every_step_tells_communication_from_computation(uninterrupted: Path) ->
     for record in records:
         assert record["communication_over_computation"] > 0.0 and record["update_tflops"] > 0.0
         assert 0.0 < record["seconds/communication"] < record["seconds"] and record["seconds/waiting"] >= 0.0
+
+
+def test_every_metric_is_explained_on_its_page(uninterrupted: Path) -> None:
+    found = {key for record in harness.metrics(uninterrupted) for key in record}
+    assert len(found) > 60 and metrics_page.unexplained(found) == []
 
 
 def test_the_debug_switch_reaches_every_rank(uninterrupted: Path) -> None:

@@ -149,6 +149,17 @@ def test_tables_can_be_read(page: Path) -> None:
     assert [cell for cell in pages.cells(page.read_text("utf-8")) if len(cell) > WIDEST] == []
 
 
+def other_names(text: str) -> list[str]:
+    """Words for a thing that has another name: a reward function, and a fix of a plan."""
+    words = re.sub(r"`[^`]+`", "", pages.prose(text))
+    return re.findall(r"(?i)\b(?:graders?|mends?|mended)\b", words)
+
+
+@by_page
+def test_a_thing_has_one_name(page: Path) -> None:
+    assert other_names(page.read_text("utf-8")) == []
+
+
 def run_on(text: str) -> list[str]:
     """Items of lists that went on the line of the item before, as when a paragraph is filled."""
     return re.findall(r"\S - \*\*.*", pages.prose(text))
@@ -209,6 +220,7 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def test_planted_items_and_files_are_found(tmp_path: Path) -> None:
+    assert other_names("Graders and `grader`, and the mend.") == ["Graders", "mend"]
     assert run_on("- **A.** b\n- **C.** d\nand e. - **F.** g\n") == [". - **F.** g"]
     for name, text in {"README.md": "`a.py`", "a.py": "", "b.py": ""}.items():
         (tmp_path / name).write_text(text)

@@ -1,0 +1,28 @@
+"""The metrics that docs/metrics.md explains, for tests that compare them with those of the code and of real runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tests import pages
+
+PAGE = (pages.PROJECT / "docs" / "metrics.md").read_text("utf-8")
+
+
+def keys(text: str = PAGE) -> list[str]:
+    """Return the keys in the tables of the page, in its order."""
+    rows = re.findall(r"(?m)^\| (`[^|]+`) \|", text)
+    return [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
+
+
+def fits(key: str, explained: str) -> bool:
+    """Tell if a key is the one of the page; NAME, PASS and K in it stand for anything."""
+    pattern = re.sub(r"NAME|PASS|K(?=$)", "\0", explained)
+    return bool(re.fullmatch(re.escape(pattern).replace("\0", "[^/@]+" if "NAME" not in explained else ".+"), key))
+
+
+def unexplained(found: Iterable[str], text: str = PAGE) -> list[str]:
+    """Return the keys that the page does not have."""
+    known = keys(text)
+    return sorted(key for key in set(found) if not any(fits(key, one) for one in known))
