@@ -1,7 +1,7 @@
 """docs/notebook.ipynb runs from its first cell to its last, in a kernel of its own, and is committed without outputs.
 
 Takes 25 s: one run of eight steps. It would catch a cell that fails, and a function of the Python interface that does
-not do in a notebook what the text says: train, read, register a reward function and an observer.
+not do in a notebook what the text says: train, read, register a reward function, an observer and an algorithm.
 """
 
 from __future__ import annotations
@@ -51,11 +51,16 @@ def test_all_cells_run(project: Path, tiny_folder: Path, tmp_path: Path, monkeyp
     shown = {cell.source.splitlines()[0]: text_of(cell) for cell in notebook.cells if cell.cell_type == "code"}
     assert "nearest: batch.num_generations" in shown["try:"]
     assert "valid: True" in shown["found = gspo_hpc.plan(config)"]
+    assert (
+        "clip_high=0.008"
+        in shown['config = gspo_hpc.with_algorithm(config, "wider.py:Wider", normalize_advantage=False)']
+    )
     assert "done, step 8 of 8" in shown["run = gspo_hpc.train(config)"]
 
     records = [record for record in harness.metrics(tmp_path / "runs" / "notebook") if "reward" in record]
     assert [record["step"] for record in records] == list(range(1, 9))
     assert all("reward/rewards.py:near" in record for record in records)
+    assert "wider.py:Wider trains" in (tmp_path / "runs" / "notebook" / "attempts" / "0001" / "console.log").read_text()
     lines = shown['run = gspo_hpc.open_run("runs/notebook")'].splitlines()
     assert [line.split("#")[0].split() for line in lines] == [
         ["step", str(record["step"]), "reward", f"{record['reward']:.3f}"] for record in records

@@ -95,7 +95,7 @@ def _algorithms(shapes: Mapping[str, Any]) -> dict[str, Setting]:
         key = f"algorithm.{name}"
         if name == "name":
             about = "; ".join(f"{kind}: {part[name]['description'].rstrip('.')}" for kind, part in parts.items())
-            about += f"; {_OWN}: one in a file of your own"
+            about += f"; one in a file of your own: {_OWN}"
             found[key] = Setting(key, f"{', '.join(kinds)}, or {_OWN}", plugins.DEFAULT, about, tuple(kinds))
             continue
         having = {kind: part[name] for kind, part in parts.items() if name in part}
