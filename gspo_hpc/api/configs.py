@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config import loader, own_code
+from gspo_hpc.config import loader
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.reading.config_files import find_config
 from gspo_hpc.config.schema import Config, as_dict
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gspo_hpc.config import own_code
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.loader import ConfigError
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.planning.plan import Plan, make_plan

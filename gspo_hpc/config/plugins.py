@@ -21,8 +21,9 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from gspo_hpc.config import own_code, paths
+from gspo_hpc.config import paths
 from gspo_hpc.config.algorithm import AlgorithmInFile, AlgorithmSettings
+from gspo_hpc.config.reading import own_code
 
 DEFAULT = "gspo"
 RUN_CODE = "run_code"  # in the context of a validation: algorithms in users' files may be run

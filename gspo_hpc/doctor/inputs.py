@@ -7,8 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from gspo_hpc.config import own_code
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config, Data
 from gspo_hpc.data import counting, hub_data, prompts
 from gspo_hpc.data.counting import JSONL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo_hpc.config import own_code
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.counting import count_rows
 from gspo_hpc.models import model_folder

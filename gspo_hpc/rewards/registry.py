@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from gspo_hpc.config import own_code
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.system.text import near_miss

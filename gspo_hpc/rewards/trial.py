@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo_hpc.config import own_code, paths
+from gspo_hpc.config import paths
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.rewards.calls import error_text, loaded
 

@@ -11,7 +11,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gspo_hpc.config import own_code, paths
+from gspo_hpc.config import paths
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
 from gspo_hpc.system.environment import GRADERS
 from gspo_hpc.system.files import make_private_dir, write_json

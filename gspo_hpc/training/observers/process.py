@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config import own_code, paths
+from gspo_hpc.config import paths
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.system import processes
 from gspo_hpc.system.files import plain
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.config import own_code
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.training.observers.process import WAITING, ObserverProcess
 
 RECORDS: list[dict[str, Any]] = [{"step": step, "reward": step / 4, "loss": math.nan} for step in range(1, 41)]

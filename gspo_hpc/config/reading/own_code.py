@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.abc
 import importlib.util
 import inspect
 import os
@@ -55,10 +56,11 @@ def load(path: Path, name: str) -> Any:
 
     Raises whatever the file raises, and AttributeError where it has no such name.
     """
-    content = source(path).read_bytes()
+    file = source(path)
+    content = file.read_bytes()
     key = f"_own_code:{path.resolve()}:{hashlib.sha256(content).hexdigest()[:16]}"
     if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, source(path))
+        spec = importlib.util.spec_from_file_location(key, str(file), loader=_Content(str(file), content))
         assert spec is not None and spec.loader is not None
         module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
         if (folder := str(path.resolve().parent)) not in sys.path:
@@ -69,6 +71,23 @@ def load(path: Path, name: str) -> Any:
             del sys.modules[key]
             raise
     return getattr(sys.modules[key], name)
+
+
+class _Content(importlib.abc.SourceLoader):
+    """The loader of a file that was read already; tracebacks show its lines, and nothing is written beside it."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self._name, self._content = name, content
+
+    def get_filename(self, fullname: str) -> str:
+        """Return the path that tracebacks name."""
+        return self._name
+
+    def get_data(self, path: str | bytes) -> bytes:
+        """Return the content of the file, the only one that this loader has."""
+        if path != self._name:
+            raise OSError(f"{path!r} is not kept")  # Python looks for bytecode beside it
+        return self._content
 
 
 def signature(path: Path, name: str) -> inspect.Signature:
