@@ -1,14 +1,15 @@
 """The package as it is distributed: its sdist, and its wheel in an empty environment, used from outside a checkout.
 
 Costs about half a minute, most of it pip. Catches a file that is read at run time and is not in the wheel, a
-requirement that setup.cfg does not name, a path that only a checkout has, and a description that a package index would
-not render.
+requirement that setup.cfg does not name, a path that only a checkout has, a description that a package index would not
+render, and a version that the changelog or the citation does not have.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gspo_hpc import __version__
 from gspo_hpc.config import paths
@@ -146,6 +148,16 @@ def test_a_description_that_does_not_render_is_refused(source: Path, tmp_path: P
     command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and "syntax errors in markup" in done.stdout, done.stdout
+
+
+def test_the_version_has_its_section_and_its_citation(project: Path) -> None:
+    """The fields are those that the format 1.2.0 requires, and the date is that of the section."""
+    cited = yaml.safe_load((project / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors", "version", "date-released", "license"} <= set(cited)
+    assert (cited["cff-version"], str(cited["version"]), cited["license"]) == ("1.2.0", __version__, "Apache-2.0")
+    assert all(set(one) <= {"name"} or {"family-names", "given-names"} <= set(one) for one in cited["authors"])
+    heads = re.findall(r"^## (.+)$", (project / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert heads[:2] == ["Unreleased", f"{__version__} - {cited['date-released']}"]
 
 
 def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
