@@ -1,7 +1,8 @@
 """docs/notebook.ipynb runs from its first cell to its last, in a kernel of its own, and is committed without outputs.
 
-Takes 25 s: one run of eight steps. It would catch a cell that fails, and a function of the Python interface that does
-not do in a notebook what the text says: train, read, register a reward function, an observer and an algorithm.
+Takes 72 s on two busy cores: one run of eight steps. It would catch a cell that fails, and a function of the Python
+interface that does not do in a notebook what the text says: train, read, register a reward function, an observer and an
+algorithm.
 """
 
 from __future__ import annotations
