@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gspo_hpc.config import loader, paths
+from gspo_hpc.config import loader
+from gspo_hpc.config.reading.config_files import find_config
 from gspo_hpc.config.schema import Config
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
@@ -19,8 +20,8 @@ def load_config(args: argparse.Namespace) -> Config:
 
     From here on `args.config` is the path of its file, and `args.places` says where settings stand.
     """
-    args.config = config_path(args.config)
-    config, args.places = loader.load_with_places(args.config, args.overrides)
+    args.config = find_config(args.config)
+    config, args.places = loader.load_with_places(args.config, args.overrides, run_code=True)
     if not any("." in key for key in args.places):
         sections = "sections such as run, model, data and reward"
         raise ValueError(
@@ -38,25 +39,6 @@ def places_told(args: argparse.Namespace) -> Iterator[None]:
         yield
     except PlanError as error:
         raise PlanError(error.broken, error.hint, args.places) from None
-
-
-def config_path(given: str) -> str:
-    """Return the file of a config, given its path or the name of a preset, in configs/ here or in the package."""
-    path = Path(given)
-    if path.exists():
-        return given
-    if "=" in given:
-        raise ValueError(f"{given} is a setting; the config file comes first: gspo-hpc COMMAND CONFIG key=value")
-    folders = (path.parent, Path("configs"), paths.PRESETS)
-    there = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*.y*ml"))}
-    stem = path.stem if path.suffix in (".yaml", ".yml") else path.name
-    if path.name == given and stem in there:
-        return str(there[stem])
-
-    def shown(name: str) -> object:
-        return name if there[name].parent == paths.PRESETS else there[name]  # a preset's name is enough
-
-    raise ValueError(f"{given}: no such config file{near_miss(stem, there, shown=shown)}")
 
 
 RUN_DIRECTORY = "run directory"  # what :func:`require_path` is asked for; only folders are offered in its place

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.loader import ConfigError
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -46,7 +47,7 @@ def plan(
     """
     check_positive("--price", price)
     check_positive("--response-tokens", response_tokens)
-    _known_rewards(config, places)
+    _known_code(config, places)
     config = _with_cached_files(config)
     rows = _rows(config.data.train)
     found = make_plan(config, rows)
@@ -129,10 +130,19 @@ def _batch_script(config: Config) -> str | None:
         return None
 
 
-def _known_rewards(config: Config, places: Places) -> None:
-    """Raise ConfigError for reward functions that are neither built in nor in a file, and for wrong arguments."""
+def _known_code(config: Config, places: Places) -> None:
+    """Raise ConfigError for observers and reward functions that cannot be called, as far as their files are there."""
     from gspo_hpc.rewards.builtin import REGISTRY
 
+    for number, name in enumerate(config.tracking.observers):
+        path = own_code.file_of(name)
+        if path is not None and not own_code.source(path).exists():
+            continue  # noted below
+        try:
+            own_code.check_observer(name)
+        except ValueError as mistake:
+            key = f"tracking.observers[{number}]"
+            raise ConfigError([f"{places.around(key, 'config')}: {key} is {name!r}: {mistake}"]) from None
     if all(term.function in REGISTRY and not term.args for term in config.reward.functions):
         return
     from gspo_hpc.rewards import registry
@@ -164,6 +174,9 @@ def _absent(config: Config) -> Iterator[str]:
                 yield f"{key} {name} is not in the cache of the hub{counted}. A run downloads it."
             else:
                 yield f"{key} {name} is not there{counted}. A run needs the file."
+    for number, name in enumerate(config.tracking.observers):
+        if (file := own_code.file_of(name)) is not None and not file.exists():
+            yield f"tracking.observers[{number}]: {file} is not there. A run needs the file."
     if all(":" not in term.function for term in config.reward.functions):
         return
     from gspo_hpc.rewards import registry

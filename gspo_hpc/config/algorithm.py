@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from gspo_hpc.config.section import Section, key
 
@@ -35,9 +35,9 @@ KlBeta = Annotated[
 class AlgorithmSettings(Section):
     """The objective of a run: `name` picks the algorithm, the other keys change its settings."""
 
-    paper: ClassVar[str]  # the reference that `plan` prints
+    paper: ClassVar[str] = "without a reference"  # what `plan` prints
 
-    name: str = key(..., "The algorithm: a file in gspo_hpc/algorithms/.")
+    name: str = key(..., "The algorithm: a file in gspo_hpc/algorithms/, or path/to/file.py:Class.")
     clip_low: ClipLow
     clip_high: ClipHigh
     aggregation: Aggregation = key(
@@ -53,3 +53,24 @@ class AlgorithmSettings(Section):
     def _null_is_the_default(cls, given: Any) -> Any:
         """Drop keys that are null: they mean the algorithm's own default, as configs of earlier versions wrote it."""
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class AlgorithmInFile(AlgorithmSettings):
+    """The settings of an algorithm in a user's file that was not run: all of them are taken as they are.
+
+    Configs of runs are read so. They state every setting, so the clip range here stands for no algorithm's default.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    paper: ClassVar[str] = "not known, because the file of the algorithm was not run"
+
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, given: Any) -> Any:
+        """Keep null where a setting of the algorithm itself may have it."""
+        own = set(given) - set(cls.model_fields) if isinstance(given, dict) else set()
+        return {key: value for key, value in given.items() if value is not None or key in own} if own else given

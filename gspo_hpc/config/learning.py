@@ -23,6 +23,7 @@ from gspo_hpc.config.section import (
     Section,
     Share,
     Temperature,
+    Texts,
     checked,
     key,
 )
@@ -225,6 +226,11 @@ class Tracking(Section):
         None,
         "The folder of node_exporter's textfile collector, for a file of gauges that is replaced with every step. "
         "Every user of the machine can read it: it has numbers and the run's name.",
+    )
+    observers: Texts = key(
+        (),
+        "Functions of your own, path/to/file.py:function, each called with the record of every step, in a process of "
+        "its own beside rank 0. One that fails or hangs is reported and changes nothing of the run.",
     )
     samples: CountFrom0 = key(4, "Completions of each logged rollout that are kept for the report.")
     profile_steps: Counts = key((), "Optimizer steps that torch's profiler traces, with a table by phase.")

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from gspo_hpc.config import paths, schema
+from gspo_hpc.config import paths, plugins, schema
 from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer, read_word
 from gspo_hpc.config.reading.peer_names import here
 from gspo_hpc.config.reading.places import Places
@@ -35,15 +35,18 @@ class ConfigError(ValueError):
         self.problems = tuple(problems)
 
 
-def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path | None, overrides: Sequence[str] = (), *, run_code: bool = False) -> Config:
     """Return the config of a YAML file (None: only defaults) with ``section.key=value`` settings put over it.
 
-    Raises ConfigError with every mistake of the file and of the overrides.
+    `run_code`: an algorithm in a user's file is run, for its defaults and its terms. Without it nothing that a config
+    names is ever run. Raises ConfigError with every mistake of the file and of the overrides.
     """
-    return load_with_places(path, overrides)[0]
+    return load_with_places(path, overrides, run_code=run_code)[0]
 
 
-def load_with_places(path: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Config, Places]:
+def load_with_places(
+    path: str | Path | None, overrides: Sequence[str] = (), *, run_code: bool = False
+) -> tuple[Config, Places]:
     """Return what :func:`load` returns, and the places of the settings that are given."""
     raw: dict[str, Any] = {}
     places = Places()
@@ -59,7 +62,8 @@ def load_with_places(path: str | Path | None, overrides: Sequence[str] = ()) -> 
                 raw[name] = section | (raw.get(name) or {})
             raw["slurm"]["profile"] = None  # it is part of the config now, and need not be there to load it again
             places = Places(lines | places)
-        config = _read_config(raw, lambda key: places.around(key, "config" if path is None else str(path)), problems)
+        around = "config" if path is None else str(path)
+        config = _read_config(raw, lambda key: places.around(key, around), problems, run_code)
     except RecursionError:
         raise ConfigError([f"{path or 'command line'}: nested too deeply"]) from None
     if problems or config is None:
@@ -67,10 +71,10 @@ def load_with_places(path: str | Path | None, overrides: Sequence[str] = ()) -> 
     return config, places
 
 
-def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
+def from_dict(raw: Mapping[str, Any], where: str = "config", *, run_code: bool = False) -> Config:
     """Return the config of nested sections, as read from YAML or JSON; `where` opens every line of a ConfigError."""
     problems: list[str] = []
-    config = _read_config(raw, lambda key: where, problems)
+    config = _read_config(raw, lambda key: where, problems, run_code)
     if problems or config is None:
         raise ConfigError(problems)
     return config
@@ -79,6 +83,11 @@ def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
 def dump(config: Config) -> str:
     """Return the whole config as YAML, every key with its value; :func:`load` of it gives an equal config."""
     return str(yaml.dump(as_dict(config), Dumper=Writer, sort_keys=False, allow_unicode=True, width=120))
+
+
+def given(config: Config) -> dict[str, Any]:
+    """Return only the settings that were given, as nested values: defaults of the others may depend on them."""
+    return config.model_dump(exclude_unset=True, warnings=False)
 
 
 def dump_given(config: Config, given: Collection[str]) -> str:
@@ -226,11 +235,26 @@ def read_value(key: Sequence[str], given: str) -> Any:
     return value
 
 
-def _read_config(raw: Mapping[str, Any], place: Callable[[str], str], problems: list[str]) -> Config | None:
+def with_settings(config: Config, settings: Sequence[str]) -> Config:
+    """Return a config with ``section.key=value`` settings put over it. Raises ConfigError with every mistake."""
+    raw = given(config)
+    places, problems = Places(), list[str]()
+    for text in settings:
+        _override(raw, text, places, problems)
+    changed = _read_config(raw, lambda key: places.around(key, "config"), problems, True)
+    if problems or changed is None:
+        raise ConfigError(problems)
+    return changed
+
+
+def _read_config(
+    raw: Mapping[str, Any], place: Callable[[str], str], problems: list[str], run_code: bool
+) -> Config | None:
     given = {name: {} if section is None else section for name, section in raw.items()}
     given = {name: dict(section) if isinstance(section, Mapping) else section for name, section in given.items()}
     try:
-        return Config.model_validate({name: {} for name in Config.model_fields} | given)
+        whole = {name: {} for name in Config.model_fields} | given
+        return Config.model_validate(whole, context={plugins.RUN_CODE: run_code})
     except ValidationError as error:
         from gspo_hpc.config import mistakes  # only here: most configs have none
 

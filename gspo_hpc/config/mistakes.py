@@ -58,6 +58,8 @@ def _allowed(names: Iterable[Any]) -> str:
 
 def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
     loc, kind, given = one["loc"], one["type"], one["input"]
+    if loc == ("algorithm",) and kind == "value_error":  # of the name of one in a user's file
+        return f"{place('algorithm.name')}: algorithm.name {one['ctx']['error']}"
     if kind == "value_error" and isinstance(inner := one["ctx"]["error"], Inner):
         key = dotted((*loc, *inner.steps))
         return f"{place(key)}: {key} {_argument(key, inner.given) if inner.given is not None else inner}"
@@ -178,7 +180,7 @@ def _no_algorithm(given: Any) -> str:
 
 def _is_tagged(loc: Sequence[str | int]) -> bool:
     """Return True for a path that pydantic gives below an algorithm, with its name behind the section's."""
-    return loc[0] == "algorithm" and len(loc) > 1 and loc[1] in plugins.algorithms()
+    return loc[0] == "algorithm" and len(loc) > 1 and loc[1] in plugins.known()
 
 
 def _class_at(loc: Sequence[str | int]) -> type[Section]:
@@ -186,7 +188,7 @@ def _class_at(loc: Sequence[str | int]) -> type[Section]:
     if len(loc) == 1:
         return schema.section_class(str(loc[0]))
     if _is_tagged(loc) and len(loc) == 2:
-        return plugins.algorithms()[str(loc[1])]
+        return plugins.known()[str(loc[1])]
     field = schema.field_at(loc)
     assert field is not None
     kind = schema.plain_type(field.annotation)

@@ -3,22 +3,31 @@
 A file NAME.py defines an algorithm if it has a class derived from AlgorithmSettings with ``name: Literal["NAME"]``.
 The folder lies above this room, so its modules are found and imported at run time, by name, when the first config is
 validated. Other modules of that folder are not imported: the loss needs torch, which `plan` must do without.
+
+A user's own file has one too, named FILE.py:CLASS, without a `name` of its own. It is run only for a config that the
+user has named in a command, and in the ranks that train: whoever reads the directory of a run must not run what another
+user's config names.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import GetCoreSchemaHandler, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from gspo_hpc.config import paths
-from gspo_hpc.config.algorithm import AlgorithmSettings
+from gspo_hpc.config.algorithm import AlgorithmInFile, AlgorithmSettings
+from gspo_hpc.config.reading import own_code
 
 DEFAULT = "gspo"
+RUN_CODE = "run_code"  # in the context of a validation: algorithms in users' files may be run
+_LOADED: dict[str, type[AlgorithmSettings]] = {}  # from users' files, by their names in a config
 
 
 @cache
@@ -78,14 +87,59 @@ class Chosen:
     """Marker of the key whose value is the settings of one algorithm, chosen by `name`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the union of all algorithms, tagged by their names."""
+        """Return the union of all algorithms, tagged by their names; those in a user's file are validated apart."""
         choices = {name: handler.generate_schema(kind) for name, kind in algorithms().items()}
         union = core_schema.tagged_union_schema(choices, discriminator="name")
-        return core_schema.no_info_before_validator_function(_named, union)
+        return core_schema.with_info_wrap_validator_function(_validated, union)
 
 
-def _named(given: Any) -> Any:
-    """Add the name of the default algorithm where none is given."""
-    if isinstance(given, Mapping) and given.get("name") is None:
-        return {**given, "name": DEFAULT}
-    return given
+def _validated(given: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Return the settings, of the default algorithm where none is named."""
+    if isinstance(given, AlgorithmInFile):
+        return given
+    name = given.get("name") if isinstance(given, Mapping) else DEFAULT
+    if name is None:
+        return handler({**given, "name": DEFAULT})
+    if not isinstance(name, str) or name in algorithms() or not own_code.is_file(name):
+        return handler(given)
+    try:
+        path, class_name = own_code.split(name, "an algorithm", "Class")
+    except ValueError as error:
+        raise ValueError(f"is {name!r}, but {error}") from None
+    kind = in_file(path, class_name, name) if (info.context or {}).get(RUN_CODE) else AlgorithmInFile
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:  # with the name in the path, as errors of the union have it
+        lines = [
+            InitErrorDetails(type=one["type"], loc=(name, *one["loc"]), input=one["input"], ctx=one.get("ctx", {}))
+            for one in error.errors(include_url=False)
+        ]
+        raise ValidationError.from_exception_data(name, lines) from None
+
+
+def in_file(path: Path, class_name: str, name: str) -> type[AlgorithmSettings]:
+    """Return the settings class of an algorithm in a user's file, which is run. Raises ValueError where it has none.
+
+    `name`: what the config calls it.
+    """
+    try:
+        kind = own_code.load(path, class_name)
+    except FileNotFoundError:
+        raise ValueError(f"is {name!r}, but there is no {path}; relative paths begin at {os.getcwd()}") from None
+    except AttributeError as error:
+        if error.name != class_name:
+            raise ValueError(f"is {name!r}, which cannot be loaded: {_in_a_line(error)}") from error
+        raise ValueError(f"is {name!r}, but {path} has no class {class_name}") from None
+    except Exception as error:  # somebody else's code: whatever it raises is reported with its file
+        raise ValueError(f"is {name!r}, which cannot be loaded: {_in_a_line(error)}") from error
+    if not (isinstance(kind, type) and issubclass(kind, AlgorithmSettings)):
+        raise ValueError(f"is {name!r}, which is not derived from SequenceRatio or TokenRatio (docs/algorithms.md)")
+    if kind.model_fields["name"].annotation is not str:
+        raise ValueError(f"is {name!r}: remove `name` from {class_name}: it is for files in gspo_hpc/algorithms/ only")
+    _LOADED[name] = _described(kind, str(path))
+    return kind
+
+
+def known() -> Mapping[str, type[AlgorithmSettings]]:
+    """Return the class of every algorithm by its name, with those of users' files that this process has met."""
+    return {**algorithms(), **_LOADED}

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config, Data
 from gspo_hpc.data import counting, hub_data, prompts
 from gspo_hpc.data.counting import JSONL
@@ -16,7 +17,6 @@ from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry, trial
-from gspo_hpc.runs import snapshot
 from gspo_hpc.system.text import first_line
 
 ROWS = 1000  # rows of a large file that are read
@@ -127,7 +127,7 @@ def _reward_functions(section: Section, config: Config, row: prompts.Row | None,
     for term, outcome in zip(functions, outcomes, strict=True):
         if outcome.failure is not None:
             add = section.fail if outcome.certain or outcome.not_loaded else section.warn
-            file = snapshot.grader_file(term.function)
+            file = own_code.file_of(term.function)
             fix = "compare the fields that it reads with those of the data" if file is None else f"correct {file}"
             add("reward functions", f"{term.function} {shortened(outcome.failure, 300)}", fix)
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import loader
-from gspo_hpc.config.schema import Config, Reward, replace
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.config.section import is_sbatch_option
 from gspo_hpc.doctor import finding, slurm
 from gspo_hpc.doctor.files import run_folder
@@ -237,7 +237,7 @@ def _run(
     groups: bool,
 ) -> None:
     write_atomically(folder / "config.yaml", loader.dump(config))
-    snapshot.take(folder / srun.CODE, Reward())
+    snapshot.take(folder / srun.CODE, Config())
     path = folder / "job.sh"
     write_atomically(path, script(config, count, folder, groups=groups))
     found.job_id = commands.run(["sbatch", "--parsable", str(path)]).strip().split(";")[0]

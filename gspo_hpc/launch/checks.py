@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.counting import count_rows
 from gspo_hpc.models import model_folder
@@ -49,6 +50,11 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     from gspo_hpc.rewards import registry, trial  # numpy comes with them, which plan and help can do without
 
     registry.check(config.reward)
+    for name in config.tracking.observers:
+        try:
+            own_code.check_observer(name)
+        except ValueError as mistake:
+            raise ValueError(f"tracking.observers: {name}: {mistake}") from None
     files = [path for path in (config.data.train, config.data.eval) if path is not None]
     rows = [prompts.load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
     if not rows:

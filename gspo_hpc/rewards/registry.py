@@ -6,23 +6,19 @@ file's syntax tree.
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import inspect
 import math
-import os
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
-from gspo_hpc.runs import snapshot
 from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
 RESERVED = ("completion", "prompt", "fields", "response_length")
+_FUNCTION = "a reward function"
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -58,7 +54,7 @@ def unknown(reward: Reward) -> dict[int, str]:
     """
     found, without = {}, absent(reward)
     for number, term in enumerate(reward.functions):
-        if not _is_file(term.function) and term.function not in REGISTRY:
+        if not own_code.is_file(term.function) and term.function not in REGISTRY:
             found[number] = f"is {term.function!r}, which is not built in{_unknown(term.function)}"
         elif number not in without:
             try:
@@ -70,8 +66,8 @@ def unknown(reward: Reward) -> dict[int, str]:
 
 def absent(reward: Reward) -> dict[int, str]:
     """Return the files of functions that are not there, by the position of the function."""
-    paths = ((number, snapshot.grader_file(term.function)) for number, term in enumerate(reward.functions))
-    return {number: str(path) for number, path in paths if path is not None and not snapshot.source(path).exists()}
+    paths = ((number, own_code.file_of(term.function)) for number, term in enumerate(reward.functions))
+    return {number: str(path) for number, path in paths if path is not None and not own_code.source(path).exists()}
 
 
 def load(function: str) -> Grader:
@@ -80,32 +76,21 @@ def load(function: str) -> Grader:
     It runs the user's file, so only worker processes call it. Raises whatever that file raises, and TypeError
     where the name is no function.
     """
-    if not _is_file(function):
+    if not own_code.is_file(function):
         return REGISTRY[function]
-    path, name = _split(function)
-    key = f"_grader:{path.resolve()}"
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, snapshot.source(path))
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
-        sys.path.append(str(path.resolve().parent))  # the file may import its neighbours
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[key]
-            raise
-    grader = getattr(sys.modules[key], name)
+    grader = own_code.load(*own_code.split(function, _FUNCTION))
     if not callable(grader):
         raise TypeError(f"{function} is {type(grader).__name__}, not a function")
-    return grader
+    found: Grader = grader
+    return found
 
 
 def _check_term(term: RewardFunction) -> None:
     if not (isinstance(term.weight, int | float) and math.isfinite(term.weight)):
         raise ValueError(f"weight {term.weight!r} is not a finite number")
-    if _is_file(term.function):
-        path, name = _split(term.function)
-        _check_arguments(_signature_in_file(path, name), term.args)
+    if own_code.is_file(term.function):
+        path, name = own_code.split(term.function, _FUNCTION)
+        _check_arguments(own_code.signature(path, name), term.args)
         return
     if term.function not in REGISTRY:
         raise ValueError(f"there is no such reward function{_unknown(term.function)}")
@@ -156,52 +141,3 @@ def _describe(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(repr(choice) for choice in get_args(annotation))
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[annotation]
-
-
-def _signature_in_file(path: Path, name: str) -> inspect.Signature:
-    """Return the signature of a function at the top level of a file, without running it and without annotations."""
-    try:
-        tree = ast.parse(snapshot.source(path).read_bytes(), filename=str(path))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; relative paths begin at {os.getcwd()}") from None
-    except (SyntaxError, ValueError) as error:
-        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
-    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if name not in defined:
-        raise ValueError(
-            f"{path} has no function {name!r} at its top level{near_miss(name, sorted(defined), known=True)}"
-        )
-    return _signature(defined[name].args)
-
-
-def _signature(arguments: ast.arguments) -> inspect.Signature:
-    kinds = inspect.Parameter
-    positional = [*arguments.posonlyargs, *arguments.args]
-    required = len(positional) - len(arguments.defaults)
-    parameters = [
-        kinds(
-            argument.arg,
-            kinds.POSITIONAL_ONLY if i < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
-            default=kinds.empty if i < required else None,
-        )
-        for i, argument in enumerate(positional)
-    ]
-    if arguments.vararg:
-        parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
-    if arguments.kwarg:
-        parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
-    return inspect.Signature(parameters)
-
-
-def _is_file(function: str) -> bool:
-    return ":" in function or function.endswith(".py")
-
-
-def _split(function: str) -> tuple[Path, str]:
-    path, _, name = function.rpartition(":")
-    if not path.endswith(".py") or not name.isidentifier():
-        raise ValueError("a reward function of your own must be given as path/to/file.py:function")
-    return Path(path).expanduser(), name

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.config import paths
+from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.rewards.calls import error_text, loaded
-from gspo_hpc.runs import snapshot
 
 SECONDS = 30.0  # for all functions; a file may import large libraries from a slow file system
 TEXTS = ("", "The answer is 42.", '{"answer": 42}')  # completions, of which a function may refuse some
@@ -47,7 +47,7 @@ def run(
 
     `texts` are the completions; without any, functions are only loaded.
     """
-    if all(snapshot.grader_file(term.function) is None for term in functions):
+    if all(own_code.file_of(term.function) is None for term in functions):
         return [_try(term, prompt, fields, texts) for term in functions]
     terms = [{"function": term.function, "args": dict(term.args)} for term in functions]
     path = os.pathsep.join([str(paths.IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
@@ -89,7 +89,7 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
         function = loaded(term)
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         return Outcome(f"cannot be loaded: {error_text(error)}", certain=False, not_loaded=True)
-    built_in = snapshot.grader_file(term.function) is None
+    built_in = own_code.file_of(term.function) is None
     found: list[Outcome] = []
     for text in texts:
         try:

@@ -275,7 +275,7 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
                 make_private_dir(path)
             write_atomically(run.config, loader.dump(config))
             info = {"run_id": secrets.token_hex(8), "created": _now(), "versions": _versions(), "seed": config.run.seed}
-            info |= {"data_sha256": _file_hash(config.data.train), "graders_sha256": fingerprints(config.reward)}
+            info |= {"data_sha256": _file_hash(config.data.train), "graders_sha256": fingerprints(config)}
             write_json(run.info, info)
     return run, resumed
 
@@ -299,10 +299,10 @@ def refuse_changes(run: RunDir, config: Config) -> None:
         fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
         raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))
     info = run.read_info()
-    files = {"data.train": (config.data.train, info["data_sha256"], _file_hash(config.data.train))}
-    then, graders = info["graders_sha256"], fingerprints(config.reward)
-    files |= {f"reward function {name}": (name, then.get(name), graders.get(name)) for name in then | graders}
-    for what, (name, before, now) in files.items():
+    files = [("data.train", config.data.train, info["data_sha256"], _file_hash(config.data.train))]
+    then, own = info["graders_sha256"], fingerprints(config)
+    files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
+    for what, name, before, now in files:
         if before != now:
             raise ValueError(
                 f"{what} ({name}) is not the file {run.path} was started with: sha256 "

@@ -1,6 +1,6 @@
-"""Copy this package and the reward functions' files to the job folder, so that the submitted code is what runs.
+"""Copy this package and a user's own files to the job folder, so that the submitted code is what runs.
 
-Other files that a reward function imports are not copied.
+Other files that these import are not copied.
 """
 
 from __future__ import annotations
@@ -9,42 +9,43 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 from gspo_hpc.config import paths
-from gspo_hpc.config.schema import Reward
+from gspo_hpc.config.reading import own_code
+from gspo_hpc.config.schema import Config
 from gspo_hpc.system.environment import GRADERS
 from gspo_hpc.system.files import make_private_dir, write_json
 
 
-def grader_file(function: str) -> Path | None:
-    """Return the file of path/to/file.py:function; None for a registered name."""
-    path, colon, _ = function.rpartition(":")
-    return Path(path).expanduser() if colon and path.endswith(".py") else None
+def files(config: Config) -> dict[str, str]:
+    """Return the names of all code of a user's own in a config, path/to/file.py:NAME, with what it is for."""
+    named = dict.fromkeys((term.function for term in config.reward.functions), "reward function")
+    named |= {config.algorithm.name: "algorithm"} | dict.fromkeys(config.tracking.observers, "observer")
+    return {name: what for name, what in named.items() if own_code.file_of(name) is not None}
 
 
-def source(path: Path) -> Path:
-    """Return the file to read for a grader's file: its copy, if this process belongs to a submitted job."""
-    folder = os.environ.get(GRADERS)
-    copy = Path(folder) / _name(path) if folder else path
-    return copy if copy.exists() else path
+def fingerprints(config: Config) -> dict[str, str]:
+    """Return the SHA-256 of every file of a user that decides what a run learns, by its path in the config.
+
+    Files that do not exist are left out, and so are observers, which may change within a run.
+    """
+    found = {}
+    for name, what in files(config).items():
+        path = own_code.file_of(name)
+        if path is not None and what != "observer" and own_code.source(path).is_file():
+            found[str(path)] = hashlib.sha256(own_code.source(path).read_bytes()).hexdigest()
+    return found
 
 
-def fingerprints(reward: Reward) -> dict[str, str]:
-    """Return the SHA-256 of every grader's file that exists, by its path in the configuration."""
-    files = {str(path): source(path) for term in reward.functions if (path := grader_file(term.function)) is not None}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
-
-
-def take(folder: Path, reward: Reward) -> None:
-    """Copy package and graders into `folder`, for processes that have its :func:`environment`."""
+def take(folder: Path, config: Config) -> None:
+    """Copy the package and a user's own files into `folder`, for processes that have its :func:`environment`."""
     package = paths.PACKAGE
     make_private_dir(folder)
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     make_private_dir(folder / "graders")
-    for path in _unique(grader_file(term.function) for term in reward.functions):
-        shutil.copy(path, folder / "graders" / _name(path))
+    for path in sorted({path for name in files(config) if (path := own_code.file_of(name)) is not None}):
+        shutil.copy(path, folder / "graders" / own_code.copy_name(path))
     described = subprocess.run(
         ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"],
         capture_output=True,
@@ -62,11 +63,3 @@ def environment(folder: Path) -> dict[str, str]:
     theirs = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(folder))]
     path = os.pathsep.join([str(folder), *theirs])
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", GRADERS: str(folder / "graders")}
-
-
-def _unique(paths: Iterable[Path | None]) -> list[Path]:
-    return sorted({path for path in paths if path is not None})
-
-
-def _name(path: Path) -> str:
-    return f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}-{path.name}"

@@ -6,6 +6,7 @@ are the loader's alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
@@ -28,10 +29,18 @@ def json_schema() -> dict[str, Any]:
             one["properties"]["name"]["type"] = "string"
     for name in Config.model_fields:  # `batch:` with nothing behind it is a section of defaults
         if name == "algorithm":
-            found["properties"][name]["oneOf"].append(_NULL)
+            found["properties"][name]["oneOf"] += [_in_file(found["$defs"]["Gspo"]["properties"]), _NULL]
         else:  # not `anyOf`, with which editors would no longer say what is wrong inside
             found["$defs"][schema.section_class(name).__name__]["type"] = ["object", "null"]
     return {"$schema": GenerateJsonSchema.schema_dialect, **found, "title": "Config of a gspo-hpc run"}
+
+
+def _in_file(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an algorithm in a user's file, given the keys that every algorithm has: it may have more."""
+    shared = {key: {k: v for k, v in one.items() if k != "default"} for key, one in keys.items() if key != "name"}
+    about = "An algorithm in a file of your own, path/to/file.py:Class."
+    name = {"type": "string", "pattern": r"\.py:[^\W\d]\w*$(?!\n)", "description": about}
+    return {"type": "object", "required": ["name"], "properties": {"name": name} | shared, "title": "AlgorithmInFile"}
 
 
 def _or_null(key: dict[str, Any]) -> dict[str, Any]:

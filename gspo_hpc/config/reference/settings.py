@@ -14,6 +14,7 @@ from gspo_hpc.config.reference.json_schema import json_schema
 from gspo_hpc.config.section import MOST, written
 from gspo_hpc.system.text import nearest
 
+_OWN = "path/to/file.py:Class"  # the name of an algorithm in a user's file
 _TYPES = {
     "integer": "whole number",
     "number": "number",
@@ -94,7 +95,8 @@ def _algorithms(shapes: Mapping[str, Any]) -> dict[str, Setting]:
         key = f"algorithm.{name}"
         if name == "name":
             about = "; ".join(f"{kind}: {part[name]['description'].rstrip('.')}" for kind, part in parts.items())
-            found[key] = Setting(key, ", ".join(kinds), plugins.DEFAULT, about, tuple(kinds))
+            about += f"; one in a file of your own: {_OWN}"
+            found[key] = Setting(key, f"{', '.join(kinds)}, or {_OWN}", plugins.DEFAULT, about, tuple(kinds))
             continue
         having = {kind: part[name] for kind, part in parts.items() if name in part}
         defaults: dict[str, list[str]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gspo_hpc.algorithms import objective
 from gspo_hpc.config.constants import OVERCLIPPED
 from gspo_hpc.config.derived import engine_dtype, updates_per_rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span
@@ -289,7 +288,7 @@ def reward_function_failures(run: Evidence) -> Finding | None:
 )
 def clipping_never_active(run: Evidence) -> Finding | None:
     """Find a clip range that never has an effect."""
-    clip = objective.resolve(run.config.algorithm)
+    clip = run.config.algorithm
     if updates_per_rollout(run.config.batch) == 1:
         if len(run.records) < ENOUGH:
             return None
@@ -326,7 +325,7 @@ def overclipping(run: Evidence) -> Finding | None:
     clipped = run.points("clip_fraction", later)
     if len(clipped) < ENOUGH or (share := mean(clipped)) < OVERCLIPPED:
         return None
-    clip, config = objective.resolve(run.config.algorithm), run.config
+    clip, config = run.config.algorithm, run.config
     lost = [step for step, norm in run.points("grad_norm", later) if norm == 0.0]
     evidence = [
         f"{percent(share)} of the ratios were clipped in the later updates of rollouts, {span(clipped)}; the range is "

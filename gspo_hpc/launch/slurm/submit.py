@@ -192,13 +192,13 @@ def _teardown(config: Config, run_dir: Path, job_dir: Path) -> list[str]:
 
 
 def _make_job_dir(config: Config, run: RunDir) -> Path:
-    """Make RUN/jobs/NNNN with the config, a copy of this package and of the reward functions; return its path."""
+    """Make RUN/jobs/NNNN with the config, a copy of this package and of a user's own files; return its path."""
     jobs = run.path / "jobs"
     make_private_dir(jobs)
     number = max((int(path.name) for path in jobs.iterdir() if path.name.isdigit()), default=0) + 1
     job_dir = jobs / f"{number:04d}"
     make_private_dir(job_dir)
-    snapshot.take(job_dir / srun.CODE, config.reward)
+    snapshot.take(job_dir / srun.CODE, config)
     write_atomically(job_dir / "config.yaml", loader.dump(config))
     return job_dir
 

@@ -56,6 +56,7 @@ from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerLog
 from gspo_hpc.training.observers.files import CheckpointCommit, ExpertsFile, MetricsFile, ProfileTables, SamplesFile
 from gspo_hpc.training.observers.memory import MemoryWatch
+from gspo_hpc.training.observers.own import HURRY, PATIENCE, OwnObservers
 from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
@@ -93,7 +94,7 @@ def train(
     Rank 0 talks to the person at `terminal`, every rank through `control` to the process that watches it. An error is
     given to `report` before anything is closed.
     """
-    config = loader.load(attempt.config)
+    config = loader.load(attempt.config, run_code=True)
     collectives = CollectiveTime(config.cluster.platform)  # before there are any
     patience = UNWATCHED_MINUTES if control is None else WATCHED_MINUTES
     if role_of(config, int(os.environ["RANK"])).generates:
@@ -124,6 +125,7 @@ class TrainingJob:
         self._run, self._attempt, self._config, self._ranks, self._console = run, attempt, config, ranks, console
         self._worker: RolloutWorker | RemoteEngines | None = None
         self._tracker: Tracker | None = None
+        self._own_observers: OwnObservers | None = None
         self._checkpoints: Checkpoints | None = None
 
     def train(self, flag: StopFlag, control: Client | None, collectives: CollectiveTime) -> str:
@@ -191,9 +193,11 @@ class TrainingJob:
         self.close(1)
 
     def close(self, exit_code: int) -> None:
-        """Close the engine, the reward pool and the trackers."""
+        """Close the engine, the reward pool, the user's observers and the trackers."""
         if self._worker is not None:
             self._worker.close()
+        if self._own_observers is not None:
+            self._own_observers.close(PATIENCE if exit_code == DONE else HURRY)
         if self._tracker is not None:
             self._tracker.close(exit_code)
 
@@ -269,7 +273,8 @@ class TrainingJob:
         run_id = run.read_info()["run_id"]
         told = {"warn": console.warn, "announce": console.note}
         self._tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, **told)
-        return make_observers(run, config, self._tracker, console)
+        self._own_observers = OwnObservers(config.tracking.observers, run.path, console.warn)
+        return [*make_observers(run, config, self._tracker, console), self._own_observers]
 
     def _make_memory_watch(self, flag: StopFlag) -> list[StepObserver]:
         """Return the observer of this node's memory, on one rank of the node."""

@@ -65,6 +65,17 @@ def test_an_algorithm_is_one_file(copy: Path) -> None:
     assert schema["$defs"]["Mine"]["properties"]["least_weight"]["maximum"] == 10
 
 
+def test_an_algorithm_may_be_in_a_file_of_the_users_own(copy: Path, tmp_path: Path) -> None:
+    """The same file without its `name`, as CONTRIBUTING.md says."""
+    lines = block("An algorithm", "python").splitlines(keepends=True)
+    (copy / "own.py").write_text("".join(line for line in lines if not line.startswith("    name:")))
+    (copy / "run.yaml").write_text("batch: {steps_per_generation: 4}\n")
+    done = gspo_hpc(copy, "plan", "run.yaml", "algorithm.name=own.py:Mine", "algorithm.least_weight=0.5")
+    assert (done.returncode, done.stderr) == (3, "")
+    shown = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "own.py:Mine: MiniMax-M1, arXiv 2506.13585" in shown and "least_weight 0.5 Least weight of a token." in shown
+
+
 def test_a_file_that_cannot_be_imported_is_named(copy: Path) -> None:
     path = copy / "gspo_hpc" / "algorithms" / "mine.py"
     path.write_text('class Mine(Missing):\n    name: Literal["mine"] = "mine"\n')

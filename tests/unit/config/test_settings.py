@@ -26,7 +26,7 @@ def test_every_key_is_there_with_its_meaning() -> None:
         ("cluster.platform", "cuda, cpu", "cuda"),
         ("memory.offload_trainer", "true or false or null", "null"),
         ("algorithm.clip_low", "number, above 0, below 1, or null", "0.0003 (gspo, gspo_token), 0.2 (grpo)"),
-        ("algorithm.name", "gspo, grpo, gspo_token", "gspo"),
+        ("algorithm.name", "gspo, grpo, gspo_token, or path/to/file.py:Class", "gspo"),
         ("memory.offload_parts", "list", "[weights,gradients,optimizer]"),
         ("reward.functions", "list of mappings with function, weight, args", "[]"),
         ("slurm.time_minutes", "whole number, at least 1, or text", "60"),

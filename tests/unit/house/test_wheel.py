@@ -1,13 +1,16 @@
 """The package as it is distributed: its sdist, and its wheel in an empty environment, used from outside a checkout.
 
 Costs about half a minute, most of it pip. Catches a file that is read at run time and is not in the wheel, a
-requirement that setup.cfg does not name, and a path that only a checkout has.
+requirement that setup.cfg does not name, a path that only a checkout has, a description that a package index would not
+render, and a version that the changelog or the citation does not have.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,7 +18,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+from gspo_hpc import __version__
 from gspo_hpc.config import paths
 from gspo_hpc.models import catalog
 from tests.unit.importers.test_swift import SWIFT_DENSE
@@ -97,6 +102,64 @@ def call(program: Path, folder: Path, *words: str) -> subprocess.CompletedProces
     )
 
 
+def test_the_wheel_is_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    information = {name for name in names if name.startswith(f"gspo_hpc-{__version__}.dist-info/")}
+    files = {path.relative_to(source).as_posix() for path in (source / "gspo_hpc").rglob("*") if path.is_file()}
+    links = {  # folders of a checkout that are real folders here
+        f"gspo_hpc/config/{name}/{path.name}"
+        for name in ("presets", "slurm_profiles")
+        for path in (source / "gspo_hpc" / "config" / name).glob("*.yaml")
+    }
+    compiled = {name for name in files if "__pycache__" in name}
+    assert names - information == (files | links) - compiled
+    assert {name.partition("/")[2] for name in information} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+        "top_level.txt",
+    }
+
+
+def test_a_package_index_takes_and_renders_both(wheel: Path, sdist: Path) -> None:
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", str(wheel), str(sdist)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout + done.stderr
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"gspo_hpc-{__version__}.dist-info/METADATA").decode()
+    for line in (
+        f"Version: {__version__}",
+        "License-Expression: Apache-2.0",
+        "Description-Content-Type: text/markdown",
+    ):
+        assert line in metadata.splitlines(), line
+
+
+def test_a_description_that_does_not_render_is_refused(source: Path, tmp_path: Path) -> None:
+    """What the check before would catch: markup that is declared as another one, and wrong there."""
+    copy = tmp_path / "source"
+    shutil.copytree(source, copy, symlinks=True)
+    text = (copy / "setup.cfg").read_text()
+    (copy / "setup.cfg").write_text(text.replace("text/markdown", "text/x-rst"))
+    wheel = build_wheel(copy, tmp_path / "out")
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "syntax errors in markup" in done.stdout, done.stdout
+
+
+def test_the_version_has_its_section_and_its_citation(project: Path) -> None:
+    """The fields are those that the format 1.2.0 requires, and the date is that of the section."""
+    cited = yaml.safe_load((project / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors", "version", "date-released", "license"} <= set(cited)
+    assert (cited["cff-version"], str(cited["version"]), cited["license"]) == ("1.2.0", __version__, "Apache-2.0")
+    assert all(set(one) <= {"name"} or {"family-names", "given-names"} <= set(one) for one in cited["authors"])
+    heads = re.findall(r"^## (.+)$", (project / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert heads[:2] == ["Unreleased", f"{__version__} - {cited['date-released']}"]
+
+
 def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -114,8 +177,22 @@ def test_the_sdist_holds_real_files_and_no_tests(sdist: Path) -> None:
     assert all(member.isfile() or member.isdir() for member in members)
     names = {member.name.partition("/")[2] for member in members}
     assert {f"gspo_hpc/config/presets/{name}.yaml" for name in PRESETS} <= names
-    assert {"LICENSE", "README.md", "setup.cfg", "pyproject.toml"} <= names
-    assert not any(name.startswith(("tests/", "docs/")) or "__pycache__" in name for name in names)
+    assert {name for name in names if "/" not in name} == {
+        "",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "MANIFEST.in",
+        "PKG-INFO",
+        "README.md",
+        "SECURITY.md",
+        "gspo_hpc",
+        "gspo_hpc.egg-info",
+        "pyproject.toml",
+        "setup.cfg",
+    }
+    assert {name.partition("/")[0] for name in names if "/" in name} == {"gspo_hpc", "gspo_hpc.egg-info"}
+    assert not any("__pycache__" in name for name in names)
 
 
 def test_the_wheel_of_the_sdist_is_that_of_the_checkout(wheel: Path, sdist: Path, tmp_path: Path) -> None:
@@ -135,6 +212,24 @@ def test_presets_are_planned_by_name(installed: Path, tmp_path: Path, name: str,
     done = call(installed, tmp_path, "plan", name, "--json")
     assert done.returncode == code, done.stdout + done.stderr
     assert json.loads(done.stdout)["valid"] is True
+
+
+def test_the_installed_program_says_its_version(installed: Path, tmp_path: Path) -> None:
+    done = call(installed, tmp_path, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"gspo-hpc {__version__}\n", "")
+
+
+def test_a_project_is_begun_and_planned(installed: Path, tmp_path: Path) -> None:
+    begun = call(installed, tmp_path, "init", "sums")
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    done = call(installed, tmp_path / "sums", "plan", "config.yaml", "model.path=Qwen/Qwen3-0.6B")
+    assert done.returncode == 0 and "valid as far as checked" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_python_interface_is_installed(installed: Path, tmp_path: Path) -> None:
+    code = "import gspo_hpc; print(gspo_hpc.plan(gspo_hpc.load_config('qwen3_30b_a3b_ep8')).valid)"
+    done = call(installed.with_name("python"), tmp_path, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_a_profile_is_found_by_name_and_the_batch_script_is_shown(installed: Path, tmp_path: Path) -> None:

@@ -28,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate in another process, which prints the scores; return its exit code."""
-    from gspo_hpc.cli.inputs import config_path, require_path
+    from gspo_hpc.cli.inputs import require_path
+    from gspo_hpc.config.reading.config_files import find_config
     from gspo_hpc.launch.local import evaluate
 
     if not args.target.exists():
         with contextlib.suppress(ValueError):  # the name of a preset
-            args.target = Path(config_path(str(args.target)))
+            args.target = Path(find_config(str(args.target)))
     require_path(args.target, "config, run directory or model folder")
     return evaluate(args.target, args.step, args.overrides, args.json)

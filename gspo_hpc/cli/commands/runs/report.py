@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gspo_hpc.cli.parser import describe
 from gspo_hpc.system.exit_codes import DONE
-
-if TYPE_CHECKING:
-    from gspo_hpc.report.findings import ShownFinding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the page, once or until the run is over, and print its path."""
     import time
 
+    from gspo_hpc.api.run import findings
     from gspo_hpc.cli.inputs import require_path
     from gspo_hpc.launch import status
     from gspo_hpc.report.page import write_report
@@ -58,20 +55,10 @@ def run(args: argparse.Namespace) -> int:
     while True:
         # Before the page is made: the last page must not miss the end.
         goes_on = args.watch and not status.read(run_dir).is_over
-        path = write_report(run_dir, args.out, _findings(run_dir), args.every if goes_on else None)
+        path = write_report(run_dir, args.out, findings(run_dir), args.every if goes_on else None)
         if not told:
             print(path, flush=True)
             told = True
         if not goes_on:
             return DONE
         time.sleep(args.every)
-
-
-def _findings(run_dir: Path) -> list[ShownFinding]:
-    from gspo_hpc.diagnose import gather
-    from gspo_hpc.report.findings import ShownFinding
-
-    return [
-        ShownFinding(one.severity, one.name.replace("_", " "), one.cause, one.evidence, one.settings, one.look)
-        for one in gather.diagnose(run_dir).symptoms
-    ]

@@ -1,0 +1,142 @@
+"""Code of a user's own, which a config names as path/to/file.py:NAME: a reward function, an algorithm or an observer.
+
+Nothing has to be registered or installed: the name in the config is what every process of a run loads the code by. Only
+:func:`load` runs a file. Where a config is only looked at, :func:`signature` reads the file's syntax tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.abc
+import importlib.util
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.system.environment import GRADERS
+from gspo_hpc.system.text import near_miss
+
+
+def is_file(text: str) -> bool:
+    """Return whether a name in a config means something in a file, rightly written or not."""
+    return ":" in text or text.endswith(".py")
+
+
+def split(text: str, what: str, name_is: str = "function") -> tuple[Path, str]:
+    """Return the file and the name in it. Raises ValueError, which says how `what` is to be given."""
+    path, _, name = text.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise ValueError(f"{what} of your own must be given as path/to/file.py:{name_is}")
+    return Path(path).expanduser(), name
+
+
+def file_of(text: str) -> Path | None:
+    """Return the file of path/to/file.py:NAME; None for a name of another form."""
+    path, colon, _ = text.rpartition(":")
+    return Path(path).expanduser() if colon and path.endswith(".py") else None
+
+
+def source(path: Path) -> Path:
+    """Return the file to read for a user's file: its copy, if this process belongs to a submitted job."""
+    folder = os.environ.get(GRADERS)
+    copy = Path(folder) / copy_name(path) if folder else path
+    return copy if copy.exists() else path
+
+
+def copy_name(path: Path) -> str:
+    """Return the name of the copy of a user's file that a submitted job has."""
+    return f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}-{path.name}"
+
+
+def load(path: Path, name: str) -> Any:
+    """Return what a user's file calls `name`. It runs the file, once for each content that the file has.
+
+    Raises whatever the file raises, and AttributeError where it has no such name.
+    """
+    file = source(path)
+    content = file.read_bytes()
+    key = f"_own_code:{path.resolve()}:{hashlib.sha256(content).hexdigest()[:16]}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, str(file), loader=_Content(str(file), content))
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
+        if (folder := str(path.resolve().parent)) not in sys.path:
+            sys.path.append(folder)  # the file may import its neighbours
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return getattr(sys.modules[key], name)
+
+
+class _Content(importlib.abc.SourceLoader):
+    """The loader of a file that was read already; tracebacks show its lines, and nothing is written beside it."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self._name, self._content = name, content
+
+    def get_filename(self, fullname: str) -> str:
+        """Return the path that tracebacks name."""
+        return self._name
+
+    def get_data(self, path: str | bytes) -> bytes:
+        """Return the content of the file, the only one that this loader has."""
+        if path != self._name:
+            raise OSError(f"{path!r} is not kept")  # Python looks for bytecode beside it
+        return self._content
+
+
+def signature(path: Path, name: str) -> inspect.Signature:
+    """Return the signature of a function at the top level of a file, without running it and without annotations.
+
+    Raises ValueError where the file cannot be read, is not Python, or has no such function.
+    """
+    try:
+        tree = ast.parse(source(path).read_bytes(), filename=str(path))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; relative paths begin at {os.getcwd()}") from None
+    except (SyntaxError, ValueError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if name not in defined:
+        raise ValueError(
+            f"{path} has no function {name!r} at its top level{near_miss(name, sorted(defined), known=True)}"
+        )
+    return _signature(defined[name].args)
+
+
+def check_observer(text: str) -> None:
+    """Raise ValueError unless a name means a function in a file that can be called with the record of a step."""
+    found = signature(*split(text, "an observer"))
+    try:
+        found.bind({}, **({"run_dir": ""} if "run_dir" in found.parameters else {}))
+    except TypeError as error:
+        raise ValueError(
+            f"cannot be called: {error}. An observer has the form f(record) or f(record, *, run_dir)"
+        ) from None
+
+
+def _signature(arguments: ast.arguments) -> inspect.Signature:
+    kinds = inspect.Parameter
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    parameters = [
+        kinds(
+            argument.arg,
+            kinds.POSITIONAL_ONLY if i < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
+            default=kinds.empty if i < required else None,
+        )
+        for i, argument in enumerate(positional)
+    ]
+    if arguments.vararg:
+        parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
+    if arguments.kwarg:
+        parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
