@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -85,12 +86,21 @@ def figures(text: str) -> Counter[str]:
     return found
 
 
+def sections(text: str) -> list[str]:
+    """Return the prose and tables of a page, by its headings."""
+    return re.split(r"(?m)^(?=#+ )", _SWITCH.sub("", pages.prose(text)))
+
+
 def different_figures(english: str, chinese: str) -> list[str]:
-    """Return the figures that stand in one of the texts more often than in the other, in its prose and tables."""
-    one, other = (figures(_SWITCH.sub("", pages.prose(text))) for text in (english, chinese))
-    return sorted(f"English only: {figure}" for figure in (one - other).elements()) + sorted(
-        f"Chinese only: {figure}" for figure in (other - one).elements()
-    )
+    """Return the figures that stand in one of the texts more often than in the other, by the sections of a page."""
+    found = []
+    for left, right in zip_longest(sections(english), sections(chinese), fillvalue=""):
+        one, other = figures(left), figures(right)
+        for side, more in (("English", one - other), ("Chinese", other - one)):
+            found += [
+                f"{side} only: {figure}, in: {(right or left).splitlines()[0]}" for figure in sorted(more.elements())
+            ]
+    return found
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:
@@ -328,6 +338,15 @@ def test_a_change_of_the_english_page_alone_is_found(
     check: Callable[[str, str], list[str]], old: str, new: str
 ) -> None:
     assert old in ENGLISH and check(ENGLISH.replace(old, new), CHINESE) != []
+
+
+def test_a_figure_in_another_section_is_found() -> None:
+    assert different_figures("# A\n\n3 s\n\n## B\n\n4 s\n", "# 甲\n\n4 s\n\n## 乙\n\n3 s\n") == [
+        "English only: 3 second, in: # 甲",
+        "Chinese only: 4 second, in: # 甲",
+        "English only: 4 second, in: ## 乙",
+        "Chinese only: 3 second, in: ## 乙",
+    ]
 
 
 def test_planted_slips_are_found() -> None:
