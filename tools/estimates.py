@@ -209,9 +209,9 @@ def page() -> str:
 
 **Every row is a config** in [docs/estimates/](estimates/) that `plan` accepts, complete enough for `train` and `submit`
 (its data and reward are those of the presets: give yours); its first lines have its source and the command that prints
-its estimate. Where nodes of their own generate, `plan` ends with 2 and says that this version plans the run and does
-not train it. The estimate here counts the passes that their system makes: NeMo-RL computes old
-log-probs for every update, gspo_hpc not for the first of a rollout, verl's asynchronous rows for none.
+its estimate. The estimate here counts what their systems do where gspo_hpc does something else. NeMo-RL computes old
+log-probs for every update; gspo_hpc does not for the first of a rollout, and for none where generation is ahead, as in
+verl's asynchronous rows. And their engines begin a rollout before the last completion of the one before has ended.
 
 Rows that are called calibration were used to choose the constants below. All other rows are **held out**: no
 constant was chosen with one of them. Seconds are those of one step as these projects count steps: a rollout with all
@@ -240,8 +240,9 @@ constant was calibrated on such a run. {_within(beside)}.
 |---|---|---|
 {_phases(beside)}
 
-The estimate assumes that engines are always full: a sequence that ends makes room for the next prompt, and sequences go
-on while weights change. A step takes as long as the longer of generation and training, plus the weight sync and
+The estimate assumes that engines are always full, as those of these systems: a sequence that ends makes room for the
+next prompt, and sequences go on while weights change. gspo_hpc waits for the end of a rollout, and `plan` counts so.
+A step takes as long as the longer of generation and training, plus the weight sync and
 whatever else stops both.
 
 Sources: NeMo-RL [0.5]({NEMO.format("0.5.0")}) and [0.6]({NEMO.format("0.6.0")}), bf16, with the layouts, lengths and

@@ -12,7 +12,7 @@ from typing import Any
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import devices, memory, passes, time
+from gspo_hpc.planning.estimates import devices, engines, memory, passes, time
 from gspo_hpc.planning.estimates.time import Times
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.system.text import GIB
@@ -51,7 +51,7 @@ class Run:
         return _inferred(self.key) if self.tokens is None else self.tokens
 
     def estimate(self) -> Times:
-        """Return what `gspo-hpc plan --response-tokens` says, but with the passes that their system makes."""
+        """Return what `gspo-hpc plan --response-tokens` says, with the passes and the full engines of their system."""
         return self.estimate_for(self.response_tokens)
 
     def estimate_for(self, tokens: float) -> Times:
@@ -60,7 +60,11 @@ class Run:
         device, model = devices.find(str(config.cluster.gpu), config.cluster.network_gb_per_s), time.sizes_of(config)
         given = time.work(config, int(found.quantities["generation_batch_size"]), tokens)
         assert found.memory is not None, (self.key, found.broken)
-        times = time.estimate(model, config, device, given, found.memory.cache_tokens)
+        generation = None
+        if self.kind == "side by side":  # their engines take new prompts in the place of sequences that end
+            steady = engines.steady(model, config, device, given, found.memory.cache_tokens)
+            generation = engines.prefill(model, config, device, given) + steady
+        times = time.estimate(model, config, device, given, found.memory.cache_tokens, generation)
         if self.logprobs is not None:
             forward = passes.forward_flops(model, config, given)
             whole = passes.seconds(model, config, device, forward, times.tokens, 1, 1.0)

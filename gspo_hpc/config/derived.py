@@ -51,9 +51,11 @@ def passes_needed(config: Config) -> Passes:
     """Return the log-prob passes of a step.
 
     Old log-probs are needed only when the policy moves within a rollout, a reference only when the KL term has a
-    weight.
+    weight. Where generation is ahead of training, the weights that sampled are gone: the engine's log-probs are the old
+    ones.
     """
-    return Passes(updates_per_rollout(config.batch) > 1, config.algorithm.kl_beta > 0)
+    moves = updates_per_rollout(config.batch) > 1 and config.rollout.max_staleness == 0
+    return Passes(moves, config.algorithm.kl_beta > 0)
 
 
 def bringup_seconds(config: Config) -> float:
@@ -66,9 +68,9 @@ def bringup_seconds(config: Config) -> float:
 def offload_trainer(config: Config) -> bool:
     """Return True if the trainer of a rank moves to host memory while engines generate."""
     wanted = config.memory.offload_trainer
-    if wanted is None:
-        return config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
-    return wanted
+    if config.rollout.mode == "server":
+        return False  # engines have GPUs of their own
+    return config.cluster.platform == "cuda" if wanted is None else wanted
 
 
 def offloaded_parts(config: Config) -> frozenset[str]:

@@ -140,6 +140,11 @@ class Config(Section):
         return self.training_nodes * self.training_gpus_per_node
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of the job: those that train and, in server mode, those that generate."""
+        return self.cluster.nodes * self.cluster.gpus_per_node
+
+    @property
     def layout(self) -> dict[str, int]:
         """The number of ranks, and how they share the model. Another layout sums in another order."""
         at = self.parallel

@@ -7,20 +7,33 @@ it more than half of a full mark.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.table import UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation.scores import avg_at_k, pass_at_k, wilson_interval
+from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import Request
-from gspo_hpc.rollout.worker import RolloutWorker
+from gspo_hpc.rollout.worker import Generated
 
 EVAL_ROLLOUT = -1  # seeds of evaluation samples are those of no training rollout
 
 
+class CompletionSource(Protocol):
+    """Engines, wherever they are, that sample completions and grade them."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The place of this rank."""
+
+    def generate(self, request: Request) -> Generated:
+        """Sample and grade completions of every prompt. Collective."""
+
+
 def run(
-    worker: RolloutWorker, prompts: Sequence[Prompt], count: int, config: Config
+    worker: CompletionSource, prompts: Sequence[Prompt], count: int, config: Config
 ) -> tuple[dict[str, float], ShardedGroups]:
     """Return the scores by name, and the greedy groups. Collective.
 

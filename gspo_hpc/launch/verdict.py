@@ -62,7 +62,7 @@ def judge(
     srun's exit code; `log`: srun's messages.
     """
     outcomes = [state.outcome for state in ranks.values()]
-    complete = len(outcomes) == config.world_size
+    complete = len(outcomes) == config.num_ranks
     if complete and all(outcome == "done" for outcome in outcomes):
         return Verdict("done")
     if stop is not None and complete and all(outcome in ("done", "stopped") for outcome in outcomes):

@@ -23,8 +23,8 @@ def problem(
     of one that has not reported.
     """
     limit = bringup_seconds(config)
-    if now - began > limit and len(ranks) < config.world_size:
-        missing = sorted(set(range(config.world_size)) - set(ranks))
+    if now - began > limit and len(ranks) < config.num_ranks:
+        missing = sorted(set(range(config.num_ranks)) - set(ranks))
         where = ", ".join(f"rank {rank} on {node_of(rank)}" for rank in missing[:4])
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         return f"not up within {limit:.0f} s: {where}{more} (faults.bringup_timeout)"
@@ -34,7 +34,7 @@ def problem(
     live = [state for state in ranks.values() if state.outcome is None and not state.lost]
     limit = config.faults.hang_timeout
     # A rank that ended a moment ago was waited for, too.
-    settled = len(ranks) == config.world_size and all(
+    settled = len(ranks) == config.num_ranks and all(
         now - state.ended_at > limit for state in ranks.values() if state.outcome is not None or state.lost
     )
     return _silent(live, config.faults.heartbeat_timeout, now) or _hanging(live, limit, now, settled=settled)

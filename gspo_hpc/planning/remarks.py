@@ -32,6 +32,11 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"pipeline_model_parallel_size ({pp}) is above 4, and the first stage keeps the activations of up to {pp} "
             f"micro-batches: set memory.recompute_granularity=full"
         )
+    if (staleness := plan.config.rollout.max_staleness) > 1 and plan.server:
+        yield (
+            f"rollout.max_staleness ({staleness}) above 1 makes completions older and nothing faster: engines begin a "
+            "rollout when the one before has ended"
+        )
     faults = plan.config.faults
     if faults.engine_timeout >= faults.hang_timeout:
         yield (

@@ -6,15 +6,13 @@ A rank reads its place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import json
 import os
 import secrets
 import socket
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,7 +21,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-from gspo_hpc.config.derived import deterministic_kernels, engines_per_node
+from gspo_hpc.config.derived import deterministic_kernels
+from gspo_hpc.config.roles import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gather_unordered
@@ -83,6 +82,7 @@ class Ranks:
     ep_size: int
     timeout: datetime.timedelta = datetime.timedelta(minutes=UNWATCHED_MINUTES)  # of every collective
     exchange: Exchange = field(default_factory=Exchange)  # with the ranks that hold or compute the same samples
+    job_store: dist.Store | None = None  # of the ranks that train and those that generate, in server mode
 
     @property
     def is_last_stage(self) -> bool:
@@ -122,15 +122,7 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
     timeout = datetime.timedelta(minutes=timeout_minutes)
-    if not dist.is_initialized():
-        with waiting():  # for ranks that start later, or import from a slower disk
-            dist.init_process_group(
-                backend="gloo" if cpu else "nccl",
-                **_rendezvous(control, timeout),
-                timeout=timeout,
-                device_id=None if cpu else device,
-            )
-    mark("joined")
+    job_store = _join(config, control, timeout, "gloo" if cpu else "nccl", None if cpu else device)
     # No dropout, and every weight is loaded: the model draws no random numbers, so Megatron need not keep their states.
     initialize_rng_tracker(inference_rng_tracker=True)
     parallel = config.parallel
@@ -159,8 +151,49 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
         cp_size=parallel_state.get_context_parallel_world_size(),
         ep_size=parallel_state.get_expert_model_parallel_world_size(),
         timeout=timeout,
+        job_store=job_store,
     )
     return replace(ranks, exchange=_exchange(ranks, config))
+
+
+def start_generating(config: Config, timeout_minutes: float, control: Meeting | None) -> Ranks:
+    """Join the job as a rank that only generates: return its place among those that do, as :func:`start` does.
+
+    These ranks talk from CPU to CPU, and know nothing of Megatron. The device is that of their collectives.
+    """
+    if config.cluster.platform == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        malloc.keep_freed_memory()
+    timeout = datetime.timedelta(minutes=timeout_minutes)
+    job_store = _join(config, control, timeout, "gloo", None)
+    role = role_of(config, int(os.environ["RANK"]))
+    device = torch.device("cpu")
+    sizes = (role.index, role.count, *(0, 1) * 3, 1)  # a data-parallel rank of its own
+    ranks = Ranks(role.index, role.count, role.local_index, device, *sizes, timeout=timeout, job_store=job_store)
+    transport = Transport(dist.group.WORLD if role.count > 1 else None)
+    return replace(ranks, exchange=Exchange(transport))
+
+
+def _join(
+    config: Config, control: Meeting | None, timeout: datetime.timedelta, backend: str, device: torch.device | None
+) -> dist.Store | None:
+    """Make the default process group: in server mode that of the ranks with this one's role.
+
+    Return the store in which ranks of both roles find each other; None where all ranks have one role.
+    """
+    server = config.rollout.mode == "server"
+    job_store = None
+    if not dist.is_initialized():
+        with waiting():  # for ranks that start later, or import from a slower disk
+            joined = _rendezvous(control, timeout, always=server)
+            if server:
+                role, job_store = role_of(config, joined["rank"]), joined["store"]
+                store = dist.PrefixStore("generate" if role.generates else "train", job_store)
+                joined = {"store": store, "rank": role.index, "world_size": role.count}
+            dist.init_process_group(backend=backend, **joined, timeout=timeout, device_id=device)
+    mark("joined")
+    return job_store
 
 
 def _exchange(ranks: Ranks, config: Config) -> Exchange:
@@ -191,7 +224,7 @@ def cuda_environment(config: Config) -> dict[str, str]:
     return found | (_DETERMINISTIC if deterministic_kernels(config) else {})
 
 
-def _rendezvous(control: Meeting | None, timeout: datetime.timedelta) -> dict[str, Any]:
+def _rendezvous(control: Meeting | None, timeout: datetime.timedelta, *, always: bool = False) -> dict[str, Any]:
     """Return where ranks meet: a store on a port that the kernel gives to rank 0 and that nobody can take meanwhile.
 
     How long a rank may take to come is up to those who watch them all; `timeout` is for a job that nobody watches. All
@@ -272,71 +305,6 @@ def stop() -> None:
 def store() -> dist.Store:
     """Return the key-value store of the default group: counters and flags that all ranks see."""
     return compat.default_store()
-
-
-_met: Counter[tuple[int, ...]] = Counter()  # how often this rank has met the ranks of an engine: the same number on all
-
-
-class EnginePeers:
-    """The ranks on the GPUs of one engine, whose owner is the first of them. They talk from CPU to CPU."""
-
-    def __init__(self, ranks: list[int], timeout: datetime.timedelta) -> None:
-        """Meet the others, for whom this rank waits for `timeout` at most, here and in every call."""
-        self._size = len(ranks)
-        self._said = (
-            f"ranks {ranks[0]} to {ranks[-1]}, which share the GPUs of an engine, have lost each other (a rank waits "
-            f"{timeout.total_seconds():g} s for the others)"
-        )
-        # torch names a group that only its own ranks make by its ranks and by how many groups there are. A second group
-        # of the same ranks would find the addresses of the first one, where nobody listens any more.
-        _met[tuple(ranks)] += 1
-        prefix = f"engine_peers/{ranks[0]}-{ranks[-1]}/{_met[tuple(ranks)]}"
-        with self._named():
-            met_at = dist.PrefixStore(prefix, store())
-            self._group: Any = dist.ProcessGroupGloo(met_at, ranks.index(dist.get_rank()), self._size, timeout)
-
-    def gather(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all, in order. Collective."""
-        with self._named():
-            lengths = torch.zeros(self._size, dtype=torch.int64)
-            lengths[self._group.rank()] = len(payload)
-            self._group.allreduce([lengths]).wait()
-            mine = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-            mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-            every = [torch.empty_like(mine) for _ in range(self._size)]
-            self._group.allgather([every], [mine]).wait()
-        return [one[:length].numpy().tobytes() for one, length in zip(every, lengths.tolist(), strict=True)]
-
-    def wait(self) -> None:
-        """Return when all have come here. Collective."""
-        with self._named():
-            self._group.allreduce([torch.zeros(1)]).wait()
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say in gloo's errors, which name an address at most, who waited for whom."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise RuntimeError(f"{self._said}: {error}") from error
-
-
-def engine_peers(config: Config, ranks: Ranks) -> EnginePeers | None:
-    """Return the peers of this rank if an engine has several GPUs, and uses this rank's. Collective among them."""
-    size = config.rollout.tensor_parallel_size
-    place = engine_place(config, ranks.local_rank)
-    if size == 1 or place is None:
-        return None
-    first = ranks.rank - place
-    return EnginePeers(list(range(first, first + size)), ranks.timeout)
-
-
-def engine_place(config: Config, local_rank: int) -> int | None:
-    """Return the place of a rank among those on its engine's GPUs, 0 for the owner; None where there is no engine."""
-    size, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
-    per_node = engines_per_node(config)
-    engine, place = divmod(local_rank, gpus // per_node)
-    return place if engine < per_node and place < size else None
 
 
 def broadcast_bytes(payload: bytes, device: torch.device, source: int = 0) -> bytes:

@@ -19,6 +19,11 @@ from gspo_hpc.system.signals import signals_default_in_children
 _DEATH, _RESYNC = "engine died", "resync"  # kinds of notices
 
 
+def engine_deaths(notices: Notices) -> Sequence[str]:
+    """Return how engines died in this attempt, on any rank, as far as `notices` tell: one text each."""
+    return notices.texts(_DEATH, at_once=True)
+
+
 class EngineLost(RuntimeError):
     """An engine died more often than faults.max_engine_restarts allows."""
 

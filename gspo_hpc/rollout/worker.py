@@ -56,6 +56,7 @@ class RolloutWorker:
     num_engines: int
     recovery: EngineRecovery
     stop_requested: Callable[[], bool]
+    prompts_come_from_outside: bool = False  # the trainer has put them into the store before it asked for a call
     _calls: int = 0
 
     def generate(
@@ -104,6 +105,8 @@ class RolloutWorker:
 
         Nobody waits at the store for a prompt, for there a rank that waits holds up the thread that reads notices.
         """
+        if self.prompts_come_from_outside:
+            return SharedPrompts(self.store, f"generate/{self._calls}")
         if self.num_engines == 1:
             return None
         shared = SharedPrompts(self.store, f"generate/{self._calls}")

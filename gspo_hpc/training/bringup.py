@@ -13,17 +13,19 @@ import torch
 import torch.distributed as dist
 
 from gspo_hpc.config import derived
+from gspo_hpc.config.roles import role_of
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
 from gspo_hpc.data.prompts import Row
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.exchange.exchange import Exchange
+from gspo_hpc.exchange.peers import engine_place
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
-from gspo_hpc.policy.process_groups import Ranks, barrier, engine_place, largest, store
+from gspo_hpc.policy.process_groups import Ranks, barrier, largest, store
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
@@ -156,19 +158,19 @@ def start_rollout_worker(
     if dist.get_world_size() > 1:
         with waiting():  # for engines that take longer
             barrier(ranks.device)
-    cluster = config.cluster
-    place = NodeTopology(ranks.local_rank, cluster.gpus_per_node, cluster.nodes)
+    place, shared = _topology(config, ranks), _shared_store(ranks)
     # Much longer than a rank may be silent: what holds its interpreter's lock, such as an engine's restart, holds the
     # thread too that copies notices. An error of that thread is told at once.
-    notices = Notices(store(), place, patience=10 * config.faults.heartbeat_timeout)
+    notices = Notices(shared, place, patience=10 * config.faults.heartbeat_timeout)
     return RolloutWorker(
         config=config,
         ranks=ranks,
-        store=store(),
+        store=shared,
         notices=notices,
         engine=engine,
         pool=pool,
-        num_engines=per_node * config.cluster.nodes,
+        num_engines=per_node * place.nodes,
+        prompts_come_from_outside=ranks.job_store is not None,
         recovery=EngineRecovery(
             engine,
             notices,
@@ -182,6 +184,24 @@ def start_rollout_worker(
         ),
         stop_requested=stop_requested,
     )
+
+
+def _topology(config: Config, ranks: Ranks) -> NodeTopology:
+    """Return the place of this rank among those that meet for generation: all, or those that do nothing else."""
+    if ranks.job_store is None:
+        return NodeTopology(ranks.local_rank, config.cluster.gpus_per_node, config.cluster.nodes)
+    role = role_of(config, int(os.environ["RANK"]))
+    return NodeTopology(role.local_index, role.per_node, role.nodes)
+
+
+def _shared_store(ranks: Ranks) -> dist.Store:
+    """Return the store in which a call of generation is kept; in server mode the trainer looks there, too."""
+    return store() if ranks.job_store is None else generation_store(ranks.job_store)
+
+
+def generation_store(job_store: dist.Store) -> dist.Store:
+    """Return the part of a job's store in which calls of generation are kept, for ranks of both roles."""
+    return dist.PrefixStore("calls", job_store)
 
 
 def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSettings:

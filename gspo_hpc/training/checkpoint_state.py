@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from gspo_hpc.system.files import Entry, write_atomically
 from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
-BASELINE = "baseline.json"
+BASELINE, AHEAD = "baseline.json", "ahead.json"
 
 T = TypeVar("T")
 
@@ -29,12 +29,16 @@ class CheckpointState:
     groups: Sequence[Group]  # of the rollout that is not used up: those that this rank holds
     record: dict[str, Any] | None  # of the checkpoint's step, which is not logged yet when it is saved
     baseline: Baseline = field(default_factory=Baseline)  # empty in checkpoints of versions that did not save it
+    # Fingerprints of the weights that have sampled later rollouts, by their number; the groups are in the journals.
+    ahead: Mapping[int, str] = field(default_factory=dict)
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
         write_atomically(staging / CURSOR, json.dumps(self.cursor.to_dict(), indent=1))
         write_atomically(staging / RECORD, json.dumps(self.record))
         write_atomically(staging / BASELINE, json.dumps(self.baseline.to_dict(), indent=1))
+        if self.ahead:
+            write_atomically(staging / AHEAD, json.dumps(self.ahead))
 
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
@@ -68,11 +72,17 @@ class CheckpointState:
         record = _parsed(checkpoint / RECORD, json.loads)
         path = checkpoint / BASELINE
         baseline = _parsed(path, lambda text: Baseline.from_dict(json.loads(text))) if path.exists() else Baseline()
+        path = checkpoint / AHEAD
+        ahead = _parsed(path, lambda text: _fingerprints(json.loads(text))) if path.exists() else {}
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _parsed(checkpoint / name, _groups),
         )
-        return cls(cursor, list(groups.values()), record, baseline)
+        return cls(cursor, list(groups.values()), record, baseline, ahead)
+
+
+def _fingerprints(raw: Mapping[str, Any]) -> dict[int, str]:
+    return {int(rollout): str(fingerprint) for rollout, fingerprint in raw.items()}
 
 
 def _groups(text: str) -> dict[int, Group]:

@@ -12,7 +12,6 @@ from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.training import update
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.session import Session
-from gspo_hpc.training.step_record import weights_version
 
 
 class TooManySkippedSteps(RuntimeError):
@@ -43,7 +42,7 @@ def train(session: Session, progress: Progress) -> str:
             before = progress.advance(batch, result, recipe.updates_per_rollout)
             progress.record = session.recorder.record(before, progress, batch, result)
             if result is not None:
-                session.watch.judge(result.sums, weights_version(before))  # before a bad update is saved
+                session.watch.judge(result.sums, recipe.version_of(before.rollout))  # before a bad update is saved
             if recipe.saves_after(step):
                 _save(session, progress)
             finish_step(session, progress)  # evaluate if due, log
@@ -52,7 +51,9 @@ def train(session: Session, progress: Progress) -> str:
             if any_rank(clock.monitor.stop_requested(), session.policy.ranks.device):
                 raise Interrupted
     except (Interrupted, Abandoned):
-        if progress.cursor.step > progress.saved_step and session.checkpoints.can_save():
+        # What was sampled ahead by weights that are gone has to be whole, or the run goes on from the last checkpoint.
+        unsaved = progress.cursor.step > progress.saved_step and session.sampler.is_settled()
+        if unsaved and session.checkpoints.can_save():
             _save(session, progress)
         session.checkpoints.wait()
         return "stopped"
@@ -73,7 +74,8 @@ def _log_before_first_step(session: Session, progress: Progress) -> None:
 def _save(session: Session, progress: Progress) -> None:
     # Engines are awake only if a rollout or an evaluation was stopped. A save needs the memory, and they are done.
     session.weights.sleep(level=2)
-    session.checkpoints.save(progress.checkpoint_state())
+    session.sampler.settle()
+    session.checkpoints.save(progress.checkpoint_state(session.sampler.ahead()))
     progress.saved_step = progress.cursor.step
 
 

@@ -7,20 +7,21 @@ probe itself is computed and not read from there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.config.derived import gap_limits
-from gspo_hpc.data.records import Prompt
+from gspo_hpc.config.derived import GapLimits, gap_limits
+from gspo_hpc.data.records import Floats, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.engine.settings import has_exact_head
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.training.agreement.causes import TOP, rounding_step
 from gspo_hpc.training.agreement.explain import explain
 from gspo_hpc.training.agreement.gap import Gap, excess, measure
@@ -57,21 +58,45 @@ def check(
     """
     ours = score(policy, sequences, monitor).logprobs
     offload.leave_to_engines(policy)
-    theirs: list[np.ndarray] = []
+
+    def cause(engine: Engine | None, theirs: list[Floats]) -> str:
+        return explain(policy, engine, sequences, theirs, monitor)
+
+    limits = gap_limits(policy.config)
+    return compare(engine, sequences, ours, policy.ranks, limits, death, first, cause, examine_head=examine_head)
+
+
+def compare(
+    engine: Engine | None,
+    sequences: Sequences,
+    ours: Sequence[Floats],
+    ranks: Ranks,
+    limits: GapLimits,
+    death: EngineDied | None,
+    first: Gap | None,
+    cause: Callable[[Engine | None, list[Floats]], str],
+    *,
+    examine_head: bool = True,
+) -> tuple[Gap, EngineDied | None]:
+    """Compare the trainer's log-probs `ours` with those of the engines of all ranks, as :func:`check` says. Collective.
+
+    `cause` returns why an engine's log-probs differ, for the error; every rank calls it, with None if it has no engine.
+    """
+    theirs: list[Floats] = []
     cached, logit_step, unwanted = 0, 0.0, False
     if engine is not None:
         try:
             engine.wake_up()  # the rest, for which there is room now
             cached = engine.cached_tokens(canary(sequences, engine.settings.max_model_len))
             theirs = engine.prompt_logprobs(sequences)
-            if examine_head and gap_limits(policy.config).weighted:
+            if examine_head and limits.weighted:
                 logit_step = rounding_step(np.concatenate(engine.top_logprobs(sequences, TOP))) or 0.0
                 unwanted = logit_step > 0.0 and has_exact_head(engine.settings)
         except EngineDied as error:
             death, theirs = error, []
     gap = replace(measure(ours, theirs), logit_step=logit_step) if theirs else Gap()
-    if policy.ranks.world_size > 1:
-        found = torch.tensor([*gap.values(), cached, unwanted], dtype=torch.float64, device=policy.ranks.device)
+    if ranks.world_size > 1:
+        found = torch.tensor([*gap.values(), cached, unwanted], dtype=torch.float64, device=ranks.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         *values, cached, unwanted = found.tolist()
         gap = Gap(*values)
@@ -81,10 +106,10 @@ def check(
             "cache, which holds keys and values of older weights. vLLM did not reset it; set rollout.engine."
             "enable_prefix_caching=false, or change vLLM's version"
         )
-    if (wrong := excess(gap, gap_limits(policy.config), first)) is not None:
-        cause = explain(policy, engine if death is None else None, sequences, theirs, monitor)
+    if (wrong := excess(gap, limits, first)) is not None:
+        why = cause(engine if death is None else None, theirs)
         raise ProbeMismatch(
-            f"after the weight sync, engine and trainer disagree on the probe: {wrong}. Likely cause: {cause}. If the "
+            f"after the weight sync, engine and trainer disagree on the probe: {wrong}. Likely cause: {why}. If the "
             "gap is known to be rounding, raise rollout.probe_max_gap and rollout.probe_mean_gap"
         )
     if unwanted:

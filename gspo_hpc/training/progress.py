@@ -33,6 +33,7 @@ class Progress:
     evaluated: bool = False  # the evaluation before the first step is logged
     engines: Mapping[str, float] = field(default_factory=dict)  # metrics of the newest rollout of this attempt
     baseline: Baseline = field(default_factory=Baseline)  # of the gaps between engine and trainer
+    ahead: Mapping[int, str] = field(default_factory=dict)  # see CheckpointState
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
@@ -56,8 +57,8 @@ class Progress:
         )
         return before
 
-    def checkpoint_state(self) -> CheckpointState:
-        """Return what a checkpoint of this moment holds besides the policy's state."""
+    def checkpoint_state(self, ahead: Mapping[int, str]) -> CheckpointState:
+        """Return what a checkpoint of this moment holds besides the policy's state; `ahead`: see CheckpointState."""
         unused = self.groups if self.cursor.update else None
         groups = list(unused.own.values()) if unused is not None else []
-        return CheckpointState(self.cursor, groups, self.record, replace(self.baseline))
+        return CheckpointState(self.cursor, groups, self.record, replace(self.baseline), ahead)

@@ -10,6 +10,7 @@ from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.recipe import Recipe
+from gspo_hpc.training.serving.weights import RemoteWeights
 from gspo_hpc.training.step_record import StepRecorder
 from gspo_hpc.training.sync import EngineWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
@@ -24,7 +25,7 @@ class Session:
     sampler: Sampler  # generate, reward, advantage
     logprobs: LogprobPasses
     evaluator: Evaluator
-    weights: EngineWeights
+    weights: EngineWeights | RemoteWeights
     watch: RolloutGapMonitor  # of the gaps that updates measure
     checkpoints: Checkpoints
     recorder: StepRecorder

@@ -7,8 +7,8 @@ the completions that were computed (those with an advantage); seconds are wall t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, get_args
 
 import numpy as np
 
@@ -17,20 +17,15 @@ from gspo_hpc.config.derived import PassName
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
-from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import Recipe
+from gspo_hpc.training.serving.weights import RemoteWeights
 from gspo_hpc.training.sync import EngineWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 MEAN_OF = {"logprob_gap": "logprob_gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
-
-
-def weights_version(before: Cursor) -> int:
-    """Return the number of steps that had made the weights of the rollout that `before` is in."""
-    return before.step - before.update
 
 
 def step_record(
@@ -40,8 +35,12 @@ def step_record(
     result: StepResult | None,
     seconds: Mapping[str, float],
     total_seconds: float,
+    weights_version: int,
 ) -> dict[str, Any]:
-    """Return one flat record of the step that led from `before` to `after`."""
+    """Return one flat record of the step that led from `before` to `after`.
+
+    `weights_version`: steps that had made the weights which sampled.
+    """
     kept = table.select(~table.flagged(EXCLUDED))
     rewards = kept.rows["reward"].astype(np.float64)
     lengths = table.rows["response_len"].astype(np.float64)
@@ -49,7 +48,8 @@ def step_record(
         "step": after.step,
         "rollout": before.rollout,
         "update": before.update,
-        "weights_version": weights_version(before),
+        "weights_version": weights_version,
+        "staleness": before.step - before.update - weights_version,
         "epoch": before.epoch,
         "reward": float(rewards.mean()) if len(rewards) else None,
         "reward_std": float(rewards.std()) if len(rewards) else None,
@@ -84,14 +84,21 @@ def step_record(
     )
 
 
+class Deaths(Protocol):
+    """The account of engines that died."""
+
+    def deaths(self) -> Sequence[str]:
+        """Return how engines died in this attempt, on any rank: one text each."""
+
+
 class StepRecorder:
     """The maker of the records of one attempt's steps."""
 
     def __init__(
         self,
         recipe: Recipe,
-        weights: EngineWeights,
-        recovery: EngineRecovery,
+        weights: EngineWeights | RemoteWeights,
+        recovery: Deaths,
         observers: StepObserver,
         clock: StepClock,
     ) -> None:
@@ -104,7 +111,8 @@ class StepRecorder:
     ) -> dict[str, Any]:
         """Return the record of the step that led from `before` to where `progress` stands. Collective."""
         clock = self._clock
-        record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed())
+        version = self._recipe.version_of(before.rollout)
+        record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed(), version)
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)
         if result is not None and result.expert_tokens:

@@ -13,11 +13,12 @@ from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied
+from gspo_hpc.exchange.peers import engine_peers, engine_place
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes, engine_peers, engine_place
+from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes, store
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.system.progress import waiting
 from gspo_hpc.training import probe
@@ -112,7 +113,10 @@ class WeightSync:
         if self._sender is None:
             config = self.policy.config
             size, platform = config.rollout.tensor_parallel_size, config.cluster.platform
-            peers = engine_peers(config, self.policy.ranks) if self._has_peers() else None
+            ranks = self.policy.ranks
+            peers = (
+                engine_peers(config, ranks.rank, ranks.local_rank, ranks.timeout, store) if self._has_peers() else None
+            )
             self._sender = transfer.WeightSender(platform, size, TRANSFER_BUCKET_BYTES[platform], peers)
         return self._sender
 

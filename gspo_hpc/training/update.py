@@ -111,6 +111,15 @@ def with_old_logprobs(
     return found.with_own(own)
 
 
+def with_engine_logprobs(groups: ShardedGroups) -> ShardedGroups:
+    """Return the groups with the engine's log-probs of sampled tokens as old ones."""
+    old = {
+        slot: group.with_completions(tuple(replace(c, old_logprobs=c.logprobs) for c in group.completions))
+        for slot, group in groups.own.items()
+    }
+    return groups.with_own(old)
+
+
 def step(
     policy: Policy,
     groups: ShardedGroups,

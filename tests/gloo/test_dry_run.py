@@ -77,6 +77,22 @@ def test_places_and_parameters(parallel: dict[str, int], model: Path, tmp_path: 
     assert not list((tmp_path / "tmp").glob("gspo-dry-run-*"))
 
 
+def test_ranks_that_only_generate_are_told_apart(model: Path, tmp_path: Path) -> None:
+    content = raw(model, tensor_model=2)
+    content["cluster"]["gpus_per_node"] = 3
+    content["rollout"] = {"mode": "server", "engines_per_node": 1}
+    done = dry_run(tmp_path, content)
+    assert done.returncode == 0, done.stderr
+    _, *rows, last = done.stdout.splitlines()
+    assert last.startswith("3 ranks joined")
+    places = [row.split() for row in rows]
+    assert [(place[0], place[3], place[-1] == "generates") for place in places] == [
+        ("0", "0", False),
+        ("1", "1", False),
+        ("2", "-", True),
+    ]
+
+
 def test_a_plan_that_is_refused_starts_nothing(model: Path, tmp_path: Path) -> None:
     done = dry_run(tmp_path, raw(model, tensor_model=4))
     assert done.returncode == 2 and "error: rule world_size_divides: " in done.stderr

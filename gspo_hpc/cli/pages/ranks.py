@@ -104,6 +104,8 @@ def places(found: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     names = ["rank", "node", "local_rank", "tp", "pp", "cp", "dp", "ep", "etp", "expert_dp", "parameters"]
     rows = [[_HEADS.get(name, name.replace("_", " ")) for name in names]]
     for one in found:
-        count = one["parameters"]
-        rows.append([*(str(one[name]) for name in names[:-1]), "not known" if count is None else f"{count:,}"])
+        count = "not known" if one["parameters"] is None else f"{one['parameters']:,}"
+        generates = one["tp"] is None  # and has no place among the ranks that train
+        place = ("-" if one[name] is None else str(one[name]) for name in names[:-1])
+        rows.append([*place, "generates" if generates else count])
     yield grid(rows, "rlrrrrrrrrr", wrapped=0)

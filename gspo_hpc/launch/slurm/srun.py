@@ -38,7 +38,7 @@ def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) 
     words = [
         "srun",
         f"--nodes={cluster.nodes}",
-        f"--ntasks={config.world_size}",
+        f"--ntasks={config.num_ranks}",
         f"--ntasks-per-node={cluster.gpus_per_node}",
         "--kill-on-bad-exit=1",
         "--distribution=block:block",  # ranks of a node are neighbours, as the layout counts them

@@ -175,7 +175,7 @@ class _Attempt:
     ) -> None:
         self.config, self.run_dir, self.attempt, self.job_dir = config, run, attempt, job_dir
         self.job_id, self.flag = job_id, flag
-        self.server = Server(_address(config.cluster.nodes), config.world_size)
+        self.server = Server(_address(config.cluster.nodes), config.num_ranks)
         self.stop: str | None = None  # why the ranks were asked to stop: "preempted", "time limit", ...
         self.detail = ""  # of a stop that ranks asked for themselves
         self.requeued = self.unholding = False

@@ -149,7 +149,7 @@ def _engines(generation: Phase, config: Config, arch: Architecture, device: Devi
     room, with_it = rollout.max_prompt_length, [""]
     for aside in (False, True) if colocated and not offload_trainer(config) else (False,):
         names = {"cuda_and_nccl"} if aside else set(generation.parts) - OF_ENGINES
-        beside = sum(generation.parts[name] for name in names) if colocated else 0  # what the trainer holds
+        beside = sum(generation.parts[name] for name in names)  # what the trainer holds, or a sync beside the cache
         most = math.floor(100 * min(MOST, 1 - beside / memory)) / 100
         for changed, larger in lighter.engine_sizes(config, arch):
             needed = engine_bytes(arch, changed, device, longest)

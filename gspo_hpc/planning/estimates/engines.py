@@ -82,6 +82,8 @@ def generation(model: Sizes, config: Config, device: Device, given: Work, cache_
 def steady(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
     """Return the seconds of a rollout where engines never wait: the next rollout's prompts take the free places.
 
+    Other systems work so; tools/published_runs.py compares with them.
+
     Sequences go on while weights change, and so many rollouts are under way as their weights may be behind.
     """
     each = given.completions / count(config)

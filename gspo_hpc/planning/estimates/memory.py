@@ -123,7 +123,8 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
         generation = engine | own | resting
     else:  # on a GPU of its own, where nothing sleeps
         generation = {name: size for name, size in engine.items() if name != "engine_asleep"} | {
-            "cuda_and_nccl": ENGINE
+            "buckets": _buckets(arch, config) + _loading(arch, config),  # of a weight sync, in which the cache stays
+            "cuda_and_nccl": ENGINE,
         }
     stepping = Phase("optimizer_step", trainer | own | asleep)
     transit = SAVE_TRANSIT_BYTES * (config.optimizer.distributed and _shares_optimizer(config))

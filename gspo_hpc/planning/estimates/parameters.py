@@ -133,6 +133,8 @@ def of_node(config: Config, state: Bytes, engine: int, copy: int, sleep_level: i
         found["kv_cache"] = int(config.rollout.kv_cache_gb * GIB) * engines_per_node(config)
     else:
         found |= _moved(config, state, engine * workers * (sleep_level == 1))
+    if config.rollout.mode == "server":  # the owner of each engine keeps them, to fill it again if it dies
+        found["weights_kept_for_engines"] = engine * workers
     if config.checkpoint.async_save:
         found["checkpoint_copy"] = copy
     elif config.optimizer.distributed:  # whose parts meet in host memory

@@ -77,12 +77,13 @@ def sizes_of(config: Config) -> Sizes:
 
 
 def generating(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
-    """Return the seconds of generation of a rollout.
+    """Return the seconds of generation of a rollout, to the end of its last completion.
 
-    `cache_tokens` are the tokens that the cache of one engine holds.
+    `cache_tokens` are the tokens that the cache of one engine holds. Where generation is ahead of training, engines
+    begin a rollout when the one before has ended, too.
     """
-    how = engines.steady if config.rollout.max_staleness else engines.generation
-    return engines.prefill(model, config, device, given) + how(model, config, device, given, cache_tokens)
+    prefill = engines.prefill(model, config, device, given)
+    return prefill + engines.generation(model, config, device, given, cache_tokens)
 
 
 def estimate(

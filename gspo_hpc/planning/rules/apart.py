@@ -17,6 +17,7 @@ class ApartRule(RuleId):
     GENERATION_NODES_LEAVE_SOME_TO_TRAIN = auto()
     GENERATION_NODES_HOLD_ENGINES = auto()
     STALENESS_NEEDS_SERVER = auto()
+    STALENESS_WITHOUT_OLD_CHOICES = auto()
 
 
 @rule(ApartRule.GENERATION_NODES_NEED_SERVER, "`cluster.generation_nodes` needs `rollout.mode: server`", Topic.ENGINES)
@@ -61,4 +62,18 @@ def _staleness(plan: PlanBuilder) -> Iterator[str]:
         yield (
             f"rollout.max_staleness ({staleness}) needs rollout.mode server: on the same GPUs generation and training "
             "take turns"
+        )
+
+
+@rule(
+    ApartRule.STALENESS_WITHOUT_OLD_CHOICES,
+    "`moe.router_replay: old_logprobs` needs `rollout.max_staleness: 0`",
+    Topic.ENGINES,
+)
+def _choices(plan: PlanBuilder) -> Iterator[str]:
+    staleness = plan.config.rollout.max_staleness
+    if staleness and plan.config.moe.router_replay == "old_logprobs":
+        yield (
+            f"moe.router_replay old_logprobs repeats choices of a pass that rollout.max_staleness ({staleness}) leaves "
+            "out, because the weights that sampled are gone: give moe.router_replay=rollout, or off"
         )

@@ -112,11 +112,12 @@ def _over_nodes(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(
     GridRule.ROLLOUT_TENSOR_PARALLEL_DIVIDES_NODE,
-    "`gpus_per_node` is a multiple of `rollout.tensor_parallel_size`, or a divisor: an engine then has whole nodes",
+    "`gpus_per_node` is a multiple of `rollout.tensor_parallel_size`, or a divisor: an engine then has whole nodes; in "
+    "server mode an engine may have any GPUs of a node",
 )
 def _rollout_tensor_parallel(plan: PlanBuilder) -> Iterator[str]:
     gpus, tp = plan.config.cluster.gpus_per_node, plan.config.rollout.tensor_parallel_size
-    if gpus % tp and tp % gpus:
+    if gpus % tp and tp % gpus and not (plan.server and tp < gpus):
         yield f"gpus_per_node ({gpus}) must be a multiple or a divisor of rollout.tensor_parallel_size ({tp})"
 
 

@@ -36,12 +36,6 @@ def found(plan: PlanBuilder) -> Iterator[NotRun]:
         yield from (NotRun(name, reason) for reason in reasons(plan))
 
 
-@planned_only("server_mode")
-def _server(plan: PlanBuilder) -> Iterator[str]:
-    if plan.server:
-        yield "rollout.mode server can be planned, but this version does not run it: give rollout.mode=colocate"
-
-
 @planned_only("engine_over_nodes")
 def _engine_over_nodes(plan: PlanBuilder) -> Iterator[str]:
     size, gpus = plan.config.rollout.tensor_parallel_size, plan.config.cluster.gpus_per_node

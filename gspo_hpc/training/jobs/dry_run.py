@@ -10,12 +10,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from gspo_hpc.config import loader
+from gspo_hpc.config.roles import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
-from gspo_hpc.policy.process_groups import Ranks, expert_place, start, stop, use_groups
+from gspo_hpc.policy.process_groups import (
+    UNWATCHED_MINUTES,
+    Ranks,
+    expert_place,
+    start,
+    start_generating,
+    stop,
+    use_groups,
+)
 from gspo_hpc.system import environment
 from gspo_hpc.system.files import read_json, write_json
 
@@ -56,13 +67,44 @@ def _own_address() -> str:
 def dry_run(folder: Path) -> None:
     """Join the groups of `folder`/config.yaml, use each of them once, and write all places as `folder`/ranks.json."""
     config = loader.load(folder / "config.yaml")
-    ranks = start(config, control=None if "MASTER_ADDR" in os.environ else FolderMeeting(folder))
+    meeting = None if "MASTER_ADDR" in os.environ else FolderMeeting(folder)
+    if role_of(config, int(os.environ["RANK"])).generates:
+        _generator(start_generating(config, UNWATCHED_MINUTES, meeting))
+        return
+    ranks = start(config, control=meeting)
     use_groups(ranks)
     found = gather_unordered(ranks.exchange.transport, json.dumps(_place(config, ranks)).encode())
     if ranks.rank == 0:
+        found += [] if ranks.job_store is None else _generators(config, ranks.job_store)
         places = sorted((json.loads(one) for one in found), key=lambda place: place["rank"])
         write_json(folder / PLACES, places)
     stop()  # but not after an error: it could wait for ever
+
+
+def _generator(ranks: Ranks) -> None:
+    """Tell rank 0 the place of a rank that only generates: it has none in the groups of those that train."""
+    assert ranks.job_store is not None
+    number = os.environ["RANK"]
+    place = {
+        "rank": int(number),
+        "node": environment.node_name(),
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        **dict.fromkeys(("tp", "pp", "cp", "dp", "ep", "etp", "expert_dp", "parameters")),
+    }
+    ranks.job_store.set(f"dry_run/place/{number}", json.dumps(place))
+    ranks.job_store.wait(["dry_run/read"])
+    ranks.job_store.add("dry_run/left", 1)
+    stop()
+
+
+def _generators(config: Config, job_store: dist.Store) -> list[bytes]:
+    """Return the places of the ranks that only generate; on return they no longer need the store of this rank."""
+    numbers = [number for number in range(config.num_ranks) if role_of(config, number).generates]
+    found = [job_store.get(f"dry_run/place/{number}") for number in numbers]
+    job_store.set("dry_run/read", "")
+    while job_store.add("dry_run/left", 0) < len(numbers):
+        time.sleep(0.01)
+    return found
 
 
 def _place(config: Config, ranks: Ranks) -> dict[str, Any]:

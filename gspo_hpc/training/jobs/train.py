@@ -14,6 +14,7 @@ from gspo_hpc.algorithms import objective
 from gspo_hpc.checkpoint import sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config import derived, loader
+from gspo_hpc.config.roles import role_of
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.exchange.transport import gather_unordered
@@ -28,6 +29,7 @@ from gspo_hpc.policy.process_groups import (
     barrier,
     broadcast_bytes,
     start,
+    start_generating,
     stop,
 )
 from gspo_hpc.rollout.worker import RolloutWorker
@@ -54,10 +56,15 @@ from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerLog
 from gspo_hpc.training.observers.files import CheckpointCommit, ExpertsFile, MetricsFile, ProfileTables, SamplesFile
 from gspo_hpc.training.observers.memory import MemoryWatch
-from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
+from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import Reference
+from gspo_hpc.training.serving import generators
+from gspo_hpc.training.serving.engines import RemoteEngines
+from gspo_hpc.training.serving.link import GeneratorLink
+from gspo_hpc.training.serving.sampler import RemoteSampler
+from gspo_hpc.training.serving.weights import RemoteWeights
 from gspo_hpc.training.session import Session
 from gspo_hpc.training.step_record import StepRecorder
 from gspo_hpc.training.sync import EngineWeights, WeightSync
@@ -88,12 +95,18 @@ def train(
     """
     config = loader.load(attempt.config)
     collectives = CollectiveTime(config.cluster.platform)  # before there are any
-    ranks = start(config, UNWATCHED_MINUTES if control is None else WATCHED_MINUTES, control)
+    patience = UNWATCHED_MINUTES if control is None else WATCHED_MINUTES
+    if role_of(config, int(os.environ["RANK"])).generates:
+        placed = start_generating(config, patience, control)
+        set_threads(config)
+        return generators.generate(config, placed, run.rollouts, flag, report)
+    ranks = start(config, patience, control)
     set_threads(config)
     kept = os.fdopen(open_log(attempt.console), "w", encoding="utf-8") if ranks.rank == 0 else None
     job = TrainingJob(run, attempt, config, ranks, Console(terminal, config.run.max_steps or 0, kept=kept))
     try:
         reason = job.train(flag, control, collectives)
+        job.end_generators(reason)
     except BaseException as error:
         report(error)
         job.close_after_error()  # but not the process groups: others may never join what theirs still wait for
@@ -109,20 +122,22 @@ class TrainingJob:
 
     def __init__(self, run: RunDir, attempt: Attempt, config: Config, ranks: Ranks, console: Console) -> None:
         self._run, self._attempt, self._config, self._ranks, self._console = run, attempt, config, ranks, console
-        self._worker: RolloutWorker | None = None
+        self._worker: RolloutWorker | RemoteEngines | None = None
         self._tracker: Tracker | None = None
         self._checkpoints: Checkpoints | None = None
 
     def train(self, flag: StopFlag, control: Client | None, collectives: CollectiveTime) -> str:
         """Build all parts and run the loop; return "done" or "stopped"."""
         config, ranks = self._config, self._ranks
+        monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
+        link = None if ranks.job_store is None else GeneratorLink(config, ranks, self._run.rollouts, monitor)
+        self._worker = None if link is None else link.engines
         prompts = load_prompts(config, ranks.exchange)
         policy, reference, progress = self._load_policy((prompts.count, prompts.unseen_count))
         if progress.cursor.step >= (config.run.max_steps or 0) and progress.record is None:
             return "done"
-        monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
         weight_sync = WeightSync(policy, prompts.probe, monitor)
-        worker = self._start_worker(weight_sync, monitor, progress.baseline)
+        worker = link.engines if link is not None else self._start_worker(weight_sync, monitor, progress.baseline)
         observers = Observers([*self._make_observers(), *self._make_memory_watch(flag)])
         recipe = self._make_recipe()
         data = self._make_data(recipe, prompts)
@@ -134,13 +149,23 @@ class TrainingJob:
             traces=self._attempt.traces,
             rank=ranks.rank,
         )
-        weights = EngineWeights(weight_sync, worker, clock, progress.baseline)
+        weights: EngineWeights | RemoteWeights
+        sampler: Sampler
+        if link is not None:
+            weights = link.weights(policy, prompts.probe, clock, progress.baseline)
+            sampler = RemoteSampler(
+                recipe, data, link.engines, weights, self._run.rollouts, observers, clock, progress.ahead
+            )
+        else:
+            assert isinstance(worker, RolloutWorker)
+            weights = EngineWeights(weight_sync, worker, clock, progress.baseline)
+            sampler = ColocatedSampler(recipe, data, worker, weights, self._run.rollouts, observers, clock)
         staging = partial(new_staging, self._run, ranks)
         self._checkpoints = Checkpoints(saver, staging, control, observers, clock, ranks)
         session = Session(
             recipe=recipe,
             policy=policy,
-            sampler=Sampler(recipe, data, worker, weights, self._run.rollouts, observers, clock),
+            sampler=sampler,
             logprobs=LogprobPasses(recipe, policy, reference, clock),
             evaluator=Evaluator(config, data, worker, weights, observers, clock),
             weights=weights,
@@ -152,6 +177,11 @@ class TrainingJob:
         )
         mark("ready")
         return loop.train(session, progress)
+
+    def end_generators(self, outcome: str) -> None:
+        """Have the ranks that only generate end with this outcome, too."""
+        if isinstance(self._worker, RemoteEngines):
+            self._worker.end(outcome)
 
     def close_after_error(self) -> None:
         """Wait a moment for a save under way, which then need not be repeated, and close."""
@@ -213,11 +243,12 @@ class TrainingJob:
         record = state.record if logged < state.cursor.step else None
         # Another layout rounds differently, so gaps are compared with its own first ones.
         baseline = state.baseline if before == config.layout else Baseline()
-        return policy, reference, Progress(state.cursor, groups, record, evaluated=True, baseline=baseline)
+        resumed = Progress(state.cursor, groups, record, evaluated=True, baseline=baseline, ahead=state.ahead)
+        return policy, reference, resumed
 
     def _start_worker(self, weight_sync: WeightSync, monitor: PassMonitor, baseline: Baseline) -> RolloutWorker:
         policy = weight_sync.policy
-        self._worker = start_rollout_worker(
+        self._worker = worker = start_rollout_worker(
             self._config,
             self._ranks,
             experts=policy.arch.experts is not None,
@@ -226,7 +257,7 @@ class TrainingJob:
             stop_requested=monitor.stop_requested,
             note=self._note,
         )
-        return self._worker
+        return worker
 
     def _make_observers(self) -> list[StepObserver]:
         """Return the observers of this rank and start its trackers; ranks other than 0 have none."""

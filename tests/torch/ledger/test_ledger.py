@@ -44,7 +44,7 @@ from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.jobs import train
 from gspo_hpc.training.observers.base import Observers
-from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
+from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.session import Session
@@ -102,7 +102,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
     monkeypatch.setattr(shared_optimizer, "shares", lambda part: part.every)
     no_sums = SimpleNamespace(reduce=lambda values, rank: None)
     monkeypatch.setattr(sync, "dist", no_sums)
-    monkeypatch.setattr(sync, "engine_peers", lambda config, ranks: world.peers(config.rollout.tensor_parallel_size))
+    monkeypatch.setattr(sync, "engine_peers", lambda config, *_: world.peers(config.rollout.tensor_parallel_size))
 
     def rank() -> None:
         place = world.rank
@@ -139,7 +139,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         session = Session(
             recipe=recipe,
             policy=policy,
-            sampler=Sampler(recipe, data, worker, weights, rollouts, observers, clock),
+            sampler=ColocatedSampler(recipe, data, worker, weights, rollouts, observers, clock),
             logprobs=LogprobPasses(recipe, policy, None, clock),
             evaluator=Evaluator(config, data, worker, weights, observers, clock),
             weights=weights,

@@ -22,20 +22,21 @@ LIMIT = 2.0  # seconds; of every other group: half an hour
 # Rank 1 makes the group, says nothing in it, and never comes to make the next one.
 PROGRAM = """
 import datetime, json, os, sys, time
-import torch, torch.distributed as dist
+import torch.distributed as dist
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.policy.process_groups import Ranks, engine_peers
+from gspo_hpc.exchange.peers import engine_peers
+from gspo_hpc.policy.process_groups import store
 
-rank, store, limit = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+rank, path, limit = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 half_an_hour = datetime.timedelta(minutes=30)
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=half_an_hour)
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=half_an_hour)
 config = from_dict({"cluster": {"gpus_per_node": 2}, "rollout": {"tensor_parallel_size": 2}})
 timeout = datetime.timedelta(seconds=limit)
-place = Ranks(rank, 2, rank, torch.device("cpu"), rank, 2, 0, 1, 0, 1, 0, 1, 1, timeout)
-peers = engine_peers(config, place)
+job = config, rank, rank, timeout, store
+peers = engine_peers(*job)
 if rank == 1:
     time.sleep(600)
-for wait in (lambda: peers.gather(b"x"), peers.wait, lambda: engine_peers(config, place)):
+for wait in (lambda: peers.gather(b"x"), peers.wait, lambda: engine_peers(*job)):
     begin, said = time.monotonic(), ""
     try:
         wait()
@@ -49,14 +50,16 @@ os._exit(0)
 AGAIN = """
 import datetime, os, sys, time
 import torch.distributed as dist
-from gspo_hpc.policy.process_groups import EnginePeers, drop_layout
+from gspo_hpc.exchange.peers import EnginePeers
+from gspo_hpc.policy.process_groups import drop_layout
+from gspo_hpc.policy.process_groups import store as job_store
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 half_an_hour = datetime.timedelta(minutes=30)
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=half_an_hour)
 for meeting in range(3):
     time.sleep(1.0 if meeting and rank == 0 else 0.0)
-    peers = EnginePeers([0, 1], datetime.timedelta(seconds=float(sys.argv[3])))
+    peers = EnginePeers([0, 1], datetime.timedelta(seconds=float(sys.argv[3])), job_store())
     assert peers.gather(bytes([meeting, rank])) == [bytes([meeting, 0]), bytes([meeting, 1])]
     peers.wait()
     del peers

@@ -134,7 +134,7 @@ def test_a_resumed_run_judges_gaps_as_the_uninterrupted_one(tmp_path: Path, monk
     run = Run(None, monkeypatch)
     assert run.sync(FIRST) is None
     run.update(UPDATES["good"])
-    run.progress.checkpoint_state().write(tmp_path)
+    run.progress.checkpoint_state({}).write(tmp_path)
     whole = judged(run)
     assert "3.00e-03 at the first sync" in str(whole[0]) and "stale prefix cache" in whole[1]
     resumed = Run(CheckpointState.read(tmp_path), monkeypatch)

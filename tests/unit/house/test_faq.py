@@ -12,7 +12,6 @@ from gspo_hpc.planning.rules import planned_only
 from tests import pages
 
 TOLD = {
-    "server_mode": "**Server mode**",
     "engine_over_nodes": "**An engine over several nodes**",
     "model_family": "**Some families of models**",
     "load_format_of_fp8": "**Engines with weights in FP8**",

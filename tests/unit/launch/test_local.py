@@ -587,9 +587,9 @@ def test_processes_in_another_user_namespace_are_left_to_those_who_see_them(out:
         sleeper.wait()
 
 
-def test_server_mode_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rollout\.mode=colocate"):
-        train(make_config(tmp_path, "rollout.mode=server"))
+def test_what_is_only_planned_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="can be planned, but this version does not train it"):
+        train(make_config(tmp_path, "model.path=google/gemma-3-27b-it"))
     assert not (tmp_path / "r").exists()
 
 

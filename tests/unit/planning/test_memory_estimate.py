@@ -19,7 +19,7 @@ from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.config.schema import Config, as_dict, replace
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import activations, devices, memory, parameters
-from gspo_hpc.planning.estimates.memory import Estimate, Phase
+from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, Phase
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.rules.memory import MemoryRule
@@ -233,8 +233,13 @@ def test_gpus_set_apart_do_not_train() -> None:
         assert phase(found, name).parts == expected, name
     assert found.host["checkpoint_copy"] == other.host["checkpoint_copy"] and "engine_weights_asleep" not in found.host
     generation = phase(found, "generation").parts
-    assert generation.keys() == {"engine_weights", "engine_working", "kv_cache", "cuda_and_nccl"}
-    assert sum(generation.values()) == pytest.approx(found.card * ENGINE_DEFAULTS[SHARE])
+    engine = {"engine_weights", "engine_working", "kv_cache"}
+    assert generation.keys() == engine | {"buckets", "cuda_and_nccl"}
+    own = sum(size for name, size in generation.items() if name in engine) + ENGINE
+    assert own == pytest.approx(found.card * ENGINE_DEFAULTS[SHARE])
+    assert found.host["weights_kept_for_engines"] == 6 * generation["engine_weights"], (
+        "a copy of three engines of two GPUs"
+    )
     assert "trainer_offloaded" not in found.host and made(rollout=server | {"engines_per_node": 4}).world_size == 0
 
 

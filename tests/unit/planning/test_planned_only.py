@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
     "data": {"train": "rows.jsonl"},
     "reward": {"functions": [{"function": "number_match"}]},
 }
-SERVER = {"rollout": {"mode": "server", "engines_per_node": 4}}
+OTHER = {"model": {"path": "google/gemma-3-27b-it"}}
 
 
 def test_a_config_that_can_be_run() -> None:
@@ -44,10 +44,10 @@ def test_a_config_that_can_be_run() -> None:
 
 
 def test_train_and_submit_refuse_with_the_line_of_the_plan() -> None:
-    config = from_dict(WHOLE | SERVER)
+    config = from_dict(WHOLE | OTHER)
     plan = make_plan(config)
     (item,) = plan.not_run
-    assert plan.valid and not plan.runnable and item.feature == "server_mode" and "colocate" in item.reason
+    assert plan.valid and not plan.runnable and item.feature == "model_family" and "gemma" in item.reason
     with pytest.raises(ValueError) as refused:
         require(config)
     assert str(refused.value) == item.reason and not isinstance(refused.value, PlanError)
@@ -60,13 +60,13 @@ def test_plan_says_so_on_the_page_in_json_and_by_its_exit_code(
     path.write_text(json.dumps(WHOLE))
     assert main(["plan", str(path)]) == 0
     assert ": valid as far as checked\n" in capsys.readouterr().out
-    words = ["plan", str(path), "rollout.mode=server", "rollout.engines_per_node=4"]
+    words = ["plan", str(path), "model.path=google/gemma-3-27b-it"]
     assert main(words) == 2
     page = " ".join(capsys.readouterr().out.split())
-    assert ": valid, but not run by this version" in page and "rollout.mode=colocate" in page
+    assert ": valid, but not run by this version" in page and "google/gemma-3-27b-it can be planned" in page
     assert main([*words, "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
-    assert told["valid"] and not told["runnable"] and told["not_run"][0]["feature"] == "server_mode"
+    assert told["valid"] and not told["runnable"] and told["not_run"][0]["feature"] == "model_family"
     assert told["missing"] == [] and told["broken"] == []
     for command in ("train", "submit"):
         assert main([command, *words[1:]]) == 2

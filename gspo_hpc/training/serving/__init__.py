@@ -1,0 +1,1 @@
+"""Server mode: ranks that train, and ranks that generate for them on GPUs or nodes of their own."""

@@ -1,0 +1,68 @@
+"""Commands of the ranks that train to those that generate, and their answers, in the store of the job.
+
+The first training rank writes commands, numbered from 1, and the first generating rank reads them in this order. Each
+hands on to the others of its role what it has read; so the store is asked by two ranks, however many there are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from gspo_hpc.rollout.notices import POLL_SECONDS
+
+WEIGHTS, GENERATE, END = "take weights", "sample groups", "end"  # kinds of commands
+
+Values = dict[str, Any]  # plain values
+
+
+class Commands:
+    """The commands and answers of one attempt."""
+
+    def __init__(self, job_store: dist.Store) -> None:
+        self._store = dist.PrefixStore("commands", job_store)
+        self._count = 0  # of those that this rank has written or read
+
+    def post(self, kind: str, values: Mapping[str, Any]) -> int:
+        """Write a command, and return its number."""
+        self._count += 1
+        self._store.set(f"command/{self._count}", json.dumps({"kind": kind, **values}))
+        return self._count
+
+    def wait(self) -> tuple[int, Values]:
+        """Return the next command with its number, once it is there."""
+        self._count += 1
+        while (found := self._find(f"command/{self._count}")) is None:
+            time.sleep(POLL_SECONDS)
+        return self._count, found
+
+    def answer(self, number: int, values: Mapping[str, Any]) -> None:
+        """Answer a command."""
+        self._store.set(f"answer/{number}", json.dumps(dict(values)))
+
+    def wait_for_answer(self, number: int, look: Callable[[], None]) -> Values:
+        """Return the answer to a command, once it is there; `look` is called between two looks at the store."""
+        while (found := self._find(f"answer/{number}")) is None:
+            look()
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def tell(self, number: int, values: Mapping[str, Any]) -> None:
+        """Add to a command what was not known when it was written."""
+        self._store.set(f"more/{number}", json.dumps(dict(values)))
+
+    def hear(self, number: int) -> Values:
+        """Return what was added to a command, once it is there."""
+        while (found := self._find(f"more/{number}")) is None:
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _find(self, key: str) -> Values | None:
+        if not self._store.check([key]):
+            return None
+        found: Values = json.loads(self._store.get(key))
+        return found

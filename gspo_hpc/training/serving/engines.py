@@ -1,0 +1,206 @@
+"""The engines on GPUs of their own, as the ranks that train see them: they ask for rollouts, and read the journals.
+
+A rank that generates writes every finished group into the run directory, where a rollout that is killed finds it again.
+The ranks that train read it there: what is trained on is what is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Group
+from gspo_hpc.exchange.prompts import SharedPrompts
+from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.rollout.generation import ProgressCallback, Request, ignore_progress
+from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
+from gspo_hpc.rollout.recovery import engine_deaths
+from gspo_hpc.rollout.worker import Generated, Interrupted
+from gspo_hpc.runs import journal
+from gspo_hpc.system.progress import waiting
+from gspo_hpc.training.bringup import generation_store
+from gspo_hpc.training.serving.commands import END, GENERATE, Commands, Values
+
+_VISIBLE = 120.0  # seconds within which a file that another node wrote must be here
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of generation that the engines work on."""
+
+    number: int  # of its command
+    count: int  # of calls of generation up to it
+    request: Request
+    folder: Path  # of the journals
+    fingerprint: str  # of the weights
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of the ranks that generate to a call."""
+
+    stopped: bool  # before everything was sampled
+    engines: dict[str, float]  # metrics of all engines; empty if there was nothing to generate
+    waited: float  # seconds for which a rank waited for rewards, at most
+    files: dict[str, int]  # the journals of the call's folder that they have written, with their sizes
+
+
+class RemoteEngines:
+    """The training ranks' end of server mode. It has what the loop uses of a RolloutWorker; methods are collective."""
+
+    engine = None  # no training rank owns one
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        commands: Commands,
+        rollouts: Path,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        """`rollouts`: the folder of journals."""
+        assert ranks.job_store is not None
+        self.config, self.ranks = config, ranks
+        self._commands, self._rollouts, self._stop_requested = commands, rollouts, stop_requested
+        self._store = generation_store(ranks.job_store)
+        # The notices of the ranks that generate; the first rank alone reads them.
+        self._notices = Notices(self._store) if ranks.rank == 0 else None
+        self._calls = self._evaluations = 0
+        self._open: list[Call] = []
+        self._answers: dict[int, Answer] = {}
+        self._ended = False
+
+    @property
+    def recovery(self) -> RemoteEngines:
+        """The deaths of engines, see :meth:`deaths`."""
+        return self
+
+    def deaths(self) -> list[str]:
+        """Return how engines died in this attempt: one text each. Ranks other than 0 know none."""
+        return [] if self._notices is None else list(engine_deaths(self._notices))
+
+    def start(self, request: Request, folder: Path, fingerprint: str) -> Call:
+        """Have the engines sample and grade `request` after all calls before it, and return at once."""
+        self._calls += 1
+        number = 0
+        if self.ranks.rank == 0:
+            shared = SharedPrompts(self._store, f"generate/{self._calls}")
+            shared.publish({slot: request.prompts[slot] for slot in request.slots})
+            number = self._commands.post(
+                GENERATE,
+                {
+                    "slots": list(request.slots),
+                    "samples": request.samples,
+                    "sampling": asdict(request.sampling),
+                    "rollout": request.rollout,
+                    "folder": str(folder.relative_to(self._rollouts)),
+                    "fingerprint": fingerprint,
+                },
+            )
+        call = Call(number, self._calls, request, folder, fingerprint)
+        self._open.append(call)
+        return call
+
+    def wait(self, call: Call, progress: ProgressCallback = ignore_progress) -> Answer:
+        """Return the answer to a call once it is there, which may be long ago; `progress` is called on rank 0."""
+        if call.count not in self._answers:
+            look = self._looker(call, progress)
+            found = self.from_rank_0(lambda: self._commands.wait_for_answer(call.number, look))
+            self._answers[call.count] = Answer(**found)
+        return self._answers[call.count]
+
+    def wait_for_all(self) -> None:
+        """Wait until the engines have nothing more to do. Raises Interrupted if a call was stopped."""
+        for call in self._open:
+            if self.wait(call).stopped:
+                raise Interrupted
+        self._open.clear()
+
+    def read(self, folder: Path, fingerprint: str, files: Mapping[str, int]) -> dict[int, Group]:
+        """Return this rank's share of the groups in the journals of a folder, by slot; `files`: their sizes."""
+
+        def content(name: str) -> dict[int, Group]:
+            _wait_until_visible(folder / name, files[name])
+            return journal.read_journal(folder / name, fingerprint)
+
+        own, _ = self.ranks.exchange.partition_files(lambda: sorted(files), content)
+        return own
+
+    def generate(self, request: Request) -> Generated:
+        """Sample and grade completions that are not trained on; nothing stays on disk."""
+        self._evaluations += 1
+        folder = self._rollouts / "evaluation"
+        if self.ranks.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        call = self.start(request, folder, f"evaluation {self._evaluations}")
+        answer = self.wait(call)
+        if answer.stopped:
+            raise Interrupted
+        own = self.read(folder, call.fingerprint, answer.files)
+        self.ranks.exchange.transport.barrier()
+        if self.ranks.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        return Generated(own, answer.engines, answer.waited)
+
+    def end(self, outcome: str) -> None:
+        """Have the ranks that generate end with this outcome. Calling it again does nothing."""
+        if self.ranks.rank == 0 and not self._ended:
+            self._ended = True
+            # The store ends with this rank, and the others still look into it.
+            self._commands.wait_for_answer(self._commands.post(END, {"outcome": outcome}), lambda: None)
+
+    def close(self) -> None:
+        """Do nothing: what ends with an error is ended by whoever watches the ranks."""
+
+    def from_rank_0(self, find: Callable[[], Values]) -> Values:
+        """Return what rank 0 finds, on all training ranks, which wait for it."""
+        with waiting():
+            found = json.dumps(find() if self.ranks.rank == 0 else {}).encode()
+            every = self.ranks.exchange.transport.tree_all_reduce(found, lambda parts: parts[0])
+        values: Values = json.loads(every)
+        return values
+
+    def _looker(self, call: Call, progress: ProgressCallback) -> Callable[[], None]:
+        """Return a function that rank 0 calls while it waits: it reports new groups, and passes a stop on."""
+        seen = 0
+
+        def look() -> None:
+            nonlocal seen
+            done = self._store.add(f"generate/{call.count}/done", 0)
+            if done > seen:
+                progress((done - seen) * call.request.samples, 0)
+                seen = done
+            assert self._notices is not None
+            stop = f"generate/{call.count}/stop"
+            if self._stop_requested() and not self._notices.has(stop):
+                self._notices.post(stop)
+
+        return look
+
+
+def sizes(paths: list[Path]) -> dict[str, int]:
+    """Return name and size of files, as :meth:`RemoteEngines.read` takes them."""
+    return {path.name: path.stat().st_size for path in paths}
+
+
+def _wait_until_visible(path: Path, size: int) -> None:
+    """Wait until this node sees a whole file of another one; raise TimeoutError if it does not within two minutes."""
+    deadline = time.monotonic() + _VISIBLE
+    while not _has_size(path, size):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path}, which another node wrote, is not seen here after {_VISIBLE:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    os.listdir(path.parent)  # NFS caches that a file did not exist
+    try:
+        return path.stat().st_size >= size
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,274 @@
+"""The job of a rank that only generates: it does what the ranks that train ask for, in order.
+
+It keeps a copy of the newest weights in host memory. So an engine that dies is started again and filled here, and the
+ranks that train notice no more than the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.derived import gap_limits
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Floats
+from gspo_hpc.engine import transfer
+from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
+from gspo_hpc.exchange.peers import engine_peers, engine_place
+from gspo_hpc.exchange.transport import gather_unordered
+from gspo_hpc.exchange.weight_broadcast import KeptWeights, WeightBroadcast
+from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, Stream
+from gspo_hpc.policy.process_groups import Ranks, any_rank, store
+from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
+from gspo_hpc.runs import journal
+from gspo_hpc.system.progress import mark, waiting
+from gspo_hpc.system.signals import StopFlag
+from gspo_hpc.training import probe
+from gspo_hpc.training.agreement.gap import Gap
+from gspo_hpc.training.bringup import read_architecture, start_rollout_worker
+from gspo_hpc.training.observers.memory import MemoryWatch
+from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands, Values
+from gspo_hpc.training.serving.engines import sizes
+from gspo_hpc.training.serving.link import weight_broadcast
+
+_NO_CAUSE = "unknown here: the ranks that generate do not have the trainer's model to look for it"
+
+
+class WeightsDiffer(RuntimeError):
+    """Other weights arrived than were sent."""
+
+
+class EngineFiller:
+    """The weights of this rank's engine: received from the ranks that train, kept, and given to it again."""
+
+    def __init__(self, config: Config, ranks: Ranks, broadcast: WeightBroadcast) -> None:
+        self._config, self._ranks, self._broadcast = config, ranks, broadcast
+        self._kept = KeptWeights()
+        self._place = engine_place(config, ranks.local_rank)  # among the ranks on the engine's GPUs; 0 owns it
+        self._relay = self._make_relay()
+        self._sender: transfer.WeightSender | None = None
+        self._sequences: list[list[int]] = []  # of the probe
+        self._ours: list[Floats] = []  # the trainer's log-probs of them
+        self._first: Gap | None = None  # of the run's first sync
+        self._examine_head = True  # until it has been
+        self.gap = Gap()  # of the newest check
+
+    def expect(self, command: Values) -> None:
+        """Take from a command what the engine's log-probs are compared with once the weights that follow are there."""
+        self._sequences = command["sequences"]
+        self._ours = [np.asarray(values, dtype=np.float32) for values in command["ours"]]
+        self._first = None if command["first"] is None else Gap(**command["first"])
+
+    def receive(self, engine: Engine | None) -> tuple[str, EngineDied | None]:
+        """Receive all weights and fill `engine`; return their fingerprint, and how it died, if it did. Collective."""
+        ranks = self._ranks
+        fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share
+        self._kept.begin()
+        keep = self._kept if self._place == 0 else None
+
+        def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+            for parts in self._broadcast.stream(memory, keep):
+                for part in parts:
+                    fingerprint.add(part)
+                yield parts
+
+        death = self._fill(engine, stream)
+        values = fingerprint.values().cpu()
+        if ranks.world_size > 1:
+            dist.reduce(values, 0)
+        return fingerprint.text(values), death
+
+    def refill(self, engine: Engine | None) -> EngineDied | None:
+        """Fill `engine` with the weights that are kept, and check it; return how it died, if it did. Collective."""
+
+        def stream(memory: Memory) -> Iterator[Sequence[Part]]:
+            if self._place == 0:
+                yield from self._kept.stream(memory, self._relay)
+            elif self._relay is not None:
+                yield from self._relay.stream(memory)
+
+        takes_part = engine is not None or self._relay is not None
+        return self.check(engine, self._fill(engine, stream) if takes_part else None)
+
+    def check(self, engine: Engine | None, death: EngineDied | None) -> EngineDied | None:
+        """Compare the probe's log-probs of `engine`, if it did not die, with the trainer's. Collective.
+
+        Raises ProbeMismatch, on every rank.
+        """
+        alive = engine if death is None else None
+        limits = gap_limits(self._config)
+        self.gap, death = probe.compare(
+            alive,
+            self._sequences,
+            self._ours,
+            self._ranks,
+            limits,
+            death,
+            self._first,
+            lambda engine, theirs: _NO_CAUSE,
+            examine_head=self._examine_head,
+        )
+        if alive is not None and death is None:
+            self._examine_head = False
+        return death
+
+    def _fill(self, engine: Engine | None, stream: Stream) -> EngineDied | None:
+        if engine is not None:
+            try:
+                engine.update_weights(stream, self._get_sender())
+            except EngineDied as error:
+                return error
+        elif self._relay is not None:  # a worker of the engine is on this GPU
+            self._get_sender().send(stream)
+        else:
+            for _ in stream(Scratch(torch.device("cpu"))):
+                pass
+        return None
+
+    def _make_relay(self) -> WeightBroadcast | None:
+        """Return the group of the ranks on an engine's GPUs, whose owner alone keeps weights; None if it is alone."""
+        size, ranks = self._config.rollout.tensor_parallel_size, self._ranks
+        if size == 1 or self._place is None:
+            return None
+        assert ranks.job_store is not None
+        met_at = dist.PrefixStore(f"kept/{ranks.rank - self._place}", ranks.job_store)
+        return WeightBroadcast(met_at, self._place, size, "gloo", ranks.timeout)
+
+    def _get_sender(self) -> transfer.WeightSender:
+        """Return this rank's memory for the workers of an engine, made once. Collective among the engine's ranks."""
+        if self._sender is None:
+            config, ranks = self._config, self._ranks
+            size, platform = config.rollout.tensor_parallel_size, config.cluster.platform
+            peers = engine_peers(config, ranks.rank, ranks.local_rank, ranks.timeout, store)
+            self._sender = transfer.WeightSender(platform, size, TRANSFER_BUCKET_BYTES[platform], peers)
+        return self._sender
+
+
+class GeneratorJob:
+    """One rank that generates, from the start of its engine to the end of the attempt."""
+
+    def __init__(self, config: Config, ranks: Ranks, rollouts: Path, flag: StopFlag) -> None:
+        """`rollouts`: the folder of journals."""
+        assert ranks.job_store is not None
+        self._config, self._ranks, self._rollouts = config, ranks, rollouts
+        self._stop_requested = lambda: flag.requested is not None
+        # On a node where ranks train as well, one of these watches its memory.
+        alone = ranks.local_rank == 0 and config.cluster.generation_nodes > 0
+        self._memory = MemoryWatch(config, flag, print) if alone else None
+        self._commands = Commands(ranks.job_store)
+        self._filler = EngineFiller(
+            config, ranks, weight_broadcast(config, ranks, ranks.rank + 1, ranks.world_size + 1)
+        )
+        self._worker: RolloutWorker | None = None
+
+    def run(self) -> str:
+        """Start the engine and do what is asked; return the outcome of the attempt."""
+        self._worker = worker = start_rollout_worker(
+            self._config,
+            self._ranks,
+            experts=read_architecture(self._config).experts is not None,
+            make_room=lambda: None,
+            sync_weights=self._filler.refill,
+            stop_requested=self._stop_requested,
+        )
+        mark("ready")
+        while True:
+            number, command = self._next()
+            if command["kind"] == WEIGHTS:
+                self._answer(number, self._receive(worker, number, command))
+            elif command["kind"] == GENERATE:
+                self._answer(number, self._generate(worker, command))
+                if self._memory is not None:
+                    self._memory.step({"step": 1 + max(0, command["rollout"])})
+            else:
+                worker.notices.close()
+                self._ranks.exchange.transport.barrier()  # nobody looks into the store any more, which now ends
+                self._answer(number, {})
+                return str(command["outcome"])
+
+    def close(self) -> None:
+        """Close the engine and the reward pool."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def _next(self) -> tuple[int, Values]:
+        """Return the next command with its number, on all ranks that generate."""
+        number, command = self._from_rank_0(self._commands.wait)
+        return int(number), command
+
+    def _receive(self, worker: RolloutWorker, number: int, command: Values) -> Values:
+        """Take new weights, and compare engines and trainer on the probe."""
+        filler = self._filler
+        filler.expect(command)
+        fingerprint, death = filler.receive(worker.engine)
+        sent = self._from_rank_0(lambda: self._commands.hear(number))["fingerprint"]
+        if self._ranks.rank == 0 and sent != fingerprint:
+            raise WeightsDiffer(f"weights with the fingerprint {sent} were sent, and {fingerprint} arrived")
+        death = filler.check(worker.engine, death)
+        while any_rank(death is not None, self._ranks.device):
+            if death is not None:
+                worker.recovery.restart(death)
+            with waiting():  # for engines that start again
+                if any_rank(self._stop_requested(), self._ranks.device):
+                    return {"stopped": True}
+            death = filler.refill(worker.engine if death is not None else None)
+        return {"stopped": False, "fingerprint": sent, "gap": asdict(filler.gap)}
+
+    def _generate(self, worker: RolloutWorker, command: Values) -> Values:
+        """Sample and grade what is asked for; finished groups go into this rank's journal."""
+        sampling = Sampling(**command["sampling"])
+        request = Request(command["slots"], {}, command["samples"], sampling, command["rollout"])
+        folder, fingerprint = self._rollouts / command["folder"], command["fingerprint"]
+        writer = None
+        if worker.engine is not None and request.slots:
+            writer = journal.Journal(folder, self._ranks.rank, fingerprint=fingerprint, rollout=request.rollout)
+        stopped, waited, engines = False, 0.0, dict[str, float]()
+        try:
+            generated = worker.generate(request, writer)
+            waited, engines = generated.seconds_waiting_for_rewards, generated.engines
+        except Interrupted:
+            stopped = True
+        finally:
+            if writer is not None:
+                writer.close()
+        own = json.dumps([waited, {} if writer is None else sizes([writer.path])]).encode()
+        every = [json.loads(one) for one in gather_unordered(self._ranks.exchange.transport, own)]
+        files = {name: size for _, written in every for name, size in written.items()}
+        return {"stopped": stopped, "engines": engines, "waited": max(one for one, _ in every), "files": files}
+
+    def _answer(self, number: int, values: Values) -> None:
+        if self._ranks.rank == 0:
+            self._commands.answer(number, values)
+
+    def _from_rank_0(self, find: Callable[[], object]) -> Any:
+        """Return what rank 0 finds, as JSON has it, on all ranks that generate, which wait for it."""
+        with waiting():
+            found = json.dumps(find() if self._ranks.rank == 0 else None).encode()
+            every = self._ranks.exchange.transport.tree_all_reduce(found, lambda parts: parts[0])
+        return json.loads(every)
+
+
+def generate(
+    config: Config, ranks: Ranks, rollouts: Path, flag: StopFlag, report: Callable[[BaseException], object]
+) -> str:
+    """Do the job of a rank that generates; return "done" or "stopped". An error is reported before anything closes."""
+    job = GeneratorJob(config, ranks, rollouts, flag)
+    try:
+        outcome = job.run()
+    except BaseException as error:
+        report(error)
+        with contextlib.suppress(Exception):  # the error that is reported is the one before
+            job.close()
+        raise
+    job.close()
+    return outcome

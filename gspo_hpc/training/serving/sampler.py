@@ -1,0 +1,121 @@
+"""Rollouts from engines on GPUs of their own, which may be ahead of training.
+
+Rollout k is sampled by the weights that training on the rollouts before k - S has made, S = rollout.max_staleness: a
+pure function of its number, so a run that is killed samples again what it would have sampled. Before training on
+rollout k, the engines have finished all rollouts up to k + S - 1; they get the current weights, and begin rollout
+k + S while rollout k is trained on.
+
+The weights that sample ahead are gone once training has changed them. So a checkpoint is made only when everything that
+they sample is in the journals (:meth:`settle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo_hpc.data.prompts import Position
+from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.worker import Interrupted
+from gspo_hpc.runs import journal
+from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training.observers.base import StepObserver
+from gspo_hpc.training.phases import Sampler, training_sampling
+from gspo_hpc.training.progress import Rollout
+from gspo_hpc.training.recipe import PromptData, Recipe
+from gspo_hpc.training.serving.engines import Call, RemoteEngines, sizes
+from gspo_hpc.training.serving.weights import RemoteWeights
+from gspo_hpc.training.telemetry.step_clock import StepClock
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A rollout that engines sample, or have sampled, and that is not used yet."""
+
+    fingerprint: str  # of the weights
+    call: Call | None  # None: an earlier attempt had finished it
+    after: Position  # where the prompts of the next rollout begin
+
+
+class RemoteSampler(Sampler):
+    """The generation of rollouts on GPUs of their own."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: PromptData,
+        engines: RemoteEngines,
+        weights: RemoteWeights,
+        rollouts: Path,  # folder of the journals
+        observers: StepObserver,
+        clock: StepClock,
+        ahead: Mapping[int, str],
+    ) -> None:
+        """`ahead`: the fingerprints of the weights that sampled rollouts which a checkpoint has not used yet."""
+        super().__init__(recipe, data, engines.ranks, rollouts, observers, clock)
+        self._engines, self._remote_weights = engines, weights
+        self._sampled_by, self._begun = dict(ahead), dict[int, _Begun]()
+
+    def sample(self, cursor: Cursor) -> Rollout:
+        """Return the rollout that begins at `cursor`, and have the engines begin the next ones. Collective."""
+        if cursor.rollout in self._begun:
+            self._wait_for(cursor.rollout)
+        synced = self._remote_weights.sync()
+        staleness = self._recipe.config.rollout.max_staleness
+        start = Position(cursor.epoch, cursor.offset)
+        for number in range(cursor.rollout, min(cursor.rollout + staleness + 1, self._recipe.num_rollouts)):
+            if number not in self._begun:
+                self._begun[number] = self._begin(number, start, synced.fingerprint)
+            start = self._begun[number].after
+        metrics = self._wait_for(cursor.rollout)
+        folder = self._folder(cursor.rollout)
+        used = self._begun.pop(cursor.rollout)
+        self._sampled_by.pop(cursor.rollout, None)
+        listed = self._engines.from_rank_0(lambda: sizes(journal.journals(folder)))
+        own = self._engines.read(folder, used.fingerprint, listed)
+        return self._rollout(cursor, own.values(), used.after, metrics)
+
+    def is_settled(self) -> bool:
+        """Wait for all that older weights sample; return False if it was stopped. Collective."""
+        older = (one for one in self._begun.values() if not self._remote_weights.has_weights(one.fingerprint))
+        return not any(one.call is not None and self._engines.wait(one.call).stopped for one in older)
+
+    def _wait_for(self, number: int) -> Mapping[str, float]:
+        """Wait for a rollout that was begun; return metrics of the engines. Raises Interrupted if it was stopped."""
+        call = self._begun[number].call
+        if call is None:
+            return {}
+        completions = len(call.request.slots) * call.request.samples
+        with self._clock.phase("generate"), self._observers.rollout(number, completions) as progress:
+            answer = self._engines.wait(call, progress)
+        if answer.stopped:
+            raise Interrupted
+        self._clock.seconds["reward_wait"] = answer.waited
+        return answer.engines
+
+    def ahead(self) -> dict[int, str]:
+        """Return, by number, the fingerprints of the weights that sampled later rollouts than that in use."""
+        return self._sampled_by | {number: begun.fingerprint for number, begun in self._begun.items()}
+
+    def _begin(self, number: int, start: Position, current: str) -> _Begun:
+        """Have the engines, which have the `current` weights, sample what is missing of a rollout."""
+        config = self._recipe.config
+        count, samples = self._recipe.num_rollout_prompts, config.batch.num_generations
+        assert samples is not None
+        prompts, after = self._data.take(start, count)
+        fingerprint = self._sampled_by.get(number, current)
+        folder = self._folder(number)
+        _, done = self._engines.ranks.exchange.partition_files(
+            lambda: [path.name for path in journal.journals(folder)],
+            lambda name: journal.read_journal(folder / name, fingerprint),
+        )
+        todo = [slot for slot in range(count) if slot not in done]
+        if todo and fingerprint != current:
+            raise RuntimeError(
+                f"{folder}: {len(todo)} of {count} groups are missing, and the weights that sampled the others are "
+                "gone. Remove the newest checkpoint, so that the run resumes from the one before"
+            )
+        request = Request(todo, prompts, samples, training_sampling(config), number)
+        call = self._engines.start(request, folder, fingerprint) if todo else None
+        return _Begun(fingerprint, call, after)

@@ -1,0 +1,110 @@
+"""The weight sync of server mode, on the ranks that train: weights are broadcast, and the probe is sent with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import torch.distributed as dist
+
+from gspo_hpc.exchange.weight_broadcast import SentMemory, WeightBroadcast
+from gspo_hpc.ops.weight_parts import Fingerprint, Part
+from gspo_hpc.policy.policy import Policy
+from gspo_hpc.rollout.worker import Interrupted
+from gspo_hpc.training.agreement.gap import Baseline, Gap
+from gspo_hpc.training.agreement.scoring import score
+from gspo_hpc.training.serving.commands import WEIGHTS, Commands, Values
+from gspo_hpc.training.serving.engines import RemoteEngines
+from gspo_hpc.training.sync import Synced
+from gspo_hpc.training.telemetry.step_clock import StepClock
+
+
+class RemoteWeights:
+    """The weights of engines on GPUs of their own. It has the methods of EngineWeights; they are collective."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        sequences: Sequence[Sequence[int]],
+        engines: RemoteEngines,
+        commands: Commands,
+        broadcast: WeightBroadcast | None,
+        clock: StepClock,
+        baseline: Baseline,
+    ) -> None:
+        """`sequences` are those of the probe; rank 0 alone has a `broadcast`."""
+        self.newest: Synced | None = None
+        self._policy, self._sequences, self._engines = policy, sequences, engines
+        self._commands, self._broadcast, self._clock, self._baseline = commands, broadcast, clock, baseline
+        self._version, self._sent_version = 0, -1
+        self._memory = SentMemory(policy.ranks.device, broadcast)
+
+    def mark_updated(self) -> None:
+        """Note that an update has changed the policy's weights."""
+        self._version += 1
+
+    def sleep(self, level: int | None = None) -> None:
+        """Do nothing: engines do not use the memory of these GPUs."""
+
+    def has_weights(self, fingerprint: str) -> bool:
+        """Return True if the policy has the weights with this fingerprint, which engines got from it."""
+        unchanged = self._sent_version == self._version
+        return unchanged and self.newest is not None and self.newest.fingerprint == fingerprint
+
+    def sync(self) -> Synced:
+        """Give the engines the current weights unless they have them, once they have nothing more to generate.
+
+        Raises Interrupted if that was stopped. Where other weights arrive than were sent, or a probe disagrees, the
+        ranks that generate fail, and so does the attempt.
+        """
+        if self.newest is not None and self._sent_version == self._version:
+            return self.newest
+        with self._clock.phase("sync"):
+            self.newest = self._send()
+        self._sent_version = self._version
+        self._baseline.probe = self._baseline.probe or self.newest.gap
+        return self.newest
+
+    def _send(self) -> Synced:
+        self._engines.wait_for_all()  # here, where a stop is noticed, and not in the broadcast
+        ours = score(self._policy, self._sequences, self._clock.monitor).logprobs
+        first = self._baseline.probe
+        number = 0
+        if self._broadcast is not None:
+            values = {
+                "sequences": [list(map(int, tokens)) for tokens in self._sequences],
+                "ours": [values.tolist() for values in ours],
+                "first": None if first is None else asdict(first),
+            }
+            number = self._commands.post(WEIGHTS, values)
+        fingerprint = self._stream()
+
+        def answer() -> Values:
+            self._commands.tell(number, {"fingerprint": fingerprint})
+            return self._commands.wait_for_answer(number, lambda: None)
+
+        found = self._engines.from_rank_0(answer)
+        if found["stopped"]:
+            raise Interrupted
+        return Synced(str(found["fingerprint"]), Gap(**found["gap"]))
+
+    def _stream(self) -> str:
+        """Gather all weights and send them; return their fingerprint on rank 0."""
+        ranks = self._policy.ranks
+        fingerprint = Fingerprint(ranks.rank, ranks.world_size)
+
+        def buckets() -> Iterator[Sequence[Part]]:
+            for parts in self._policy.parts(self._memory):
+                for part in parts:
+                    fingerprint.add(part)
+                yield parts
+
+        if self._broadcast is None:
+            for _ in buckets():
+                pass
+        else:
+            self._broadcast.send(buckets(), self._memory)
+        values = fingerprint.values()
+        if ranks.world_size > 1:
+            dist.reduce(values, 0)
+        return fingerprint.text(values) if ranks.rank == 0 else ""

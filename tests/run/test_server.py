@@ -1,0 +1,115 @@
+"""Server mode: engines on ranks of their own, in turns with training or one rollout ahead of it.
+
+Costs eight starts of training ranks and an engine, about four minutes. It would catch a rollout that depends on
+where engines are, an engine's death that training notices, and whatever of a rollout ahead a kill loses or repeats:
+completions of weights that are gone, a checkpoint that needs them, old log-probs of other weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from gspo_hpc.system import processes
+from tests.run import harness
+
+GENERATOR = 2  # the rank that generates
+APART = ("cluster.gpus_per_node=3", "rollout.mode=server", "rollout.engines_per_node=1")
+AHEAD = (*APART, "rollout.max_staleness=1")
+
+
+def engine_core(run_dir: Path) -> psutil.Process:
+    """The process in which vLLM computes."""
+    marked = (psutil.Process(pid) for pid in processes.marked(harness.run_id(run_dir)))
+    return next(one for one in marked if "gspo_hpc.engine.host" in one.cmdline())
+
+
+@pytest.mark.timeout(600)
+def test_in_turns_it_equals_engines_that_share_the_gpus(tiny_config: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """Its engine is killed in a rollout, then everything; the other run was left alone, and shared the GPUs."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *APART)
+    process = harness.start(command, log)
+    harness.wait_for((run_dir / "rollouts" / "000001").exists, process, log)  # before the engine has its prompts
+    engine_core(run_dir).kill()
+    harness.wait_for(lambda: harness.journal_lines(run_dir, 2) > 0, process, log)
+    harness.kill(process)
+    process = harness.start(command, log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    assert harness.comparable(run_dir) == harness.comparable(uninterrupted)
+    assert harness.samples(run_dir) == harness.samples(uninterrupted)
+    attempts = [json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*/attempt.json"))]
+    assert [record.get("reason") for record in attempts] == [None, "done"], attempts
+    restarts = {record["step"]: record.get("engine_restarts") for record in harness.metrics(run_dir)}
+    assert restarts[3] == restarts[4] == 1, "the engine's death is not in the record, or ended the attempt"
+    assert not harness.left_on_node(run_dir)
+
+
+def ahead_of_training(run_dir: Path) -> bool:
+    """Whether rollout 2 is being sampled while rollout 1 is trained on."""
+    return harness.last_step(run_dir) == 3 and harness.journal_lines(run_dir, 2) > 0
+
+
+MOMENTS: list[tuple[str, Callable[[Path], bool], int]] = [  # and the rank that is killed; -1: all; -2: SIGTERM
+    ("in the first rollouts, of which both have the first weights", lambda run: harness.journal_lines(run, 0) > 2, -1),
+    ("while the rollout ahead is sampled", ahead_of_training, GENERATOR),
+    ("between two updates, with a rollout ahead", lambda run: harness.last_step(run) >= 5, -2),
+]
+
+
+@pytest.mark.timeout(1500)
+def test_one_rollout_ahead_it_resumes_bit_for_bit(tiny_config: Path, tmp_path: Path) -> None:
+    whole, log = tmp_path / "whole", tmp_path / "log"
+    process = harness.start(harness.command(tiny_config, whole, *harness.OVERRIDES, *AHEAD), log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    rows = {row["step"]: row for row in harness.metrics(whole) if row["step"]}
+    assert [rows[step]["staleness"] for step in sorted(rows)] == [0, 0, *[2] * (harness.STEPS - 2)]
+    assert [rows[step]["weights_version"] for step in (1, 3, 5, 7)] == [0, 0, 2, 4]
+    # The first update on completions of older weights has ratios other than 1: the old log-probs are those of the
+    # weights that sampled.
+    assert rows[1]["ratio_deviation_max"] < 1e-5 < rows[3]["ratio_deviation_max"], rows[3]
+
+    run_dir = tmp_path / "run"
+    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *AHEAD)
+    for name, moment, rank in MOMENTS:
+        process = harness.start(command, log)
+        harness.wait_for(lambda moment=moment: moment(run_dir), process, log)
+        if rank == -1:
+            harness.kill(process)
+        elif rank == -2:
+            os.kill(process.pid, signal.SIGTERM)
+            assert harness.finish(process, log) == 75, log.read_text()[-3000:]
+        else:
+            harness.worker(run_dir, rank).kill()
+            assert harness.finish(process, log) == 1, log.read_text()[-3000:]
+        time.sleep(0.5)
+        print(f"ended {name}, last logged step {harness.last_step(run_dir)}")
+    process = harness.start(command, log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    assert harness.comparable(run_dir) == harness.comparable(whole)
+    assert harness.samples(run_dir) == harness.samples(whole)
+    ours, theirs = harness.export(run_dir, tmp_path / "exported"), harness.export(whole, tmp_path / "expected")
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.timeout(600)
+def test_an_engine_of_two_ranks_is_filled_again(tiny_config: Path, tmp_path: Path) -> None:
+    """The owner of the engine alone has kept the weights: the other rank on its GPUs gets them from there."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    words = (*AHEAD, "rollout.tensor_parallel_size=2", "run.max_steps=4")
+    process = harness.start(harness.command(tiny_config, run_dir, *harness.OVERRIDES, *words), log)
+    harness.wait_for((run_dir / "rollouts" / "000001").exists, process, log)
+    engine_core(run_dir).kill()
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    rows = harness.metrics(run_dir)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows[-1]["engine_restarts"] == 1, rows[-1]
+    assert 0 < rows[3]["probe_logprob_gap_max"] < 1e-4
