@@ -38,7 +38,7 @@ def findings(config: Config, environment: Mapping[str, str] = os.environ) -> lis
         return section.findings
     if mode == "offline":
         no_key = ", and there is no key" if not found else ""
-        section.ok("W&B", f"the run logs offline ({whose}{no_key}); upload its directory later with `wandb sync`")
+        section.ok("W&B", f"the run logs offline ({whose}{no_key}); `gspo-hpc sync RUN` sends it later")
         return section.findings
     if not found:
         text = f"the run should log online ({whose}), but there is no key for {host}, so it would log offline"
@@ -46,7 +46,7 @@ def findings(config: Config, environment: Mapping[str, str] = os.environ) -> lis
         return section.findings
     section.ok("W&B", f"the run logs online ({whose}); the key is in {found}")
     if problem := reach(url):
-        fix = "set a proxy (HTTPS_PROXY), or set tracking.wandb=offline and run `wandb sync` on a login node"
+        fix = "set a proxy (HTTPS_PROXY), or set tracking.wandb=offline and run `gspo-hpc sync RUN` on a login node"
         section.warn("W&B server", f"{host} does not answer ({problem}), so the run would log offline", fix)
     else:
         section.ok("W&B server", f"{host} answers")

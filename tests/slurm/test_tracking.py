@@ -14,7 +14,7 @@ import pytest
 from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import SlurmRun
-from tests.slurm.wandb_server import WandbServer
+from tests.wandb_server import WandbServer
 
 Submit = Callable[..., SlurmRun]
 
@@ -42,9 +42,8 @@ def test_no_answer_from_wandb_and_no_finite_gradient(submit: Submit) -> None:
         assert server.environment()["WANDB_API_KEY"].encode() not in content, "the key was written down"
 
         server.behaviour = "ok"
-        folders = [str(path) for path in run.run_dir.glob("wandb/*run-*") if path.is_dir()]
         done = subprocess.run(
-            [sys.executable, "-m", "wandb", "sync", "--include-online", *folders],
+            [sys.executable, "-m", "gspo_hpc", "sync", str(run.run_dir), "tracking.wandb=online"],
             capture_output=True,
             text=True,
             env=os.environ | server.environment(),

@@ -1,0 +1,74 @@
+"""Send the trackers of a run what they lack of metrics.jsonl, after the run or between two attempts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.exit_codes import DONE, FAILED, REQUEUE
+from gspo_hpc.trackers.feed import deliver
+from gspo_hpc.trackers.protocol import TrackedRun, in_one_line
+from gspo_hpc.trackers.reader import MetricsReader
+from gspo_hpc.trackers.registry import Service, chosen, tracked_run
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome for one tracker: where it logs and the steps that were sent, or the error."""
+
+    name: str
+    place: str = ""
+    steps: Sequence[int] = ()
+    last: int = -1  # the last step that it had before
+    error: str = ""
+
+
+def sync(run: RunDir, config: Config, warn: Callable[[str], None]) -> list[Result]:
+    """Send every tracker of the config what it lacks.
+
+    Raises ValueError if the run goes on, for its own trackers send then, or if no tracker is chosen.
+    """
+    services = chosen(config.tracking, sync=True)
+    if not services:
+        raise ValueError(
+            "this run has no tracker to send to: name one, such as tracking.wandb=online or tracking.mlflow=true"
+        )
+    tracked = tracked_run(run, config)
+    with run.lock():
+        exit_code = _exit_code(run)
+        return [result for service in services if (result := _sent(service, tracked, exit_code, warn)) is not None]
+
+
+def _sent(service: Service, tracked: TrackedRun, exit_code: int, warn: Callable[[str], None]) -> Result | None:
+    """Send one tracker what it lacks. In a thread, because libraries take signals over in the main one."""
+    found: list[Result | None] = []
+
+    def work() -> None:
+        try:
+            tracker = service.open(tracked, warn)
+            if tracker is None:
+                found.append(None)
+                return
+            steps = deliver(tracker, MetricsReader(RunDir(tracked.path), tracker.sent))
+            tracker.close(exit_code)
+            found.append(Result(service.name, tracker.place, steps, tracker.sent.step))
+        except ModuleNotFoundError as error:
+            found.append(Result(service.name, error=f"{error.name} is not installed here"))
+        except Exception as error:  # libraries raise what they like; the other trackers are sent theirs
+            plain = isinstance(error, ValueError)
+            found.append(Result(service.name, error=str(error) if plain else in_one_line(error)))
+
+    thread = threading.Thread(target=work, name=f"sync {service.name}", daemon=True)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _exit_code(run: RunDir) -> int:
+    """Return the exit code of the newest attempt, as trackers were or would have been told it."""
+    attempts = run.read_attempts()
+    reason = attempts[-1]["reason"] if attempts else "stopped"
+    return {"done": DONE, "failed": FAILED, "refused": FAILED}.get(reason, REQUEUE)
