@@ -60,10 +60,10 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunDir, s
     seed = random.randrange(10**6)
     print(f"seed {seed}")  # shown where a test fails
     delays = random.Random(seed)
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         process = subprocess.Popen(command, env=environment(run), stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        for _ in range(delays.randrange(len(TRACKING) + 1)):  # so many trackers are open, at least
+        for _ in range(len(TRACKING) if kill % 2 else delays.randrange(len(TRACKING))):  # so many trackers are open
             process.stdout.readline()
         time.sleep(delays.random() * 1.5)
         process.kill()
