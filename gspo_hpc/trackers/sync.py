@@ -56,7 +56,8 @@ def _sent(service: Service, tracked: TrackedRun, exit_code: int, warn: Callable[
             tracker.close(exit_code)
             found.append(Result(service.name, tracker.place, steps, tracker.sent.step))
         except ModuleNotFoundError as error:
-            found.append(Result(service.name, error=f"{error.name} is not installed here"))
+            extra = {"wandb": "cpu", "tensorboard": "cpu"}.get(str(error.name), str(error.name))
+            found.append(Result(service.name, error=f"{error.name} is not installed here: gspo_hpc[{extra}] has it"))
         except Exception as error:  # libraries raise what they like; the other trackers are sent theirs
             plain = isinstance(error, ValueError)
             found.append(Result(service.name, error=str(error) if plain else in_one_line(error)))
