@@ -14,16 +14,22 @@ from gspo_hpc.trackers.protocol import TrackedRun, in_one_line
 from gspo_hpc.trackers.reader import MetricsReader
 from gspo_hpc.trackers.registry import Service, chosen, tracked_run
 
+CLOSE_SECONDS = 660.0  # what a tracker may take to finish once it has all records; more than W&B's own limit
+
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome for one tracker: where it logs and the steps that were sent, or the error."""
+    """The outcome for one tracker: where it logs and the steps that were sent, or the error.
+
+    `hangs`: a thread of the tracker's library may keep the process from ending.
+    """
 
     name: str
     place: str = ""
     steps: Sequence[int] = ()
     last: int = -1  # the last step that it had before
     error: str = ""
+    hangs: bool = False
 
 
 def sync(run: RunDir, config: Config, warn: Callable[[str], None]) -> list[Result]:
@@ -45,14 +51,17 @@ def sync(run: RunDir, config: Config, warn: Callable[[str], None]) -> list[Resul
 def _sent(service: Service, tracked: TrackedRun, exit_code: int, warn: Callable[[str], None]) -> Result | None:
     """Send one tracker what it lacks. In a thread, because libraries take signals over in the main one."""
     found: list[Result | None] = []
+    sent = threading.Event()  # or failed
 
     def work() -> None:
+        tracker = None
         try:
             tracker = service.open(tracked, warn)
             if tracker is None:
                 found.append(None)
                 return
             steps = deliver(tracker, MetricsReader(RunDir(tracked.path), tracker.sent))
+            sent.set()
             tracker.close(exit_code)
             found.append(Result(service.name, tracker.place, steps, tracker.sent.step))
         except ModuleNotFoundError as error:
@@ -60,11 +69,19 @@ def _sent(service: Service, tracked: TrackedRun, exit_code: int, warn: Callable[
             found.append(Result(service.name, error=f"{error.name} is not installed here: gspo_hpc[{extra}] has it"))
         except Exception as error:  # libraries raise what they like; the other trackers are sent theirs
             plain = isinstance(error, ValueError)
-            found.append(Result(service.name, error=str(error) if plain else in_one_line(error)))
+            told = str(error) if plain else in_one_line(error)
+            found.append(Result(service.name, error=told, hangs=tracker is not None))  # it was not closed
+        finally:
+            sent.set()
 
     thread = threading.Thread(target=work, name=f"sync {service.name}", daemon=True)
     thread.start()
-    thread.join()
+    sent.wait()
+    thread.join(CLOSE_SECONDS)
+    if thread.is_alive():
+        service.abandon()
+        late = f"it did not take everything within {CLOSE_SECONDS:.0f} s; the same command sends the rest"
+        return Result(service.name, error=late, hangs=True)
     return found[0]
 
 

@@ -1,13 +1,13 @@
 """SwanLab as a tracker: online, or offline into the folder swanlab/ of the run.
 
 SwanLab keeps each number of a step by itself, so a kill may leave a part of one. Offline, earlier attempts' files say
-which numbers are there; online, SwanLab asks its server and takes none twice.
+which numbers are there; online, the server told SwanLab.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from swanlab.sdk.internal.pkg import console
 from gspo_hpc.config.schema import Tracking
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.files import plain
+from gspo_hpc.trackers import compat
 from gspo_hpc.trackers.protocol import Record, Sent, TrackedRun
 from gspo_hpc.trackers.services import chunked_log
 
@@ -30,7 +31,7 @@ class Swanlab:
 
     def __init__(self, tracking: Tracking, run: TrackedRun, online: bool) -> None:
         folder = run.path / "swanlab"
-        self.sent = Sent() if online else _sent(folder, run.id)
+        here = {} if online else _local_steps(folder, run.id)
         console.c.quiet = True  # what it prints would stand between the rows of the console
         hook = sys.excepthook
         settings = swanlab.Settings(
@@ -49,6 +50,7 @@ class Swanlab:
             settings=settings,
         )
         sys.excepthook = hook  # a rank's own error is told by the rank
+        self.sent = _sent(compat.swanlab_steps(self._run) if online else here)
         self.place = f"SwanLab: {self._run.url}" if online else f"SwanLab offline: {folder}"
 
     def log(self, records: Sequence[Record]) -> None:
@@ -61,13 +63,19 @@ class Swanlab:
         self._run.finish(state=_STATE.get(exit_code, "crashed"))
 
 
-def _sent(folder: Path, run_id: str) -> Sent:
-    """Return what is in the files that earlier attempts left."""
-    keys: dict[int, set[str]] = {}
+def _local_steps(folder: Path, run_id: str) -> dict[str, int]:
+    """Return the last step of each number in the files that earlier attempts left."""
+    last: dict[str, int] = {}
     for path in folder.glob(f"run-*/run-{run_id}.swanlab"):
         for raw in chunked_log.read(path):
             message = Message.FromString(raw)
             if message.WhichOneof("record_type") == "scalar":
-                keys.setdefault(message.scalar.step, set()).add(message.scalar.key)
-    last = max(keys, default=-1)
-    return Sent(last, frozenset(keys.get(last, ())))
+                key, step = message.scalar.key, message.scalar.step
+                last[key] = max(step, last.get(key, -1))
+    return last
+
+
+def _sent(steps: Mapping[str, int]) -> Sent:
+    """Return the last step, and the numbers that it has: all before it are whole, because they are written in order."""
+    last = max(steps.values(), default=-1)
+    return Sent(last, frozenset(key for key, step in steps.items() if step == last))

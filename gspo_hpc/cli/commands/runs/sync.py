@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from gspo_hpc.cli.parser import describe, takes_overrides
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
 
     failed = False
-    for result in sync.sync(run_dir, run_dir.load_config(overrides=args.overrides), warn):
+    results = sync.sync(run_dir, run_dir.load_config(overrides=args.overrides), warn)
+    for result in results:
         if result.error:
             failed = True
             print(f"{paint('error:', '31', sys.stderr)} {result.name}: {result.error}", file=sys.stderr)
@@ -53,4 +55,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             has = f"it has everything up to step {result.last}" if result.last >= 0 else "the run has no record yet"
             print(f"{result.place}: nothing to send, {has}")
+    if any(result.hangs for result in results):
+        sys.stdout.flush()
+        os._exit(FAILED)  # Python would wait for the threads of a library that hangs
     return FAILED if failed else DONE
