@@ -27,14 +27,28 @@ def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
+def _one_at_a_time(*functions: Say) -> tuple[Say, ...]:
+    """Return the functions so that threads which call them wait for each other."""
+    lock = threading.Lock()
+
+    def guarded(function: Say) -> Say:
+        def call(text: str) -> None:
+            with lock:
+                function(text)
+
+        return call
+
+    return tuple(guarded(function) for function in functions)
+
+
 class Feeds:
     """The trackers of a run, on the one rank that has them."""
 
     def __init__(
         self, services: Sequence[Service], run: TrackedRun, warn: Say = _warn, announce: Say = lambda text: None
     ) -> None:
-        self._warn = warn
-        self._feeds = [Feed(service, run, warn, announce) for service in services]
+        self._warn, announce = _one_at_a_time(warn, announce)
+        self._feeds = [Feed(service, run, self._warn, announce) for service in services]
         if not services:
             announce("tracker: none but metrics.jsonl")
         for feed in self._feeds:

@@ -6,6 +6,7 @@ exactly once, whatever was killed between a step and its arrival, and all come a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from gspo_hpc.system.text import first_line
 
 Samples = Sequence[Mapping[str, Any]]
+_ACCOUNT = re.compile(r"://[^/@\s]*@")
 AXES = ("step", "time")  # of a record: what trackers with axes of their own do not log as curves
 
 
@@ -72,5 +74,5 @@ def encodable(text: str) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its text."""
-    return f"{type(error).__name__}: {first_line(str(error))}"[:300]
+    """Return the kind of an error and the first line of its text, without the user and password of an address."""
+    return _ACCOUNT.sub("://", f"{type(error).__name__}: {first_line(str(error))}")[:300]

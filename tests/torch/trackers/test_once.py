@@ -158,6 +158,20 @@ def test_a_tracker_that_is_new_to_a_run_gets_all_of_it(name: str, tmp_path: Path
     assert "sent 1 record, steps 4 to 4" in sync(run, f"tracking.{name.lower()}=true").stdout
 
 
+def test_a_server_that_is_down_is_said_without_its_password(tmp_path: Path) -> None:
+    """The other trackers get their records all the same."""
+    run = make_run(tmp_path / "run", {"wandb": "disabled", "mlflow": True, "tensorboard": True})
+    run.append_metrics(record(0))
+    away = {"MLFLOW_TRACKING_URI": "http://user:S3CRET@127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = sync(run, **away)
+    assert done.returncode == 1 and "error: MLflow: MlflowException: API request" in done.stderr
+    assert "S3CRET" not in done.stdout + done.stderr
+    assert "TensorBoard: tensorboard --logdir" in done.stdout and "sent 1 record" in done.stdout
+    elsewhere = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'elsewhere.db'}"}
+    assert "sent 1 record" in sync(run, **elsewhere).stdout.split("MLflow")[1]
+    assert (tmp_path / "elsewhere.db").exists() and not (run.path / "mlflow.db").exists()
+
+
 def test_a_run_that_goes_on_is_not_synced(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"wandb": "disabled", "tensorboard": True})
     with run.lock():
