@@ -45,7 +45,11 @@ def sync(run: RunDir, config: Config, warn: Callable[[str], None]) -> list[Resul
     tracked = tracked_run(run, config)
     with run.lock():
         exit_code = _exit_code(run)
-        return [result for service in services if (result := _sent(service, tracked, exit_code, warn)) is not None]
+        found = [_sent(service, tracked, exit_code, warn) for service in services]
+    results = [result for result in found if result is not None]
+    if not results:
+        raise ValueError("there is no tracker that anything could be sent to")
+    return results
 
 
 def _sent(service: Service, tracked: TrackedRun, exit_code: int, warn: Callable[[str], None]) -> Result | None:

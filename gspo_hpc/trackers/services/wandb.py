@@ -81,12 +81,15 @@ def start(tracking: Tracking, run: TrackedRun, warn: Callable[[str], None]) -> W
         return _open(wandb, "offline", tracking, run, warn, FINISH_SECONDS)
 
 
-def upload(tracking: Tracking, run: TrackedRun, warn: Callable[[str], None]) -> Wandb:
-    """Go on with the run on the server. Raises ValueError without a key, and if there is no answer."""
+def upload(tracking: Tracking, run: TrackedRun, warn: Callable[[str], None]) -> Wandb | None:
+    """Go on with the run on the server. Raises ValueError if there is no answer, or no key although one is needed."""
     import wandb
 
     if not _has_key(wandb):
-        raise ValueError(_NO_KEY)
+        if tracking.wandb != "auto":
+            raise ValueError(_NO_KEY)
+        warn(f"{_NO_KEY}; nothing is sent to it")
+        return None
     try:
         return _open(wandb, "online", tracking, run, warn, UPLOAD_SECONDS)
     except Exception as error:

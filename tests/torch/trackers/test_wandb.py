@@ -126,7 +126,12 @@ def test_attempts_online_and_offline_are_one_run_on_the_server(run: RunDir) -> N
 def test_sync_says_what_is_missing(run: RunDir) -> None:
     run.append_metrics({"step": 1, "reward": 0.5})
     done = sync(run)
-    assert done.returncode == 1 and "W&B has no key: set WANDB_API_KEY or run `wandb login`" in done.stderr
+    assert done.returncode == 2 and "W&B has no key: set WANDB_API_KEY or run `wandb login`" in done.stderr
+    assert "error: there is no tracker that anything could be sent to" in done.stderr
+    done = sync(run, "tracking.tensorboard=true")
+    assert done.returncode == 0 and "sent 1 record" in done.stdout, "auto without a key is no reason to fail"
+    done = sync(run, "tracking.wandb=online", "tracking.tensorboard=true")
+    assert done.returncode == 1 and "error: W&B: W&B has no key" in done.stderr
     with WandbServer() as server:
         server.behaviour = "error"
         done = sync(run, **server.environment())
