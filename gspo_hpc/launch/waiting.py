@@ -1,4 +1,4 @@
-"""What a run waits for right now: Slurm, the start of its ranks, the groups of a rollout, or the next step."""
+"""The thing that a run waits for right now: Slurm, its ranks, the groups of a rollout, or the next step."""
 
 from __future__ import annotations
 
