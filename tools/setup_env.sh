@@ -175,7 +175,7 @@ rm -f "$STAMP"
 "$PYTHON" -m pip uninstall -q -y torchvision torchaudio torchcodec >>"$VENV/setup.log" 2>&1
 [ "$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null)" = "${TORCH#torch==}" ] || install_torch
 files=(-r "$REQUIREMENTS/cpu.txt")
-[ "$DEV" = 0 ] || files+=(-r "$REQUIREMENTS/dev.txt")
+[ "$DEV" = 0 ] || files+=(-r "$REQUIREMENTS/dev.txt" -r "$REQUIREMENTS/trackers.txt")
 pip_install "vLLM, Megatron-Core and the rest" --no-deps "${files[@]}"
 pip_install "this project" --no-deps --no-build-isolation -e "$PROJECT"
 say "checking that everything imports"

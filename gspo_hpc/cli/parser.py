@@ -38,6 +38,7 @@ FOLDERS = {  # of commands/, each with its commands and their one line of help
         "eval": "evaluate a run, a checkpoint or a model folder",
         "export": "write a checkpoint as a Hugging Face folder",
         "report": "write the report page of a run",
+        "sync": "send the trackers of a run what they lack",
         "diagnose": "explain what is wrong or slow in a run",
     },
 }

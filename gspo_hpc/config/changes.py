@@ -45,6 +45,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "tracking.*",
         "slurm.*",
         "faults.*",
+        "notify.*",
     }
 )
 

@@ -221,7 +221,18 @@ class Tracking(Section):
     )
     wandb_project: str = key("gspo_hpc", "The W&B project.")
     wandb_entity: str | None = key(None, "The W&B entity.")
-    tensorboard: bool = key(False, "Write TensorBoard files.")
+    project: str = key("gspo_hpc", "The project of Trackio and SwanLab, and the experiment of MLflow.")
+    tensorboard: bool = key(False, "Write TensorBoard files, in tensorboard/ of the run directory.")
+    mlflow: bool = key(
+        False, "Log to MLflow: to the server that MLFLOW_TRACKING_URI names, or else to mlflow.db in the run directory."
+    )
+    trackio: bool = key(
+        False,
+        "Log to Trackio's database on this machine, which is where TRACKIO_DIR says, or else where Trackio looks.",
+    )
+    swanlab: Literal["online", "offline", "disabled"] = key(
+        "disabled", "SwanLab; offline writes swanlab/ in the run directory, which gspo-hpc sync sends later."
+    )
     prometheus: str | None = key(
         None,
         "The folder of node_exporter's textfile collector, for a file of gauges that is replaced with every step. "

@@ -246,6 +246,30 @@ class Slurm(Section):
     container: Container | None = key(None, "The container that ranks run in.")
 
 
+_ADDRESS = Matching(
+    r"(env:[A-Za-z_][A-Za-z0-9_]*|file:\S(?:.*\S)?)",
+    "must say where an address stands, for it may hold a password: env:NAME, or file:PATH of a file with mode 600",
+)
+Event = Literal["done", "failed", "preempted", "gap", "no_signal"]
+
+
+class Notify(Section):
+    """Messages to people about a run, through the services that apprise knows (mail, Slack, ntfy, DingTalk, ...)."""
+
+    urls: Annotated[tuple[Annotated[str, _ADDRESS], ...], Listed] = key(
+        (),
+        "Where apprise's addresses stand: env:NAME is a variable of the shell that starts the run, file:PATH a file of "
+        "mode 600 with one a line.",
+    )
+    events: Annotated[tuple[Event, ...], Listed] = key(
+        ("done", "failed", "preempted", "gap", "no_signal"),
+        "What is told: the run is done; it failed, and does not go on; it was preempted; engine and trainer disagree; "
+        "a whole rollout had nothing to learn from.",
+    )
+    preempted: Count = key(3, "Preemptions after which the run tells of them, and again after as many more.")
+    timeout: Positive = key(5.0, "Seconds that the end of the process waits at most for a message under way.")
+
+
 class Faults(Section):
     """Limits on failures, restarts and waiting."""
 

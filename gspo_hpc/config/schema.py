@@ -30,7 +30,7 @@ from gspo_hpc.config.learning import (
     Rollout,
     Tracking,
 )
-from gspo_hpc.config.machine import Cluster, Container, Faults, Memory, Model, Moe, Parallel, Platform, Slurm
+from gspo_hpc.config.machine import Cluster, Container, Faults, Memory, Model, Moe, Notify, Parallel, Platform, Slurm
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "Memory",
     "Model",
     "Moe",
+    "Notify",
     "Optimizer",
     "Parallel",
     "Platform",
@@ -119,6 +120,7 @@ class Config(Section):
     eval: Eval = Field(default_factory=Eval)
     slurm: Slurm = Field(default_factory=Slurm)
     faults: Faults = Field(default_factory=Faults)
+    notify: Notify = Field(default_factory=Notify)
 
     @property
     def training_gpus_per_node(self) -> int:

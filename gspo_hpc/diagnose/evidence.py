@@ -71,6 +71,7 @@ class Evidence:
     attempts: tuple[AttemptEvidence, ...] = ()
     job_excerpts: tuple[Excerpt, ...] = ()  # lines of the newest Slurm job's logs that match a pattern of a symptom
     seconds_since_step: float | None = None  # only of a run that is running
+    reward_failures: Mapping[str, int] = field(default_factory=dict)  # what failed -> how often, as far as it is known
     damaged: tuple[Damage, ...] = ()  # files whose content is missing from all of the above
 
     @property

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from gspo_hpc.system.text import near_miss, tail
 # ended first, and of these their beginnings and ends.
 _ATTEMPTS, _LOGS, _TAIL, _HEAD, _LINES = 5, 64, 2**18, 2**18, 50
 GRADIENT_VARIANCE = 1e-4
+_REWARD_FAILED = re.compile(r"a reward function failed for (\d+) completions?: (.+)$", re.MULTILINE)  # on the console
 _DEVICE = re.compile(r"^device: (.+)$", re.MULTILINE)
 
 
@@ -116,6 +118,7 @@ def gather(path: Path) -> tuple[Evidence, int | None]:
             Excerpt(_below(run, log), line) for log in _newest_job(run) for line in _job_lines(log, job_lines)
         ),
         seconds_since_step=_silence(data),
+        reward_failures=_reward_failures(run, data),
         damaged=data.damaged,
     )
     return evidence, data.max_steps
@@ -226,6 +229,17 @@ def _job_lines(log: Path, pattern: re.Pattern[str]) -> Iterator[str]:
         if pattern.search(line):
             more = [after for after in lines[at + 1 : at + 4] if after.startswith("  ")]
             yield " ".join([line.removeprefix("gspo-hpc: "), *(text.strip() for text in more)])
+
+
+def _reward_failures(run: RunDir, data: RunData) -> dict[str, int]:
+    """Return how reward functions failed: as the newest console counts them, else as samples have them."""
+    told: Counter[str] = Counter()
+    for one in reversed(data.attempts):
+        for count, text in _REWARD_FAILED.findall(_read(run.attempt(one.number).console, _TAIL, end=True)):
+            told[text] += int(count)
+        if told:
+            return dict(told)
+    return dict(Counter(str(row["failure"]) for row in data.samples if row.get("failure")))
 
 
 def _newest_job(run: RunDir) -> list[Path]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gspo_hpc.config.changes import may_change
+from gspo_hpc.config.changes import refused_changes
 from gspo_hpc.diagnose import symptoms
 from gspo_hpc.diagnose.evidence import Evidence
 from gspo_hpc.planning.plan import make_plan
@@ -51,6 +51,7 @@ class Symptom:
     settings: tuple[str, ...] = ()
     look: tuple[str, ...] = ()
     resumable: bool = True  # whether this run may be resumed with all of the settings
+    new_run: tuple[str, ...] = ()  # those of the settings that only a new run can have
 
     def to_json(self) -> dict[str, Any]:
         """Return the object for --json."""
@@ -124,9 +125,9 @@ def find(evidence: Evidence) -> Iterator[Symptom]:
         name = finding.name or one.names[0]
         assert name in one.names, f"{name} is not registered"
         settings = tuple(text for text in finding.settings if _offered(evidence, text))
-        resumable = all(may_change(text.split("=")[0]) for text in settings)
+        new_run = tuple(text for text in settings if refused_changes(evidence.config, evidence.with_settings(text)))
         severity = finding.severity or one.severity
-        yield Symptom(name, severity, finding.evidence, finding.cause, settings, finding.look, resumable)
+        yield Symptom(name, severity, finding.evidence, finding.cause, settings, finding.look, not new_run, new_run)
 
 
 def table() -> str:

@@ -1,7 +1,11 @@
-"""Checks of W&B: the mode that the run will have, its key, and the server. A key is never shown."""
+"""Checks of trackers: that their libraries are installed; the mode that W&B will have, its key, and its server.
+
+A key is never shown.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import ssl
@@ -19,6 +23,18 @@ SECONDS = 5.0  # a server may take this long to answer
 def findings(config: Config, environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Return the findings of the group."""
     section = Section("tracking")
+    for name, library, wanted in (
+        ("TensorBoard", "tensorboard", config.tracking.tensorboard),
+        ("MLflow", "mlflow", config.tracking.mlflow),
+        ("Trackio", "trackio", config.tracking.trackio),
+        ("SwanLab", "swanlab", config.tracking.swanlab != "disabled"),
+        ("notifications", "apprise", bool(config.notify.urls)),
+    ):
+        if wanted and importlib.util.find_spec(library) is None:
+            extra = {"apprise": "notify", "tensorboard": "cpu] or [gpu"}.get(library, library)
+            section.warn(name, f"{library} is not installed, so the run goes on without it", f"gspo_hpc[{extra}]")
+        elif wanted:
+            section.ok(name, f"{library} is installed")
     asked = config.tracking.wandb
     variable = environment.get("WANDB_MODE", "")
     if asked == "auto" and variable and variable not in MODES:
@@ -38,7 +54,7 @@ def findings(config: Config, environment: Mapping[str, str] = os.environ) -> lis
         return section.findings
     if mode == "offline":
         no_key = ", and there is no key" if not found else ""
-        section.ok("W&B", f"the run logs offline ({whose}{no_key}); upload its directory later with `wandb sync`")
+        section.ok("W&B", f"the run logs offline ({whose}{no_key}); `gspo-hpc sync RUN` sends it later")
         return section.findings
     if not found:
         text = f"the run should log online ({whose}), but there is no key for {host}, so it would log offline"
@@ -46,7 +62,7 @@ def findings(config: Config, environment: Mapping[str, str] = os.environ) -> lis
         return section.findings
     section.ok("W&B", f"the run logs online ({whose}); the key is in {found}")
     if problem := reach(url):
-        fix = "set a proxy (HTTPS_PROXY), or set tracking.wandb=offline and run `wandb sync` on a login node"
+        fix = "set a proxy (HTTPS_PROXY), or set tracking.wandb=offline and run `gspo-hpc sync RUN` on a login node"
         section.warn("W&B server", f"{host} does not answer ({problem}), so the run would log offline", fix)
     else:
         section.ok("W&B server", f"{host} answers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.counting import count_rows
+from gspo_hpc.launch.notify import addresses
 from gspo_hpc.models import model_folder
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -14,10 +15,12 @@ from gspo_hpc.planning.quantities import with_steps
 def require(config: Config) -> Plan:
     """Return the plan of a config that can be run.
 
-    Raises ValueError for missing settings, for what this version only plans, and for every broken rule.
+    Raises ValueError for missing settings, for addresses of notifications that are not there, for what this version
+    only plans, and for every broken rule.
     """
     if missing := config.missing():
         raise ValueError(f"to train, give also: {', '.join(missing)}")
+    addresses.resolve(config.notify)
     plan = make_plan(config)
     nearest = search.find(config, limit=1) if plan.broken and not plan.not_run else []
     plan.require(f"nearest fix: {nearest[0]} (gspo-hpc plan shows others)" if nearest else "")

@@ -26,6 +26,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
+from gspo_hpc.launch.notify.notices import Notices
 from gspo_hpc.models import hub
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
@@ -60,7 +61,7 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRA
     check_model(config)
     plan = require(config)  # with the model's own sizes
     run, resumed = open_run(config)
-    with run.lock() as lock, _stop_flag() as flag:
+    with Notices(config, run) as notices, run.lock() as lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]
         if resumed and (count := processes.kill_marked(run_id)):
             _say(f"ended {count} processes that an earlier, killed start of this run had left")
@@ -72,10 +73,15 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRA
                 write_json(run.plan, plan.to_json())
                 code, reason, detail = _run_ranks(config, run, attempt, run_id, flag, worker, grace)
             except BaseException as error:
+                what = f"launcher: {type(error).__name__}: {error}"
+                notices.ended("failed", what)
+                notices.over(FAILED)
                 with contextlib.suppress(OSError):  # a full disk: what is raised says so already
-                    attempt.finish("failed", FAILED, f"launcher: {type(error).__name__}: {error}")
+                    attempt.finish("failed", FAILED, what)
                 raise
             attempt.finish(reason, code, detail)
+            notices.ended(reason, detail)
+        notices.over(code)
     return code
 
 

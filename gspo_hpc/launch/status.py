@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.launch import waiting
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
@@ -39,6 +40,7 @@ class Status:
 
     run: str
     state: str  # running, waiting, done, stopped, failed, new, damaged ...
+    waits_for: str  # Slurm, nodes, the start of ranks, a rollout or a step; empty if nothing goes on
     reason: str  # Slurm's reason for waiting, why the last attempt ended, or the damaged file and what is wrong with it
     job_id: str | None
     nodes: str
@@ -114,6 +116,7 @@ def read(path: Path) -> Status:
     return Status(
         run=str(path),
         state=state,
+        waits_for=_waits_for(run, state, job, records),
         reason=reason,
         job_id=job.id if job is not None else None,
         nodes=job.nodes if job is not None else next((str(a.get("host", "")) for a in reversed(attempts)), ""),
@@ -261,6 +264,20 @@ def _job(run: RunDir) -> Job | None:
         return commands.job(ids[-1], patience=2.0)
     except SlurmError:
         return None
+
+
+def _waits_for(run: RunDir, state: str, job: Job | None, records: list[dict[str, Any]]) -> str:
+    """Return what the run waits for right now; empty if nothing goes on, or if it cannot be told."""
+    if state == "waiting" and job is not None:
+        return waiting.in_queue(job, time.time())
+    if state == "starting":
+        return "the supervisor to start the ranks"
+    if state != "running":
+        return ""
+    try:
+        return waiting.running(run, records)
+    except OSError:  # the folder of a rollout that is over goes at any moment
+        return ""
 
 
 def _state(job: Job | None, attempts: list[dict[str, Any]], step: int, max_steps: int | None) -> tuple[str, str]:

@@ -112,9 +112,17 @@ def _complaints(log: Path) -> list[str]:
 def progress(run: RunDir) -> tuple[int, int]:
     """Return how far a run has come: its last logged step, and the finished groups of the rollout it is in."""
     step = max((int(record["step"]) for record in run.read_metrics()), default=-1)
-    rollouts = sorted(run.rollouts.iterdir()) if run.rollouts.is_dir() else []
-    newest = rollouts[-1].glob("rank-*.journal") if rollouts else ()
-    return step, sum(max(0, path.read_bytes().count(b"\n") - 1) for path in newest)
+    newest = newest_rollout(run)
+    return step, 0 if newest is None else newest[1]
+
+
+def newest_rollout(run: RunDir) -> tuple[int, int] | None:
+    """Return the number of the newest rollout and its finished groups, as its journals have them; None before it."""
+    rollouts = sorted(path for path in run.rollouts.glob("*") if path.name.isdigit())
+    if not rollouts:
+        return None
+    journals = rollouts[-1].glob("rank-*.journal")
+    return int(rollouts[-1].name), sum(max(0, path.read_bytes().count(b"\n") - 1) for path in journals)
 
 
 def failures_without_progress(run: RunDir) -> int:

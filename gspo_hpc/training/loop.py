@@ -6,6 +6,8 @@ rank 0 does (files, console, tracking) is done by its observers.
 
 from __future__ import annotations
 
+import time
+
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.policy.process_groups import any_rank
 from gspo_hpc.rollout.worker import Interrupted
@@ -68,7 +70,8 @@ def _log_before_first_step(session: Session, progress: Progress) -> None:
         return
     fresh = progress.cursor.step == 0 and not progress.evaluated
     if fresh and session.recipe.config.eval.before and session.evaluator.has_prompts:
-        session.observers.step({"step": 0, "attempt": session.recipe.attempt} | session.evaluator.run(0, "before"))
+        scores = session.evaluator.run(0, "before")
+        session.observers.step({"step": 0, "time": time.time(), "attempt": session.recipe.attempt} | scores)
 
 
 def _save(session: Session, progress: Progress) -> None:

@@ -1,4 +1,7 @@
-"""What goes wrong beside the run and in its numbers: a W&B that does not answer, a gradient that is not finite."""
+"""What goes wrong beside the run and in its numbers: a W&B that does not answer, a gradient that is not finite.
+
+Takes two minutes. It would catch steps that wait for W&B or are lost, and a supervisor that tells nobody of the end.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ import pytest
 from tests.run import harness as runs
 from tests.slurm import harness
 from tests.slurm.harness import SlurmRun
-from tests.slurm.wandb_server import WandbServer
+from tests.unit.launch.test_notify import SECRET, Receiver
+from tests.wandb_server import WandbServer
 
 Submit = Callable[..., SlurmRun]
 
@@ -23,11 +27,17 @@ Submit = Callable[..., SlurmRun]
 def test_no_answer_from_wandb_and_no_finite_gradient(submit: Submit) -> None:
     """W&B answers with errors, then not at all: nothing is lost, and all is sent later. In the third step the gradient
     of rank 1 is not finite: all ranks skip it."""
-    with WandbServer() as server:
+    with WandbServer() as server, Receiver() as receiver:
         server.behaviour = "error"
         run = submit(
+            "notify.urls=[env:NOTES]",
+            "notify.timeout=60",
             variables={"WANDB_MODE": "online"},
-            shell={**server.environment(), "PYTHONPATH": str(Path(__file__).parent / "poison")},
+            shell={
+                **server.environment(),
+                "NOTES": receiver.address,
+                "PYTHONPATH": str(Path(__file__).parent / "poison"),
+            },
         )
         run.wait_for("the first step", lambda: run.last_step() >= 1)
         server.behaviour = "silence"
@@ -40,11 +50,15 @@ def test_no_answer_from_wandb_and_no_finite_gradient(submit: Submit) -> None:
         assert run.attempts()[-1]["reason"] == "done" and len(run.attempts()) == 1
         content = b"".join(path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file())
         assert server.environment()["WANDB_API_KEY"].encode() not in content, "the key was written down"
+        (message,) = receiver.messages
+        assert (
+            message["title"].endswith(" is done") and f"step {harness.STEPS} of {harness.STEPS}" in message["message"]
+        )
+        assert SECRET.encode() not in content, "the address was written down"
 
         server.behaviour = "ok"
-        folders = [str(path) for path in run.run_dir.glob("wandb/*run-*") if path.is_dir()]
         done = subprocess.run(
-            [sys.executable, "-m", "wandb", "sync", "--include-online", *folders],
+            [sys.executable, "-m", "gspo_hpc", "sync", str(run.run_dir), "tracking.wandb=online"],
             capture_output=True,
             text=True,
             env=os.environ | server.environment(),

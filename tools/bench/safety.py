@@ -103,7 +103,7 @@ def _of_wandb() -> list[psutil.Process]:
 def _beside() -> float:
     """CPU seconds until now of what runs beside the loop: the thread that beats, the tracker's, W&B's processes."""
     me = psutil.Process()
-    own = {thread.native_id for thread in threading.enumerate() if thread.name in ("control", "tracking")}
+    own = {thread.native_id for thread in threading.enumerate() if thread.name.split()[0] in ("control", "tracking")}
     threads = sum(thread.user_time + thread.system_time for thread in me.threads() if thread.id in own)
     return threads + sum(times.user + times.system for times in (child.cpu_times() for child in _of_wandb()))
 

@@ -33,10 +33,10 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
         yield text((symptom.severity, _COLOURS[symptom.severity]), "  ", (symptom.name, "bold"))
         yield from (item("  evidence ", evidence) for evidence in symptom.evidence)
         yield item("  cause    ", symptom.cause)
-        if symptom.settings:
-            what = "this setting cannot" if len(symptom.settings) == 1 else "not all of these settings can"
-            next_run = "" if symptom.resumable else f"   (only for a new run: {what} change within a run)"
-            yield item("  set      ", " or ".join(symptom.settings) + next_run)
+        if on_resume := [one for one in symptom.settings if one not in symptom.new_run]:
+            yield item("  set      ", f"{' or '.join(on_resume)}   (may change when this run is resumed)")
+        if symptom.new_run:
+            yield item("  set      ", f"{' or '.join(symptom.new_run)}   (only for a new run)")
         yield from (item("  next     ", place) for place in symptom.look)
     if 0 < len(run.records) < ENOUGH:
         yield ""

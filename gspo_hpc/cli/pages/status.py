@@ -50,6 +50,12 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> No
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
     failed = [state for state in states if state.reason]
     reasons = [part for state in failed for part in ("", text((state.run, "bold")), item("  ", state.reason))]
+    reasons += [
+        part
+        for state in states
+        if state.waits_for
+        for part in ("", text((state.run, "bold")), item("  ", f"waits for {state.waits_for}"))
+    ]
     grades = dict.fromkeys((state.exactness or "", *_remedy(state)) for state in states)  # most runs have the same
     remedies = [item("  ", line) for grade, *found in grades if found for line in ("", f"{grade}:", *found)]
     page = lines([*clock, table, *reasons, *remedies], stream)
@@ -71,6 +77,8 @@ def _plain(state: Status) -> Iterator[str]:
             else f"; the latest was logged {duration(state.seconds_since_step)} ago"
         )
         yield f"  {duration(state.seconds_spent)} of steps so far{ago}"
+    if state.waits_for:
+        yield f"  waits for {printable(state.waits_for)}"
     if job := ", ".join(_job(state)):
         yield f"  job {job}"
     if left := _seconds_left(state):

@@ -6,10 +6,12 @@ What ended the last attempt is a problem; what the run recovered from is a warni
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.diagnose.evidence import Evidence
 from gspo_hpc.diagnose.excerpts import failure_matching, quoted, severity_of
+from gspo_hpc.diagnose.fitting import lighter
 from gspo_hpc.diagnose.patterns import (
     CUDA_MEMORY,
     DEVICE_COUNT,
@@ -47,15 +49,16 @@ def out_of_gpu_memory(run: Evidence) -> Finding | None:
     in_engine = ENGINE_MEMORY.search(around) is not None and "megatron" not in around
     stages = run.config.parallel.pipeline_model_parallel_size
     recompute = "memory.recompute_granularity=full"
+    tokens, samples = batch.micro_batch_tokens, batch.micro_batch_size
     smaller = (
-        [f"batch.micro_batch_tokens={batch.micro_batch_tokens // 2}"]
-        if batch.micro_batch_tokens
-        else ["batch.micro_batch_size=1"]
+        [f"batch.micro_batch_tokens={tokens // part}" for part in (2, 4, 8)]
+        if tokens
+        else [f"batch.micro_batch_size={max(1, (samples or 1) // part)}" for part in (2, 4, 8)]
     )
     if in_engine:
         name, cause = "out_of_memory_in_generation", "the engine found less free memory than its KV cache needs"
         used = engine_setting(run.config, "gpu_memory_utilization")
-        settings = [
+        settings: Sequence[str] = [
             f"rollout.engine.gpu_memory_utilization={max(0.1, used - 0.2):.1f}",
             "memory.offload_trainer=true",
             f"rollout.tensor_parallel_size={2 * rollout.tensor_parallel_size}",
@@ -67,14 +70,17 @@ def out_of_gpu_memory(run: Evidence) -> Finding | None:
         where = " of a pipeline stage (the first stage holds the activations of most micro-batches)" * (stages > 1)
         cause = f"the weights, gradients, optimizer state and first activations{where} do not fit into a GPU"
         settings = [recompute, "memory.offload_optimizer=true", "optimizer.distributed=true", *smaller]
-        settings += [f"parallel.pipeline_model_parallel_size={2 * stages}"]
+        settings = [*settings, f"parallel.pipeline_model_parallel_size={2 * stages}"]
     else:
         name, cause = "out_of_memory_in_update", "a micro-batch had longer samples than those before it"
         settings = [recompute, *smaller, "memory.offload_optimizer=true", "optimizer.distributed=true"]
     after = "before its first step" if attempt.steps is None else f"after step {attempt.steps[1]}"
-    if memory.recompute_granularity == "full" and recompute in settings:
-        settings.remove(recompute)
-    evidence = (f"attempt {attempt.number} ended {after}: {quoted(excerpt)}",)
+    if memory.recompute_granularity == "full":
+        settings = [text for text in settings if text != recompute]
+    estimated: tuple[str, ...] = ()
+    if not in_engine:
+        settings, estimated = lighter(run, settings, around)
+    evidence = (f"attempt {attempt.number} ended {after}: {quoted(excerpt)}", *estimated)
     return Finding(evidence, cause, tuple(settings), (excerpt.where,), severity_of(run, attempt), name)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from gspo_hpc.config.constants import OVERCLIPPED
 from gspo_hpc.config.derived import engine_dtype, updates_per_rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span
+from gspo_hpc.diagnose.excerpts import one_line
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.runs.reader import value
 from gspo_hpc.system.text import rounded
@@ -19,6 +20,7 @@ ZERO_VARIANCE, ZERO_VARIANCE_HIGH = 0.5, 0.8
 SATURATED_SPREAD = 0.1
 # Completions whose reward function failed. One in fifty is a bug in the function; one in five changes what is learned.
 REWARD_FAILURES, REWARD_FAILURES_HIGH = 0.02, 0.2
+_FAILURES_SHOWN = 3  # different ones
 # Completions cut off at max_response_length are graded without their answer.
 TRUNCATED, TRUNCATED_HIGH = 0.1, 0.3
 # While a model learns to reason, its answers grow by a few tenths over a quarter of a run. A policy whose answers are
@@ -260,8 +262,8 @@ def reward_saturation(run: Evidence) -> Finding | None:
 @symptom(
     "reward_function_failures",
     severity="warning",
-    shows="the completions whose reward function failed",
-    change="`reward.timeout`, the reward function",
+    shows="the completions whose reward function failed, and why",
+    change="the reward function; `reward.timeout` if it was too slow",
 )
 def reward_function_failures(run: Evidence) -> Finding | None:
     """Find completions whose reward function raised, timed out, or returned no number."""
@@ -271,10 +273,15 @@ def reward_function_failures(run: Evidence) -> Finding | None:
     if not points or not size or failed < REWARD_FAILURES * size * len(points):
         return None
     share, timeout = failed / (size * len(points)), run.config.reward.timeout
+    known = sorted(run.reward_failures.items(), key=lambda pair: -pair[1])
+    late = not known or any("(reward.timeout)" in text for text, _ in known)
     return Finding(
-        (f"reward functions failed for {percent(share)} of the completions ({failed:.0f} in {span(points)})",),
+        (
+            f"reward functions failed for {percent(share)} of the completions ({failed:.0f} in {span(points)})",
+            *(f"{count} x {one_line(text)}" for text, count in known[:_FAILURES_SHOWN]),
+        ),
         f"a reward function raises, takes longer than reward.timeout ({rounded(timeout)} s), or returns no number",
-        (f"reward.timeout={rounded(3 * timeout)}",),
+        (f"reward.timeout={rounded(3 * timeout)}",) if late else (),
         ("the console or the job's log names the function that failed, and why", "samples.jsonl: failure"),
         "problem" if share >= REWARD_FAILURES_HIGH else "warning",
     )

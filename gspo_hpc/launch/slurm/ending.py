@@ -1,4 +1,4 @@
-"""The end of a job that must not simply end: back into the queue, or cancelled for good."""
+"""The end of an attempt, which is recorded, and of its job: back into the queue, or cancelled for good."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.slurm import commands
 from gspo_hpc.launch.slurm.commands import SlurmError
+from gspo_hpc.launch.verdict import Verdict, progress
+from gspo_hpc.runs.directory import Attempt, RunDir
 from gspo_hpc.system.environment import JOB_BEGAN
 from gspo_hpc.system.exit_codes import REQUEUE
+from gspo_hpc.system.files import DISK_FULL
 from gspo_hpc.system.signals import StopFlag, signals_default_in_children
 
 
@@ -83,3 +88,19 @@ def unhold_later(job_id: str, excluded: Sequence[str]) -> None:
 def say(text: str) -> None:
     """Write a line into the job's log."""
     print(f"gspo-hpc: {text}", flush=True)
+
+
+def record(verdict: Verdict, run: RunDir, attempt: Attempt, ballast: Path) -> Verdict:
+    """Record how an attempt ended, if need be in the room that `ballast` keeps; return what was recorded."""
+    if DISK_FULL not in verdict.detail:
+        try:
+            attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
+            return verdict
+        except OSError as error:
+            if DISK_FULL not in str(error) or not ballast.exists():
+                raise
+            if verdict.reason == "failed":
+                verdict = replace(verdict, detail=f"{verdict.detail}; {error}")
+    ballast.unlink(missing_ok=True)
+    attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
+    return verdict

@@ -25,6 +25,7 @@ from typing import TypeVar
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch import watch
+from gspo_hpc.launch.notify.notices import Notices
 from gspo_hpc.launch.slurm import commands, ending, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.launch.slurm.ending import say
@@ -73,14 +74,16 @@ def supervise(run_dir: Path, job_dir: Path, job_id: str, flag: StopFlag) -> int:
     """
     config = loader.load(job_dir / "config.yaml")
     run = RunDir(run_dir)
-    with _patient_lock(run, job_id) as lock:
-        last = _attempts(config, run, lock, job_dir, job_id, flag)
-    # Only after the lock is free: the next start of this job may come before this process has ended.
-    if last.requeue:
-        return ending.requeue(config, job_id, last.excluded, flag)
-    if last.cancel:
-        ending.cancel(job_id, flag)
-    return last.exit_code
+    with Notices(config, run, say) as notices:
+        with _patient_lock(run, job_id) as lock:
+            last = _attempts(config, run, lock, job_dir, job_id, flag, notices)
+        notices.over(last.exit_code)
+        # Only after the lock is free: the next start of this job may come before this process has ended.
+        if last.requeue:
+            return ending.requeue(config, job_id, last.excluded, flag)
+        if last.cancel:
+            ending.cancel(job_id, flag)
+        return last.exit_code
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,9 @@ class _Last:
     excluded: Sequence[str] = ()
 
 
-def _attempts(config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: str, flag: StopFlag) -> _Last:
+def _attempts(
+    config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: str, flag: StopFlag, notices: Notices
+) -> _Last:
     refuse_changes(run, config)
     ballast = job_dir / "ballast"
     write_atomically(ballast, bytes(_BALLAST))
@@ -112,24 +117,9 @@ def _attempts(config: Config, run: RunDir, lock: Lock, job_dir: Path, job_id: st
         write_json(run.plan, make_plan(config).to_json())
         verdict = _Attempt(config, run, attempt, job_dir, job_id, flag).run()
         leftovers.sweep(run.read_info()["run_id"], range(1, attempt.number + 1))
-        verdict = record(verdict, run, attempt, ballast)
+        verdict = ending.record(verdict, run, attempt, ballast)
         say(verdict.line(attempt.number))
-
-
-def record(verdict: Verdict, run: RunDir, attempt: Attempt, ballast: Path) -> Verdict:
-    """Record how an attempt ended, if need be in the room that `ballast` keeps; return what was recorded."""
-    if DISK_FULL not in verdict.detail:
-        try:
-            attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
-            return verdict
-        except OSError as error:
-            if DISK_FULL not in str(error) or not ballast.exists():
-                raise
-            if verdict.reason == "failed":
-                verdict = replace(verdict, detail=f"{verdict.detail}; {error}")
-    ballast.unlink(missing_ok=True)
-    attempt.finish(verdict.reason, verdict.exit_code, verdict.detail, reached=progress(run))
-    return verdict
+        notices.ended(verdict.reason, verdict.detail)
 
 
 def _is_ended(job_id: str) -> bool:

@@ -15,7 +15,7 @@ from gspo_hpc.checkpoint import sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config import derived, loader
 from gspo_hpc.config.roles import role_of
-from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.planning import plan
@@ -40,6 +40,8 @@ from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.files import open_log
 from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
+from gspo_hpc.trackers import registry
+from gspo_hpc.trackers.feed import Feeds
 from gspo_hpc.training import loop
 from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.agreement.watch import RolloutGapMonitor
@@ -53,7 +55,7 @@ from gspo_hpc.training.bringup import (
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import Observers, StepObserver
-from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerLog
+from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerWake
 from gspo_hpc.training.observers.files import CheckpointCommit, ExpertsFile, MetricsFile, ProfileTables, SamplesFile
 from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.observers.own import HURRY, PATIENCE, OwnObservers
@@ -75,7 +77,6 @@ from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
 from gspo_hpc.training.telemetry.meter import Meter
 from gspo_hpc.training.telemetry.step_clock import StepClock
-from gspo_hpc.training.telemetry.trackers.tracker import Tracker
 
 _EXIT_CODES = {"done": DONE, "stopped": REQUEUE}  # for the trackers; a failure has 1
 _OTHER_LAYOUT = "weights, optimizer and prompts are the same, but sums are rounded differently: not bit for bit"
@@ -124,7 +125,7 @@ class TrainingJob:
     def __init__(self, run: RunDir, attempt: Attempt, config: Config, ranks: Ranks, console: Console) -> None:
         self._run, self._attempt, self._config, self._ranks, self._console = run, attempt, config, ranks, console
         self._worker: RolloutWorker | RemoteEngines | None = None
-        self._tracker: Tracker | None = None
+        self._trackers: Feeds | None = None
         self._own_observers: OwnObservers | None = None
         self._checkpoints: Checkpoints | None = None
 
@@ -198,8 +199,8 @@ class TrainingJob:
             self._worker.close()
         if self._own_observers is not None:
             self._own_observers.close(PATIENCE if exit_code == DONE else HURRY)
-        if self._tracker is not None:
-            self._tracker.close(exit_code)
+        if self._trackers is not None:
+            self._trackers.close(exit_code)
 
     def show_result(self, reason: str) -> None:
         """Print how the run stands at the end of this attempt."""
@@ -268,13 +269,11 @@ class TrainingJob:
         if self._ranks.rank != 0:
             return []
         config, run, console = self._config, self._run, self._console
-        # Its process inherits the blocked signals: Slurm sends them to every process, and what was logged counts.
-        settings = as_dict(config)
-        run_id = run.read_info()["run_id"]
-        told = {"warn": console.warn, "announce": console.note}
-        self._tracker = Tracker(config.tracking, run.path, run_id, config.run.name, settings, True, **told)
+        # wandb's process inherits the blocked signals: Slurm sends them to every process, and what was logged counts.
+        services, tracked = registry.chosen(config.tracking), registry.tracked_run(run, config)
+        self._trackers = Feeds(services, tracked, warn=console.warn, announce=console.note)
         self._own_observers = OwnObservers(config.tracking.observers, run.path, console.warn)
-        return [*make_observers(run, config, self._tracker, console), self._own_observers]
+        return [*make_observers(run, config, self._trackers, console), self._own_observers]
 
     def _make_memory_watch(self, flag: StopFlag) -> list[StepObserver]:
         """Return the observer of this node's memory, on one rank of the node."""
@@ -304,14 +303,14 @@ class TrainingJob:
             self._console.note(text)
 
 
-def make_observers(run: RunDir, config: Config, tracker: Tracker, console: Console) -> list[StepObserver]:
+def make_observers(run: RunDir, config: Config, trackers: Feeds, console: Console) -> list[StepObserver]:
     """Return the observers of rank 0, in the order in which they get results."""
     return [
         MetricsFile(run),  # first: it is the truth
         SamplesFile(run, config.tracking.samples),
         ExpertsFile(run),
         ProfileTables(),
-        TrackerLog(tracker, config.tracking.samples),
+        TrackerWake(trackers),
         ConsoleLines(console),
         ProgressBar(console),
         CheckpointCommit(run, config.layout, config.checkpoint.keep),

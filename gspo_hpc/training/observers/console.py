@@ -9,10 +9,9 @@ from typing import Any
 
 from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.rollout.generation import ProgressCallback
+from gspo_hpc.trackers.feed import Feeds
 from gspo_hpc.training.observers.base import StepObserver
-from gspo_hpc.training.observers.files import sample_rows
 from gspo_hpc.training.telemetry.console import Console
-from gspo_hpc.training.telemetry.trackers.tracker import Tracker
 
 _FAILURES = 3  # different ones on the console in a rollout
 
@@ -62,16 +61,12 @@ class ProgressBar(StepObserver):
             yield progress
 
 
-class TrackerLog(StepObserver):
-    """The trackers' copy of records and samples."""
+class TrackerWake(StepObserver):
+    """The call to the trackers, which read the record from metrics.jsonl: it comes after the writer of that file."""
 
-    def __init__(self, tracker: Tracker, samples: int) -> None:
-        self._tracker, self._count = tracker, samples
+    def __init__(self, trackers: Feeds) -> None:
+        self._trackers = trackers
 
     def step(self, record: dict[str, Any]) -> None:
-        """Log the record."""
-        self._tracker.log(record)
-
-    def samples(self, step: int, phase: str, shown: RolloutView) -> None:
-        """Log a few completions with the next record."""
-        self._tracker.log_samples(sample_rows(step, phase, shown.groups, self._count))
+        """Tell the trackers that there is a record."""
+        self._trackers.wake()

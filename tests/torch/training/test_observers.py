@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.config.schema import Tracking
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.exchange.exchange import Exchange, RolloutView
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.trackers.feed import Feeds
+from gspo_hpc.trackers.protocol import TrackedRun
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.jobs.train import make_observers
 from gspo_hpc.training.observers.base import Observers, StepObserver
@@ -25,7 +24,6 @@ from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar
 from gspo_hpc.training.observers.files import CheckpointCommit, MetricsFile, ProfileTables, SamplesFile
 from gspo_hpc.training.telemetry import console as console_module
 from gspo_hpc.training.telemetry.console import Console
-from gspo_hpc.training.telemetry.trackers.tracker import Tracker
 
 
 def group(slot: int, failure: str | None = None) -> Group:
@@ -119,21 +117,16 @@ def test_old_checkpoints_and_journals_go_once_a_new_checkpoint_is_committed(tmp_
     assert sorted(path.name for path in run.rollouts.iterdir()) == ["000002", "000003"]
 
 
-class LateTracker(Tracker):
-    """A tracker that remembers which steps were on disk when it got a record."""
+class LateTrackers(Feeds):
+    """Trackers that remember which steps were on disk when they were told of a record."""
 
     def __init__(self, run: RunDir) -> None:
-        super().__init__(Tracking(wandb="disabled", tensorboard=False), run.path, "id", "name", {}, True)
+        super().__init__([], TrackedRun(run.path, "id", "name", {}))
         self.run = run
         self.on_disk: list[list[int]] = []
-        self.rows: list[Mapping[str, Any]] = []
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def wake(self) -> None:
         self.on_disk.append([one["step"] for one in self.run.read_metrics()])
-        super().log(record)
-
-    def log_samples(self, rows: Any) -> None:
-        self.rows += rows
 
 
 def test_a_run_keeps_everything_and_its_metrics_are_on_disk_first(
@@ -141,16 +134,15 @@ def test_a_run_keeps_everything_and_its_metrics_are_on_disk_first(
 ) -> None:
     monkeypatch.setattr(console_module, "PLAIN_PROGRESS_SECONDS", 0.0)
     run, screen = RunDir(tmp_path), io.StringIO()
-    tracker, config = LateTracker(run), from_dict({"checkpoint": {"keep": 1}, "tracking": {"samples": 1}})
-    observers = Observers(make_observers(run, config, tracker, Console(screen, 9)))
+    trackers, config = LateTrackers(run), from_dict({"checkpoint": {"keep": 1}, "tracking": {"samples": 1}})
+    observers = Observers(make_observers(run, config, trackers, Console(screen, 9)))
     for step in (1, 2):
         observers.samples(step, "train", to_show(group(0), group(1)))
         observers.step({"step": step, "reward": 0.5})
         staging = commit.begin(run.checkpoints, step)
         (staging / "shard").write_bytes(b"weights")
         observers.checkpoint(staging, {}, CheckpointState(Cursor(step=step), [], None))
-    assert tracker.on_disk == [[1], [1, 2]]
-    assert [row["completion"] for row in tracker.rows] == ["answer 0"] * 2
+    assert trackers.on_disk == [[1], [1, 2]]
     assert [json.loads(line)["step"] for line in run.samples.read_text().splitlines()] == [1, 2]
     (whole,) = commit.list_committed(run.checkpoints)
     assert whole.name == "000002" and commit.read_extra(whole) == {"layout": config.layout}

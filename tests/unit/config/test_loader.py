@@ -455,6 +455,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(st.dictionaries(words, words, max_size=3))
             elif base in (tuple[str, ...], tuple[OneLine, ...]):
                 value = draw(st.lists(st.from_regex("[a-z]{1,5}", fullmatch=True), max_size=3))
+            elif key == "notify.urls":
+                value = draw(st.lists(st.sampled_from(["env:NOTES", "file:~/notes"]), max_size=3))
             elif base == tuple[Count, ...]:
                 value = draw(st.lists(st.integers(1, 10**9), max_size=3))
             elif typing.get_origin(next(iter(typing.get_args(base)), None)) is typing.Literal:

@@ -359,7 +359,16 @@ def test_page_json_and_exit_code(make: Make, capsys: pytest.CaptureFixture[str])
     told = json.loads(capsys.readouterr().out)
     assert told["run"] == str(run.path) and told["state"] == "failed" and (told["step"], told["max_steps"]) == (12, 100)
     assert told["problems"] == 1 and told["attempts"] == 1
-    assert set(told["symptoms"][0]) == {"name", "severity", "evidence", "cause", "settings", "look", "resumable"}
+    assert set(told["symptoms"][0]) == {
+        "name",
+        "severity",
+        "evidence",
+        "cause",
+        "settings",
+        "look",
+        "resumable",
+        "new_run",
+    }
     assert told["targets"]["device_use"] == {"measured": 0.9, "target": 0.8, "met": True}
     assert [one["severity"] for one in told["symptoms"]] == sorted(one["severity"] for one in told["symptoms"])
 
@@ -534,3 +543,13 @@ def test_the_variance_of_gradients_is_a_target(model: str, make: Make, capsys: p
     if known:
         norms = sorted(record["grad_norm"] for record in run.read_metrics())
         assert norms[0] ** 2 <= told["measured"] * 8_190_735_360 <= norms[-1] ** 2
+
+
+def test_failures_of_reward_functions_come_from_the_console_or_from_samples(make: Make) -> None:
+    made = finished(make)
+    made.append_samples([{"step": 1, "phase": "train", "prompt": "p", "failure": "exact: ValueError: sampled"}] * 2)
+    assert gather.gather(made.path)[0].reward_failures == {"exact: ValueError: sampled": 1}
+    console = made.attempt(1).console
+    line = "a reward function failed for {} completion{}: exact: KeyError: 'answer'\n"
+    console.write_text("row\n" + line.format(3, "s") + "row\n" + line.format(1, ""))
+    assert gather.gather(made.path)[0].reward_failures == {"exact: KeyError: 'answer'": 4}

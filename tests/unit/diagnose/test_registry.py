@@ -57,7 +57,17 @@ def test_a_run_resumes_with_its_settings_only_if_it_may_change_all_of_them(fresh
     for name, settings in (("both", changes), ("one", changes[:1])):
         finding = Finding(("evidence",), "cause", settings)
         symptom(name, severity="note", shows="x", change="y")(lambda run, finding=finding: finding)
-    assert {one.name: one.resumable for one in registry.find(evidence())} == {"both": False, "one": True}
+    found = {one.name: one for one in registry.find(evidence())}
+    assert {name: one.resumable for name, one in found.items()} == {"both": False, "one": True}
+    assert found["both"].new_run == changes[1:] and found["one"].new_run == ()
+
+
+def test_a_longer_run_is_a_new_one_where_the_rate_decays(fresh: None) -> None:
+    finding = Finding(("evidence",), "cause", ("run.max_steps=200",))
+    symptom("short", severity="note", shows="x", change="y")(lambda run: finding)
+    (constant,) = registry.find(evidence())
+    (decays,) = registry.find(evidence(optimizer={"lr_decay_style": "cosine"}))
+    assert constant.resumable and decays.new_run == ("run.max_steps=200",)
 
 
 def test_a_setting_with_which_no_run_starts_is_not_offered(fresh: None) -> None:

@@ -4,6 +4,7 @@ of a GPU (use, memory) here. Real runs are in tests/run/test_diagnose.py, run di
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.diagnose.evidence import AttemptEvidence, Evidence, Excerpt
 from gspo_hpc.diagnose.registry import Symptom, find
+from gspo_hpc.planning.plan import make_plan
 
 CONFIG: dict[str, Any] = {
     "run": {"max_steps": 100},
@@ -405,3 +407,66 @@ def test_a_failure_that_the_run_got_over_is_a_warning() -> None:
     assert found.keys() == {"out_of_memory_in_update", "restarts"}
     assert {symptom.severity for symptom in found.values()} == {"warning"}
     assert "after step 9" in found["out_of_memory_in_update"].evidence[0]
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 1.13 GiB is free."
+)
+
+
+def out_of_memory(tensor_parallel: int, error: str = OOM, **cluster: Any) -> tuple[Evidence, Symptom]:
+    """A run of Qwen2.5-7B whose update ran out of memory, and the symptom."""
+    made = config(
+        model={"path": "Qwen/Qwen2.5-7B"},
+        rollout={"max_response_length": 3000},
+        parallel={"tensor_model_parallel_size": tensor_parallel},
+        batch=CONFIG["batch"] | {"micro_batch_tokens": 65536},
+        cluster=CONFIG["cluster"] | cluster,
+    )
+    told = Excerpt("attempts/0001/rank-3.log", f"Traceback\n  f()\n{error}")
+    failed = AttemptEvidence(1, "failed", f"rank 3 on n1: {error}", steps=(1, 9), error=told)
+    run = Evidence("run", made, evidence().records, (failed,))
+    return run, next(symptom for symptom in find(run) if symptom.name == "out_of_memory_in_update")
+
+
+def largest_pass(run: Evidence, *settings: str) -> tuple[int, float]:
+    """Its bytes on a GPU of 79 GiB, and the share of the GPU that it leaves."""
+    memory = make_plan(run.with_settings("cluster.gpu_memory_gb=79", *settings)).memory
+    assert memory is not None
+    return memory.busiest.total, memory.headroom
+
+
+def test_settings_against_lack_of_memory_fit_the_gpu() -> None:
+    """The error says how large the GPU is; half the tokens would not fit, and a quarter does."""
+    run, found = out_of_memory(tensor_parallel=4)
+    assert largest_pass(run, "batch.micro_batch_tokens=32768")[1] < 0.14
+    assert {"memory.recompute_granularity=full", "batch.micro_batch_tokens=16384"} == set(found.settings[:2])
+    assert all(largest_pass(run, setting)[1] >= 0.14 for setting in found.settings[:2])
+    assert all(largest_pass(run, setting)[0] < largest_pass(run)[0] for setting in found.settings)
+    assert found.evidence[1].startswith("estimated memory of a GPU: ") and "none" not in found.evidence[1]
+    assert found.new_run == (), "all of them only cut the same work into other pieces"
+
+
+def test_where_no_setting_is_enough_alone_it_is_said() -> None:
+    run, found = out_of_memory(tensor_parallel=2)
+    sizes = [largest_pass(run, setting) for setting in found.settings]
+    assert sizes == sorted(sizes) and all(headroom < 0.14 for _, headroom in sizes)
+    assert "none of the settings is enough alone, all of them take" in found.evidence[1]
+
+
+def test_without_the_size_of_the_gpu_nothing_is_estimated() -> None:
+    _, found = out_of_memory(4, "torch.OutOfMemoryError: CUDA out of memory.")
+    assert len(found.evidence) == 1 and "batch.micro_batch_tokens=32768" in found.settings
+    _, found = out_of_memory(4, "torch.OutOfMemoryError: CUDA out of memory.", gpu="H100-80GB")
+    assert len(found.evidence) == 2 and "batch.micro_batch_tokens=16384" in found.settings
+
+
+def test_failures_of_reward_functions_are_quoted_and_more_time_is_offered_to_slow_ones() -> None:
+    failing = evidence(lambda s: {"failures": 32})
+    raised = {"exact: KeyError: 'answer'": 30, "format: RuntimeError: x": 2}
+    found = only(replace(failing, reward_failures=raised))
+    assert found.evidence[1:] == ("30 x exact: KeyError: 'answer'", "2 x format: RuntimeError: x")
+    assert found.settings == ()
+    slow = {"exact: gave no answer within 10 s (reward.timeout)": 5}
+    assert only(replace(failing, reward_failures=raised | slow)).settings == ("reward.timeout=30",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import resource
 import socket
@@ -390,6 +391,17 @@ def test_a_key_is_found_and_never_shown(tmp_path: Path, server: str, no_account:
     assert "logs online" in with_port["W&B"].finding
     elsewhere = tracking(NETRC=str(netrc), WANDB_BASE_URL="http://localhost:9", asked="online")
     assert elsewhere["W&B"].state == "fail"  # a key for another server
+
+
+def test_libraries_of_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = loader.load(None, ["tracking.wandb=disabled", "tracking.mlflow=true", "notify.urls=[env:NOTES]"])
+    assert [(item.check, item.state) for item in doctor_tracking.findings(config, {})][:2] == [
+        ("MLflow", "ok"),
+        ("notifications", "ok"),
+    ]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    missing = doctor_tracking.findings(config, {})[:2]
+    assert [(item.state, item.fix) for item in missing] == [("warn", "gspo_hpc[mlflow]"), ("warn", "gspo_hpc[notify]")]
 
 
 def test_the_server_of_wandbs_own_settings(tmp_path: Path, no_account: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def copy(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "The user's side answers at once: no torch, no engine, no tracker BROKEN",
         ),
         ("report/page", "import torch", USER_SIDE),
-        ("training/loop", "import wandb", "wandb has one room BROKEN"),
+        ("training/loop", "import wandb", "Libraries of trackers have one room BROKEN"),
         ("policy/model", "from vllm import LLM", "vLLM has one room BROKEN"),
         ("training/loop", "from megatron.core import parallel_state", "Megatron-Core has two rooms BROKEN"),
         ("cli/main", "import submitit", "submitit has one room BROKEN"),

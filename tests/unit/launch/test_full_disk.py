@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gspo_hpc.config import loader
-from gspo_hpc.launch.slurm import supervisor
+from gspo_hpc.launch.slurm import ending
 from gspo_hpc.launch.verdict import Verdict
 from gspo_hpc.runs.directory import Attempt, open_run
 from gspo_hpc.system.files import DISK_FULL
@@ -39,7 +39,7 @@ def test_the_room_that_is_kept_is_given_for_the_record(
         finish(self, *arguments, **named)
 
     monkeypatch.setattr(Attempt, "finish", on_a_full_disk)
-    recorded = supervisor.record(verdict, run, attempt, ballast)
+    recorded = ending.record(verdict, run, attempt, ballast)
     assert (recorded.reason, recorded.detail) == (verdict.reason, detail)
     (ended,) = run.read_attempts()
     assert (ended["reason"], ended["detail"]) == (verdict.reason, detail)
@@ -48,7 +48,7 @@ def test_the_room_that_is_kept_is_given_for_the_record(
 def test_another_error_and_a_disk_that_is_full_all_the_same_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, run = Attempt(1, tmp_path), supervisor.RunDir(tmp_path)
+    attempt, run = Attempt(1, tmp_path), ending.RunDir(tmp_path)
     ballast = tmp_path / "ballast"
     ballast.touch()
     for error in (OSError(errno.EIO, "an error of the disk"), OSError(errno.ENOSPC, DISK_FULL)):
@@ -58,5 +58,5 @@ def test_another_error_and_a_disk_that_is_full_all_the_same_are_raised(
 
         monkeypatch.setattr(Attempt, "finish", broken)
         with pytest.raises(OSError, match=error.strerror):
-            supervisor.record(Verdict("failed", "killed"), run, attempt, ballast)
+            ending.record(Verdict("failed", "killed"), run, attempt, ballast)
         assert ballast.exists() == (error.errno == errno.EIO)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ import pytest
 from gspo_hpc.cli.main import main
 from gspo_hpc.cli.pages import status as status_page
 from gspo_hpc.config import loader
-from gspo_hpc.launch import status
+from gspo_hpc.launch import status, waiting
+from gspo_hpc.launch.slurm import commands
 from gspo_hpc.planning import exactness
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 
@@ -291,3 +293,44 @@ def test_accuracy_and_time_are_told(run: RunDir, monkeypatch: pytest.MonkeyPatch
     assert re.fullmatch(r"  1m30s of steps so far; the latest was logged 1m\d\ds ago", lines[2])
     monkeypatch.setattr(status, "_state", lambda *_: ("done", ""))
     assert status.read(run.path).seconds_since_step is None
+
+
+def test_what_a_running_run_waits_for(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    run.plan.write_text(json.dumps({"quantities": {"num_rollout_prompts": 8}}))
+    journals = run.rollouts / "000000"
+    with run.lock() as lock:
+        lock.describe(run.new_attempt(loader.load(run.config)).number)
+        assert status.read(run.path).waits_for.startswith("ranks and engines to be ready")
+        journals.mkdir()
+        for rank, groups in enumerate((2, 1)):
+            (journals / f"rank-000{rank}.journal").write_text("header\n" + "group\n" * groups + "torn")
+        assert main(["status", str(run.path)]) == 0
+        assert "  waits for rollout 0, of which 3 of 8 groups are finished\n" in capsys.readouterr().out
+        terminal = Terminal()
+        status_page.show([status.read(run.path)], terminal)
+        assert "waits for rollout 0, of which 3 of 8 groups are finished" in " ".join(terminal.getvalue().split())
+        (journals / "rank-0000.journal").write_text("header\n" + "group\n" * 7)
+        assert status.read(run.path).waits_for == "step 1"
+        run.append_metrics({"step": 1, "rollout": 0, "reward": 0.5})
+        assert status.read(run.path).waits_for == "step 2"
+        (run.rollouts / "000001").mkdir()
+        assert status.read(run.path).waits_for == "rollout 1, of which 0 of 8 groups are finished"
+    assert status.read(run.path).waits_for == ""  # it was killed
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("Resources", "nodes that are free; Slurm expects it to start in 2m00s"),
+        ("QOSMaxGRESPerUser", "a limit of your account or QOS to allow it (QOSMaxGRESPerUser); Slurm"),
+        ("JobHeldUser", "its release: scontrol release 7"),
+        ("ReqNodeNotAvail,_UnavailableNodes:n3", "nodes that are down, drained or reserved"),
+        ("SomethingNew", "Slurm (SomethingNew)"),
+        ("None", "Slurm to look at it"),
+    ],
+)
+def test_what_a_job_in_the_queue_waits_for(reason: str, text: str) -> None:
+    line = f"JobId=7 JobState=PENDING Reason={reason} StartTime=1970-01-01T00:00:00 NodeList=(null)"
+    job = replace(commands.parse_job(line), start_time=1000.0)
+    assert waiting.in_queue(job, 880.0).startswith(text)
+    assert "expects" not in waiting.in_queue(job, 1001.0)

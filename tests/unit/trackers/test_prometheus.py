@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from gspo_hpc.config.schema import Tracking
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.training.telemetry.trackers.prometheus import Prometheus, exposition
-from gspo_hpc.training.telemetry.trackers.tracker import Tracker
+from gspo_hpc.trackers import registry
+from gspo_hpc.trackers.feed import Feeds
+from gspo_hpc.trackers.protocol import Record, TrackedRun
+from gspo_hpc.trackers.services.prometheus import Prometheus, exposition
 
 # The grammar of the text format (https://prometheus.io/docs/instrumenting/exposition_formats).
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"'
@@ -54,9 +56,9 @@ def test_whatever_is_logged_can_be_read(values: dict[str, float], name: str) -> 
 
 
 def test_one_file_is_replaced_and_stays(tmp_path: Path) -> None:
-    sink = Prometheus(tmp_path, 'a "run"', "id7")
+    sink = Prometheus(str(tmp_path), 'a "run"', "id7")
     for step in (1, 2):
-        sink.log(step, STEP, [])
+        sink.log([Record(step, 1.7e9, STEP | {"step": step})])
     (path,) = tmp_path.iterdir()
     assert path.suffix == ".prom" and stat.S_IMODE(path.stat().st_mode) == 0o644 and str(path) in sink.place
     labels = (("run", r"a \"run\""), ("id", "id7"))
@@ -66,21 +68,27 @@ def test_one_file_is_replaced_and_stays(tmp_path: Path) -> None:
     assert found["gspo_hpc_reward", (*labels, ("name", "exact"))] == 0.25
     assert found["gspo_hpc_seconds", (*labels, ("name", "update"))] == 4.0
     assert math.isnan(found["gspo_hpc_grad_norm", labels])
-    sink.close([], 7)
+    sink.close(7)
     found = parsed(path.read_text())
     assert (found["gspo_hpc_running", labels], found["gspo_hpc_exit_code", labels]) == (0, 7)
     assert found["gspo_hpc_step", labels] == 2 and abs(found["gspo_hpc_time", labels] - time.time()) < 60
 
 
 def test_a_run_feeds_it_and_a_folder_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.append_metrics({"step": 5, "reward": 0.5, "note": "text"})
+
     def run(folder: Path) -> tuple[list[str], list[str]]:
         said: list[str] = []
         told: list[str] = []
         tracking = Tracking(wandb="disabled", prometheus=str(folder))
-        run_dir = RunDir(tmp_path).path
-        tracker = Tracker(tracking, run_dir, "id7", "demo", {}, True, warn=said.append, announce=told.append)
-        tracker.log({"step": 5, "reward": 0.5, "note": "text"})
-        tracker.close(0)
+        feeds = Feeds(
+            registry.chosen(tracking),
+            TrackedRun(run_dir.path, "id7", "demo", {}),
+            warn=said.append,
+            announce=told.append,
+        )
+        feeds.close(0)
         return said, told
 
     there = tmp_path / "textfile"
@@ -88,9 +96,7 @@ def test_a_run_feeds_it_and_a_folder_that_is_not_there_costs_nothing(tmp_path: P
     assert run(there) == ([], [f"tracker: Prometheus: {there / 'gspo_hpc_id7.prom'}"])
     assert 'gspo_hpc_step{run="demo",id="id7"} 5' in (there / "gspo_hpc_id7.prom").read_text()
     (warning,), _ = run(tmp_path / "nowhere")
-    assert (
-        "prometheus did not start; the run goes on without it: ValueError: tracking.prometheus: there is no" in warning
-    )
+    assert "Prometheus did not start (ValueError: tracking.prometheus: there is no folder" in warning
 
 
 def test_the_dashboard_shows_what_is_written(project: Path) -> None:

@@ -11,10 +11,10 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gspo_hpc.training.telemetry.trackers.sink import Samples, encodable
+from gspo_hpc.trackers.protocol import Record, Sent, encodable
 
 PREFIX = "gspo_hpc_"
 _READABLE = 0o644  # node_exporter is another user; the file has numbers and the run's name, no texts
@@ -23,20 +23,22 @@ _READABLE = 0o644  # node_exporter is another user; the file has numbers and the
 class Prometheus:
     """The file of one run, replaced with every step. It stays when the run ends, with `gspo_hpc_running` 0."""
 
-    def __init__(self, folder: Path, run_name: str, run_id: str) -> None:
-        if not folder.is_dir():
+    sent = Sent()  # the file has the newest step only, so none is repeated
+
+    def __init__(self, folder: str, run_name: str, run_id: str) -> None:
+        if not Path(folder).is_dir():
             raise ValueError(f"tracking.prometheus: there is no folder {folder}")
         self._labels = {"run": run_name, "id": run_id}
-        self._path = folder / f"gspo_hpc_{run_id}.prom"
+        self._path = Path(folder) / f"gspo_hpc_{run_id}.prom"
         self._values: dict[str, float] = {}
         self.place = f"Prometheus: {self._path}"
 
-    def log(self, step: int, values: Mapping[str, float], samples: Samples) -> None:
-        """Replace the file by one with the numbers of this step."""
-        self._values = dict(values) | {"step": step}
+    def log(self, records: Sequence[Record]) -> None:
+        """Replace the file by one with the numbers of the newest step."""
+        self._values = dict(records[-1].values)
         self._write(running=1)
 
-    def close(self, samples: Samples, exit_code: int) -> None:
+    def close(self, exit_code: int) -> None:
         """Say that the run no longer goes on, and with which exit code it ended."""
         self._values["exit_code"] = exit_code
         self._write(running=0)

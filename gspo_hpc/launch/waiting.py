@@ -1,0 +1,64 @@
+"""The thing that a run waits for right now: Slurm, its ranks, the groups of a rollout, or the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gspo_hpc.launch.slurm.commands import Job
+from gspo_hpc.launch.verdict import newest_rollout
+from gspo_hpc.runs import reader
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.files import read_json
+from gspo_hpc.system.text import duration
+
+_SLURM = {  # what stands behind Slurm's reasons for a job that waits, as far as people meet them often
+    "Priority": "jobs of a higher priority to start first",
+    "Resources": "nodes that are free",
+    "BeginTime": "its begin time, which Slurm sets two minutes ahead for a requeued job; status --watch shortens it",
+    "Dependency": "the jobs that it depends on",
+    "JobHeldUser": "its release: scontrol release {id}",
+    "JobHeldAdmin": "an administrator, who holds it",
+    "ReqNodeNotAvail": "nodes that are down, drained or reserved",
+    "Reservation": "its reservation to begin",
+    "PartitionTimeLimit": "a time limit that its partition allows: give a smaller slurm.time_minutes",
+    "PartitionNodeLimit": "fewer nodes, for its partition has not so many: give a smaller cluster.nodes",
+    "PartitionDown": "its partition, which is down",
+}
+_LIMITS = ("QOS", "Assoc")  # begin the reasons that are limits of a user, an account or a QOS
+
+
+def in_queue(job: Job, now: float) -> str:
+    """Return what a job that has not started waits for, and when Slurm expects it to start."""
+    plain = job.reason.split(",")[0]
+    if not plain or plain == "None":
+        text = "Slurm to look at it"
+    else:
+        limit = f"a limit of your account or QOS to allow it ({plain})" if plain.startswith(_LIMITS) else ""
+        text = limit or _SLURM.get(plain, f"Slurm ({job.reason})").format(id=job.id)
+    if job.start_time is not None and job.start_time > now:
+        text += f"; Slurm expects it to start in {duration(job.start_time - now)}"
+    return text
+
+
+def running(run: RunDir, records: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a run that is running waits for: its ranks, a rollout or a step. `records`: those of its steps."""
+    begun = newest_rollout(run)
+    trained = [int(found) for record in records if (found := reader.value(record, "rollout")) is not None]
+    step = max((int(record["step"]) for record in records), default=0) + 1
+    if begun is None:
+        return "ranks and engines to be ready, and the first groups of rollout 0"
+    number, groups = begun
+    wanted = _groups_wanted(run)
+    if wanted and groups < wanted and number > max(trained, default=-1):
+        return f"rollout {number}, of which {groups:,} of {wanted:,} groups are finished"
+    return f"step {step:,}"
+
+
+def _groups_wanted(run: RunDir) -> int | None:
+    """Return the groups of a rollout, from the plan that the run keeps."""
+    try:
+        found = read_json(run.plan)["quantities"]["num_rollout_prompts"]
+        return int(found)
+    except (ValueError, OSError, KeyError, TypeError):
+        return None

@@ -1,0 +1,1 @@
+"""Trackers: readers of metrics.jsonl that send its records elsewhere, during a run and after it."""

@@ -1,1 +1,0 @@
-"""Trackers: W&B and TensorBoard."""
