@@ -10,6 +10,7 @@ from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.table import GroupTable
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class Recipe:
         return (options.after and step == self.max_steps) or (
             options.interval is not None and step % options.interval == 0
         )
+
+    def recorded_slots(self, step: int, table: GroupTable) -> list[int]:
+        """Return the slots of the step's groups that are recorded token by token; most steps have none."""
+        options = self.config.tracking
+        interval = options.record_interval
+        due = interval is not None and (step == 1 or step % interval == 0)
+        return table.slots[: options.record_groups] if due else []
 
 
 @dataclass(frozen=True)
