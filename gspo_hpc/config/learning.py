@@ -232,7 +232,9 @@ class Tracking(Section):
         "Optimizer steps between those whose samples are recorded token by token in the run directory, for the pages "
         "of steps that the report links to; the first step is among them. The default is never.",
     )
-    record_groups: Count = key(2, "Groups of such a step that are recorded, each with all of its completions.")
+    record_groups: Count = key(
+        2, "Groups of such a step that are recorded, each with all of its completions; those with an advantage first."
+    )
     record_mb: Positive = key(
         64.0,
         "Largest size of the whole record in MB, compressed. A step that would make it larger is not recorded, nor is "

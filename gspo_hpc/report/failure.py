@@ -1,4 +1,4 @@
-"""What failed: the newest attempt, if it ended badly, why, and the end of the log that says so."""
+"""The section about the failure that ended the newest attempt: why, and the end of the log that says so."""
 
 from __future__ import annotations
 

@@ -20,19 +20,23 @@ from gspo_hpc.report.failure import failure
 from gspo_hpc.report.findings import ShownFinding
 from gspo_hpc.report.render import asset, render
 from gspo_hpc.report.samples import samples
-from gspo_hpc.report.steps import Recorded, write_steps
+from gspo_hpc.report.steps import Recorded, StepPages
 from gspo_hpc.report.summary import summary, when
 from gspo_hpc.runs.reader import RunData, read_run
 from gspo_hpc.system.files import write_atomically
 
 
 def write_report(
-    run_dir: Path, out: Path | None = None, findings: Sequence[ShownFinding] = (), refresh: int | None = None
+    run_dir: Path,
+    out: Path | None = None,
+    findings: Sequence[ShownFinding] = (),
+    refresh: int | None = None,
+    steps: StepPages | None = None,
 ) -> Path:
     """Write the page, by default as report.html in the run directory, and return its path.
 
     `findings` come first on the page. `refresh`: seconds after which a browser loads the page again. Pages of recorded
-    steps go into a folder beside it, report_steps for report.html.
+    steps go into a folder beside it, report_steps for report.html; `steps` is kept by who writes the page again.
 
     Works on a run in any state. Raises ValueError if `run_dir` is no run directory, OSError if the page cannot be
     written; an older page is then left as it was.
@@ -43,7 +47,7 @@ def write_report(
         raise ValueError(f"{path}: is a directory; give the name of the page, --out {path / 'report.html'}")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no directory {path.parent}")
-    recorded = write_steps(run, path)  # before the page that links to them
+    recorded = (steps or StepPages()).write(run, path)  # before the page that links to them
     write_atomically(path, page(run, findings, refresh, recorded))
     return path
 

@@ -38,13 +38,29 @@ class Recorded:
     ended: str  # why nothing is recorded any more; empty otherwise
 
 
-def write_steps(run: RunData, report: Path) -> Recorded | None:
-    """Write the pages of the recorded steps of a run beside its report, and return the section that links to them.
+class StepPages:
+    """The pages of the recorded steps of a run, beside its report.
 
-    Pages that are there and tell the same are left as they are, so that a watched run costs little. Returns None for a
-    run without a record.
+    One that is kept between two reports, as `report --watch` does, reads the record again only when it has changed.
     """
-    record = RunDir(run.path).record
+
+    def __init__(self) -> None:
+        self._seen: object = None  # what the pages were made from
+        self._written: Recorded | None = None
+
+    def write(self, run: RunData, report: Path) -> Recorded | None:
+        """Write the pages, and return the section that links to them; None for a run without a record.
+
+        Pages that are there and tell the same are left as they are.
+        """
+        record = RunDir(run.path).record
+        state = (report, run.name, run.config, sample_record.state(record))
+        if state != self._seen:
+            self._written, self._seen = _write_steps(run, report, record), state
+        return self._written
+
+
+def _write_steps(run: RunData, report: Path, record: Path) -> Recorded | None:
     folder = report.with_name(f"{report.stem}_steps")
     rows: list[StepRow] = []
     for before, step, after in _neighbours(sample_record.steps(record)):

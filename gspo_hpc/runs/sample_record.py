@@ -144,6 +144,12 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in _files(folder))
 
 
+def state(folder: Path) -> list[tuple[str, int, int]]:
+    """Return what changes with the record: the files, their sizes, and when they were last written."""
+    found = [(path.name, path.stat()) for path in _files(folder)]
+    return [(name, one.st_size, one.st_mtime_ns) for name, one in found]
+
+
 def end(folder: Path) -> End | None:
     """Return where the record ended for its size, the latest place if there are several; None if it did not."""
     found = [one for path in _files(folder) for _, rows in _members(path) for row in rows if (one := _end(row))]

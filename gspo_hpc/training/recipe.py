@@ -51,11 +51,16 @@ class Recipe:
         )
 
     def recorded_slots(self, step: int, table: GroupTable) -> list[int]:
-        """Return the slots of the step's groups that are recorded token by token; most steps have none."""
+        """Return the slots of the step's groups that are recorded token by token; most steps have none.
+
+        Groups that have an advantage come first: the update computes nothing of the others.
+        """
         options = self.config.tracking
         interval = options.record_interval
-        due = interval is not None and (step == 1 or step % interval == 0)
-        return table.slots[: options.record_groups] if due else []
+        if interval is None or (step != 1 and step % interval):
+            return []
+        moving = table.select(table.rows["advantage"] != 0.0).slots
+        return [*moving, *(slot for slot in table.slots if slot not in moving)][: options.record_groups]
 
 
 @dataclass(frozen=True)

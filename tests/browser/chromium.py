@@ -33,7 +33,10 @@ def executable() -> str:
     """The browser that GSPO_HPC_CHROMIUM names, or that is on PATH."""
     named = os.environ.get("GSPO_HPC_CHROMIUM")
     found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
-    assert found, f"no browser: none of {', '.join(NAMES)} is on PATH; bash tools/setup_env.sh --dev installs one"
+    assert found, (
+        f"no browser: none of {', '.join(NAMES)} is on PATH. bash tools/setup_env.sh --dev installs Debian's; "
+        "on Ubuntu, which has only a snap, name another in GSPO_HPC_CHROMIUM"
+    )
     return found
 
 
@@ -117,11 +120,13 @@ class Tab:
         """The result of a command for this page."""
         return self.browser.call(method, self.session, **parameters)
 
-    def show(self, page: Path, *, width: int = 1280, dark: bool = False, media: str = "screen") -> Tab:
+    def show(
+        self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False, media: str = "screen"
+    ) -> Tab:
         """Open a file as a reader would whose screen is so wide."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.browser.events = [one for one in self.browser.events if one.get("method") != "Page.loadEventFired"]
         self.call("Page.navigate", url=page.resolve().as_uri())
         self.browser.wait_for("Page.loadEventFired", self.session)

@@ -193,7 +193,8 @@ def test_a_step_is_recorded_on_all_ranks_or_on_none(tiny_folder: Path, tmp_path:
 def test_which_steps_and_groups_are_recorded() -> None:
     from gspo_hpc.exchange.exchange import Exchange
 
-    table = Exchange().gather_table([group(slot, completion([5])) for slot in (4, 2, 9)]).table
+    made = [group(slot, completion([5], advantage=float(slot == 9))) for slot in (4, 2, 9)]
+    table = Exchange().gather_table(made).table
 
     def slots(step: int, **tracking: Any) -> list[int]:
         given: Any = {"objective": None, "passes": None, "num_rollout_prompts": 1, "updates_per_rollout": 1}
@@ -201,4 +202,5 @@ def test_which_steps_and_groups_are_recorded() -> None:
 
     assert slots(10) == []
     assert [step for step in range(1, 12) if slots(step, record_interval=5)] == [1, 5, 10]
-    assert slots(5, record_interval=5) == [2, 4] and slots(5, record_interval=5, record_groups=9) == [2, 4, 9]
+    assert slots(5, record_interval=5) == [9, 2], "what has an advantage comes first"
+    assert slots(5, record_interval=5, record_groups=9) == [9, 2, 4]

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.report.page import write_report
 from gspo_hpc.report.recorded import ClipRange, clip_range, group_view, ratio_text, sequence_ratio
+from gspo_hpc.report.steps import StepPages
 from gspo_hpc.runs import sample_record
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.runs.sample_record import End, RecordedGroup
+from gspo_hpc.runs.sample_record import End, RecordedGroup, RecordedStep
 from tests.unit.report.test_page import ALLOWED_TAGS, FULL, HOSTILE, Page, make_run
 from tests.unit.runs.test_sample_record import group, sample
 
@@ -159,6 +160,22 @@ def test_a_watched_run_writes_only_pages_that_changed(tmp_path: Path) -> None:
     third = written()
     assert third["step-000001.html"] == first["step-000001.html"]
     assert third["step-000005.html"] != second["step-000005.html"]
+
+
+def test_a_record_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watched run has its report written every half minute, and a record may have gigabytes."""
+    run, pages, reads = with_record(tmp_path / "run", [group(1, 0)]), StepPages(), list[Path]()
+    real = sample_record.steps
+
+    def read(folder: Path) -> Iterator[RecordedStep]:
+        reads.append(folder)
+        return real(folder)
+
+    monkeypatch.setattr(sample_record, "steps", read)
+    htmls = [write_report(run.path, steps=pages).read_text().partition("<footer>")[0] for _ in range(3)]
+    assert len(reads) == 1 and len(set(htmls)) == 1 and "step-000001.html" in htmls[0]
+    with_record(run.path, [group(5, 0)])
+    assert "step-000005.html" in write_report(run.path, steps=pages).read_text() and len(reads) == 2
 
 
 def test_pages_of_steps_that_are_gone_go_too(tmp_path: Path) -> None:
