@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.system.files import make_private_dir, open_private, plain, plain_disk_full, sync_dir, write_all
+from gspo_hpc.system.files import make_private_dir, open_private, plain, plain_disk_full, sync_dir, write_or_cut
 
 _PIECE = 1 << 20  # bytes of a file that are read at a time
 _LEVEL = 6  # of compression
@@ -110,12 +110,7 @@ def append(path: Path, member: bytes) -> None:
         fd = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             size = os.fstat(fd).st_size
-            try:
-                write_all(fd, member)
-                os.fsync(fd)
-            except OSError:
-                os.ftruncate(fd, size)
-                raise
+            write_or_cut(fd, member, size)
         finally:
             os.close(fd)
         if size == 0:

@@ -6,8 +6,10 @@ much or too few, a step in two files that is shown in two, and a foreign line th
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,21 @@ def test_where_the_record_ended_for_its_size(tmp_path: Path) -> None:
     write(folder, 0, [group(1, 0)], [End(4, 0.5)], [group(9, 0)], [End(10, 1.5)])
     assert sample_record.end(folder) == End(10, 1.5)
     assert [one.step for one in sample_record.steps(folder)] == [1, 9]
+
+
+def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "record", 0, [group(1, 0)])
+    before = path.read_bytes()
+    real = os.write
+
+    def write_a_part(fd: int, data: Any) -> int:
+        real(fd, bytes(data)[:9])
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", write_a_part)
+    with pytest.raises(OSError, match="the disk is full or over its quota; free some space"):
+        write(tmp_path / "record", 0, [group(2, 0)])
+    assert path.read_bytes() == before
 
 
 FOREIGN: list[Any] = [
