@@ -49,6 +49,13 @@ def test_all_text_can_be_read(dark: bool, name: str, pages: Pages, tab: Tab) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_paper_is_white_also_for_whoever_reads_in_the_dark(name: str, pages: Pages, tab: Tab) -> None:
+    shown = opened(tab, pages, name, width=A4, media="print", dark=True)
+    assert shown.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert shown.run(f"{MEASURE}.faint()") == []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_paper_cuts_nothing_off(name: str, pages: Pages, tab: Tab) -> None:
     shown = opened(tab, pages, name, width=A4, media="print")
     assert shown.run(f"{MEASURE}.hiding()") == []
