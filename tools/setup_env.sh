@@ -19,6 +19,7 @@ environment variables:
   GSPO_HPC_PYTHON  the Python to make it with (default: the first usable one of python3.11, python3.12, python3)
   GSPO_HPC_TORCH   another build of torch (default: torch==2.13.0+cpu), for example torch==2.13.0, the much larger build
                    for CUDA, if there is no CPU build for this Python
+  GSPO_HPC_CHROMIUM  the browser of the tests (default: Chromium or Chrome on PATH; --dev installs Debian's if there is none)
 TEXT
 }
 
@@ -42,9 +43,17 @@ fingerprint() {
     cat "$REQUIREMENTS"/*.txt "$PROJECT/setup.cfg" "$PROJECT/pyproject.toml" "${BASH_SOURCE[0]}" | sha256sum | cut -d' ' -f1
     printf '%s %s\n' "$PROJECT" "$TORCH"
 }
+# A browser for tests/browser, or a machine without a package of one: Ubuntu has only a snap.
+browser() {
+    local name
+    for name in "${GSPO_HPC_CHROMIUM:-chromium}" chromium-browser google-chrome chrome; do
+        ! command -v "$name" >/dev/null || return 0
+    done
+    (. /etc/os-release && [ "${ID:-}" = ubuntu ]) 2>/dev/null
+}
 up_to_date() {
     [ -x "$PYTHON" ] && [ -f "$STAMP" ] && [ "$(head -n 2 "$STAMP")" = "$(fingerprint)" ] &&
-        { [ "$DEV" = 0 ] || grep -qx dev "$STAMP"; }
+        { [ "$DEV" = 0 ] || { grep -qx dev "$STAMP" && browser; }; }
 }
 
 [ "$FORCE" = 1 ] || ! up_to_date || exit 0
@@ -91,6 +100,7 @@ missing_packages() {
     if [ "$DEV" = 1 ]; then # shells in which the tests press Tab
         command -v zsh >/dev/null || echo zsh
         command -v fish >/dev/null || echo fish
+        browser || echo chromium
     fi
 }
 

@@ -10,7 +10,7 @@ usage: bash tools/test.sh [--quick] [pytest arguments]
 Sets up the environment for the tests, checks formatting, style, types and the layers between sub-packages, and runs
 the tests on two workers. One runs the tier slurm, which mostly waits for Slurm's clocks: it starts a real Slurm of four
 nodes on this machine, and installs it with apt-get if it is missing. The other runs, quick ones first, the tiers unit
-(plain Python), torch, gloo (Megatron-Core ranks), engine (vLLM) and run (whole runs).
+(plain Python), torch, browser (pages in Chromium), gloo (Megatron-Core ranks), engine (vLLM) and run (whole runs).
 
   --quick   run only the tiers unit and torch
   --help    show this text
@@ -34,7 +34,7 @@ done
 cd "$PROJECT"
 bash tools/setup_env.sh --dev
 
-TIERS=(slurm unit torch gloo engine run) # a worker takes the first, the other begins with the second
+TIERS=(slurm unit torch browser gloo engine run) # a worker takes the first, the other begins with the second
 [ "$QUICK" = 0 ] || TIERS=(unit torch)
 FOLDERS=()
 if [ "$NAMED" = 0 ]; then

@@ -244,6 +244,19 @@ class Tracking(Section):
         "its own beside rank 0. One that fails or hangs is reported and changes nothing of the run.",
     )
     samples: CountFrom0 = key(4, "Completions of each logged rollout that are kept for the report.")
+    record_interval: Count | None = key(
+        None,
+        "Optimizer steps between those whose samples are recorded token by token in the run directory, for the pages "
+        "of steps that the report links to; the first step is among them. The default is never.",
+    )
+    record_groups: Count = key(
+        2, "Groups of such a step that are recorded, each with all of its completions; those with an advantage first."
+    )
+    record_mb: Positive = key(
+        64.0,
+        "Largest size of the whole record in MB, compressed. A step that would make it larger is not recorded, nor is "
+        "any after it, and the console says so.",
+    )
     profile_steps: Counts = key((), "Optimizer steps that torch's profiler traces, with a table by phase.")
     debug: bool = key(
         False, "Let torch.distributed, NCCL, Megatron and vLLM log what they do, in the logs of the ranks."

@@ -21,7 +21,7 @@ which does not depend on how samples are distributed over ranks and micro-batche
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,8 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from gspo_hpc.algorithms.loss import MAX_NAMES, SUM_NAMES, policy_loss
 from gspo_hpc.algorithms.objective import Objective
-from gspo_hpc.ops.batch import PackedBatch
+from gspo_hpc.data.records import Floats
+from gspo_hpc.ops.batch import PackedBatch, split_by_sample
 from gspo_hpc.ops.batch import build as pack
 from gspo_hpc.policy.passes import Pass, PassMonitor, head, sum_over_context
 from gspo_hpc.policy.policy import Policy
@@ -59,6 +60,8 @@ class StepResult:
     learning_rate: float
     packing: dict[str, float] = field(default_factory=dict)  # how evenly tokens were spread over ranks, micro-batches
     expert_tokens: dict[int, list[int]] = field(default_factory=dict)  # of each expert, by layer
+    # Log-probs before the step, by slot and index, of the slots that were to be kept: those that this replica computed.
+    logprobs: dict[tuple[int, int], Floats] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -102,16 +105,23 @@ def response_logprobs(
     finally:
         for wrapped in policy.wrapped:
             wrapped.train()
-    if policy.ranks.pp_size > 1:
-        if not policy.ranks.is_last_stage:
-            results = [torch.empty(b.targets.numel(), dtype=torch.float32, device=b.tokens.device) for b in filled]
-        group = parallel_state.get_pipeline_model_parallel_group()
-        source = parallel_state.get_pipeline_model_parallel_last_rank()
-        for result in results:
-            if result.numel():
-                dist.broadcast(result, source, group=group)
+    results = _from_last_stage(policy, results, filled)
     experts = this.recorded_experts(batches) if record_experts else []
     return LogprobResult(results[: len(batches)], experts)
+
+
+def _from_last_stage(policy: Policy, results: list[torch.Tensor], batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
+    """Return on every stage what the last one found: log-probs [R] of each micro-batch. Collective."""
+    if policy.ranks.pp_size == 1:
+        return results
+    if not policy.ranks.is_last_stage:
+        results = [torch.empty(b.targets.numel(), dtype=torch.float32, device=b.tokens.device) for b in batches]
+    group = parallel_state.get_pipeline_model_parallel_group()
+    source = parallel_state.get_pipeline_model_parallel_last_rank()
+    for result in results:
+        if result.numel():
+            dist.broadcast(result, source, group=group)
+    return results
 
 
 def _filled(policy: Policy, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
@@ -127,12 +137,14 @@ def train_step(
     denominator: float,
     temperature: float,
     *,
+    keep: Collection[int] = (),
     monitor: PassMonitor | None = None,
 ) -> StepResult:
     """Make one optimizer step on this rank's micro-batches of a global batch. Collective.
 
-    `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count. Raises Abandoned on
-    all ranks, with nothing changed, if `monitor` requests a stop on one of them.
+    `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count. `keep`: slots whose
+    log-probs the result has, as the forward pass found them; they take no other pass. Raises Abandoned on all ranks,
+    with nothing changed, if `monitor` requests a stop on one of them.
     """
     policy.restore_for_update()
     for wrapped in policy.wrapped:
@@ -140,15 +152,20 @@ def train_step(
     policy.optimizer.zero_grad()
     per_microbatch = denominator / (policy.ranks.dp_size * len(batches))
     this = Pass(policy, "update", monitor)
+    chosen = [batch for batch in batches if any(slot in keep for slot, _ in batch.keys)]
+    kept: dict[int, tuple[PackedBatch, torch.Tensor]] = {}  # by micro-batch: the part of this rank, and its log-probs
 
     def forward_step(iterator: Iterator[PackedBatch], model: Any) -> tuple[torch.Tensor, Any]:
-        batch = this.own_part(next(iterator))
+        whole = next(iterator)
+        batch = this.own_part(whole)
         hidden = this.run_stage(batch, model)
 
         def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
             if this.abandoned:
                 return output.sum() * 0.0, None
             logprobs, entropy = head(policy, output, batch, temperature)
+            if any(whole is one for one in chosen):
+                kept[id(whole)] = batch, logprobs.detach()
             result = policy_loss(
                 logprobs, batch, objective, denominator=per_microbatch, cp_reduce=lambda x: sum_over_context(policy, x)
             )
@@ -173,7 +190,37 @@ def train_step(
     loss_sum, _ = sums.pop("loss", (0.0, 0.0))
     sums["loss"] = (loss_sum, denominator)
     balance = this.balance()
-    return StepResult(sums, maxima, balance.metrics, grad_norm, skipped, overflowed, rate, expert_tokens=balance.tokens)
+    logprobs = _kept_logprobs(policy, chosen, kept, keep)
+    return StepResult(
+        sums,
+        maxima,
+        balance.metrics,
+        grad_norm,
+        skipped,
+        overflowed,
+        rate,
+        expert_tokens=balance.tokens,
+        logprobs=logprobs,
+    )
+
+
+@torch.no_grad()
+def _kept_logprobs(
+    policy: Policy,
+    chosen: Sequence[PackedBatch],
+    kept: Mapping[int, tuple[PackedBatch, torch.Tensor]],
+    slots: Collection[int],
+) -> dict[tuple[int, int], Floats]:
+    """Return the log-probs of the completions of these slots, from the parts that the pass found. Collective."""
+    results = []
+    for whole in chosen if policy.ranks.is_last_stage else ():
+        part, logprobs = kept[id(whole)]
+        if part.responses is not None:
+            logprobs = logprobs.new_zeros(whole.targets.numel()).index_copy(0, part.responses, logprobs)
+        results.append(sum_over_context(policy, logprobs.float()))
+    results = _from_last_stage(policy, results, chosen)
+    found = [split_by_sample(values, whole) for values, whole in zip(results, chosen, strict=True)]
+    return {key: values for one in found for key, values in one.items() if key[0] in slots}
 
 
 @torch.no_grad()

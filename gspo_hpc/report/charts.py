@@ -54,6 +54,7 @@ class Chart:
     logarithmic: bool = False  # allowed; used if the values spread widely and are all above zero
     width: int = 400
     height: int = 188
+    legend: bool = False  # names and colours of the lines stand elsewhere: labels are values with a dot in the colour
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _steps(one: Gathered) -> list[str]:
 
 def _line_labels(chart: Chart, gathered: Sequence[Gathered], places: Sequence[Sequence[float | None]]) -> list[Label]:
     """Return each line's last value, with its name if there are several, at the height of that value."""
-    named = sum(not line.faint for line in chart.lines) > 1
+    named = not chart.legend and sum(not line.faint for line in chart.lines) > 1
     labels = []
     for line, one, ys in zip(chart.lines, gathered, places, strict=True):
         shown = [(at, value) for at, value in zip(ys, one.mean, strict=True) if at is not None]
@@ -297,10 +298,17 @@ def _labels(chart: Chart, labels: Sequence[Label], end: float) -> list[Markup]:
     for index in reversed(range(len(heights))):
         heights[index] = limit = min(heights[index], limit)
         limit -= LABEL_HEIGHT
-    return [
-        element("text", one.text, class_="label", x=end + 8, y=f"{at + 3.5:.1f}", style=f"fill:var(--{one.color})")
-        for at, one in zip(heights, ordered, strict=True)
+    placed = list(zip(heights, ordered, strict=True))
+    if not chart.legend:
+        return [_label(end + 8, at, one.text, one.color) for at, one in placed]
+    dots = [
+        element("circle", cx=end + 9, cy=f"{at:.1f}", r=3.2, style=f"fill:var(--{one.color})") for at, one in placed
     ]
+    return [*dots, *(_label(end + 16, at, one.text, "ink") for at, one in placed)]
+
+
+def _label(x: float, at: float, text: str, color: str) -> Markup:
+    return element("text", text, class_="label", x=x, y=f"{at + 3.5:.1f}", style=f"fill:var(--{color})")
 
 
 def _empty(chart: Chart) -> Markup:

@@ -21,7 +21,9 @@ from gspo_hpc.report.summary import STATES, when
 from gspo_hpc.runs.reader import RunData, read_run, value
 from gspo_hpc.system.files import write_atomically
 
-MOST = 9  # runs of a page: as many as there are colours that differ
+# Colours of runs: those that differ most come first.
+_COLORS = ("p0", "p4", "p5", "p6", "p2", "p8", "p1", "p3", "p7")
+MOST = len(_COLORS)  # runs of a page
 _CURVES = (  # key of metrics.jsonl, title, note
     ("reward", "Reward", "mean over the step's completions"),
     ("response_length", "Response length", "mean tokens per completion"),
@@ -68,7 +70,7 @@ def page(runs: Sequence[RunData]) -> str:
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         names=names,
-        colors=[f"p{index}" for index in range(len(runs))],
+        colors=_COLORS[: len(runs)],
         results=list(_results(runs)),
         settings=list(differences(runs)),
         figures=drawn,
@@ -135,18 +137,19 @@ def _figures(runs: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure]:
     if any(run.accuracy for run in runs):
         at = sorted({step for run in runs for step, _ in run.accuracy})
         lines = [
-            Line(name, [dict(run.accuracy).get(step) for step in at], f"p{index}", points=True)
-            for index, (name, run) in enumerate(zip(names, runs, strict=True))
+            Line(name, [dict(run.accuracy).get(step) for step in at], color, points=True)
+            for name, run, color in zip(names, runs, _COLORS, strict=False)
         ]
-        yield _figure(Chart("accuracy", "Accuracy", "greedy decoding on unseen prompts", at, lines, from_zero=True))
+        yield _figure(
+            Chart("accuracy", "Accuracy", "greedy decoding on unseen prompts", at, lines, from_zero=True, legend=True)
+        )
     for key, title, note in _CURVES:
         lines = [
-            Line(name, _smooth(run, key, steps), f"p{index}")
-            for index, (name, run) in enumerate(zip(names, runs, strict=True))
+            Line(name, _smooth(run, key, steps), color) for name, run, color in zip(names, runs, _COLORS, strict=False)
         ]
         if any(one is not None for line in lines for one in line.values):
             logarithmic = key in ("grad_norm", "logprob_gap_max")
-            yield _figure(Chart(key, title, note, steps, lines, from_zero=True, logarithmic=logarithmic))
+            yield _figure(Chart(key, title, note, steps, lines, from_zero=True, logarithmic=logarithmic, legend=True))
 
 
 def _figure(chart: Chart) -> Figure:

@@ -91,11 +91,23 @@ def _charts(run: RunData) -> list[Chart]:
     def chart(key: str, title: str, note: str, lines: list[Line], **how: Any) -> Chart:
         return Chart(key, title, note, steps, lines, marks=marks, from_zero=True, **how)
 
+    divergences = [
+        Line("old policy", curve("approx_kl"), "accent"),
+        Line("reference", curve("reference_kl"), "second"),
+    ]
+    divergences = [line for line in divergences if any(one is not None for one in line.values)]
     charts = [
         *_rewards(run, steps, marks, smooth("reward")),
+        *(
+            chart(f"reward-{place}", f"Reward: {name}", _weight(run, name), smooth(f"reward/{name}"))
+            for place, name in enumerate(_reward_functions(run))
+        ),
         chart("length", "Response length", "mean tokens per completion", smooth("response_length")),
+        chart("truncated", "Truncated completions", "share that were cut off", smooth("truncated_fraction")),
         chart("entropy", "Entropy", "nats per token", smooth("entropy")),
+        chart("kl", "KL divergence", "of the policy from others, nats per token", divergences),
         chart("grad", "Gradient norm", "before clipping", smooth("grad_norm"), logarithmic=True),
+        chart("lr", "Learning rate", "of each optimizer step", [Line("learning rate", curve("lr"))]),
         chart("clip", "Clip fraction", "share of importance ratios that were clipped", smooth("clip_fraction")),
         _gap(run, chart, curve),
         chart("speed", "Completion tokens per second", "over the whole step", smooth("completion_tokens_per_s")),
@@ -104,6 +116,25 @@ def _charts(run: RunData) -> list[Chart]:
         ),
     ]
     return [one for one in charts if any(inner is not None for line in one.lines for inner in line.values)]
+
+
+def _reward_functions(run: RunData) -> list[str]:
+    """Return the reward functions that have a curve of their own: none if there is one, which is the whole reward."""
+    prefix = "reward/"
+    names = {key.removeprefix(prefix) for record in run.train_records for key in record if key.startswith(prefix)}
+    if len(names) == 1:
+        (only,) = names
+        pairs = [(value(record, "reward"), value(record, prefix + only)) for record in run.train_records]
+        if all(part is None or part == whole for whole, part in pairs):
+            return []
+    return sorted(names)
+
+
+def _weight(run: RunData, name: str) -> str:
+    """Return the note of a reward function's curve, with its weight where the config has one function of the name."""
+    functions = () if run.config is None else run.config.reward.functions
+    weights = [one.weight for one in functions if one.function.rpartition(":")[2] == name]
+    return f"mean, before its weight of {weights[0]:g}" if len(weights) == 1 else "mean, before its weight"
 
 
 def _rewards(run: RunData, steps: Sequence[int], marks: Sequence[int], lines: list[Line]) -> list[Chart]:

@@ -16,20 +16,27 @@ from pathlib import Path
 from gspo_hpc.report import experts
 from gspo_hpc.report.curves import figures, readouts
 from gspo_hpc.report.details import attempts, plan, settings
+from gspo_hpc.report.failure import failure
 from gspo_hpc.report.findings import ShownFinding
 from gspo_hpc.report.render import asset, render
 from gspo_hpc.report.samples import samples
+from gspo_hpc.report.steps import Recorded, StepPages
 from gspo_hpc.report.summary import summary, when
 from gspo_hpc.runs.reader import RunData, read_run
 from gspo_hpc.system.files import write_atomically
 
 
 def write_report(
-    run_dir: Path, out: Path | None = None, findings: Sequence[ShownFinding] = (), refresh: int | None = None
+    run_dir: Path,
+    out: Path | None = None,
+    findings: Sequence[ShownFinding] = (),
+    refresh: int | None = None,
+    steps: StepPages | None = None,
 ) -> Path:
     """Write the page, by default as report.html in the run directory, and return its path.
 
-    `findings` come first on the page. `refresh`: seconds after which a browser loads the page again.
+    `findings` come first on the page. `refresh`: seconds after which a browser loads the page again. Pages of recorded
+    steps go into a folder beside it, report_steps for report.html; `steps` is kept by who writes the page again.
 
     Works on a run in any state. Raises ValueError if `run_dir` is no run directory, OSError if the page cannot be
     written; an older page is then left as it was.
@@ -40,11 +47,17 @@ def write_report(
         raise ValueError(f"{path}: is a directory; give the name of the page, --out {path / 'report.html'}")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no directory {path.parent}")
-    write_atomically(path, page(run, findings, refresh))
+    recorded = (steps or StepPages()).write(run, path)  # before the page that links to them
+    write_atomically(path, page(run, findings, refresh, recorded))
     return path
 
 
-def page(run: RunData, findings: Sequence[ShownFinding] = (), refresh: int | None = None) -> str:
+def page(
+    run: RunData,
+    findings: Sequence[ShownFinding] = (),
+    refresh: int | None = None,
+    recorded: Recorded | None = None,
+) -> str:
     """Return the whole page, as text that can be encoded as UTF-8."""
     drawn, script = [*figures(run), *experts.figures(run)], asset("report.js")
     return render(
@@ -55,6 +68,8 @@ def page(run: RunData, findings: Sequence[ShownFinding] = (), refresh: int | Non
         refresh=refresh,
         summary=summary(run),
         findings=findings,
+        failure=failure(run),
+        recorded=recorded,
         figures=drawn,
         readouts={name: asdict(one) for name, one in readouts(drawn).items()},
         samples=samples(run),

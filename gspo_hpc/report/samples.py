@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gspo_hpc.report.scales import number
@@ -22,6 +22,7 @@ LONGEST_ANSWER = 160
 MOST_FIELDS = 4  # fields of an answer
 MOST_PAIRS = 8
 MOST_TRAINED = 6
+_ORDER = ("fell", "rose", "")  # of changes, as they are shown
 _SPECIAL = re.compile(r"""(<\|[^|<>&"'\n]{1,40}\|>)""")
 
 
@@ -58,6 +59,7 @@ class Card:
     prompt: Passage
     fields: tuple[str, ...]
     completions: tuple[Completion, ...]
+    change: str = ""  # what became of its reward between the evaluations: "fell", "rose" or empty
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,42 @@ class Samples:
     pairs: tuple[Card, ...]
     shared: Passage | None
     trained: tuple[Card, ...]
+    changes: str = ""  # how many of the compared prompts changed, as a sentence; empty if none was compared
 
 
 def samples(run: RunData) -> Samples:
-    """Return the evaluated prompts with their completions before and after, and the latest completions of rollouts."""
-    pairs = _pairs(run.samples)[:MOST_PAIRS]
+    """Return the evaluated prompts with their completions before and after, and the latest completions of rollouts.
+
+    Prompts whose reward changed come first, and of these the ones whose reward fell.
+    """
+    every = _pairs(run.samples)
+    pairs = sorted(every, key=lambda pair: _ORDER.index(_change(*pair)))[:MOST_PAIRS]
     trained = [row for row in run.samples if row.get("phase") == "train"][-MOST_TRAINED:]
     frame = _frame([str((first or last or {}).get("prompt")) for first, last in pairs])
     own = _frame([str(row.get("prompt")) for row in trained])
     return Samples(
         pairs=tuple(_pair(first, last, frame) for first, last in pairs),
-        shared=_passage(frame[0] + " … " + frame[1]) if any(frame) else None,
+        shared=passage(frame[0] + " … " + frame[1]) if any(frame) else None,
         trained=tuple(_card(row, own, _completion(row, f"Step {row.get('step')}")) for row in reversed(trained)),
+        changes=_changes(every),
     )
+
+
+def _change(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> str:
+    before, after = (None if row is None else value(row, "reward") for row in (first, last))
+    if before is None or after is None or before == after:
+        return ""
+    return "rose" if after > before else "fell"
+
+
+def _changes(pairs: Sequence[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]) -> str:
+    compared = sum(first is not None and last is not None for first, last in pairs)
+    if not compared:
+        return ""
+    found = [_change(*pair) for pair in pairs]
+    rose, fell = found.count("rose"), found.count("fell")
+    more = f"; {len(pairs) - MOST_PAIRS} more are in samples.jsonl" if len(pairs) > MOST_PAIRS else ""
+    return f"Of {compared} compared prompts the reward of {rose} rose and that of {fell} fell{more}."
 
 
 def _pairs(
@@ -117,18 +142,21 @@ def _pair(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None, frame
     assert row is not None
     after = "After" if last is None or last.get("phase") == "after" else "Later"
     label = f"{after}, step {last.get('step')}" if last is not None else after
-    return _card(row, frame, _completion(first, "Before"), _completion(last, label))
+    return replace(
+        _card(row, frame, _completion(first, "Before"), _completion(last, label)), change=_change(first, last)
+    )
 
 
 def _card(row: Mapping[str, Any], frame: tuple[str, str], *completions: Completion) -> Card:
     begin, end = frame
     prompt = str(row.get("prompt")).removeprefix(begin).removesuffix(end)
-    return Card(_passage(prompt), tuple(_fields(row.get("answer"))), completions)
+    return Card(passage(prompt), tuple(fields(row.get("answer"))), completions)
 
 
-def _fields(answer: Any) -> Iterator[str]:
-    fields = answer if isinstance(answer, Mapping) else {"answer": answer} if answer is not None else {}
-    for key, inner in list(redact(fields).items())[:MOST_FIELDS]:
+def fields(answer: Any) -> Iterator[str]:
+    """Yield the fields of a data row as text, without secrets; a few of them, and not all of a long one."""
+    given = answer if isinstance(answer, Mapping) else {"answer": answer} if answer is not None else {}
+    for key, inner in list(redact(given).items())[:MOST_FIELDS]:
         text = inner if isinstance(inner, str) else json.dumps(inner, default=str)
         yield f"{key}: {text if len(text) <= LONGEST_ANSWER else text[:LONGEST_ANSWER] + ' …'}"
 
@@ -136,16 +164,21 @@ def _fields(answer: Any) -> Iterator[str]:
 def _completion(row: Mapping[str, Any] | None, label: str) -> Completion:
     if row is None:
         return Completion(label, None)
-    passage, reward = _passage(row.get("completion")), value(row, "reward")
+    shown, reward = passage(row.get("completion")), value(row, "reward")
+    return Completion(label, shown) if reward is None else Completion(label, shown, number(reward), tone(reward))
+
+
+def tone(reward: float | None) -> str:
+    """Return how to colour a reward: "good" and "bad" for the ends of a share, "mid" between, "" for none."""
     if reward is None:
-        return Completion(label, passage)
-    tone = "good" if reward >= 0.999 else "bad" if reward <= 0.001 else "mid"
-    return Completion(label, passage, number(reward), tone)
+        return ""
+    return "good" if reward >= 0.999 else "bad" if reward <= 0.001 else "mid"
 
 
-def _passage(raw: Any) -> Passage:
+def passage(raw: Any, longest: int = LONGEST_TEXT) -> Passage:
+    """Return a text that a model or a data set supplied, cut to `longest` characters, with its special tokens apart."""
     text = raw if isinstance(raw, str) else "" if raw is None else json.dumps(raw, default=str)
-    shown = text[:LONGEST_TEXT].strip("\n")
+    shown = text[:longest].strip("\n")
     parts = _SPECIAL.split(shown)  # special tokens stand at the odd places
     pieces = tuple(Piece(part, token=index % 2 == 1) for index, part in enumerate(parts) if part)
-    return Passage(pieces, max(0, len(text) - LONGEST_TEXT))
+    return Passage(pieces, max(0, len(text) - longest))

@@ -55,6 +55,7 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
         self.experts = self.path / "experts.json"  # tokens of each expert in the latest update
+        self.record = self.path / "record"  # samples of some steps, token by token; see sample_record
         self.report = self.path / "report.html"
         self.wandb = self.path / "wandb"
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gspo_hpc.data.records import Group
-from gspo_hpc.system.files import cut_torn_tail, make_private_dir, open_private, plain_disk_full, sync_dir, write_all
+from gspo_hpc.system.files import cut_torn_tail, make_private_dir, open_private, plain_disk_full, sync_dir, write_or_cut
 
 _VERSION = 1
 
@@ -58,10 +58,8 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         try:
-            write_all(self._fd, data)
-            os.fsync(self._fd)
+            write_or_cut(self._fd, data, self._end)
         except OSError:
-            os.ftruncate(self._fd, self._end)
             os.lseek(self._fd, self._end, os.SEEK_SET)
             raise
         self._end += len(data)

@@ -77,6 +77,16 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def write_or_cut(fd: int, data: bytes, size: int) -> None:
+    """Write `data` at the end of a file of `size` bytes, and return when it is on disk; on an error, nothing of it."""
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    except OSError:
+        os.ftruncate(fd, size)
+        raise
+
+
 def cut_torn_tail(fd: int) -> int:
     """Drop the part of a line that a killed writer left at the end; return the new size, where writing goes on."""
     size = end = os.fstat(fd).st_size
@@ -164,12 +174,7 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         fd = open_private(path, os.O_RDWR | os.O_CREAT)
         try:
             size = cut_torn_tail(fd)
-            try:
-                write_all(fd, data)
-                os.fsync(fd)
-            except OSError:
-                os.ftruncate(fd, size)
-                raise
+            write_or_cut(fd, data, size)
         finally:
             os.close(fd)
         if size == 0:

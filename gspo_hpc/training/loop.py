@@ -37,8 +37,11 @@ def train(session: Session, progress: Progress) -> str:
                 assert progress.groups is not None
                 session.weights.sleep()  # after a resume between two updates, engines may be awake from their start
                 batch = update.minibatch(progress.groups, recipe.config, progress.cursor.update)
+                recorded = recipe.recorded_slots(step, batch.table)
                 with clock.phase("update"):
-                    result = update.step(session.policy, batch, recipe.objective, recipe.config, monitor=clock.monitor)
+                    result = update.step(
+                        session.policy, batch, recipe.objective, recipe.config, recorded=recorded, monitor=clock.monitor
+                    )
             if result is not None and not result.skipped:
                 session.weights.mark_updated()
             before = progress.advance(batch, result, recipe.updates_per_rollout)

@@ -10,6 +10,7 @@ from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.table import GroupTable
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,18 @@ class Recipe:
         return (options.after and step == self.max_steps) or (
             options.interval is not None and step % options.interval == 0
         )
+
+    def recorded_slots(self, step: int, table: GroupTable) -> list[int]:
+        """Return the slots of the step's groups that are recorded token by token; most steps have none.
+
+        Groups that have an advantage come first: the update computes nothing of the others.
+        """
+        options = self.config.tracking
+        interval = options.record_interval
+        if interval is None or (step != 1 and step % interval):
+            return []
+        moving = table.select(table.rows["advantage"] != 0.0).slots
+        return [*moving, *(slot for slot in table.slots if slot not in moving)][: options.record_groups]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, Shard
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
-from gspo_hpc.training.observers.base import StepObserver
+from gspo_hpc.training.observers.base import StepObserver, TrainedGroups
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import Recipe
 from gspo_hpc.training.serving.weights import RemoteWeights
@@ -112,12 +112,23 @@ class StepRecorder:
         """Return the record of the step that led from `before` to where `progress` stands. Collective."""
         clock = self._clock
         version = self._recipe.version_of(before.rollout)
+        self._show_trained(before, progress, batch, result, version)
         record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed(), version)
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)
         if result is not None and result.expert_tokens:
             self._observers.experts(progress.cursor.step, result.expert_tokens)
         return record | clock.measured().metrics()
+
+    def _show_trained(
+        self, before: Cursor, progress: Progress, batch: ShardedGroups, result: StepResult | None, version: int
+    ) -> None:
+        """Give the observers the groups of this step that are recorded, before a checkpoint of it is saved."""
+        step = progress.cursor.step
+        if slots := self._recipe.recorded_slots(step, batch.table):
+            groups = [batch.own[slot] for slot in slots if slot in batch.own]
+            logprobs = {} if result is None else result.logprobs
+            self._observers.trained(TrainedGroups(step, before.rollout, before.update, version, groups, logprobs))
 
     def _speed(self, before: Cursor, progress: Progress, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return completion tokens per second, with the rollout's time shared out evenly over its updates."""

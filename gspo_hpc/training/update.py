@@ -126,9 +126,12 @@ def step(
     objective: Objective,
     config: Config,
     *,
+    recorded: Sequence[int] = (),
     monitor: PassMonitor | None = None,
 ) -> StepResult | None:
     """Make one optimizer step on the groups of a global batch; None if nothing in it can move the weights. Collective.
+
+    `recorded`: slots whose log-probs the result has, on the ranks that hold them; none of what was not computed.
 
     Raises Abandoned on all ranks, with nothing changed, if `monitor` requests a stop on one of them.
     """
@@ -145,8 +148,14 @@ def step(
     distributed = _distribute(policy, samples, size, config)
     batches = _pack_own(policy, groups, distributed, config, training=True)
     temperature = config.rollout.temperature
-    result = train_step(policy, batches, objective, float(denominator), temperature, monitor=monitor)
-    return replace(result, packing=evenness(distributed, size.micro_batch_tokens, config.batch.share_prompts))
+    keep = frozenset(recorded)
+    result = train_step(policy, batches, objective, float(denominator), temperature, keep=keep, monitor=monitor)
+    logprobs = result.logprobs
+    if keep:
+        theirs = [[[one for one in batch if one.slot in keep] for batch in rank] for rank in distributed]
+        logprobs, _ = policy.ranks.exchange.return_results(groups, theirs, result.logprobs, None)
+    packing = evenness(distributed, size.micro_batch_tokens, config.batch.share_prompts)
+    return replace(result, packing=packing, logprobs=logprobs)
 
 
 def _distribute(policy: Policy, samples: Sequence[Sample], size: PassSize, config: Config) -> list[list[MicroBatch]]:

@@ -217,12 +217,13 @@ def steps(
     nan_rank: int = -1,
     stop_rank: int = -1,
     given: bool = False,
+    recorded: tuple[int, ...] = (),
     **sections: Any,
 ) -> Arrays:
     """Logits, log-probs, losses, gradient norms and all weights after `count` optimizer steps on one rollout.
 
     `stop_rank`: a rank that is asked to stop in a log-prob pass and in a step before those, after a micro-batch.
-    `given`: tokens go to experts that are given.
+    `given`: tokens go to experts that are given. `recorded`: slots whose log-probs the first step keeps on holders.
     """
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
@@ -251,8 +252,9 @@ def steps(
     for _ in range(count):
         if nan_rank == ranks.rank:
             _poison(made)
-        result = update.step(made, rollout, objective, settings)
+        result = update.step(made, rollout, objective, settings, recorded=recorded)
         assert result is not None
+        assert {slot for slot, _ in result.logprobs} <= {*rollout.own} & {*recorded}, "each holder has its own"
         results.append(result)
         scales.append(float(made.optimizer.get_loss_scale()))
     arrays = {name: tensor.float().cpu().numpy().copy() for name, tensor in made.stream()}
@@ -264,6 +266,9 @@ def steps(
     arrays["loss_scale"] = np.array(scales)
     arrays["skipped"] = np.array([r.skipped for r in results])
     arrays |= {name: np.array([r.experts[name] for r in results]) for name in results[0].experts}
+    if recorded:
+        kept = everywhere(results[0].logprobs)
+        arrays |= {f"kept/{slot}-{index}": array for (slot, index), array in kept.items()}
     return arrays
 
 

@@ -47,6 +47,10 @@ PRODUCTS: dict[str, dict[str, Any]] = {  # on four
     "tp4": {"parallel": TP4},
     "tp4-sp": {"parallel": TP4 | SP},
 }
+RECORDED = {  # slots of which a step keeps the log-probs
+    name: (0 if name == "one" else 4 if name in PRODUCTS else 2, LAYOUTS.get(name, {}) | PRODUCTS.get(name, {}))
+    for name in ("one", "dp2", "tp2-sp", "cp2", "pp2", "pp2-vpp2", "tp2-sp-pp2", "pp2-cp2")
+}
 EP2 = {"expert_model_parallel_size": 2}
 EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what they share
     "ep2": (2, {"parallel": EP2}),
@@ -220,6 +224,9 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name), **sections})
     four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
     back: dict[str, ranks.Case] = {}
+    for name, (count, sections) in RECORDED.items():
+        work = {0: one, 2: two, 4: four}[count]
+        work[f"recorded-{name}"] = ("steps", {"model": tied, "recorded": (0, 2), **sections})
     for name, model in (
         ("first", "half"),
         ("half", "half"),

@@ -8,7 +8,12 @@ import pytest
 
 from tests.run import harness
 
-WATCHED = ("tracking.profile_steps=[3]", "tracking.debug=true", "memory.offload_trainer=true")
+WATCHED = (
+    "tracking.profile_steps=[3]",
+    "tracking.debug=true",
+    "memory.offload_trainer=true",
+    *harness.RECORDED,
+)
 
 OBSERVERS = """
 import json, random, sys

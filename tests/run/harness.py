@@ -37,6 +37,7 @@ OVERRIDES = (
     "eval.interval=null",
     "tracking.samples=64",
 )
+RECORDED = ("tracking.record_interval=1", "tracking.record_groups=3")  # samples of every step, token by token
 
 
 def command(config: Path, run_dir: Path, *overrides: str) -> list[str]:

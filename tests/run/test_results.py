@@ -139,6 +139,9 @@ def test_report_is_one_page(uninterrupted: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page and "http://" not in page.replace("http://www.w3.org", "") and "<script src" not in page
+    for step in range(1, harness.STEPS + 1):  # of which each is recorded
+        assert f'href="report_steps/step-{step:06d}.html"' in page
+        assert (tmp_path / "report_steps" / f"step-{step:06d}.html").read_text().count('<div class="tokens"') == 3 * 8
 
 
 def test_one_wandb_run_over_all_attempts(uninterrupted: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from gspo_hpc.runs import sample_record
 from tests.run import harness
 
 
@@ -30,7 +31,7 @@ MOMENTS: list[tuple[str, Callable[[Path], bool]]] = [
 @pytest.mark.timeout(1500)  # five starts of two ranks and an engine
 def test_killed_run_equals_the_uninterrupted_one(tiny_config: Path, uninterrupted: Path, tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES)
+    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *harness.RECORDED)
     for name, moment in MOMENTS:
         process = harness.start(command, log)
         harness.wait_for(lambda moment=moment: moment(run_dir), process, log)
@@ -42,6 +43,10 @@ def test_killed_run_equals_the_uninterrupted_one(tiny_config: Path, uninterrupte
 
     assert harness.comparable(run_dir) == harness.comparable(uninterrupted)
     assert harness.samples(run_dir) == harness.samples(uninterrupted)
+    recorded = list(sample_record.steps(run_dir / "record"))
+    assert recorded == list(sample_record.steps(uninterrupted / "record"))
+    assert [one.step for one in recorded] == list(range(1, harness.STEPS + 1))
+    assert all(len(one.groups) == 3 for one in recorded)
     baselines = [
         (run / "checkpoints" / f"{harness.STEPS:06d}" / "baseline.json").read_text() for run in (run_dir, uninterrupted)
     ]

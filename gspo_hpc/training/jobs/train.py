@@ -33,7 +33,7 @@ from gspo_hpc.policy.process_groups import (
     stop,
 )
 from gspo_hpc.rollout.worker import RolloutWorker
-from gspo_hpc.runs import commit
+from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import Attempt, RunDir
 from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
@@ -59,6 +59,7 @@ from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, Track
 from gspo_hpc.training.observers.files import CheckpointCommit, ExpertsFile, MetricsFile, ProfileTables, SamplesFile
 from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.observers.own import HURRY, PATIENCE, OwnObservers
+from gspo_hpc.training.observers.record import SampleRecord
 from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
@@ -141,7 +142,7 @@ class TrainingJob:
             return "done"
         weight_sync = WeightSync(policy, prompts.probe, monitor)
         worker = link.engines if link is not None else self._start_worker(weight_sync, monitor, progress.baseline)
-        observers = Observers([*self._make_observers(), *self._make_memory_watch(flag)])
+        observers = Observers([*self._make_observers(), *self._make_memory_watch(flag), *self._make_sample_record()])
         recipe = self._make_recipe()
         data = self._make_data(recipe, prompts)
         saver = Saver(policy, background=config.checkpoint.async_save)
@@ -281,6 +282,12 @@ class TrainingJob:
             return []
         return [MemoryWatch(self._config, flag, self._console.warn if self._ranks.rank == 0 else print)]
 
+    def _make_sample_record(self) -> list[StepObserver]:
+        """Return the observer that records samples, on every rank, if the config asks for one."""
+        if self._config.tracking.record_interval is None:
+            return []
+        return [SampleRecord(self._run, self._config, self._ranks.exchange.transport, self._note)]
+
     def _make_recipe(self) -> Recipe:
         config = self._config
         quantities = plan.make_plan(config).quantities
@@ -353,10 +360,15 @@ def _from_rank_0(ranks: Ranks) -> str:
 
 
 def cut_metrics(run: RunDir, checkpoint: Path | None, ranks: Ranks) -> int:
-    """Cut metrics.jsonl back to the checkpoint's step; return its last step then, -1 for none. Collective."""
+    """Cut metrics.jsonl and the record of samples back to the checkpoint's step. Collective.
+
+    Return the last step of metrics.jsonl then, -1 for none.
+    """
     last = -1
     if ranks.rank == 0:
-        run.truncate_metrics(int(checkpoint.name) if checkpoint is not None else 0)
+        step = int(checkpoint.name) if checkpoint is not None else 0
+        sample_record.cut(run.record, step)
+        run.truncate_metrics(step)
         last = max((int(record["step"]) for record in run.read_metrics()), default=-1)
     with waiting():  # for rank 0
         return int(broadcast_bytes(str(last).encode(), ranks.device))

@@ -1,16 +1,33 @@
-"""Observers of a run: they get its results, and change nothing of it. Rank 0 has all of them, other ranks none."""
+"""Observers of a run: they get its results, and change nothing of it.
+
+Rank 0 has all of them. The other ranks have those that look at what each rank or node has for itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.exchange.exchange import RolloutView
+from gspo_hpc.data.records import Floats, Group
+from gspo_hpc.exchange.exchange import Key, RolloutView
 from gspo_hpc.rollout.generation import ProgressCallback, ignore_progress
 from gspo_hpc.system.files import Entry
 from gspo_hpc.training.checkpoint_state import CheckpointState
+
+
+@dataclass(frozen=True)
+class TrainedGroups:
+    """The recorded groups of a step that this rank holds, which may be none."""
+
+    step: int
+    rollout: int
+    update: int  # within the rollout
+    weights_version: int  # steps that had made the weights that sampled the groups
+    groups: Sequence[Group]
+    logprobs: Mapping[Key, Floats]  # of the policy that the step updated, where the step computed them
 
 
 class StepObserver:
@@ -28,6 +45,9 @@ class StepObserver:
 
     def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
         """Take the tokens of each expert in the update of a step, by layer."""
+
+    def trained(self, what: TrainedGroups) -> None:
+        """Take the recorded groups of a step after its update. Every rank is told of its own, and all at once."""
 
     def note(self, text: str) -> None:
         """Take one line for the person who watches."""
@@ -71,6 +91,11 @@ class Observers(StepObserver):
         """Give the tokens of each expert to all observers."""
         for one in self._observers:
             one.experts(step, tokens)
+
+    def trained(self, what: TrainedGroups) -> None:
+        """Give the groups to all observers."""
+        for one in self._observers:
+            one.trained(what)
 
     def note(self, text: str) -> None:
         """Give the line to all observers."""

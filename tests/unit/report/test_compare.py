@@ -50,7 +50,7 @@ def test_each_curve_is_that_of_its_run(tmp_path: Path) -> None:
     (reward,) = [one for one in compare._figures(runs, ["low", "high"]) if one.key == "reward"]
     assert reward.drawn.readout is not None
     first, second = reward.drawn.readout.series
-    assert (first.name, first.color, second.name, second.color) == ("low", "p0", "high", "p1")
+    assert (first.name, first.color, second.name, second.color) == ("low", "p0", "high", "p4")
     assert [text for text in first.texts if text != "–"] and set(first.texts[:5]) == {"0.1"}
     assert all(place is None for place in first.y[5:]) and all(place is None for place in second.y[:2])
     assert set(second.texts[2:]) == {"0.9"} and len(second.texts) == 12

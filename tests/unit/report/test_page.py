@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from gspo_hpc.cli.main import main
-from gspo_hpc.config.schema import Config, Data, Model, Rollout, Run
+from gspo_hpc.config.schema import Config, Data, Model, Reward, RewardFunction, Rollout, Run
 from gspo_hpc.launch import status
 from gspo_hpc.planning import exactness
 from gspo_hpc.report import render
@@ -37,7 +37,7 @@ VOID = {"meta", "br"}
 ALLOWED_TAGS = set(
     "html head meta title style body main header div h1 h2 h3 h4 span p dl dt dd figure figcaption output svg g line "
     "path polygon circle text title i b small article br details summary table thead tbody tr th td "
-    "footer script section ul li".split()
+    "footer script section ul li pre a".split()
 )
 
 
@@ -468,3 +468,82 @@ def test_a_watched_report_is_written_until_the_run_is_over(
     assert "refresh" not in (run.path / "report.html").read_text()
     assert capsys.readouterr().out == f"{run.path / 'report.html'}\n"
     assert main(["report", str(run.path), "--watch", "--every", "0"]) == 2
+
+
+def test_what_failed_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    assert ">What failed<" not in write_report(run.path).read_text(), "nothing failed in a run that is done"
+    lines = "".join(f"line {number}\n" for number in range(99))
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 3\nValueError: no <b>answer</b>\n'
+    run.attempt(2).log_path(0).write_text(lines + trace + "RuntimeWarning: later\n")
+    run.attempt(2).finish("failed", 1, "rank 0 ended with exit code 1")
+    html = write_report(run.path).read_text()
+    text = Page(html).text
+    assert "Attempt 2 failed after step 20" in text and "rank 0 ended with exit code 1" in text
+    assert Page(html).within("log") == [trace.rstrip()]
+    assert "attempts/0002/rank-0.log; all of it: gspo-hpc logs run --attempt 2" in text
+    assert html.index(">What failed<") < html.index("<figure") and "<b>answer" not in html
+
+
+def test_a_failure_without_a_traceback_shows_the_end_of_the_console(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    (run.path / "attempts/0002/attempt.json").unlink()  # killed before it could say anything
+    run.attempt(2).console.write_text("".join(f"row {number}\n" for number in range(99)) + "x" * 5000)
+    page = report(run)
+    assert "Attempt 2 killed, can be resumed after step 20" in page.text
+    (log,) = page.within("log")
+    assert log.splitlines()[0] == "row 76" and log.endswith("\u2026") and len(log.splitlines()[-1]) == 400
+    assert "attempts/0002/console.log" in page.text
+    run.attempt(2).console.unlink()
+    assert "attempts/0002/console.log" not in report(run).text
+
+
+def test_prompts_whose_reward_changed_come_first(tmp_path: Path) -> None:
+    rewards = {
+        "same": (1.0, 1.0),
+        "worse": (1.0, 0.0),
+        "alone": (0.0, None),
+        "better": (0.0, 0.5),
+        "also same": (0.0, 0.0),
+    }
+    rows = [sample("before", "x", prompt=name, reward=before) for name, (before, _) in rewards.items()]
+    rows += [sample("during", "z", prompt=name, reward=0.25, step=4) for name in rewards]
+    rows = [row for row in rows if (row["phase"], row["prompt"]) != ("during", "alone")]
+    rows += [
+        sample("after", "y", prompt=name, reward=after, step=20)
+        for name, (_, after) in rewards.items()
+        if after is not None
+    ]
+    page = report(make_run(tmp_path / "run", FULL, rows))
+    assert [text.strip() for text in page.within("asked") if text.strip() in rewards] == [
+        *("worse", "better"),
+        *("same", "alone", "also same"),
+    ]
+    assert page.within("change") == ["reward fell", "reward rose"]
+    assert "Of 4 compared prompts the reward of 1 rose and that of 1 fell." in page.text
+
+
+def test_many_prompts_leave_room_for_those_that_changed(tmp_path: Path) -> None:
+    rows = [sample(phase, "x", prompt=f"prompt {n}") for n in range(40) for phase in ("before", "after")]
+    rows.append(sample("before", "x", prompt="late", reward=0.0))
+    rows.append(sample("after", "x", prompt="late"))
+    page = report(make_run(tmp_path / "run", FULL, rows))
+    assert page.within("asked")[0].strip() == "late"
+    assert "the reward of 1 rose and that of 0 fell; 33 more are in samples.jsonl." in page.text
+
+
+def test_every_reward_function_learning_rate_divergence_and_truncation_has_a_curve(tmp_path: Path) -> None:
+    reward = Reward(functions=(RewardFunction(function="mine.py:exact", weight=2.0), RewardFunction(function="length")))
+    more = {"lr": 1e-6, "approx_kl": 2e-4, "truncated_fraction": 0.25, "reward/exact": 0.5, "reward/length": -0.1}
+    run = make_run(tmp_path / "run", [record(step, **more) for step in range(1, 21)], reward=reward)
+    data = read_outs(run)
+    assert data["lr"].series[0].texts[0] == "1e\u22126" and data["truncated"].series[0].texts[0] == "0.25"
+    assert [one.name for one in data["kl"].series] == ["old policy"]
+    titles = {one.key: (one.title, one.note) for one in figures(read_run(run.path))}
+    assert titles["reward-0"] == ("Reward: exact", "mean, before its weight of 2")
+    assert titles["reward-1"] == ("Reward: length", "mean, before its weight of 1")
+    assert data["reward-1"].series[0].texts[0] == "\u22120.1"
+    with_reference = make_run(tmp_path / "kl", [record(step, **more, reference_kl=0.5) for step in (1, 2)])
+    assert [one.name for one in read_outs(with_reference)["kl"].series] == ["old policy", "reference"]
+    whole = [record(step) | {"reward/exact": record(step)["reward"]} for step in range(1, 21)]
+    assert not any(re.fullmatch(r"reward-\d+", key) for key in read_outs(make_run(tmp_path / "one", whole)))

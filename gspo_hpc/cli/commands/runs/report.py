@@ -12,8 +12,10 @@ from gspo_hpc.system.exit_codes import DONE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
-        "Writes one self-contained HTML file: what diagnose finds, curves, samples from before and after training, "
-        "plan and attempts. With --watch it writes the page again until the run ends, and a browser follows it."
+        "Writes one self-contained HTML file: what diagnose finds and what failed, curves, samples from before and "
+        "after training, plan and attempts. Steps that the run recorded (tracking.record_interval) get a page each, in "
+        "a folder beside it: groups, samples, and tokens with their log-probs and ratios. With --watch it writes the "
+        "pages again until the run ends, and a browser follows it."
     )
     examples = """
         gspo-hpc report runs/tiny
@@ -38,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from gspo_hpc.cli.inputs import require_path
     from gspo_hpc.launch import status
     from gspo_hpc.report.page import write_report
+    from gspo_hpc.report.steps import StepPages
 
     for path in args.run_dirs:
         require_path(path, "run directory")
@@ -51,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
     (run_dir,) = args.run_dirs
     if args.every < 1:
         raise ValueError(f"--every {args.every} must be at least 1 second")
-    told = False
+    told, steps = False, StepPages()
     while True:
         # Before the page is made: the last page must not miss the end.
         goes_on = args.watch and not status.read(run_dir).is_over
-        path = write_report(run_dir, args.out, findings(run_dir), args.every if goes_on else None)
+        path = write_report(run_dir, args.out, findings(run_dir), args.every if goes_on else None, steps)
         if not told:
             print(path, flush=True)
             told = True
