@@ -39,10 +39,11 @@ def test_a_step_that_changed_nothing_is_recorded_as_such(
 ) -> None:
     progress = Progress(Cursor(step=4, skipped_in_a_row=2))
     before = progress.advance(GROUPS, result, updates_per_rollout=4)
-    record: dict[str, Any] = step_record(before, progress.cursor, GROUPS.table, result, {"update": 2.0}, 3.0)
+    record: dict[str, Any] = step_record(before, progress.cursor, GROUPS.table, result, {"update": 2.0}, 3.0, 2)
     assert (record["step"], record["update"], record["skipped"], record["empty"]) == (5, 0, skipped, empty)
     assert progress.cursor.skipped_in_a_row == in_a_row
     assert record["excluded"] == 2 and record["seconds/update"] == 2.0
+    assert (record["weights_version"], record["staleness"]) == (2, 2)  # steps that had made the weights; steps since
     assert record["tokens"] == progress.cursor.completion_tokens == 2 * (3 + 5 + 7 + 11)
     if result is not None:
         assert record["ratio_mean"] == 1.5 and "clip_fraction" not in record  # a mean over nothing is left out
