@@ -125,14 +125,15 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
         generation = {name: size for name, size in engine.items() if name != "engine_asleep"} | {
             "cuda_and_nccl": ENGINE
         }
-    stepping = Phase("optimizer_step", trainer | own | asleep)
+    copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
+    stepping = Phase("optimizer_step", trainer | copies | own | asleep)
     transit = SAVE_TRANSIT_BYTES * (config.optimizer.distributed and _shares_optimizer(config))
     coming_and_going = {"transit": 2 * transit} if transit else {}  # an owner that loads sends copies from the host
     phases = (
         Phase("load", trainer | own | coming_and_going),
         *((Phase("engine_start", generation),) if colocated else ()),
         Phase("update", update | own | asleep),
-        *((stepping,) if config.memory.offload_optimizer else ()),
+        *((stepping,) if config.memory.offload_optimizer or copies else ()),
         Phase("logprobs", _logprobs(arch, config, stage, state) | own | asleep),
         Phase("sync", sync),
         Phase("generation", generation),
@@ -160,8 +161,13 @@ def _worst_stage(arch: Architecture, config: Config) -> tuple[int, parameters.By
     """Return the pipeline stage that takes most in the update, what it keeps between steps, and what it takes."""
     states = {stage: parameters.state(arch, config, stage) for stage in _stages(config)}
     updates = {stage: _update(arch, config, stage, state) for stage, state in states.items()}
-    worst = max(updates, key=lambda stage: sum(updates[stage].values()))
+    worst = max(updates, key=lambda stage: max(sum(updates[stage].values()), _step(states[stage])))
     return worst, states[worst], updates[worst]
+
+
+def _step(state: parameters.Bytes) -> int:
+    """Return what an optimizer's step takes, for which all is on the GPU, and activations are no longer."""
+    return state.total + state.gradient_copies
 
 
 def _stages(config: Config) -> Iterable[int]:
@@ -378,4 +384,5 @@ _SHOWN = {
     "old_logprobs": "old log-probs",
     "cuda_and_nccl": "CUDA and NCCL",
     "kv_cache": "KV cache",
+    "gradient_copies": "gradients in fp32",
 }

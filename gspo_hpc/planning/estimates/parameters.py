@@ -43,10 +43,11 @@ class Bytes(NamedTuple):
     weights: int
     gradients: int
     optimizer: int  # moments, and masters of 16-bit parameters
+    gradient_copies: int = 0  # in fp32, of gradients in 16 bits: only while the optimizer steps
 
     @property
     def total(self) -> int:
-        """The sum of all three."""
+        """The sum of what stays between two steps."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -83,15 +84,13 @@ def state(arch: Architecture, config: Config, stage: int) -> Bytes:
     number = count.dense + count.experts
     wide = config.model.dtype == "float32"
     gradient = 4 if wide or config.optimizer.grad_reduce_in_fp32 else 2
+    share = number
     if config.optimizer.distributed:
         dense, experts = _split(config)
         stage_ranks = _stage_ranks(config)
-        optimizer = _adam(config) * (
-            -(-count.dense // (stage_ranks // dense)) - (-count.experts // (stage_ranks // experts))
-        )
-    else:
-        optimizer = _adam(config) * number
-    return Bytes(number * (4 if wide else 2), number * gradient, optimizer)
+        share = -(-count.dense // (stage_ranks // dense)) - (-count.experts // (stage_ranks // experts))
+    copies = 0 if gradient == 4 else 4 * share
+    return Bytes(number * (4 if wide else 2), number * gradient, _adam(config) * share, copies)
 
 
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
@@ -128,7 +127,7 @@ def of_node(config: Config, state: Bytes, engine: int, copy: int, sleep_level: i
     workers = engine_gpus_per_node(config)
     found = {"processes": _PROCESSES * config.cluster.gpus_per_node}
     if config.cluster.platform == "cpu":
-        found["trainer"] = state.total * trainers
+        found["trainer"] = (state.total + state.gradient_copies) * trainers
         found["engine_weights"] = engine * workers
         found["kv_cache"] = int(config.rollout.kv_cache_gb * GIB) * engines_per_node(config)
     else:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.config import schema
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, NCCL_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
@@ -35,6 +36,10 @@ def made(**sections: dict[str, Any]) -> Config:
         "optimizer": {"distributed": True},
     }
     return from_dict({**base, **{name: base.get(name, {}) | section for name, section in sections.items()}})
+
+
+def replace_section(config: Config, name: str, **values: Any) -> Config:
+    return schema.replace(config, **{name: schema.replace(getattr(config, name), **values)})
 
 
 def arch_of(config: Config) -> Architecture:
@@ -79,6 +84,42 @@ def test_the_stage_that_needs_most_may_be_one_between() -> None:
     found = estimated(config)
     assert found.stage == 1
     assert found.phase("update").parts["weights"] == parameters.state(arch_of(config), config, 1).weights
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize(("distributed", "sharers"), [(False, 1), (True, 16)])
+def test_gradients_in_16_bits_have_copies_while_the_optimizer_steps(
+    distributed: bool, sharers: int, offloaded: bool
+) -> None:
+    """Four bytes for each parameter that a rank's optimizer moves, in that phase and in no other."""
+    config = made(
+        optimizer={"grad_reduce_in_fp32": False, "distributed": distributed}, memory={"offload_optimizer": offloaded}
+    )
+    found, count = estimated(config), parameters.parameters(arch_of(config))
+    (step,) = [phase for phase in found.phases if "gradient_copies" in phase.parts]
+    assert step.name == "optimizer_step" and step.parts["gradients"] == 2 * count
+    assert step.parts["gradient_copies"] == 4 * -(-count // sharers)
+    plain = estimated(made(optimizer={"distributed": distributed}))
+    assert all("gradient_copies" not in phase.parts and phase.name != "optimizer_step" for phase in plain.phases)
+
+
+def test_a_layout_that_only_gradients_in_fp32_let_fit_is_suggested() -> None:
+    """One GPU has all of the optimizer: 16 bits save two bytes a parameter, and take four while it steps."""
+    config = made(
+        cluster={"nodes": 1, "gpus_per_node": 1},
+        model={"path": "Qwen2.5-3B"},
+        rollout={"tensor_parallel_size": 1, "max_prompt_length": 256, "max_response_length": 256},
+        batch={"micro_batch_tokens": 1024, "global_batch_size": 8},
+        memory={"recompute_granularity": "full", "offload_optimizer": True},
+    )
+    wide, narrow = (
+        estimated(replace_section(config, "optimizer", grad_reduce_in_fp32=value)) for value in (True, False)
+    )
+    assert narrow.phase("update").total < wide.phase("update").total < wide.peak.total < narrow.peak.total
+    room = (wide.peak.total + narrow.peak.total) // 2
+    device = replace(devices.find("H100"), memory=room)
+    found = [one for one, _ in savings.fitting(arch_of(config), device, config, frozenset())]
+    assert found and all(one.optimizer.grad_reduce_in_fp32 for one in found)
 
 
 @pytest.mark.parametrize("cp", [2, 4])
