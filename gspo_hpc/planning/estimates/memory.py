@@ -264,7 +264,7 @@ def _update(arch: Architecture, config: Config, stage: int, state: parameters.By
         "optimizer": state.optimizer * (not config.memory.offload_optimizer),
         "activations": int(elements * tokens * item),
         "logits": 3 * _BLOCK * last,
-    }
+    } | _quantized(arch, config, stage, with_gradient=True)
 
 
 def _logprobs(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
@@ -278,11 +278,16 @@ def _logprobs(arch: Architecture, config: Config, stage: int, state: parameters.
         "weights": state.weights,
         "activations": int(elements * tokens * activations.itemsize(config)),
         "logits": 2 * _BLOCK * last,
-    }
+    } | _quantized(arch, config, stage, with_gradient=False)
     moved = offloaded_parts(config)
     parts |= {} if "gradients" in moved else {"gradients": state.gradients}
     parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
     return parts
+
+
+def _quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: bool) -> dict[str, int]:
+    size = parameters.quantized(arch, config, stage, with_gradient=with_gradient)
+    return {"fp8_weights": size} if size else {}
 
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
@@ -385,4 +390,5 @@ _SHOWN = {
     "cuda_and_nccl": "CUDA and NCCL",
     "kv_cache": "KV cache",
     "gradient_copies": "gradients in fp32",
+    "fp8_weights": "weights in FP8",
 }

@@ -93,6 +93,21 @@ def state(arch: Architecture, config: Config, stage: int) -> Bytes:
     return Bytes(number * (4 if wide else 2), number * gradient, _adam(config) * share, copies)
 
 
+def quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: bool) -> int:
+    """Return the bytes that Transformer Engine's layers keep in 8 bits of a rank's weights during a pass.
+
+    A backward pass needs them transposed as well. Norms, routers and biases stay in 16 bits, and are less than a
+    hundredth of what is counted here: all parameters of layers.
+    """
+    if config.model.fp8 is None:
+        return 0
+    parallel = config.parallel
+    tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
+    ep = parallel.expert_model_parallel_size
+    count = _layers(arch, layers_of(arch, config, stage), tp, ep, etp or tp)
+    return (count.dense + count.experts) * (1 + with_gradient)
+
+
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
     """Return the bytes of the copy that a node makes to save it in the background, if all its ranks are of this stage.
 

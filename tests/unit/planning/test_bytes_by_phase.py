@@ -122,6 +122,25 @@ def test_a_layout_that_only_gradients_in_fp32_let_fit_is_suggested() -> None:
     assert found and all(one.optimizer.grad_reduce_in_fp32 for one in found)
 
 
+@pytest.mark.parametrize("parallel", [{}, {"tensor_model_parallel_size": 2}, {"expert_model_parallel_size": 8}])
+def test_weights_in_fp8_are_there_during_passes(parallel: dict[str, int]) -> None:
+    """One byte for each that a layer multiplies by, and one for its transpose where there is a backward pass."""
+    model = {"path": "Qwen3-30B-A3B" if "expert_model_parallel_size" in parallel else "Qwen2.5-7B"}
+    plain, config = (made(model=model | fp8, parallel=parallel) for fp8 in ({}, {"fp8": "hybrid"}))
+    found, before, arch = estimated(config), estimated(plain), arch_of(config)
+    tp, ep = (parallel.get(f"{name}_model_parallel_size", 1) for name in ("tensor", "expert"))
+    heads = (arch.num_attention_heads * 2 + 2 * arch.num_key_value_heads) * arch.head_dim
+    products = heads * arch.hidden_size // tp
+    if arch.experts is None:
+        products += 3 * arch.hidden_size * arch.ffn_hidden_size // tp
+    else:
+        products += 3 * arch.hidden_size * arch.experts.ffn_hidden_size * arch.experts.count // ep
+    for name, copies in (("update", 2), ("logprobs", 1)):
+        assert found.phase(name).parts["fp8_weights"] == pytest.approx(copies * products * arch.num_layers, rel=0.01)
+    added = {phase.name for phase, one in zip(found.phases, before.phases, strict=True) if phase.parts != one.parts}
+    assert added == {"update", "logprobs"}
+
+
 @pytest.mark.parametrize("cp", [2, 4])
 def test_attention_keeps_the_keys_of_all_that_a_rank_s_queries_see(cp: int) -> None:
     """Queries and their result are its own; of the keys and values it gathers all, and keeps half a piece twice."""
