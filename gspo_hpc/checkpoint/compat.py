@@ -27,6 +27,7 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedBase,
     ShardedObject,
     ShardedTensor,
+    ShardedTensorFactory,
     apply_factory_merges,
 )
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, save_preprocess
@@ -99,7 +100,7 @@ def prepare(
 
 
 def load(state: State, shards: Path) -> State:
-    """Return a sharded state with the values that the folder `shards` has for it.
+    """Return a sharded state with the values that the folder `shards` has for it, read into its own tensors.
 
     Raises ValueError of one line for a folder that is another model's or holds anything but tensors and plain values.
     Relies on ``load_preprocess`` and the functions around it (0.16 to 0.19). On an upgrade compare with
@@ -110,7 +111,7 @@ def load(state: State, shards: Path) -> State:
     result = _common(shards)
     state = _only_tensors(state)
     force_all_tensors_to_non_fp8(state)
-    wanted, local, factories = load_preprocess(state)
+    wanted, local, factories = load_preprocess(_merged_in_place(state))
     merge(result, local)
     tensors, _ = extract_sharded_base(wanted)
     with _host_group() as group:
@@ -279,6 +280,33 @@ def _only_tensors(state: State) -> State:
         return LocalNonpersistentObject(value.data) if isinstance(value, ShardedObject) else value
 
     found: State = dict_list_map_inplace(local, state)
+    return found
+
+
+def _merged_in_place(state: State) -> State:
+    """Return a sharded state whose tensors that are saved in parts are not copied to merge what was read into them.
+
+    Megatron saves gate and up projection of SwiGLU, which are one tensor, as two, and merges them with ``torch.cat``
+    once all tensors are read. The copies would stay until the load ends: half of the weights, and of an optimizer's
+    state. Parts that are views of their tensor are in place once they are read. Relies on
+    ``ShardedTensorFactory.merge_fn`` getting what was read into the parts of ``build_fn`` (0.16 to 0.19).
+    """
+
+    def in_place(value: Any) -> Any:
+        if not isinstance(value, ShardedTensorFactory) or value.data is None:
+            return value
+        whole, merge_parts = value.data.detach(), value.merge_fn
+
+        def merged(parts: Any) -> Any:
+            tensors = list(nested_values(parts))
+            memory = {one.untyped_storage().data_ptr() for one in tensors}
+            if memory == {whole.untyped_storage().data_ptr()} and sum(map(torch.numel, tensors)) == whole.numel():
+                return whole
+            return merge_parts(parts)
+
+        return replace(value, merge_fn=merged)
+
+    found: State = dict_list_map_inplace(in_place, state)
     return found
 
 

@@ -114,6 +114,7 @@ class Pass:
                 micro_batch_size=1,
                 forward_only=forward_only,
             )
+        compat.drop_quantized_weights(policy.chunks)
         if any_rank(self.abandoned, policy.ranks.device):
             raise Abandoned
         return results

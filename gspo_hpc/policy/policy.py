@@ -78,9 +78,10 @@ class Policy:
     def held(self) -> dict[str, int]:
         """Return the bytes of weights, gradients and optimizer state that are on this rank, by kind."""
         buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
+        masters = list(self._masters())  # whose gradients are copies in fp32 where the buffers have 16 bits
         kinds = {
             "weights": [parameter.data for parameter in self.parameters()],
-            "gradients": [buffer.grad_data for buffer in buffers],
+            "gradients": [*(buffer.grad_data for buffer in buffers), *(p.grad for p in masters if p.grad is not None)],
             "optimizer": self._optimizer_state(),
         }
         storages = {
@@ -152,12 +153,18 @@ class Policy:
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         """Return moments and masters, in the same order every time."""
-        parts = getattr(self.optimizer, "chained_optimizers", ())
-        optimizers = [part.optimizer for part in parts if part.optimizer is not None]
+        optimizers = self._optimizers()
         own = {parameter.untyped_storage().data_ptr() for parameter in self.parameters()}
-        masters = (p for o in optimizers for group in o.param_groups for p in group["params"])
         moments = (t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
-        return [t for t in (*masters, *moments) if t.untyped_storage().data_ptr() not in own and t.ndim]
+        return [t for t in (*self._masters(), *moments) if t.untyped_storage().data_ptr() not in own and t.ndim]
+
+    def _optimizers(self) -> list[Any]:
+        parts = getattr(self.optimizer, "chained_optimizers", ())
+        return [part.optimizer for part in parts if part.optimizer is not None]
+
+    def _masters(self) -> Iterator[torch.Tensor]:
+        """Yield what the optimizer moves: fp32 masters, or weights that are their own masters."""
+        return (p for o in self._optimizers() for group in o.param_groups for p in group["params"])
 
     def settle(self) -> None:
         """Have whole weights on this rank, also where they were offloaded or are gathered only in the next update.

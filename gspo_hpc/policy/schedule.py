@@ -230,17 +230,20 @@ def _apply(policy: Policy) -> tuple[float, bool]:
     The result is equal on all ranks.
     """
     optimizer = policy.optimizer
-    found_inf = optimizer.prepare_grads()
-    grad_norm = float(optimizer.get_grad_norm())
-    if found_inf or not math.isfinite(grad_norm):
-        return grad_norm, True
-    limit = policy.config.optimizer.clip_grad
-    if limit > 0.0:
-        for chained in optimizer.chained_optimizers:
-            clip_grad_by_total_norm_fp32(chained.get_parameters(), max_norm=limit, total_norm=grad_norm)
-    with policy.stepping():
-        optimizer.step_with_ready_grads()
-    return grad_norm, False
+    try:
+        found_inf = optimizer.prepare_grads()
+        grad_norm = float(optimizer.get_grad_norm())
+        if found_inf or not math.isfinite(grad_norm):
+            return grad_norm, True
+        limit = policy.config.optimizer.clip_grad
+        if limit > 0.0:
+            for chained in optimizer.chained_optimizers:
+                clip_grad_by_total_norm_fp32(chained.get_parameters(), max_norm=limit, total_norm=grad_norm)
+        with policy.stepping():
+            optimizer.step_with_ready_grads()
+        return grad_norm, False
+    finally:
+        optimizer.zero_grad()  # Megatron would keep its fp32 copies of gradients in 16 bits until the next step
 
 
 def _reduce(policy: Policy, parts: list[Any]) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:

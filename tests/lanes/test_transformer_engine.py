@@ -157,6 +157,18 @@ def test_the_mask_and_the_layout_that_we_ask_for_are_known() -> None:
         assert f'"{word}"' in (ROOT / "gspo_hpc/policy/layers.py").read_text()
 
 
+def test_weights_in_8_bits_are_kept_where_we_drop_them() -> None:
+    """In a dictionary that every layer has from its beginning, and from which each takes what it has, or makes anew."""
+    kept = "self._fp8_workspaces"
+    made = [ast.unparse(node) for node in ast.walk(classes(ENGINE)["TransformerEngineBaseModule"])]
+    assert any(text.startswith(kept) and text.endswith("= {}") for text in made)
+    for name in sorted(NEEDED & {"Linear", "LayerNormLinear", "GroupedLinear"}):
+        texts = [ast.unparse(node) for node in ast.walk(classes(ENGINE)[name]) if isinstance(node, ast.expr)]
+        uses = {text for text in texts if text.startswith(f"{kept}.") or text.startswith(f"{kept}[")}
+        assert uses and all(text.startswith((f"{kept}.get", f"{kept}[")) for text in uses), (name, uses)
+    assert "_fp8_workspaces" in (ROOT / "gspo_hpc/policy/compat.py").read_text()
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [

@@ -126,14 +126,15 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
             "buckets": _buckets(arch, config) + _loading(arch, config),  # of a weight sync, in which the cache stays
             "cuda_and_nccl": ENGINE,
         }
-    stepping = Phase("optimizer_step", trainer | own | asleep)
+    copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
+    stepping = Phase("optimizer_step", trainer | copies | own | asleep)
     transit = SAVE_TRANSIT_BYTES * (config.optimizer.distributed and _shares_optimizer(config))
     coming_and_going = {"transit": 2 * transit} if transit else {}  # an owner that loads sends copies from the host
     phases = (
         Phase("load", trainer | own | coming_and_going),
         *((Phase("engine_start", generation),) if colocated else ()),
         Phase("update", update | own | asleep),
-        *((stepping,) if config.memory.offload_optimizer else ()),
+        *((stepping,) if config.memory.offload_optimizer or copies else ()),
         Phase("logprobs", _logprobs(arch, config, stage, state) | own | asleep),
         Phase("sync", sync),
         Phase("generation", generation),
@@ -161,8 +162,13 @@ def _worst_stage(arch: Architecture, config: Config) -> tuple[int, parameters.By
     """Return the pipeline stage that takes most in the update, what it keeps between steps, and what it takes."""
     states = {stage: parameters.state(arch, config, stage) for stage in _stages(config)}
     updates = {stage: _update(arch, config, stage, state) for stage, state in states.items()}
-    worst = max(updates, key=lambda stage: sum(updates[stage].values()))
+    worst = max(updates, key=lambda stage: max(sum(updates[stage].values()), _step(states[stage])))
     return worst, states[worst], updates[worst]
+
+
+def _step(state: parameters.Bytes) -> int:
+    """Return what an optimizer's step takes, for which all is on the GPU, and activations are no longer."""
+    return state.total + state.gradient_copies
 
 
 def _stages(config: Config) -> Iterable[int]:
@@ -259,7 +265,7 @@ def _update(arch: Architecture, config: Config, stage: int, state: parameters.By
         "optimizer": state.optimizer * (not config.memory.offload_optimizer),
         "activations": int(elements * tokens * item),
         "logits": 3 * _BLOCK * last,
-    }
+    } | _quantized(arch, config, stage, with_gradient=True)
 
 
 def _logprobs(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
@@ -273,11 +279,16 @@ def _logprobs(arch: Architecture, config: Config, stage: int, state: parameters.
         "weights": state.weights,
         "activations": int(elements * tokens * activations.itemsize(config)),
         "logits": 2 * _BLOCK * last,
-    }
+    } | _quantized(arch, config, stage, with_gradient=False)
     moved = offloaded_parts(config)
     parts |= {} if "gradients" in moved else {"gradients": state.gradients}
     parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
     return parts
+
+
+def _quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: bool) -> dict[str, int]:
+    size = parameters.quantized(arch, config, stage, with_gradient=with_gradient)
+    return {"fp8_weights": size} if size else {}
 
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
@@ -379,4 +390,6 @@ _SHOWN = {
     "old_logprobs": "old log-probs",
     "cuda_and_nccl": "CUDA and NCCL",
     "kv_cache": "KV cache",
+    "gradient_copies": "gradients in fp32",
+    "fp8_weights": "weights in FP8",
 }

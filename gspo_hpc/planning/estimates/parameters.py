@@ -43,10 +43,11 @@ class Bytes(NamedTuple):
     weights: int
     gradients: int
     optimizer: int  # moments, and masters of 16-bit parameters
+    gradient_copies: int = 0  # in fp32, of gradients in 16 bits: only while the optimizer steps
 
     @property
     def total(self) -> int:
-        """The sum of all three."""
+        """The sum of what stays between two steps."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -83,15 +84,28 @@ def state(arch: Architecture, config: Config, stage: int) -> Bytes:
     number = count.dense + count.experts
     wide = config.model.dtype == "float32"
     gradient = 4 if wide or config.optimizer.grad_reduce_in_fp32 else 2
+    share = number
     if config.optimizer.distributed:
         dense, experts = _split(config)
         stage_ranks = _stage_ranks(config)
-        optimizer = _adam(config) * (
-            -(-count.dense // (stage_ranks // dense)) - (-count.experts // (stage_ranks // experts))
-        )
-    else:
-        optimizer = _adam(config) * number
-    return Bytes(number * (4 if wide else 2), number * gradient, optimizer)
+        share = -(-count.dense // (stage_ranks // dense)) - (-count.experts // (stage_ranks // experts))
+    copies = 0 if gradient == 4 else 4 * share
+    return Bytes(number * (4 if wide else 2), number * gradient, _adam(config) * share, copies)
+
+
+def quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: bool) -> int:
+    """Return the bytes that Transformer Engine's layers keep in 8 bits of a rank's weights during a pass.
+
+    A backward pass needs them transposed as well. Norms, routers and biases stay in 16 bits, and are less than a
+    hundredth of what is counted here: all parameters of layers.
+    """
+    if config.model.fp8 is None:
+        return 0
+    parallel = config.parallel
+    tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
+    ep = parallel.expert_model_parallel_size
+    count = _layers(arch, layers_of(arch, config, stage), tp, ep, etp or tp)
+    return (count.dense + count.experts) * (1 + with_gradient)
 
 
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
@@ -128,7 +142,7 @@ def of_node(config: Config, state: Bytes, engine: int, copy: int, sleep_level: i
     workers = engine_gpus_per_node(config)
     found = {"processes": _PROCESSES * config.cluster.gpus_per_node}
     if config.cluster.platform == "cpu":
-        found["trainer"] = state.total * trainers
+        found["trainer"] = (state.total + state.gradient_copies) * trainers
         found["engine_weights"] = engine * workers
         found["kv_cache"] = int(config.rollout.kv_cache_gb * GIB) * engines_per_node(config)
     else:

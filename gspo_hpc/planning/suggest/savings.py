@@ -87,9 +87,11 @@ def lightest(arch: Architecture, device: Device, wanted: Config, keep: frozenset
 def _at_least(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> int:
     """Return what the layout takes of a GPU with all that saves memory, by which most that do not fit are known."""
     *_, last = _ways(wanted, keep)
+    ways = [last]
     if "optimizer.grad_reduce_in_fp32" not in keep and wanted.model.dtype != "float32":
-        last = replace(last, optimizer=replace(last.optimizer, grad_reduce_in_fp32=False))
-    return memory.estimate(arch, last, device).peak.total
+        # Either may take less: gradients in 16 bits have copies in fp32 while the optimizer steps.
+        ways = [replace(last, optimizer=replace(last.optimizer, grad_reduce_in_fp32=wide)) for wide in (True, False)]
+    return min(memory.estimate(arch, way, device).peak.total for way in ways)
 
 
 def _tried(arch: Architecture, device: Device, config: Config, keep: frozenset[str]) -> tuple[Config, Estimate] | None:

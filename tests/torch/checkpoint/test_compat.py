@@ -38,6 +38,7 @@ MEGATRON_NAMES = {
     f"{_ROOM}/dict_utils.py: dict_list_map_inplace": ("f", "x"),
     f"{_ROOM}/dict_utils.py: merge": ("x1", "x2"),
     f"{_ROOM}/mapping.py: apply_factory_merges": ("x1", "x2"),
+    f"{_ROOM}/mapping.py: ShardedTensorFactory.merge_fn": (),
     f"{_ROOM}/mapping.py: LocalNonpersistentObject.__init__": ("self", "obj"),
     f"{_ROOM}/mapping.py: ShardedTensor.allow_shape_mismatch": (),
 }

@@ -52,6 +52,14 @@ def test_names_of_megatron() -> None:
     assert missing(root, COMPAT) == []
 
 
+def test_weights_in_8_bits_are_dropped() -> None:
+    """Of every layer that keeps some, at any depth; one that quantizes anew has its dictionary still."""
+    inner, plain = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    inner._fp8_workspaces = kept = {"weight": torch.zeros(2)}  # type: ignore[assignment]
+    compat.drop_quantized_weights([torch.nn.Sequential(torch.nn.Sequential(inner), plain)])
+    assert inner._fp8_workspaces is kept and not kept
+
+
 def test_names_of_torch() -> None:
     names = {
         "torch/distributed/distributed_c10d.py: _World.pg_map": ("self",),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.config import schema
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, NCCL_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
@@ -35,6 +36,10 @@ def made(**sections: dict[str, Any]) -> Config:
         "optimizer": {"distributed": True},
     }
     return from_dict({**base, **{name: base.get(name, {}) | section for name, section in sections.items()}})
+
+
+def replace_section(config: Config, name: str, **values: Any) -> Config:
+    return schema.replace(config, **{name: schema.replace(getattr(config, name), **values)})
 
 
 def arch_of(config: Config) -> Architecture:
@@ -79,6 +84,61 @@ def test_the_stage_that_needs_most_may_be_one_between() -> None:
     found = estimated(config)
     assert found.stage == 1
     assert found.phase("update").parts["weights"] == parameters.state(arch_of(config), config, 1).weights
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize(("distributed", "sharers"), [(False, 1), (True, 16)])
+def test_gradients_in_16_bits_have_copies_while_the_optimizer_steps(
+    distributed: bool, sharers: int, offloaded: bool
+) -> None:
+    """Four bytes for each parameter that a rank's optimizer moves, in that phase and in no other."""
+    config = made(
+        optimizer={"grad_reduce_in_fp32": False, "distributed": distributed}, memory={"offload_optimizer": offloaded}
+    )
+    found, count = estimated(config), parameters.parameters(arch_of(config))
+    (step,) = [phase for phase in found.phases if "gradient_copies" in phase.parts]
+    assert step.name == "optimizer_step" and step.parts["gradients"] == 2 * count
+    assert step.parts["gradient_copies"] == 4 * -(-count // sharers)
+    plain = estimated(made(optimizer={"distributed": distributed}))
+    assert all("gradient_copies" not in phase.parts and phase.name != "optimizer_step" for phase in plain.phases)
+
+
+def test_a_layout_that_only_gradients_in_fp32_let_fit_is_suggested() -> None:
+    """One GPU has all of the optimizer: 16 bits save two bytes a parameter, and take four while it steps."""
+    config = made(
+        cluster={"nodes": 1, "gpus_per_node": 1},
+        model={"path": "Qwen2.5-3B"},
+        rollout={"tensor_parallel_size": 1, "max_prompt_length": 256, "max_response_length": 256},
+        batch={"micro_batch_tokens": 1024, "global_batch_size": 8},
+        memory={"recompute_granularity": "full", "offload_optimizer": True},
+    )
+    wide, narrow = (
+        estimated(replace_section(config, "optimizer", grad_reduce_in_fp32=value)) for value in (True, False)
+    )
+    assert narrow.phase("update").total < wide.phase("update").total < wide.peak.total < narrow.peak.total
+    room = (wide.peak.total + narrow.peak.total) // 2
+    device = replace(devices.find("H100"), memory=room)
+    found = [one for one, _ in savings.fitting(arch_of(config), device, config, frozenset())]
+    assert found and all(one.optimizer.grad_reduce_in_fp32 for one in found)
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tensor_model_parallel_size": 2}, {"expert_model_parallel_size": 8}])
+def test_weights_in_fp8_are_there_during_passes(parallel: dict[str, int]) -> None:
+    """One byte for each that a layer multiplies by, and one for its transpose where there is a backward pass."""
+    model = {"path": "Qwen3-30B-A3B" if "expert_model_parallel_size" in parallel else "Qwen2.5-7B"}
+    plain, config = (made(model=model | fp8, parallel=parallel) for fp8 in ({}, {"fp8": "hybrid"}))
+    found, before, arch = estimated(config), estimated(plain), arch_of(config)
+    tp, ep = (parallel.get(f"{name}_model_parallel_size", 1) for name in ("tensor", "expert"))
+    heads = (arch.num_attention_heads * 2 + 2 * arch.num_key_value_heads) * arch.head_dim
+    products = heads * arch.hidden_size // tp
+    if arch.experts is None:
+        products += 3 * arch.hidden_size * arch.ffn_hidden_size // tp
+    else:
+        products += 3 * arch.hidden_size * arch.experts.ffn_hidden_size * arch.experts.count // ep
+    for name, copies in (("update", 2), ("logprobs", 1)):
+        assert found.phase(name).parts["fp8_weights"] == pytest.approx(copies * products * arch.num_layers, rel=0.01)
+    added = {phase.name for phase, one in zip(found.phases, before.phases, strict=True) if phase.parts != one.parts}
+    assert added == {"update", "logprobs"}
 
 
 @pytest.mark.parametrize("cp", [2, 4])
