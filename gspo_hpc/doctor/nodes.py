@@ -181,7 +181,7 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
     )
     whole = replace(config, cluster=replace(config.cluster, nodes=count), slurm=short)
     single = replace(whole, cluster=replace(whole.cluster, gpus_per_node=1))
-    own = srun.environment(whole, folder)
+    own = srun.environment(whole, folder / srun.CODE)
     words = srun.command(single, folder.parent, folder, list(own))
     words[-3:] = ["gspo_hpc.doctor.node", str(folder)]  # instead of gspo_hpc.training.worker train RUN
     steps = [shlex.join(words)]

@@ -85,8 +85,8 @@ def load(function: str) -> Grader:
     path, name = _split(function)
     key = f"_grader:{path.resolve()}"
     if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, snapshot.source(path))
-        assert spec is not None and spec.loader is not None
+        spec = snapshot.grader_spec(key, path)
+        assert spec.loader is not None
         module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
         sys.path.append(str(path.resolve().parent))  # the file may import its neighbours
         try:

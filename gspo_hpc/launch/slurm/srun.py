@@ -14,20 +14,21 @@ from gspo_hpc.config.schema import Config, Container
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.environment import no_gpus
 
-CODE, CANCEL = (
-    "code",
-    "cancel",
-)  # in a job folder: the submitted code; a file that asks for the end of the run
+# In a job folder: the submitted code; a file that asks for the end of the run.
+CODE, CANCEL = "code.zip", "cancel"
 
 
-def environment(config: Config, job_dir: Path) -> dict[str, str]:
-    """Return the variables that ranks get in addition to the job's. Secrets are never arguments of a command."""
+def environment(config: Config, code: Path) -> dict[str, str]:
+    """Return the variables that ranks get in addition to the job's. Secrets are never arguments of a command.
+
+    `code`: the archive that they import this package from.
+    """
     threads = config.cluster.threads_per_rank or cpus_per_task(config)
     return {
         **(no_gpus() if config.cluster.platform == "cpu" else {}),
         **config.slurm.environment,
         **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-        **snapshot.environment(job_dir / CODE),
+        **snapshot.environment(code),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -60,7 +60,7 @@ def dry_run(config: Config) -> str:
     run = RunDir(config.run_dir)
     job_dir = run.path / "jobs" / "NNNN"
     executor = make_executor(config, run.path, job_dir)
-    own = srun.environment(config, job_dir)
+    own = srun.environment(config, job_dir / srun.CODE)
     command = shlex.join(srun.command(config, run.path, job_dir, [*own, CONTROL, CONTROL_TOKEN]))
     variables = "\n".join(f"#   {name}={shlex.quote(value)}" for name, value in own.items())
     start = f"# The job starts every attempt with\n#   {command}\n# and these in its environment:\n{variables}\n"

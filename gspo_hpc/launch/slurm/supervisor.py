@@ -186,7 +186,7 @@ class _Attempt:
     def run(self) -> Verdict:
         """Start the ranks, watch them to the end, and judge how they ended."""
         error = os.fdopen(open_log(self.log), "wb")
-        own = srun.environment(self.config, self.job_dir) | self.server.environment()
+        own = srun.environment(self.config, Path(os.environ[environment.CODE])) | self.server.environment()
         own |= {environment.ATTEMPT: str(self.attempt.number), environment.RUN_ID: self.run_dir.read_info()["run_id"]}
         command = srun.command(self.config, self.run_dir.path, self.job_dir, list(own))
         try:
