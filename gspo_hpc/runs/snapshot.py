@@ -76,15 +76,15 @@ def fingerprints(reward: Reward) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
 
 
-def take(archive: Path, reward: Reward) -> None:
-    """Write package and graders into `archive`, for processes that have its :func:`environment`."""
+def take(archive: Path, *rewards: Reward) -> None:
+    """Write package and the graders of `rewards` into `archive`, for processes that have its :func:`environment`."""
     if paths.IMPORT_ROOT.is_file():  # a submitted job that submits: its graders may be others
         with zipfile.ZipFile(paths.IMPORT_ROOT) as own:
             content = {name: own.read(name) for name in own.namelist() if name.startswith(f"{paths.PACKAGE.name}/")}
     else:
         folder = paths.IMPORT_ROOT / paths.PACKAGE.name
         content = {f"{folder.name}/{path.relative_to(folder)}": path.read_bytes() for path in _files(folder)}
-    for grader in _unique(grader_file(term.function) for term in reward.functions):
+    for grader in _unique(grader_file(term.function) for reward in rewards for term in reward.functions):
         content[f"{_GRADERS}/{_name(grader)}"] = grader.read_bytes()
     content["origin.json"] = json.dumps({"path": str(paths.PACKAGE), "commit": _commit()}).encode()
     buffer = io.BytesIO()

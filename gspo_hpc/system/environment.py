@@ -47,3 +47,12 @@ def node_name() -> str:
     import socket
 
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def slurm_job_id() -> str | None:
+    """Return Slurm's name of the job that this process belongs to: 123, or 123_4 for a task of an array.
+
+    A task also has a number of its own, but one task has that of the array: a command that is given it means all tasks.
+    """
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")

@@ -33,8 +33,11 @@ def environment(config: Config, code: Path) -> dict[str, str]:
     }
 
 
-def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) -> list[str]:
-    """Return the command with one task per rank. `names`: variables that must reach ranks in a container."""
+def command(config: Config, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
+    """Return the command with one task per rank, which have the archive `code`.
+
+    `names`: variables that must reach ranks in a container.
+    """
     slurm, cluster = config.slurm, config.cluster
     words = [
         "srun",
@@ -55,12 +58,13 @@ def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) 
     words += slurm.srun
     python = [slurm.python or sys.executable]
     if slurm.container is not None:
-        python = _in_container(slurm.container, cluster.platform == "cuda", run_dir, names)
+        python = _in_container(slurm.container, cluster.platform == "cuda", run_dir, code, names)
     return [*words, *python, "-m", "gspo_hpc.training.worker", "train", str(run_dir)]
 
 
-def _in_container(box: Container, gpus: bool, run_dir: Path, names: Sequence[str]) -> list[str]:
-    mounts = [f"{run_dir}:{run_dir}", *box.mounts]
+def _in_container(box: Container, gpus: bool, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
+    own = [run_dir] if code.is_relative_to(run_dir) else [run_dir, code.parent]  # a sweep has one archive for its runs
+    mounts = [*(f"{path}:{path}" for path in own), *box.mounts]
     if box.kind == "pyxis":
         # Without this option the values of the image would hide those of the job.
         keep = f"--container-env={','.join(names)}"
