@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gspo_hpc.config.schema import run_name
+
 _FORM = "write section.key=value,value,... such as run.seed=1,2,3"
 _CLOSES = {"[": "]", "{": "}", "(": ")"}
 _FIXED = ("run.name", "run.dir")  # each point gets its own
@@ -73,7 +75,7 @@ def _name(settings: Sequence[str], keys: Sequence[str]) -> str:
         last = key.rpartition(".")[2]
         words.append(f"{last if lasts.count(last) == 1 else key}-{value}")
     whole = "_".join(words)
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", whole)
+    plain = run_name(whole)
     if plain == whole and len(plain) <= _LONGEST:
         return plain
     return f"{plain[:_LONGEST].rstrip('-._')}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"

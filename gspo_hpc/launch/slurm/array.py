@@ -40,7 +40,7 @@ _RUN, _JOB = '"${job%/jobs/*}"', '"$job"'  # words of the batch script, for each
 
 @dataclass(frozen=True)
 class Submitted:
-    """What became of a sweep's points, by their names."""
+    """The points of a sweep, by their names and by what became of them."""
 
     job_id: str | None  # None if there was nothing to submit
     submitted: tuple[str, ...]

@@ -149,7 +149,7 @@ def require_safe(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Supervisor:
-    """How the batch script starts a supervisor, in words of the shell, and how often one after another."""
+    """Words of the shell with which the batch script starts supervisors, and how many of them."""
 
     command: str
     attempts: str  # the folder of the run's attempts

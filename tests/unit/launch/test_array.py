@@ -33,10 +33,10 @@ def test_points_are_all_combinations() -> None:
 
 
 def test_a_comma_in_brackets_or_quotes_belongs_to_the_value() -> None:
-    (key,) = (["optimizer.betas=[0.9, 0.95],[0.9,0.99]"],)
+    (key,) = (["rollout.stop=[a, b],[a,c]"],)
     assert [point.settings for point in sweep.points(key)] == [
-        ("optimizer.betas=[0.9, 0.95]",),
-        ("optimizer.betas=[0.9,0.99]",),
+        ("rollout.stop=[a, b]",),
+        ("rollout.stop=[a,c]",),
     ]
     text = "reward.functions=[{function: 'a,b.py:f'}],[{function: number_match}]"
     first, second = sweep.points([text])
