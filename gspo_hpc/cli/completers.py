@@ -35,7 +35,7 @@ def _attach(action: argparse.Action) -> None:
     """Tell argcomplete what an argument may be, by the name that its help has for it."""
     kind = action.metavar
     found: object = None
-    if action.dest == "overrides":
+    if action.dest in ("overrides", "array"):
         found = overrides
     elif kind == "KEY":
         found = keys
