@@ -59,8 +59,13 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
-    failed = [state for state in states if state.reason]
-    reasons = [part for state in failed for part in ("", text((state.run, "bold")), item("  ", state.reason))]
+    told: dict[str, list[str]] = {}  # runs that wait for the same thing are named together
+    for state in states:
+        if state.reason:
+            told.setdefault(state.reason, []).append(state.run)
+    reasons = [
+        part for reason, runs in told.items() for part in ("", text((", ".join(runs), "bold")), item("  ", reason))
+    ]
     grades = dict.fromkeys((state.exactness or "", *_remedy(state)) for state in states)  # most runs have the same
     remedies = [item("  ", line) for grade, *found in grades if found for line in ("", f"{grade}:", *found)]
     page = lines([*clock, *title, table, *reasons, *remedies], stream)

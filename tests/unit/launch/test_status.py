@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,13 @@ def test_accuracy_and_time_are_told(run: RunDir, monkeypatch: pytest.MonkeyPatch
     assert re.fullmatch(r"  1m30s of steps so far; the latest was logged 1m\d\ds ago", lines[2])
     monkeypatch.setattr(status, "_state", lambda *_: ("done", ""))
     assert status.read(run.path).seconds_since_step is None
+
+
+def test_a_sweep_is_one_table_also_in_a_pipe(run: RunDir) -> None:
+    states = [replace(status.read(run.path), run=f"s/{name}", state="waiting", reason="Priority") for name in "ab"]
+    out = io.StringIO()
+    status_page.show(states, out, sweep=Path("s"))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "s: 2 runs, 2 waiting" and lines[1].split()[:3] == ["run", "state", "step"]
+    assert [line.split()[:2] for line in lines[2:4]] == [["a", "waiting"], ["b", "waiting"]]
+    assert lines[5:7] == ["a, b", "  Priority"], lines
