@@ -70,15 +70,8 @@ def test_one_task_is_preempted_another_requeued_a_third_left_alone(
     first.wait_for("rollout 0", in_rollout(first, 0))
     job = commands.job(first.job_id)
     assert job is not None
-    take = [
-        "sbatch",
-        "--partition=high",
-        f"--nodelist={job.nodes}",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap=sleep 1",
-    ]
-    commands.run(take)
+    take = ["sbatch", "--partition=high", f"--nodelist={job.nodes}", "--exclusive", "--output=/dev/null"]
+    commands.run([*take, "--wrap=sleep 1"])
     first.wait_for("the preemption", lambda: first.attempts()[0]["ended"] is not None)
     reached = first.last_step()
     # In any order: the first run goes on in the rhythm of Slurm's queue, the last begins when the short one is done.
