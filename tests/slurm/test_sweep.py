@@ -40,6 +40,7 @@ def submit(sweep: SlurmRun, steps: tuple[int, ...]) -> str:
     variables = {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
     variables |= {"GSPO_HPC_TEST_GRADER_SECONDS": str(sweep.grader_seconds)}
     own = (f"run.dir={sweep.run_dir}", f"slurm.environment={json.dumps(variables)}")
+    own += ("slurm.exclusive=true",)  # the nodes of a run are its own: who takes them meets no other
     values = ("--array", f"run.max_steps={','.join(map(str, steps))}", "--at-most", "2")
     done = sweep.command("submit", str(sweep.config), *own, *harness.OVERRIDES, *values)
     assert done.returncode == 0, done.stdout + done.stderr
