@@ -7,14 +7,17 @@ VLLM=(0.22.0 0.26.0 0.29.0 0.33.0) # the oldest and the newest that are supporte
 TORCH=(2.11.0 2.13.0 2.14.0)       # what these versions of vLLM pin
 ENGINE=(2.17.0 2.20.2)             # Transformer Engine: the oldest that is supported, and the newest
 MEGATRON=0.19.2                    # the newest that is supported; the test environment has the oldest
+UV=0.13.9                          # resolves the sets of packages for GPUs
 
 usage() {
     cat <<TEXT
-usage: bash tools/lanes.sh vllm|torch|transformer-engine [VERSION...] [-- pytest arguments]
+usage: bash tools/lanes.sh vllm|torch|transformer-engine|resolve [VERSION...] [-- pytest arguments]
 
   vllm                the Python files of vLLM (default: ${VLLM[*]}), around a GPU's memory that only counts
   torch               builds of torch for CUDA (default: ${TORCH[*]}): forward and backward under fake tensors
   transformer-engine  the calls of Transformer Engine against its sources (default: ${ENGINE[*]})
+  resolve             the pinned sets for GPUs in tools/requirements/gpu, by the metadata of every package; UPDATE=1
+                      resolves them anew around their versions of vLLM, torch, megatron-core and Transformer Engine
 
 Each lane fetches what it needs into .cache/lanes, once, and runs its tests once for each version. The lane torch
 needs 4 to 5 GiB for each of its versions, the others some ten megabytes. For example:
@@ -31,7 +34,7 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --help | -h) usage; exit 0 ;;
         --) shift; break ;;
-        vllm | torch | transformer-engine) LANE="$1" ;;
+        vllm | torch | transformer-engine | resolve) LANE="$1" ;;
         [0-9]*) VERSIONS+=("$1") ;;
         *) die "lanes: no option $1; see bash tools/lanes.sh --help" ;;
     esac
@@ -90,6 +93,17 @@ case "$LANE" in
             run "" "Transformer Engine $version" tests/lanes/test_transformer_engine.py \
                 tests/lanes/test_transformer_engine_double.py "$@"
         done
+        ;;
+    resolve)
+        folder="$CACHE/lanes/uv/$UV"
+        [ -d "$folder" ] || {
+            "$PYTHON" -m pip install -q --no-input --progress-bar off --target "$folder.part" "uv==$UV" </dev/null
+            mv "$folder.part" "$folder"
+        }
+        export GSPO_HPC_LANE_UV="$folder/bin/uv" UV_CACHE_DIR="$CACHE/lanes/uv/cache"
+        chosen="$(printf ' or vllm-%s' "${VERSIONS[@]}")"
+        [ ${#VERSIONS[@]} = 0 ] || set -- -k "${chosen# or }" "$@"
+        run "" "sets of packages for GPUs" tests/lanes/test_resolved_sets.py "$@"
         ;;
 esac
 [ ${#FAILED[@]} = 0 ] || die "lanes: failed with ${FAILED[*]}"

@@ -13,6 +13,7 @@ import argcomplete
 from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 
 from gspo_hpc.cli.parser import COMMANDS, parsers
+from gspo_hpc.config.paths import Part
 
 Offers = dict[str, str]  # what may stand there, and what it means
 _YAML = ("yaml", "yml")
@@ -34,7 +35,7 @@ def _attach(action: argparse.Action) -> None:
     """Tell argcomplete what an argument may be, by the name that its help has for it."""
     kind = action.metavar
     found: object = None
-    if action.dest == "overrides":
+    if action.dest in ("overrides", "array"):
         found = overrides
     elif kind == "KEY":
         found = keys
@@ -56,7 +57,7 @@ def configs(prefix: str, **_: object) -> Offers:
 
     found = dict.fromkeys(FilesCompleter(_YAML)(prefix), "")
     for folder in (paths.PRESETS, Path("configs")):
-        found |= {file.stem: _about(file) for file in sorted(folder.glob("*.y*ml"))}
+        found |= {file.stem: _about(file) for file in paths.files(folder, ".yaml", ".yml")}
     return found
 
 
@@ -94,13 +95,13 @@ def overrides(prefix: str, **_: object) -> Offers:
         return {}
     values = {text: "default" if text == one.default else "" for text in (*one.choices, one.default)}
     if key == "slurm.profile":
-        values |= {file.stem: _about(file) for file in sorted(paths.PROFILES.glob("*.y*ml"))}
+        values |= {file.stem: _about(file) for file in paths.files(paths.PROFILES, ".yaml", ".yml")}
     if key in _FILES:
         values |= dict.fromkeys(FilesCompleter()(value), "")
     return {f"{key}={text}": about for text, about in values.items()}
 
 
-def _about(file: Path) -> str:
+def _about(file: Part) -> str:
     """Return the first comment of a YAML file."""
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return next((line.lstrip("# ").strip() for line in lines if line.startswith("#")), "")
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.lstrip("# ").strip() for line in lines if line.startswith("#")), "")

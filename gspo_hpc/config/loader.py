@@ -17,6 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from gspo_hpc.config import paths, plugins, schema
+from gspo_hpc.config.paths import Part
 from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer, read_word
 from gspo_hpc.config.reading.peer_names import here
 from gspo_hpc.config.reading.places import Places
@@ -102,12 +103,12 @@ def dump_given(config: Config, given: Collection[str]) -> str:
     return str(yaml.dump(sections, Dumper=Writer, sort_keys=False, allow_unicode=True, width=120))
 
 
-def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], Places]:
+def _read_file(path: Part, problems: list[str]) -> tuple[dict[str, Any], Places]:
     """Return the sections of a YAML file and the place of each of its keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        names = [str(p) for p in sorted(path.parent.glob("*.y*ml"))] if path.parent.is_dir() else []
+        names = [str(beside) for beside in paths.files(Path(str(path)).parent, ".yaml", ".yml")]
         raise ConfigError([f"{path}: no such config file{near_miss(str(path), names)}"]) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
@@ -133,7 +134,7 @@ def _read_file(path: Path, problems: list[str]) -> tuple[dict[str, Any], Places]
     return {k: dict(v) if isinstance(v, dict) else v for k, v in raw.items()}, places
 
 
-def _profile(raw: Mapping[str, Any], place: Callable[[], str]) -> Path | None:
+def _profile(raw: Mapping[str, Any], place: Callable[[], str]) -> Part | None:
     """Return the file of slurm.profile: a path, or a name in slurm/profiles here or shipped with the package.
 
     Raises ConfigError, with the `place` of the setting, where there is none.
@@ -142,8 +143,8 @@ def _profile(raw: Mapping[str, Any], place: Callable[[], str]) -> Path | None:
     given = section.get("profile") if isinstance(section, Mapping) else None
     if not isinstance(given, str):
         return None
-    folders = (paths.PROFILES, Path("slurm", "profiles"))
-    known = {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    folders: tuple[Part, ...] = (paths.PROFILES, Path("slurm", "profiles"))
+    known = {path.name.removesuffix(".yaml"): path for folder in folders for path in paths.files(folder, ".yaml")}
     if "/" not in given and not given.endswith((".yaml", ".yml")):
         found, what, names = known.get(given), "profile", sorted(known)
     else:

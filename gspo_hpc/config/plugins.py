@@ -33,7 +33,8 @@ _LOADED: dict[str, type[AlgorithmSettings]] = {}  # from users' files, by their 
 @cache
 def algorithms() -> dict[str, type[AlgorithmSettings]]:
     """Return the settings class of every algorithm by its name, the default one first."""
-    found = {path.stem: _algorithm(path.stem) for path in sorted(paths.ALGORITHMS.glob("*.py")) if _defines(path.stem)}
+    names = [path.name.removesuffix(".py") for path in paths.files(paths.ALGORITHMS, ".py")]
+    found = {name: _algorithm(name) for name in names if _defines(name)}
     return {DEFAULT: found.pop(DEFAULT)} | found
 
 

@@ -27,6 +27,7 @@ from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.runs import reader
 from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.runs.jobs import job_logs
 from gspo_hpc.runs.reader import RunData, value
 from gspo_hpc.system.text import near_miss, tail
 
@@ -244,7 +245,7 @@ def _reward_failures(run: RunDir, data: RunData) -> dict[str, int]:
 
 def _newest_job(run: RunDir) -> list[Path]:
     """Return the logs of the newest Slurm job: what an older one refused may be fixed by now."""
-    jobs = sorted(run.path.glob("jobs/*/*_log.out"))
+    jobs = job_logs(run)
     return [log for log in jobs if log.parent == jobs[-1].parent]
 
 

@@ -181,17 +181,17 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
     )
     whole = replace(config, cluster=replace(config.cluster, nodes=count), slurm=short)
     single = replace(whole, cluster=replace(whole.cluster, gpus_per_node=1))
-    own = srun.environment(whole, folder)
-    words = srun.command(single, folder.parent, folder, list(own))
+    own = srun.environment(whole, folder / srun.CODE)
+    words = srun.command(single, folder.parent, folder / srun.CODE, list(own))
     words[-3:] = ["gspo_hpc.doctor.node", str(folder)]  # instead of gspo_hpc.training.worker train RUN
     steps = [shlex.join(words)]
     if groups:
-        ranks = srun.command(whole, folder.parent, folder, list(own))
+        ranks = srun.command(whole, folder.parent, folder / srun.CODE, list(own))
         ranks[-3:] = ["gspo_hpc.training.worker", "dry-run", str(folder)]
         steps.append(shlex.join(ranks))
     exports = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
     named = replace(whole, run=replace(whole.run, name="gspo-doctor"))
-    executor = submit.make_executor(named, folder.parent, folder, supervised=False)
+    executor = submit.make_executor(named, folder)
     return executor.script("\n".join([*exports, *steps]))
 
 

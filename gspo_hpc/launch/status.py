@@ -25,6 +25,7 @@ from gspo_hpc.planning import exactness
 from gspo_hpc.runs import reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
+from gspo_hpc.runs.sweep import SweepDir, expand
 from gspo_hpc.system.files import write_atomically
 from gspo_hpc.system.text import last_traceback, tail
 
@@ -70,8 +71,11 @@ class Status:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the run directories directly in a folder, sorted by name."""
-    return sorted(path.parent for path in folder.glob("*/run.json")) if folder.is_dir() else []
+    """Return the run directories in a folder, sorted by name; for a sweep there, those of its runs."""
+    if not folder.is_dir():
+        return []
+    there = [path.parent for name in ("run.json", "sweep.json") for path in folder.glob(f"*/{name}")]
+    return expand(sorted(there))
 
 
 def _existing(path: Path) -> RunDir:
@@ -227,25 +231,50 @@ def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str] | No
 
 
 def cancel(path: Path, say: Callable[[str], None]) -> None:
-    """End a run for good; one that is running saves first. Raises ValueError if nothing is running or waiting."""
-    run = _existing(path)
-    job = _job(run)
-    if job is not None and job.active:
-        if job.state != "RUNNING":
-            commands.cancel(job.id)
-            say(f"job {job.id} is cancelled; it had not started")
-            return
-        write_atomically(job_folder(run, job.id) / srun.CANCEL, "")
-        say(f"job {job.id} stops at its next safe point and saves")
-        deadline = time.monotonic() + _CANCEL_SECONDS
-        while (now := commands.job(job.id)) is not None and now.state in ("RUNNING", "COMPLETING"):
-            if time.monotonic() > deadline:
-                raise ValueError(
-                    f"job {job.id} is still running after {_CANCEL_SECONDS:.0f} s; scancel {job.id} ends it unsaved"
-                )
-            time.sleep(0.5)
-        say(f"job {job.id} has ended")
+    """End a run, or all runs of a sweep, for good; one that is running saves first.
+
+    Raises ValueError if nothing is running or waiting.
+    """
+    if not SweepDir(path).exists:
+        run = _existing(path)
+        job = _job(run)
+        if job is None or not job.active:
+            _stop_process(run, say)
+        elif _ask_to_end(run, job, say):
+            _wait_for_end(job, say)
         return
+    runs = [_existing(run) for run in SweepDir(path).runs()]
+    jobs = [(run, job) for run in runs if (job := _job(run)) is not None and job.active]
+    if not jobs:
+        raise ValueError(f"{path}: none of its runs is running or waiting")
+    jobs.sort(key=lambda one: one[1].state == "RUNNING")  # first those that wait: they would begin as others end
+    for job in [job for run, job in jobs if _ask_to_end(run, job, say)]:
+        _wait_for_end(job, say)
+
+
+def _ask_to_end(run: RunDir, job: Job, say: Callable[[str], None]) -> bool:
+    """Take a job out of the queue, or ask one that runs to save and end; return whether it has to be waited for."""
+    if job.state != "RUNNING":
+        commands.cancel(job.id)
+        say(f"job {job.id} is cancelled; it had not started")
+        return False
+    write_atomically(job_folder(run, job.id) / srun.CANCEL, "")
+    say(f"job {job.id} stops at its next safe point and saves")
+    return True
+
+
+def _wait_for_end(job: Job, say: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    while (now := commands.job(job.id)) is not None and now.state in ("RUNNING", "COMPLETING"):
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"job {job.id} is still running after {_CANCEL_SECONDS:.0f} s; scancel {job.id} ends it unsaved"
+            )
+        time.sleep(0.5)
+    say(f"job {job.id} has ended")
+
+
+def _stop_process(run: RunDir, say: Callable[[str], None]) -> None:
     holder = run.holder()
     if holder is None:
         raise ValueError(f"{run.path} is neither running nor waiting")

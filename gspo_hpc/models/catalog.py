@@ -46,7 +46,7 @@ class Family(NamedTuple):
 @cache
 def names() -> tuple[str, ...]:
     """The models that have a configuration of their own here, such as Qwen3-8B."""
-    own = (path.name for path in _FOLDER.glob("*.json") if path.name not in (_VARIANTS, _FAMILIES))
+    own = (path.name for path in paths.files(_FOLDER, ".json") if path.name not in (_VARIANTS, _FAMILIES))
     return tuple(sorted(name.removesuffix(".json") for name in own))
 
 

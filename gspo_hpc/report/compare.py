@@ -53,7 +53,8 @@ def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
     cannot be a file.
     """
     if not 2 <= len(run_dirs) <= MOST:
-        raise ValueError(f"--compare takes 2 to {MOST} runs; {len(run_dirs)} are given")
+        more = ": name some of them" if len(run_dirs) > MOST else ""
+        raise ValueError(f"--compare takes 2 to {MOST} runs; {len(run_dirs)} are given{more}")
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"{out}: {'is a directory' if out.is_dir() else f'there is no directory {out.parent}'}")
     write_atomically(out, page([read_run(Path(path)) for path in run_dirs]))

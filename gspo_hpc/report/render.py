@@ -10,7 +10,7 @@ import functools
 import re
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound
+from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateNotFound
 from markupsafe import Markup
 
 from gspo_hpc.config.paths import PACKAGE
@@ -54,7 +54,7 @@ def printable(value: Any) -> Any:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FunctionLoader(_template),
         autoescape=True,
         finalize=printable,
         undefined=StrictUndefined,
@@ -63,3 +63,9 @@ def _environment() -> Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment
+
+
+def _template(name: str) -> str | None:
+    """Return the source of a template; None if there is none."""
+    path = TEMPLATES / name
+    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -22,6 +22,7 @@ from gspo_hpc.config import changes as config_changes
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.runs.snapshot import fingerprints
+from gspo_hpc.system.environment import slurm_job_id
 from gspo_hpc.system.files import (
     append_lines,
     make_private_dir,
@@ -81,6 +82,9 @@ class RunDir:
     def read_info(self) -> dict[str, Any]:
         """Return run.json: run_id, versions, seed, hashes of data and graders. ValueError where there is no run."""
         if not self.info.exists():
+            if runs := sorted(path.parent.name for path in self.path.glob("*/run.json")):
+                names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
+                raise ValueError(f"{self.path}: not a run directory, but a folder of several; name one: {names}")
             raise ValueError(f"{self.path}: not a run directory (it has no run.json)")
         info: dict[str, Any] = read_json(self.info)
         return info
@@ -222,6 +226,8 @@ class Lock:
                 if time.monotonic() > deadline:
                     raise ValueError(_held(path, _holder(fd)))
                 time.sleep(0.05)
+            if os.fstat(fd).st_nlink == 0:  # its holder could not submit the run, and removed what it had made
+                raise ValueError(f"{path.parent} was removed a moment ago: give the command again")
         except BaseException:
             os.close(fd)
             raise
@@ -365,7 +371,7 @@ def _held(path: Path, who: Mapping[str, Any]) -> str:
 
 
 def _who() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job_id": os.environ.get("SLURM_JOB_ID")}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job_id": slurm_job_id()}
 
 
 def _now() -> str:

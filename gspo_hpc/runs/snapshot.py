@@ -1,21 +1,28 @@
-"""Copy this package and a user's own files to the job folder, so that the submitted code is what runs.
+"""Keep this package and a user's own files in one archive of the job folder: what was submitted is what runs.
 
-Other files that these import are not copied.
+Python imports the package from the archive as it is, so a run has one file of code, however many nodes read it, and
+nothing is unpacked that would have to be removed. Other files that a user's file imports are not kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from gspo_hpc.config import paths
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
-from gspo_hpc.system.environment import GRADERS
-from gspo_hpc.system.files import make_private_dir, write_json
+from gspo_hpc.system.environment import CODE
+from gspo_hpc.system.files import write_atomically
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file knows: archives of the same code are equal
 
 
 def files(config: Config) -> dict[str, str]:
@@ -38,28 +45,49 @@ def fingerprints(config: Config) -> dict[str, str]:
     return found
 
 
-def take(folder: Path, config: Config) -> None:
-    """Copy the package and a user's own files into `folder`, for processes that have its :func:`environment`."""
-    package = paths.PACKAGE
-    make_private_dir(folder)
-    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    make_private_dir(folder / "graders")
-    for path in sorted({path for name in files(config) if (path := own_code.file_of(name)) is not None}):
-        shutil.copy(path, folder / "graders" / own_code.copy_name(path))
+def take(archive: Path, *configs: Config) -> None:
+    """Write the package and a user's own files into `archive`, for processes that have its :func:`environment`."""
+    if paths.IMPORT_ROOT.is_file():  # a submitted job that submits: its user's files may be others
+        with zipfile.ZipFile(paths.IMPORT_ROOT) as own:
+            content = {name: own.read(name) for name in own.namelist() if name.startswith(f"{paths.PACKAGE.name}/")}
+    else:
+        folder = paths.IMPORT_ROOT / paths.PACKAGE.name
+        content = {f"{folder.name}/{path.relative_to(folder)}": path.read_bytes() for path in _files(folder)}
+    named = (own_code.file_of(name) for config in configs for name in files(config))
+    for path in sorted({path for path in named if path is not None}):
+        content[own_code.copy_name(path)] = path.read_bytes()
+    content["origin.json"] = json.dumps({"path": str(paths.PACKAGE), "commit": _commit()}).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as whole:
+        for name, data in content.items():
+            whole.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    write_atomically(archive, buffer.getvalue())
+
+
+def environment(archive: Path) -> dict[str, str]:
+    """Return the variables that make a process use the code in `archive`, whatever its current directory holds.
+
+    The user's own PYTHONPATH comes after it.
+    """
+    theirs = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(archive))]
+    path = os.pathsep.join([str(archive), *theirs])
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", CODE: str(archive)}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, through links, without compiled ones."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        yield from (Path(parent, name) for name in sorted(names) if not name.endswith(".pyc"))
+
+
+def _commit() -> str | None:
+    if shutil.which("git") is None:
+        return None
     described = subprocess.run(
-        ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"],
+        ["git", "-C", str(paths.IMPORT_ROOT), "describe", "--always", "--dirty", "--abbrev=40"],
         capture_output=True,
         text=True,
         check=False,
     )
-    write_json(folder / "origin.json", {"path": str(package), "commit": described.stdout.strip() or None})
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Return the variables that make a process use the copy in `folder`, whatever its current directory holds.
-
-    The user's own PYTHONPATH comes after it.
-    """
-    theirs = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(folder))]
-    path = os.pathsep.join([str(folder), *theirs])
-    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", GRADERS: str(folder / "graders")}
+    return described.stdout.strip() or None

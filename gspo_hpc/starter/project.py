@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from gspo_hpc.config import paths
 from gspo_hpc.config.schema import run_name
 from gspo_hpc.data import counting
 from gspo_hpc.importers.convert import Converted, convert
 from gspo_hpc.importers.inputs import read_text
 
-FILES = Path(__file__).parent / "files"
+FILES = paths.PACKAGE / "starter" / "files"
 CONFIG, DATA, REWARD, TEST = "config.yaml", "train.jsonl", "reward.py", "test_reward.py"
 _ANSWERS = ("answer", "solution", "ground_truth", "target", "label", "output", "response")
 _ROWS = 20

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_hpc.system import progress
-from gspo_hpc.system.environment import CONTROL, CONTROL_TOKEN
+from gspo_hpc.system.environment import CONTROL, CONTROL_TOKEN, slurm_job_id
 
 _LINE = 65536  # bytes of a message at most
 _BEATS_PER_SECOND = 500.0  # that a watcher is given to read, however many ranks there are
@@ -212,7 +212,7 @@ class Client:
         self._interval = max(1.0, world_size / _BEATS_PER_SECOND)
         self._sending = threading.Lock()
         self._connection = _connect(host, int(port), patience)
-        step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}" if "SLURM_STEP_ID" in os.environ else ""
+        step = f"{slurm_job_id()}.{os.environ['SLURM_STEP_ID']}" if "SLURM_STEP_ID" in os.environ else ""
         self._send({"token": token, "rank": rank, "node": node, "pid": os.getpid(), "step": step})
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()

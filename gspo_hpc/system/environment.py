@@ -15,7 +15,7 @@ MARK = "GSPO_HPC_MARK"  # RUN_ID:ATTEMPT, in every process of a run, to find wha
 PARENT = "GSPO_HPC_PARENT"  # process id of the launcher that started this rank
 CONTROL = "GSPO_HPC_CONTROL"  # HOST:PORT of the process that watches this rank
 CONTROL_TOKEN = "GSPO_HPC_CONTROL_TOKEN"  # secret that opens a connection to it
-GRADERS = "GSPO_HPC_GRADERS"  # folder with the copies of a user's own files that were submitted
+CODE = "GSPO_HPC_CODE"  # archive of the package and of a user's own files that were submitted
 ENGINE = "GSPO_HPC_ENGINE"  # random token in the processes of one engine, to find them all
 ENGINE_OWNER = "GSPO_HPC_ENGINE_OWNER"  # process id of the rank that owns an engine
 JOB_BEGAN = "GSPO_HPC_JOB_BEGAN"  # when the batch script of a Slurm job began, in seconds since the epoch
@@ -47,3 +47,12 @@ def node_name() -> str:
     import socket
 
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def slurm_job_id() -> str | None:
+    """Return Slurm's name of the job that this process belongs to: 123, or 123_4 for a task of an array.
+
+    A task also has a number of its own, but one task has that of the array: a command that is given it means all tasks.
+    """
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")

@@ -1,4 +1,4 @@
-"""Output of a process: colour on a terminal, and a log for what libraries and children write."""
+"""Output of a process: colour on a terminal, a log for what libraries and children write, commands to paste."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ def coloured(stream: object) -> bool:
 def paint(text: str, code: str, stream: object) -> str:
     """Return `text` with the codes of a colour if `stream` shows colours."""
     return f"\033[{code}m{text}\033[0m" if coloured(stream) else text
+
+
+def program() -> str:
+    """Return the words that start this program in a shell: gspo-hpc if PATH has this one, else with its folder."""
+    import shlex
+    import shutil
+    import sys
+
+    own, found = Path(sys.executable).parent / "gspo-hpc", shutil.which("gspo-hpc")
+    if found is not None and own.exists() and os.path.samefile(found, own):
+        return "gspo-hpc"
+    return shlex.quote(str(own)) if own.exists() else f"{shlex.quote(sys.executable)} -m gspo_hpc"
 
 
 def redirect_to_log(path: Path) -> tuple[TextIO, TextIO]:

@@ -6,10 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from gspo_hpc.cli.main import main
 from gspo_hpc.launch.slurm import commands
+from gspo_hpc.launch.slurm import submit as submit_module
+from tests.slurm import harness
 from tests.slurm.harness import Cluster, SlurmRun
 from tests.slurm.test_preemption import assert_equal, in_rollout
 
@@ -40,3 +44,36 @@ def test_the_controller_is_restarted(cluster: Cluster, submit: Submit, undisturb
     ends = [(record["reason"], record["detail"]) for record in run.attempts()]
     assert ends == [("stopped", ""), ("done", "")]
     assert_equal(run, undisturbed)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_slurm_does_not_take_leaves_nothing(
+    cluster: Cluster,
+    tiny_config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Twenty seconds: sbatch refuses, and the controller is away. It would catch a run directory without a job."""
+    monkeypatch.chdir(harness.PROJECT)
+    monkeypatch.setattr(submit_module, "PATIENCE", 1.0)  # in place of a minute
+    own = (str(tiny_config), *harness.OVERRIDES)
+    sweep = ("--array", "run.seed=1,2,3")
+
+    def refused(*more: str) -> str:
+        assert main(["submit", *own, f"run.dir={tmp_path / 'run'}", *more]) == 2
+        assert list(tmp_path.iterdir()) == []
+        return capsys.readouterr().err
+
+    for more in ((), sweep):
+        said = refused("slurm.partition=nope", *more)
+        assert said.count("\n") == 1 and "Invalid partition name specified" in said, said
+    cluster.stop_controller()
+    try:
+        for more in ((), sweep):
+            said = refused(*more)
+            *waits, last = said.splitlines()  # of which the first is said if there is time for another question
+            assert last.startswith("error: ") and "Unable to contact slurm controller" in last, said
+            assert waits in ([], ["Slurm's controller does not answer: trying again for 1 s"]), said
+    finally:
+        cluster.start_controller()

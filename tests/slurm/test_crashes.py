@@ -50,7 +50,9 @@ def test_killed_and_hanging_ranks_and_engines(submit: Submit, undisturbed: Slurm
     for rank in (0, 1):
         stacks = (run.run_dir / "attempts" / "0002" / f"rank-{rank}.stacks").read_text()
         assert "Fatal Python error: Aborted" in stacks and "most recent call first" in stacks, (rank, stacks[:2000])
-        assert f"{run.run_dir}/jobs/0001/code/gspo_hpc/training/worker.py" in stacks, "not the code that was submitted"
+        assert f"{run.run_dir}/jobs/0001/code.zip/gspo_hpc/training/worker.py" in stacks, (
+            "not the code that was submitted"
+        )
     told = run.command("logs", str(run.run_dir), "--errors", "--attempt", "2").stdout
     assert "rank-1.stacks" in told and "most recent call first" in told, told
     assert not list((run.run_dir / "attempts" / "0003").glob("*.stacks")), "left by ranks that were done"

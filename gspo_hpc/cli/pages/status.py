@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gspo_hpc.launch.status import ENDED, Status
@@ -17,9 +20,17 @@ _COLOURS = {"running": "green", "done": "green", "failed": "red", "refused": "re
 _CLEAR = "\033[2J\033[H"  # empties a terminal; the next line is its first
 
 
-def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> None:
-    """Print the states of runs; with `clear` in place of what is on the terminal, below the time of day."""
-    if not stream.isatty():
+def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep: Path | None = None) -> None:
+    """Print the states of runs; with `clear` in place of what is on the terminal, below the time of day.
+
+    Those of a `sweep` are always a table, below a line that counts them; runs are then named by their folders in it.
+    """
+    counts = Counter(state.state for state in states)
+    counted = ", ".join(f"{count} {state}" for state, count in counts.items())
+    title = [] if sweep is None else [f"{sweep}: {len(states)} runs, {counted}"]
+    if sweep is not None:
+        states = [replace(state, run=Path(state.run).name) for state in states]
+    elif not stream.isatty():
         print("\n".join(line for state in states for line in _plain(state)), file=stream, flush=True)
         return
     from rich.table import Table  # only here: a script that reads status needs no table
@@ -48,17 +59,17 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False) -> No
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
-    failed = [state for state in states if state.reason]
-    reasons = [part for state in failed for part in ("", text((state.run, "bold")), item("  ", state.reason))]
-    reasons += [
-        part
-        for state in states
-        if state.waits_for
-        for part in ("", text((state.run, "bold")), item("  ", f"waits for {state.waits_for}"))
+    told: dict[str, list[str]] = {}  # runs of which the same is said are named together
+    for state in states:
+        for line in (state.reason, f"waits for {state.waits_for}" if state.waits_for else ""):
+            if line:
+                told.setdefault(line, []).append(state.run)
+    reasons = [
+        part for reason, runs in told.items() for part in ("", text((", ".join(runs), "bold")), item("  ", reason))
     ]
     grades = dict.fromkeys((state.exactness or "", *_remedy(state)) for state in states)  # most runs have the same
     remedies = [item("  ", line) for grade, *found in grades if found for line in ("", f"{grade}:", *found)]
-    page = lines([*clock, table, *reasons, *remedies], stream)
+    page = lines([*clock, *title, table, *reasons, *remedies], stream)
     print(_CLEAR * clear + "\n".join(page), file=stream, flush=True)
 
 

@@ -13,10 +13,12 @@ import importlib.util
 import inspect
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.system.environment import GRADERS
+from gspo_hpc.config.paths import Part
+from gspo_hpc.system.environment import CODE
 from gspo_hpc.system.text import near_miss
 
 
@@ -39,16 +41,18 @@ def file_of(text: str) -> Path | None:
     return Path(path).expanduser() if colon and path.endswith(".py") else None
 
 
-def source(path: Path) -> Path:
+def source(path: Path) -> Part:
     """Return the file to read for a user's file: its copy, if this process belongs to a submitted job."""
-    folder = os.environ.get(GRADERS)
-    copy = Path(folder) / copy_name(path) if folder else path
+    archive = os.environ.get(CODE)
+    if archive is None or not os.path.isfile(archive):
+        return path
+    copy = zipfile.Path(archive, copy_name(path))
     return copy if copy.exists() else path
 
 
 def copy_name(path: Path) -> str:
-    """Return the name of the copy of a user's file that a submitted job has."""
-    return f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}-{path.name}"
+    """Return the name of the copy of a user's file in the archive that a submitted job has."""
+    return f"own/{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}-{path.name}"
 
 
 def load(path: Path, name: str) -> Any:

@@ -9,13 +9,17 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 _AWAY = re.compile(  # the controller does not answer, or its configuration is just being written: it may in a moment
     r"unable to contact slurm controller|connection refused|connect failure|timed out|zero bytes were transmitted|"
     r"unable to (?:process configuration file|establish configuration source)",
+    re.IGNORECASE,
+)
+_UNREACHABLE = re.compile(
+    r"connection refused|connect failure|unable to (?:process configuration file|establish configuration source)",
     re.IGNORECASE,
 )
 _START_SECONDS = 5  # the clocks of two nodes may differ by a few of them
@@ -32,7 +36,7 @@ class SlurmError(RuntimeError):
 class Job:
     """The state of a job, as ``scontrol show job`` prints it. Times are seconds since the epoch."""
 
-    id: str
+    id: str  # 123, or 123_4 for a task of an array
     state: str
     reason: str
     nodes: str
@@ -59,7 +63,7 @@ def job(job_id: str, patience: float = 60.0) -> Job | None:
         if _UNKNOWN_JOB.search(str(error)):
             return None
         raise
-    return parse_job(text)
+    return replace(parse_job(text), id=job_id)
 
 
 def parse_pairs(line: str) -> dict[str, str]:
@@ -71,7 +75,7 @@ def parse_job(text: str) -> Job:
     """Return the job of one line of ``scontrol show job --oneliner``."""
     pairs = parse_pairs(text)
     return Job(
-        id=pairs["JobId"],
+        id=_id(pairs),
         state=pairs["JobState"].replace("SIGNALING", "RUNNING"),  # for a moment, while it is sent a signal
         reason=pairs.get("Reason", ""),
         nodes=pairs.get("NodeList", "").replace("(null)", ""),
@@ -83,9 +87,18 @@ def parse_job(text: str) -> Job:
     )
 
 
-def own_jobs() -> list[tuple[str, str]]:
-    """Return (id, comment) of each job of this user that waits or runs."""
-    lines = run(["squeue", "--noheader", "--me", "--format=%A %k"]).splitlines()
+def _id(pairs: Mapping[str, str]) -> str:
+    """Return the id of a job; tasks of an array that have not started are shown together, as 0-3%2."""
+    task = pairs.get("ArrayTaskId", "")
+    return f"{pairs['ArrayJobId']}_{task}" if task.isdigit() else pairs["JobId"]
+
+
+def own_jobs(patience: float = 60.0, told: Callable[[], None] | None = None) -> list[tuple[str, str]]:
+    """Return (id, comment) of each job of this user that waits or runs; tasks of an array are 123_0, 123_1, ...
+
+    `told` is called once if Slurm does not answer at once.
+    """
+    lines = run(["squeue", "--noheader", "--me", "--array", "--format=%i %k"], patience, told).splitlines()
     return [(job_id, comment) for job_id, _, comment in (line.strip().partition(" ") for line in lines)]
 
 
@@ -154,15 +167,21 @@ def dead_nodes(nodes: Sequence[str], timeout: float = 30.0) -> list[str]:
     return sorted(named & set(nodes))
 
 
+def is_unreachable(error: str) -> bool:
+    """Return True if this is the error of a command that did not get as far as the controller: it changed nothing."""
+    return _UNREACHABLE.search(error) is not None
+
+
 def is_away(error: str) -> bool:
     """Return True if this is the error of a command to which the controller did not answer: it may be restarting."""
     return _AWAY.search(error) is not None
 
 
-def run(command: Sequence[str], patience: float = 60.0) -> str:
+def run(command: Sequence[str], patience: float = 60.0, told: Callable[[], None] | None = None) -> str:
     """Run one of Slurm's commands and return its standard output. Raises SlurmError with its standard error.
 
-    While the controller does not answer, the command is repeated for `patience` seconds: a restart takes a few.
+    While the controller does not answer, the command is repeated for `patience` seconds: a restart takes a few. `told`
+    is called once before it is repeated.
     """
     deadline = time.monotonic() + patience
     environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
@@ -180,6 +199,9 @@ def run(command: Sequence[str], patience: float = 60.0) -> str:
         error = done.stderr.strip() or done.stdout.strip()
         if not is_away(error) or time.monotonic() > deadline:
             raise SlurmError(error or f"{command[0]} ended with exit code {done.returncode}")
+        if told is not None:
+            told()
+            told = None
         time.sleep(1.0)
 
 

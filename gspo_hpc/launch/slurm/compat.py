@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
@@ -35,9 +36,20 @@ class Executor(SlurmExecutor):
 
     def hand_in(self, task: Callable[[], None]) -> str:
         """Submit `task` and return Slurm's id of the job. Raises SubmitError with what sbatch wrote."""
+        return self._send(lambda: self.submit(task))
+
+    def name_files_by_task(self) -> None:
+        """Name the logs as submitit names those of an array; which tasks there are is up to the caller."""
+        self.parameters["map_count"] = 1
+
+    def hand_in_script(self, command: str) -> str:
+        """Submit the script that runs `command`, and return Slurm's id. Raises SubmitError with what sbatch wrote."""
+        return self._send(lambda: self._submit_command(command))
+
+    def _send(self, submit: Callable[[], Any]) -> str:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # sbatch's messages are in the exception, too
-                return str(self.submit(task).job_id)
+                return str(submit().job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             lines = [line.strip() for line in str(error).splitlines() if _SBATCH_ERROR.match(line.strip())]
             raise SubmitError(lines[-1] if lines else str(error).strip()) from None

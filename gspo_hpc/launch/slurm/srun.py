@@ -14,26 +14,30 @@ from gspo_hpc.config.schema import Config, Container
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.environment import no_gpus
 
-CODE, CANCEL = (
-    "code",
-    "cancel",
-)  # in a job folder: the submitted code; a file that asks for the end of the run
+# In a job folder: the submitted code; a file that asks for the end of the run.
+CODE, CANCEL = "code.zip", "cancel"
 
 
-def environment(config: Config, job_dir: Path) -> dict[str, str]:
-    """Return the variables that ranks get in addition to the job's. Secrets are never arguments of a command."""
+def environment(config: Config, code: Path) -> dict[str, str]:
+    """Return the variables that ranks get in addition to the job's. Secrets are never arguments of a command.
+
+    `code`: the archive that they import this package from.
+    """
     threads = config.cluster.threads_per_rank or cpus_per_task(config)
     return {
         **(no_gpus() if config.cluster.platform == "cpu" else {}),
         **config.slurm.environment,
         **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-        **snapshot.environment(job_dir / CODE),
+        **snapshot.environment(code),
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) -> list[str]:
-    """Return the command with one task per rank. `names`: variables that must reach ranks in a container."""
+def command(config: Config, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
+    """Return the command with one task per rank, which have the archive `code`.
+
+    `names`: variables that must reach ranks in a container.
+    """
     slurm, cluster = config.slurm, config.cluster
     words = [
         "srun",
@@ -54,12 +58,13 @@ def command(config: Config, run_dir: Path, job_dir: Path, names: Sequence[str]) 
     words += slurm.srun
     python = [slurm.python or sys.executable]
     if slurm.container is not None:
-        python = _in_container(slurm.container, cluster.platform == "cuda", run_dir, names)
+        python = _in_container(slurm.container, cluster.platform == "cuda", run_dir, code, names)
     return [*words, *python, "-m", "gspo_hpc.training.worker", "train", str(run_dir)]
 
 
-def _in_container(box: Container, gpus: bool, run_dir: Path, names: Sequence[str]) -> list[str]:
-    mounts = [f"{run_dir}:{run_dir}", *box.mounts]
+def _in_container(box: Container, gpus: bool, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
+    own = [run_dir] if code.is_relative_to(run_dir) else [run_dir, code.parent]  # a sweep has one archive for its runs
+    mounts = [*(f"{path}:{path}" for path in own), *box.mounts]
     if box.kind == "pyxis":
         # Without this option the values of the image would hide those of the job.
         keep = f"--container-env={','.join(names)}"

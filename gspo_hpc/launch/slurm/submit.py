@@ -1,8 +1,8 @@
 """Submit a run as a Slurm job, through submitit.
 
-Every submission has its own folder RUN/jobs/NNNN, with the config, a copy of this package (the code that was submitted
-is the code that runs, whatever is edited meanwhile), submitit's files and the job's log. The job is one Python process
-on the first node, :mod:`gspo_hpc.launch.slurm.supervisor`, which starts the ranks with srun.
+Every submission has its own folder RUN/jobs/NNNN, with the config, an archive of this package (the code that was
+submitted is the code that runs, whatever is edited meanwhile), submitit's files and the job's log. The job is one
+Python process on the first node, :mod:`gspo_hpc.launch.slurm.supervisor`, which starts the ranks with srun.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ from gspo_hpc.launch.slurm.compat import Executor, SubmitError
 from gspo_hpc.models import hub
 from gspo_hpc.runs import snapshot
 from gspo_hpc.runs.directory import RunDir, open_run
-from gspo_hpc.runs.jobs import job_ids
+from gspo_hpc.runs.jobs import discard, job_ids, new_job_folder, record_job
 from gspo_hpc.system import environment
 from gspo_hpc.system.environment import CONTROL, CONTROL_TOKEN
 from gspo_hpc.system.exit_codes import INTERRUPTED
-from gspo_hpc.system.files import make_private_dir, write_atomically, write_json
+from gspo_hpc.system.files import remove_tree, write_atomically
 
+PATIENCE = 60.0  # seconds that a controller which does not answer is waited for
 _SUPERVISOR = "gspo_hpc.launch.slurm.supervisor"
 # Paths that go into #SBATCH lines and into the script: without characters that sbatch or a shell would interpret.
 PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")
@@ -54,49 +55,88 @@ class Supervise:
         os.execv(sys.executable, [sys.executable, "-u", "-m", _SUPERVISOR, self.run_dir, self.job_dir])
 
 
+class Unconfirmed(SlurmError):
+    """Slurm may have taken the job, and has not answered since: what was made for it stays."""
+
+
 def dry_run(config: Config) -> str:
     """Return the batch script and the command it leads to. Writes nothing and asks Slurm nothing."""
-    _require(config)
+    require_safe(config)
     run = RunDir(config.run_dir)
     job_dir = run.path / "jobs" / "NNNN"
-    executor = make_executor(config, run.path, job_dir)
-    own = srun.environment(config, job_dir)
-    command = shlex.join(srun.command(config, run.path, job_dir, [*own, CONTROL, CONTROL_TOKEN]))
+    executor = make_executor(config, job_dir, supervisor=Supervisor.of(config, run.path, job_dir))
+    return f"{executor.script().rstrip()}\n\n{start_of_attempts(config, run.path, job_dir)}"
+
+
+def start_of_attempts(config: Config, run_dir: Path, job_dir: Path) -> str:
+    """Return comments for a batch script that say how its job starts attempts."""
+    own = srun.environment(config, job_dir / srun.CODE)
+    command = shlex.join(srun.command(config, run_dir, job_dir / srun.CODE, [*own, CONTROL, CONTROL_TOKEN]))
     variables = "\n".join(f"#   {name}={shlex.quote(value)}" for name, value in own.items())
-    start = f"# The job starts every attempt with\n#   {command}\n# and these in its environment:\n{variables}\n"
-    return f"{executor.script().rstrip()}\n\n{start}"
+    return f"# The job starts every attempt with\n#   {command}\n# and these in its environment:\n{variables}\n"
 
 
-def submit(config: Config) -> str:
+def submit(config: Config, told: Callable[[], None] | None = None) -> str:
     """Submit a run, new or to be resumed, and return Slurm's id of the job.
 
     Raises ValueError if the plan breaks a rule, a row is malformed, the run is running or waiting already, or its
-    directory belongs to another config; SlurmError if Slurm does not take the job.
+    directory belongs to another config; SlurmError if Slurm does not take the job. Then nothing of it is left. `told`
+    is called once if Slurm does not answer at once.
     """
-    config = resolved(hub_data.with_files(config))
-    _require(config)
-    check_inputs(config, here=False)
-    config = hub.with_folder(config)
-    check_model(config)
-    _require(config)  # with the model's own sizes
-    run, _ = open_run(config)
-    with run.lock():
+    config = checked(config, set())
+    known = commands.own_jobs(PATIENCE, told)  # before anything is written: Slurm must answer
+    run, resumed = open_run(config)
+    with run.lock(), undone(lambda: None if resumed else discard(run)):
         # By their comment, too: a submit that was killed after sbatch has not recorded its job.
-        marked = [job_id for job_id, comment in commands.own_jobs() if _mark(run) in comment]
-        for waiting in dict.fromkeys([*job_ids(run), *marked]):
+        mark = f"gspo_hpc:{run.read_info()['run_id']}:"
+        for waiting in dict.fromkeys([*job_ids(run), *(job_id for job_id, comment in known if mark in comment)]):
             job = commands.job(waiting)
             if job is not None and job.active:
                 raise ValueError(f"{run.path}: job {waiting} is {job.state.lower()} already; cancel it first")
-        job_dir = _make_job_dir(config, run)
-        comment = _comment(config, run, job_dir)
-        executor = make_executor(config, run.path, job_dir, comment)
-        with _private_files():
-            job_id = _hand_in(executor, Supervise(str(run.path), str(job_dir)), job_dir, comment)
-        write_json(job_dir / "job.json", {"job_id": job_id, "comment": comment})
+        job_dir = new_job_folder(run.path)
+        with undone(lambda: remove_tree(job_dir)):
+            snapshot.take(job_dir / srun.CODE, config)
+            write_atomically(job_dir / "config.yaml", loader.dump(config))
+            comment = comment_of(config, f"{mark}{job_dir.name}")
+            start = Supervisor.of(config, run.path, job_dir)
+            executor = make_executor(config, job_dir, comment, supervisor=start)
+            task = Supervise(str(run.path), str(job_dir))
+            job_id = hand_in(lambda: executor.hand_in(task), job_dir, comment)
+        record_job(job_dir, job_id, comment)
     return job_id
 
 
-def _require(config: Config) -> None:
+def checked(config: Config, tried: set[str]) -> Config:
+    """Return the config of a run that can be submitted. Raises ValueError for everything that shows before it starts.
+
+    `tried`: what the rows and the reward functions of other configs were that have passed, and now are of this one.
+    """
+    config = resolved(hub_data.with_files(config))
+    require_safe(config)
+    inputs = repr((config.data, config.reward))
+    if inputs not in tried:
+        check_inputs(config, here=False)
+        tried.add(inputs)
+    config = hub.with_folder(config)
+    check_model(config)
+    require_safe(config)  # with the model's own sizes
+    return config
+
+
+@contextlib.contextmanager
+def undone(undo: Callable[[], None]) -> Iterator[None]:
+    """Undo what was made if a submission fails, but not where Slurm may have taken the job."""
+    try:
+        yield
+    except Unconfirmed:
+        raise
+    except Exception:
+        undo()
+        raise
+
+
+def require_safe(config: Config) -> None:
+    """Raise ValueError for a config that cannot be run, or whose run directory a batch script cannot name."""
     require(config)
     path = str(RunDir(config.run_dir).path)
     if not PLAIN_PATH.fullmatch(path):
@@ -107,12 +147,40 @@ def _require(config: Config) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Supervisor:
+    """Words of the shell with which the batch script starts supervisors, and how many of them."""
+
+    command: str
+    attempts: str  # the folder of the run's attempts
+    tries: int  # supervisors that do not live long enough to count
+
+    @classmethod
+    def of(cls, config: Config, run_dir: Path, job_dir: Path) -> Supervisor:
+        """Return that of a single run."""
+        return cls.in_shell(config, shlex.quote(str(run_dir)), shlex.quote(str(job_dir)))
+
+    @classmethod
+    def in_shell(cls, config: Config, run_dir: str, job_dir: str) -> Supervisor:
+        """Return that of the run and the folder that two words of the shell stand for."""
+        python = shlex.quote(config.slurm.python or sys.executable)
+        command = f"{python} -u -m {_SUPERVISOR} {run_dir} {job_dir}"
+        return cls(command, f"{run_dir}/attempts", config.faults.max_restarts + 1)
+
+
 def make_executor(
-    config: Config, run_dir: Path, job_dir: Path, comment: str | None = None, *, supervised: bool = True
+    config: Config,
+    job_dir: Path,
+    comment: str | None = None,
+    *,
+    supervisor: Supervisor | None = None,
+    array: str | None = None,
+    setup: Sequence[str] = (),
 ) -> Executor:
     """Return submitit's executor with the settings of section slurm; its files go into `job_dir`.
 
-    `supervised`: the job is a supervisor, which another one follows where a signal ends it.
+    `supervisor`: what the job runs, and another one follows where a signal ends it. `array`: the numbers of the tasks
+    if the job is an array, as --array takes them. `setup`: lines of the script before the command.
     """
     slurm, cluster = config.slurm, config.cluster
     executor = Executor(folder=job_dir, python=shlex.quote(slurm.python or sys.executable))
@@ -125,6 +193,8 @@ def make_executor(
         more["reservation"] = slurm.reservation
     if slurm.mem:
         more["mem"] = slurm.mem
+    if array is not None:
+        more["array"] = array
     gpus = cluster.gpus_per_node if cluster.platform == "cuda" and not slurm.gres else None
     values = {
         "job_name": config.run.name,
@@ -148,13 +218,15 @@ def make_executor(
     executor.update_parameters(
         **{key: value for key, value in values.items() if value is not None},
         signal_delay_s=slurm.signal_seconds,
-        setup=_setup(config, job_dir),
-        teardown=_teardown(config, run_dir, job_dir) if supervised else None,
+        setup=[*_setup(config, job_dir), *setup],
+        teardown=None if supervisor is None else _teardown(supervisor),
         stderr_to_stdout=True,
         use_srun=False,
         additional_parameters=more,
         wckey=None,  # submitit's default is its own name
     )
+    if array is not None:
+        executor.name_files_by_task()
     return executor
 
 
@@ -170,20 +242,19 @@ def _setup(config: Config, job_dir: Path) -> list[str]:
     ]
 
 
-def _teardown(config: Config, run_dir: Path, job_dir: Path) -> list[str]:
+def _teardown(supervisor: Supervisor) -> list[str]:
     """Return the last shell lines of the script: if a signal ended the supervisor, another one takes over.
 
     It counts that as a failure and gives up as it does after failures of ranks. The script itself gives up only on
     supervisors that do not live long enough to count. The status of a second Ctrl-C is no such end.
     """
-    words = [config.slurm.python or sys.executable, "-u", "-m", _SUPERVISOR, str(run_dir), str(job_dir)]
-    attempts, tries = shlex.quote(str(RunDir(run_dir).attempts)), config.faults.max_restarts + 1
+    attempts, tries = supervisor.attempts, supervisor.tries
     return [
         f"status=$? tries={tries}",
         f'while [ "$status" -gt 128 ] && [ "$status" -ne {INTERRUPTED} ] && [ "$tries" -gt 0 ]; do',
         '    echo "gspo-hpc: signal $((status - 128)) ended the supervisor: starting another"',
         f"    before=$(ls {attempts})",
-        f'    {environment.KILLED}="$status" {shlex.join(words)}',
+        f'    {environment.KILLED}="$status" {supervisor.command}',
         "    status=$?",
         f'    if [ "$before" = "$(ls {attempts})" ]; then tries=$((tries - 1)); else tries={tries}; fi',
         "done",
@@ -191,46 +262,42 @@ def _teardown(config: Config, run_dir: Path, job_dir: Path) -> list[str]:
     ]
 
 
-def _make_job_dir(config: Config, run: RunDir) -> Path:
-    """Make RUN/jobs/NNNN with the config, a copy of this package and of a user's own files; return its path."""
-    jobs = run.path / "jobs"
-    make_private_dir(jobs)
-    number = max((int(path.name) for path in jobs.iterdir() if path.name.isdigit()), default=0) + 1
-    job_dir = jobs / f"{number:04d}"
-    make_private_dir(job_dir)
-    snapshot.take(job_dir / srun.CODE, config)
-    write_atomically(job_dir / "config.yaml", loader.dump(config))
-    return job_dir
-
-
-def _comment(config: Config, run: RunDir, job_dir: Path) -> str:
+def comment_of(config: Config, own: str) -> str:
     """Return the comment by which the job is found if sbatch does not report whether Slurm has taken it."""
-    own = f"{_mark(run)}{job_dir.name}"
     return f"{config.slurm.comment} {own}" if config.slurm.comment else own
 
 
-def _mark(run: RunDir) -> str:
-    """Return the text that the comments of all jobs of a run contain."""
-    return f"gspo_hpc:{run.read_info()['run_id']}:"
-
-
-def _hand_in(executor: Executor, task: Supervise, job_dir: Path, comment: str) -> str:
-    """Submit the job and return Slurm's id of it.
+def hand_in(send: Callable[[], str], job_dir: Path, comment: str) -> str:
+    """Submit a job, or an array of jobs, with `send`, and return Slurm's id of it.
 
     A controller that restarts meanwhile may have taken the job or not. Once it answers again it is asked, and it gets
     the job a second time only if it does not know it.
     """
     for last in (False, True):
         try:
-            return executor.hand_in(task)
+            with _private_files():
+                return send()
         except SubmitError as error:
-            if last or not commands.is_away(str(error)):
+            if not commands.is_away(str(error)):
                 raise SlurmError(str(error)) from None
-        if found := [job_id for job_id, theirs in commands.own_jobs() if theirs == comment]:
+            unsure = not commands.is_unreachable(str(error))
+            if last:
+                raise _unconfirmed(str(error)) if unsure else SlurmError(str(error)) from None
+        try:
+            known = commands.own_jobs(PATIENCE)
+        except SlurmError as error:
+            raise _unconfirmed(str(error)) if unsure else error from None
+        if found := [job_id.partition("_")[0] for job_id, theirs in known if theirs == comment]:
             compat.adopt(job_dir, found[0])
             return found[0]
         compat.discard(job_dir)
     raise AssertionError
+
+
+def _unconfirmed(error: str) -> Unconfirmed:
+    return Unconfirmed(
+        f"{error}\nSlurm may have taken the job: give the command again later; it finds a job that waits"
+    )
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir, job_dir = sys.argv[1:] if argv is None else argv
     flag = StopFlag().start()
     try:
-        return supervise(Path(run_dir), Path(job_dir), os.environ["SLURM_JOB_ID"], flag)
+        return supervise(Path(run_dir), Path(job_dir), str(environment.slurm_job_id()), flag)
     except (ValueError, OSError, SlurmError, MemoryError) as error:
         say(f"error: {error or type(error).__name__}")
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
@@ -176,9 +176,10 @@ class _Attempt:
     def run(self) -> Verdict:
         """Start the ranks, watch them to the end, and judge how they ended."""
         error = os.fdopen(open_log(self.log), "wb")
-        own = srun.environment(self.config, self.job_dir) | self.server.environment()
+        archive = Path(os.environ[environment.CODE])
+        own = srun.environment(self.config, archive) | self.server.environment()
         own |= {environment.ATTEMPT: str(self.attempt.number), environment.RUN_ID: self.run_dir.read_info()["run_id"]}
-        command = srun.command(self.config, self.run_dir.path, self.job_dir, list(own))
+        command = srun.command(self.config, self.run_dir.path, archive, list(own))
         try:
             with error, signals_default_in_children():
                 # In its own session: a signal to the group of this process must not reach srun.

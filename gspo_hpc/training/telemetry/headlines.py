@@ -14,6 +14,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan
 from gspo_hpc.runs import commit
+from gspo_hpc.system.terminal import program
 from gspo_hpc.system.text import duration
 
 _PART = 10  # the first and the last part of a run that are compared: a tenth of its rollouts each
@@ -66,7 +67,8 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
     kept = f"checkpoint {int(whole[-1].name)}, " if whole else "no checkpoint, "
     yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False
     if reason == "done":
-        yield f"next: gspo-hpc report {run}, gspo-hpc export {run} --out FOLDER; a higher run.max_steps goes on", False
+        own = program()
+        yield f"next: {own} report {run}, {own} export {run} --out FOLDER; a higher run.max_steps goes on", False
     else:
         yield "next: the same command goes on from there", False
 

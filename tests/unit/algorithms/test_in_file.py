@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs import snapshot
 from gspo_hpc.runs.directory import RunDir, open_run
-from gspo_hpc.system.environment import GRADERS
+from gspo_hpc.system.environment import CODE
 
 MINE = """
 from dataclasses import dataclass
@@ -208,11 +209,12 @@ def test_a_submitted_run_has_the_files_of_the_time_of_submission(
     run: RunDir, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = loader.load(run.config, run_code=True)
-    snapshot.take(folder / "code", config)
+    snapshot.take(folder / "code.zip", config)
     Path("mine.py").write_text(MINE.replace("ClipLow = 0.25", "ClipLow = 0.125"))
     Path("theirs.py").unlink()
-    assert len(list((folder / "code" / "graders").iterdir())) == 2
+    with zipfile.ZipFile(folder / "code.zip") as archive:
+        assert len([name for name in archive.namelist() if name.startswith("own/")]) == 2
     assert load().algorithm.clip_low == 0.125
-    monkeypatch.setenv(GRADERS, str(folder / "code" / "graders"))
+    monkeypatch.setenv(CODE, str(folder / "code.zip"))
     assert load().algorithm.clip_low == 0.25
     assert snapshot.fingerprints(config) == run.read_info()["graders_sha256"]

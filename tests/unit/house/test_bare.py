@@ -15,7 +15,12 @@ from gspo_hpc.config import loader
 from gspo_hpc.runs.directory import RunDir, open_run
 
 TRAINING = ("torch", "vllm", "megatron", "wandb", "transformers")
-SUBMITS = {"gspo_hpc.launch.slurm.compat", "gspo_hpc.launch.slurm.submit", "gspo_hpc.doctor.nodes"}
+SUBMITS = {
+    "gspo_hpc.launch.slurm.array",
+    "gspo_hpc.launch.slurm.compat",
+    "gspo_hpc.launch.slurm.submit",
+    "gspo_hpc.doctor.nodes",
+}
 
 # An interpreter in which to import one of these packages raises, also where they are installed.
 HOOK = """

@@ -1,16 +1,19 @@
 """docs/install.md names the versions of CONTRIBUTING.md, setup.cfg and the set-up script; its commands can be parsed.
 
 It takes a second. It catches a range, a resolved set or a Python that moved without the page, and mistakes in the
-syntax of commands. Those that install are not run: they need a package index, and those for GPUs a GPU.
+syntax of commands. Those that install are not run: they need a package index, and those for GPUs a GPU;
+`bash tools/lanes.sh resolve` asks the index whether the files of pins are consistent.
 """
 
 from __future__ import annotations
 
+import configparser
 import re
 import subprocess
 
 import pytest
 
+from gspo_hpc.doctor.packages import requirement, satisfies
 from tests import pages
 
 PAGE = (pages.PROJECT / "docs" / "install.md").read_text("utf-8")
@@ -43,13 +46,45 @@ def test_the_packages_for_gpus_are_those_that_were_resolved() -> None:
     assert len(told) == 4 and told == resolved()
 
 
-def test_the_commands_install_one_of_the_rows() -> None:
+def sets() -> dict[str, dict[str, str]]:
+    """The pins of each file of tools/requirements/gpu, by the version of vLLM that its name has."""
+    found = {}
+    for path in sorted((pages.PROJECT / "tools" / "requirements" / "gpu").iterdir()):
+        lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+        assert path.suffix == ".txt" and all(re.fullmatch(r"[a-z0-9.-]+==[\w.+!]+", line) for line in lines), path
+        found[path.stem.removeprefix("vllm-")] = dict(line.split("==") for line in lines)
+    return found
+
+
+def test_each_row_has_a_file_with_its_versions() -> None:
+    assert set(sets()) == {row["vLLM"] for row in rows()}
+    for row in rows():
+        pins = sets()[row["vLLM"]]
+        for name, title in NAMES.items():
+            assert pins[name] in row[title].split(";")[0].split(" or "), (row, name)
+
+
+def test_the_files_pin_what_the_package_requires() -> None:
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(pages.PROJECT / "setup.cfg")
+    lines = config["options"]["install_requires"] + config["options.extras_require"]["gpu"]
+    wanted = [requirement(line) for line in lines.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(wanted) > 15
+    for version, pins in sets().items():
+        for one in wanted:
+            assert one.name in pins and satisfies(pins[one.name], one.spec), (version, one)
+        assert not [name for name, pin in pins.items() if "+" in pin], "a build that no index has"
+
+
+def test_the_commands_name_files_and_targets_that_are_there() -> None:
     commands = "\n".join(pages.blocks(PAGE, "bash"))
-    for name, title in NAMES.items():
-        given = set(re.findall(rf"(?<![\w-]){name}(?:\[pytorch\])?==([\d.]+)", commands))
-        assert len(given) == 1, name
-        (version,) = given
-        assert version in rows()[1][title].split(" or "), name
+    recipe = read("slurm/container/Containerfile")
+    named = re.findall(r"requirements/gpu/vllm-([\d.]+)\.txt", commands) + re.findall(
+        r"SET=vllm-([\d.]+)", commands + recipe
+    )
+    assert len(named) == 4 and set(named) <= set(sets())
+    assert set(re.findall(r"--target (\w+)", commands)) <= set(re.findall(r"(?m)^FROM .* AS (\w+)$", recipe))
+    assert "-f slurm/container/Containerfile" in commands
 
 
 def test_ranges_are_those_of_the_package() -> None:

@@ -334,3 +334,13 @@ def test_what_a_job_in_the_queue_waits_for(reason: str, text: str) -> None:
     job = replace(commands.parse_job(line), start_time=1000.0)
     assert waiting.in_queue(job, 880.0).startswith(text)
     assert "expects" not in waiting.in_queue(job, 1001.0)
+
+
+def test_a_sweep_is_one_table_also_in_a_pipe(run: RunDir) -> None:
+    states = [replace(status.read(run.path), run=f"s/{name}", state="waiting", reason="Priority") for name in "ab"]
+    out = io.StringIO()
+    status_page.show(states, out, sweep=Path("s"))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "s: 2 runs, 2 waiting" and lines[1].split()[:3] == ["run", "state", "step"]
+    assert [line.split()[:2] for line in lines[2:4]] == [["a", "waiting"], ["b", "waiting"]]
+    assert lines[5:7] == ["a, b", "  Priority"], lines

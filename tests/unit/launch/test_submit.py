@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ def test_dry_run_needs_no_slurm_and_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_user_has_on_pythonpath_comes_after_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/mine:/runs/demo/jobs/NNNN/code:/and $(this)")
+    monkeypatch.setenv("PYTHONPATH", "/mine:/runs/demo/jobs/NNNN/code.zip:/and $(this)")
     line = next(line for line in submit.dry_run(config()).splitlines() if line.startswith("export PYTHONPATH="))
-    assert line == "export PYTHONPATH='/runs/demo/jobs/NNNN/code:/mine:/and $(this)'"
+    assert line == "export PYTHONPATH='/runs/demo/jobs/NNNN/code.zip:/mine:/and $(this)'"
 
 
 HOSTILE = ["a\nb", "a'b", 'a"b', "$(touch x)", "`touch x`", "a;b", "a\\b", "ünï", "a\0b", "$HOME", "a\u2028b"]
@@ -231,9 +232,12 @@ def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for path in job.iterdir():
         if path.is_file() and not path.is_symlink():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert (job / "code" / "gspo_hpc" / "training" / "worker.py").read_bytes() == (
-        paths.PACKAGE / "training" / "worker.py"
-    ).read_bytes()
+    with zipfile.ZipFile(job / "code.zip") as code:
+        worker = code.read("gspo_hpc/training/worker.py")
+    assert worker == (paths.PACKAGE / "training" / "worker.py").read_bytes()
+    assert {path.name for path in job.iterdir() if not path.name.startswith(".")} == {
+        *("config.yaml", "code.zip", "job.json", "77_submission.sh", "77_submitted.pkl")
+    }
     assert loader.load(job / "config.yaml") == made
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.system.terminal import program
 from gspo_hpc.training.telemetry.headlines import closing, opening
 
 CONFIG = from_dict({"run": {"name": "demo", "max_steps": 8}})
@@ -45,7 +46,7 @@ def test_a_run_ends_with_what_it_learnt(tmp_path: Path) -> None:
         "reward 0.200 -> 0.900; accuracy on unseen prompts 0.250 -> 0.750",
         f"in {tmp_path}: checkpoint 8, metrics.jsonl, samples.jsonl",
     ]
-    assert lines[3][0].startswith(f"next: gspo-hpc report {tmp_path}, gspo-hpc export") and len(lines) == 4
+    assert lines[3][0].startswith(f"next: {program()} report {tmp_path}, {program()} export") and len(lines) == 4
     assert not any(bad for _, bad in lines)
     stopped = list(closing(CONFIG, records[:4], "stopped", tmp_path))
     assert stopped[0][0] == "stopped after step 3 of 8, and saved; 1m30s of steps so far" and len(stopped) == 4

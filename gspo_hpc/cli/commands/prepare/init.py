@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     from gspo_hpc.cli.inputs import require_path
     from gspo_hpc.starter import project
+    from gspo_hpc.system.terminal import program
 
     if args.source is not None:
         require_path(args.source, "file")
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"note: {note}")
     if made.converted is not None:
         print(f"{len(made.converted.carried)} arguments of {made.converted.project} are carried over; for the others:")
-        print(f"  gspo-hpc convert {shlex.quote(str(args.source))} --out /dev/null")
+        print(f"  {program()} convert {shlex.quote(str(args.source))} --out /dev/null")
     here = "" if args.folder == Path() else f"cd {shlex.quote(str(args.folder))} && "
-    print(f"next: {here}gspo-hpc plan {project.CONFIG}    then: gspo-hpc train {project.CONFIG}")
+    print(f"next: {here}{program()} plan {project.CONFIG}    then: {program()} train {project.CONFIG}")
     return DONE

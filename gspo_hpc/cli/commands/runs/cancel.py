@@ -13,10 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
         "A running run saves a checkpoint before it ends; submit or train resumes it from there. A run that waits in "
-        "the queue is taken out of it."
+        "the queue is taken out of it. Of a sweep, all runs are ended."
     )
     describe(parser, text, "gspo-hpc cancel runs/tiny")
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory")
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory, or that of a sweep")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,16 +14,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = (
         "Writes one self-contained HTML file: what diagnose finds and what failed, curves, samples from before and "
         "after training, plan and attempts. Steps that the run recorded (tracking.record_interval) get a page each, in "
-        "a folder beside it: groups, samples, and tokens with their log-probs and ratios. With --watch it writes the "
-        "pages again until the run ends, and a browser follows it."
+        "a folder beside it: groups, samples, and tokens with their log-probs and ratios. Of a sweep it is the "
+        "comparison of its runs, compare.html. With --watch it writes the pages again until the run ends, and a "
+        "browser follows it."
     )
     examples = """
         gspo-hpc report runs/tiny
         gspo-hpc report runs/tiny --watch
         gspo-hpc report --compare runs/lr1 runs/lr2 runs/lr3 --out lr.html
+        gspo-hpc report runs/sweep
         gspo-hpc report runs/tiny --out tiny.html"""
     describe(parser, text, examples)
-    parser.add_argument("run_dirs", metavar="RUN", type=Path, nargs="+", help="run directory; several with --compare")
+    parser.add_argument(
+        "run_dirs", metavar="RUN", type=Path, nargs="+", help="run or sweep directory; several with --compare"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
     parser.add_argument(
         "--compare", action="store_true", help="write a page that compares the runs (default: compare.html here)"
@@ -41,13 +45,15 @@ def run(args: argparse.Namespace) -> int:
     from gspo_hpc.launch import status
     from gspo_hpc.report.page import write_report
     from gspo_hpc.report.steps import StepPages
+    from gspo_hpc.runs.sweep import SweepDir, expand
 
     for path in args.run_dirs:
         require_path(path, "run directory")
-    if args.compare:
+    if args.compare or SweepDir(args.run_dirs[0]).exists:
         from gspo_hpc.report.compare import write_comparison
 
-        print(write_comparison(args.run_dirs, args.out or Path("compare.html")))
+        out = Path("compare.html") if args.compare else args.run_dirs[0] / "compare.html"
+        print(write_comparison(expand(args.run_dirs), args.out or out))
         return DONE
     if len(args.run_dirs) > 1:
         raise ValueError(f"{len(args.run_dirs)} runs are given: --compare writes one page about them")

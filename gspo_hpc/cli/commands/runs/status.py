@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         gspo-hpc status runs/tiny --watch
         gspo-hpc status runs/tiny --json"""
     describe(parser, text, examples)
-    parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="run directories (default: all in runs/)")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="*", type=Path, help="run or sweep directories (default: all in runs/)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per run, each on one line")
     parser.add_argument("--watch", action="store_true", help="show it again every five seconds until all runs end")
 
@@ -36,11 +38,14 @@ def run(args: argparse.Namespace) -> int:
     from gspo_hpc.cli.inputs import require_path
     from gspo_hpc.cli.pages import status as page
     from gspo_hpc.launch import status
+    from gspo_hpc.runs import sweep
 
     for path in args.runs:
         require_path(path, "run directory")
     while True:
-        found = args.runs or status.runs_below(Path("runs"))
+        found = sweep.expand(args.runs) or status.runs_below(Path("runs"))
+        if args.runs and not found:
+            raise ValueError(f"{args.runs[0]}: none of its runs has been submitted yet")
         if not found:
             raise ValueError("no runs in runs/; name a run directory")
         states = [status.read(path) for path in found]
@@ -48,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
             for state in states:
                 print(json.dumps(state.to_json()), flush=True)
         else:
-            page.show(states, sys.stdout, clear=args.watch)
+            whole = len(args.runs) == 1 and sweep.SweepDir(args.runs[0]).exists
+            page.show(states, sys.stdout, clear=args.watch, sweep=args.runs[0] if whole else None)
         if not args.watch or all(state.is_over for state in states):
             return DONE
         for path in found:

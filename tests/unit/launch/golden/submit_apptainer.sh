@@ -13,9 +13,9 @@
 #SBATCH --time=60
 
 # setup
-export PYTHONPATH=/runs/demo/jobs/NNNN/code
+export PYTHONPATH=/runs/demo/jobs/NNNN/code.zip
 export PYTHONSAFEPATH=1
-export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+export GSPO_HPC_CODE=/runs/demo/jobs/NNNN/code.zip
 export GSPO_HPC_JOB_BEGAN="$(date +%s)"
 set +e
 
@@ -39,7 +39,7 @@ exit "$status"
 #   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --cpus-per-task=4 --gpu-bind=none apptainer exec --nv --bind /runs/demo:/runs/demo --cleanenv /images/gspo.sif python3 -m gspo_hpc.training.worker train /runs/demo
 # and these in its environment:
 #   OMP_NUM_THREADS=4
-#   PYTHONPATH=/runs/demo/jobs/NNNN/code
+#   PYTHONPATH=/runs/demo/jobs/NNNN/code.zip
 #   PYTHONSAFEPATH=1
-#   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+#   GSPO_HPC_CODE=/runs/demo/jobs/NNNN/code.zip
 #   PYTHONUNBUFFERED=1

@@ -28,9 +28,9 @@
 # setup
 ulimit -n 65536
 module load cuda/13.0
-export PYTHONPATH=/runs/demo/jobs/NNNN/code
+export PYTHONPATH=/runs/demo/jobs/NNNN/code.zip
 export PYTHONSAFEPATH=1
-export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+export GSPO_HPC_CODE=/runs/demo/jobs/NNNN/code.zip
 export GSPO_HPC_JOB_BEGAN="$(date +%s)"
 set +e
 
@@ -55,7 +55,7 @@ exit "$status"
 # and these in its environment:
 #   NCCL_SOCKET_IFNAME=ib0
 #   OMP_NUM_THREADS=12
-#   PYTHONPATH=/runs/demo/jobs/NNNN/code
+#   PYTHONPATH=/runs/demo/jobs/NNNN/code.zip
 #   PYTHONSAFEPATH=1
-#   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+#   GSPO_HPC_CODE=/runs/demo/jobs/NNNN/code.zip
 #   PYTHONUNBUFFERED=1

@@ -13,9 +13,9 @@
 #SBATCH --time=60
 
 # setup
-export PYTHONPATH=/runs/demo/jobs/NNNN/code
+export PYTHONPATH=/runs/demo/jobs/NNNN/code.zip
 export PYTHONSAFEPATH=1
-export GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+export GSPO_HPC_CODE=/runs/demo/jobs/NNNN/code.zip
 export GSPO_HPC_JOB_BEGAN="$(date +%s)"
 set +e
 
@@ -36,10 +36,10 @@ done
 exit "$status"
 
 # The job starts every attempt with
-#   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --cpus-per-task=4 --gpu-bind=none '--container-image=nvcr.io#team/gspo:1' --container-mounts=/runs/demo:/runs/demo,/data:/data --container-env=OMP_NUM_THREADS,PYTHONPATH,PYTHONSAFEPATH,GSPO_HPC_GRADERS,PYTHONUNBUFFERED,GSPO_HPC_CONTROL,GSPO_HPC_CONTROL_TOKEN python3 -m gspo_hpc.training.worker train /runs/demo
+#   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1 --distribution=block:block --export=ALL --cpus-per-task=4 --gpu-bind=none '--container-image=nvcr.io#team/gspo:1' --container-mounts=/runs/demo:/runs/demo,/data:/data --container-env=OMP_NUM_THREADS,PYTHONPATH,PYTHONSAFEPATH,GSPO_HPC_CODE,PYTHONUNBUFFERED,GSPO_HPC_CONTROL,GSPO_HPC_CONTROL_TOKEN python3 -m gspo_hpc.training.worker train /runs/demo
 # and these in its environment:
 #   OMP_NUM_THREADS=4
-#   PYTHONPATH=/runs/demo/jobs/NNNN/code
+#   PYTHONPATH=/runs/demo/jobs/NNNN/code.zip
 #   PYTHONSAFEPATH=1
-#   GSPO_HPC_GRADERS=/runs/demo/jobs/NNNN/code/graders
+#   GSPO_HPC_CODE=/runs/demo/jobs/NNNN/code.zip
 #   PYTHONUNBUFFERED=1
