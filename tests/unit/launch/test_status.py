@@ -76,7 +76,8 @@ def test_status_plan_and_report_say_alike_what_raises_the_grade(
     main(["plan", str(run.config)])
     planned = " ".join(capsys.readouterr().out.split())
     assert raised in planned and found.cost in planned
-    exact, _ = open_run(loader.from_dict({"run": {"dir": f"{run.path}-exact", "deterministic": True}}))
+    sections = {"run": {"dir": f"{run.path}-exact", "deterministic": True}, "cluster": {"gpu": "H100-80GB"}}
+    exact, _ = open_run(loader.from_dict(sections))
     assert main(["status", str(exact.path)]) == 0
     assert "to raise the grade" not in capsys.readouterr().out
 
