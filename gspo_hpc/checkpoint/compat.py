@@ -10,6 +10,7 @@ these names were checked against and finds each of them in the sources of the in
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner
 
 from gspo_hpc.checkpoint import index
+from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.system import direct_io
 from gspo_hpc.system.files import Entry
 from gspo_hpc.system.progress import mark
@@ -125,14 +127,27 @@ def _check_shards(tensors: State, group: dist.ProcessGroup | None) -> None:
     """Check on rank 0 that the shards of all ranks make up whole tensors; it raises there. Collective.
 
     Megatron gathers what all ranks say of their shards on all of them, and over NCCL on their GPUs; only rank 0 looks
-    at it. `group`: one of gloo, of all ranks. Relies on ``ShardedBase.without_data`` and
-    ``validate_sharding_integrity`` (0.16 to 0.19).
+    at it. `group`: one of gloo, of all ranks. Relies on the attributes of ``ShardedTensor`` that :func:`_outline` names
+    and on ``validate_sharding_integrity`` (0.16 to 0.19).
     """
-    mine = [tensor.without_data() for tensor in nested_values(tensors)]
-    every: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(mine, every, dst=0, group=group)
+    mine = json.dumps([_outline(tensor) for tensor in nested_values(tensors)]).encode()
+    transport = Transport((group or dist.group.WORLD) if dist.get_world_size() > 1 else None)
+    every = transport.tree_gather(mine, b"\n".join)
     if every is not None:
-        validate_sharding_integrity(every)
+        validate_sharding_integrity([[_shard(**one) for one in json.loads(line)] for line in every.split(b"\n")])
+
+
+def _outline(tensor: ShardedTensor) -> dict[str, Any]:
+    """Return all that the check looks at of a shard, as plain values."""
+    names = ("key", "local_shape", "global_shape", "global_offset", "axis_fragmentations", "replica_id")
+    found = {name: getattr(tensor, name) for name in (*names, "prepend_axis_num", "allow_shape_mismatch")}
+    return found | {"dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
+def _shard(dtype: str, **values: Any) -> ShardedTensor:
+    """Return the shard without data of which :func:`_outline` told."""
+    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return ShardedTensor(data=None, dtype=getattr(torch, dtype), **fixed)
 
 
 @contextmanager

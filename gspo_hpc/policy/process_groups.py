@@ -21,8 +21,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-from gspo_hpc.config.derived import deterministic_kernels
-from gspo_hpc.config.roles import role_of
+from gspo_hpc.config.derived import deterministic_kernels, role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gather_unordered

@@ -300,8 +300,7 @@ def _refuse_other_content(path: Path) -> None:
 
 def refuse_changes(run: RunDir, config: Config) -> None:
     """Raise ValueError where `config`, the data or the reward functions would change an existing run into another."""
-    changes = config_changes.refused_changes(loader.load(run.config), config)
-    if changes:
+    if changes := config_changes.refused_changes(loader.load(run.config), config):
         lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
         fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
         raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gspo_hpc.config import derived
-from gspo_hpc.config.roles import role_of
+from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
 from gspo_hpc.data.prompts import Row

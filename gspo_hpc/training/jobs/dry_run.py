@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gspo_hpc.config import loader
-from gspo_hpc.config.roles import role_of
+from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models import architecture

@@ -14,7 +14,7 @@ from gspo_hpc.algorithms import objective
 from gspo_hpc.checkpoint import sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config import derived, loader
-from gspo_hpc.config.roles import role_of
+from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.exchange.transport import gather_unordered

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from gspo_hpc.config.roles import role_of
+from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
 from gspo_hpc.policy.passes import PassMonitor
