@@ -26,12 +26,15 @@ from safetensors.torch import load_file
 from gspo_hpc.algorithms import objective
 from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.config import derived, loader, paths
+from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine import engine as engines
 from gspo_hpc.models import architecture, catalog
+from gspo_hpc.ops.weight_parts import ALIGNMENT
 from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning.estimates.memory import Phase
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
@@ -181,6 +184,16 @@ def job_of(config: Config, model: Path, seed: int, script: Mapping[int, str], de
     return Job(config, plan.memory, Node(gpus, plan.memory.card), World(gpus, seed, delay), tensors, script)
 
 
+def agree(job: Job, planned: Phase, peak: int) -> bool:
+    """Return True if a phase takes what the plan says, or less by no more than what the plan rounds up.
+
+    That is a block and a half of logits, which are smaller for wide heads, and what is gathered at once of experts.
+    """
+    spare = {"update": LOGITS_BLOCK_BYTES["cuda"] * 3 // 2}
+    spare |= {"sync": GATHER_BUCKET_BYTES["cuda"]} if job.arch.experts is not None else {}
+    return -ALIGNMENT <= planned.total - peak <= spare.get(planned.name, 0)
+
+
 def host_of(job: Job) -> int:
     """Return what the plan says that a node's state takes of its own memory."""
     return sum(size for name, size in job.estimate.host.items() if name != "processes")
@@ -204,7 +217,7 @@ def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyP
         plan = next(one for one in job.estimate.phases if one.name == phase)
         peak = max(job.node.peaks[phase], again.node.peaks[phase])
         if phase in job.node.peaks or phase != "logprobs":  # a pass that not every run makes
-            assert peak == plan.total, (phase, peak / 2**30, plan.total / 2**30)
+            assert agree(job, plan, peak), (phase, peak / 2**30, plan.total / 2**30)
     host = host_of(job)
     assert again.node.host == pytest.approx(host, abs=job.world.size), (again.node.host / 2**30, host / 2**30)
 
@@ -226,7 +239,7 @@ def test_engines_that_die_in_a_sync_leave_room_for_the_next(
     run(job, Cursor(), monkeypatch, model)
     assert job.syncs > max(DEATHS), "not every death came"
     planned = next(one for one in job.estimate.phases if one.name == "sync")
-    assert job.node.peaks["sync"] == planned.total
+    assert agree(job, planned, job.node.peaks["sync"])
 
 
 def random_config(chance: random.Random) -> Config | None:
@@ -323,7 +336,7 @@ def test_random_layouts_never_pass_their_cards(model: Path) -> None:
         for phase in job.estimate.phases:
             peak = max(job.node.peaks[phase.name], again.node.peaks[phase.name])
             if peak or phase.name not in ("logprobs", "load"):  # what not every run does
-                assert peak == phase.total, (number, phase.name, peak / 2**30, phase.total / 2**30)
+                assert agree(job, phase, peak), (number, phase.name, peak / 2**30, phase.total / 2**30)
         planned = host_of(job)
         assert job.node.host <= planned, (number, job.node.host / 2**30, planned / 2**30)
     assert died > 100, "deaths in syncs did not come"
