@@ -261,6 +261,20 @@ def logprob_pass(policy: LedgerPolicy) -> None:
         pass
 
 
+class Reference:
+    """The reference model in host memory, beside which the policy's weights wait during its pass."""
+
+    def with_logprobs(self, policy: LedgerPolicy, groups: Any, *unused: Any, **options: Any) -> Any:
+        """Swap the weights, make the pass, and swap them back."""
+        policy.settle()
+        job = policy.job
+        weights = parameters.state(job.arch, job.config, job.estimate.stage).weights
+        for name in ("reference", "policy"):
+            job.node.keep_on_host(job.world.rank, f"weights of the {name}", weights)
+        logprob_pass(policy)
+        return groups
+
+
 class LLM:
     """The counterpart of vllm.LLM on the GPUs of an engine, every one of which takes its time."""
 

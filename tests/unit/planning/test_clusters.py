@@ -263,7 +263,7 @@ def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gp
 def test_gradients_in_16_bits_are_not_offered_where_a_step_needs_more_with_them(
     model: str, nodes: int, gpus: int, gpu: str
 ) -> None:
-    """All ranks have an optimizer of their own, and the fullest phase is its step: copies in fp32 outweigh the saving."""
+    """Each rank has an optimizer of its own, and its step is the fullest phase: copies in fp32 outweigh the saving."""
     texts = [text for layout in layouts.find(made(model, nodes, gpus, gpu), limit=10) for text in layout.reasons]
     lower = [text.split("if memory runs out: ")[1] for text in texts if "if memory runs out" in text]
     assert lower and set(lower) == {"only more GPUs or a smaller model leave more"}
