@@ -191,7 +191,7 @@ def agree(job: Job, planned: Phase, peak: int) -> bool:
     That is some of the blocks of logits, which are smaller for few tokens and for some heads, and what is gathered at
     once of experts.
     """
-    spare = {"update": 2 * LOGITS_BLOCK_BYTES["cuda"], "logprobs": LOGITS_BLOCK_BYTES["cuda"]}
+    spare = {"update": 2 * LOGITS_BLOCK_BYTES["cuda"], "logprobs": LOGITS_BLOCK_BYTES["cuda"] * 3 // 2}
     spare |= {"sync": GATHER_BUCKET_BYTES["cuda"]} if job.arch.experts is not None else {}
     return -ALIGNMENT <= planned.total - peak <= spare.get(planned.name, 0)
 
