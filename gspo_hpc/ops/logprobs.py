@@ -4,8 +4,9 @@ Shapes: R response tokens, H hidden size, V the true vocabulary, V_local rows of
 
 The forward pass goes over blocks of (tokens x vocabulary) and keeps, per token, the running maximum, the sum of
 exponentials and the target's logit. The backward pass computes each block's logits again and turns them into the two
-gradients. At any time one block (two with entropy) of at most BLOCK_BYTES is in memory, in fp32. On the CPU it stays in
-the cache, which makes the element-wise part cheap compared with the matrix products.
+gradients. At any time one block (two with entropy) of at most BLOCK_BYTES is in memory, in fp32; the backward pass of
+16-bit inputs takes three and a half, for it has the block in 16 bits, too, and the gradient of its rows twice. On the
+CPU a block stays in the cache, which makes the element-wise part cheap compared with the matrix products.
 
 For log-prob l = (x_target - logsumexp(x)), x = W h / temperature and upstream gradient g, with p = softmax(x)::
 
@@ -112,8 +113,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 else:
                     exponentials = torch.exp(x, out=spare[: x.numel()].view_as(x))
                     moment[part] = _rescaled_moment(moment[part], total[part], change)
-                    moment[part] += torch.linalg.vecdot(exponentials, x)
                 total[part] = total[part] * change.exp() + exponentials.sum(1)
+                if spare is not None:
+                    moment[part] += exponentials.mul_(x).sum(1)  # torch.linalg.vecdot would take one more block
                 peak[part] = higher
         if tp_group is not None and tokens:
             local_peak = peak.clone()
@@ -187,7 +189,8 @@ class _Blocks:
         self.inverse_temperature = inverse_temperature
         self.real_rows = real_rows
         self.block_tokens = max(1, min(hidden.shape[0], chunk_tokens or TOKENS[device]))
-        per_row = self.block_tokens * self.dtype.itemsize
+        # A row of the head has a gradient of its size: short samples get no larger blocks for all of the head at once.
+        per_row = max(self.block_tokens, hidden.shape[1]) * self.dtype.itemsize
         self.block_rows = max(1, min(real_rows, BLOCK_BYTES[device] // per_row))
         self._logits = self.buffer()
 

@@ -36,7 +36,7 @@ CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products
 ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
 
 OF_ENGINES = frozenset({"engine_weights", "engine_working", "engine_asleep", "kv_cache"})  # parts of generation
-_BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time, three of them where a gradient is made
+_BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time: two, or three and a half where a gradient is made
 
 
 class Phase(NamedTuple):
@@ -264,7 +264,7 @@ def _update(arch: Architecture, config: Config, stage: int, state: parameters.By
         "gradients": state.gradients,
         "optimizer": state.optimizer * (not config.memory.offload_optimizer),
         "activations": int(elements * tokens * item),
-        "logits": 3 * _BLOCK * last,
+        "logits": 7 * _BLOCK // 2 * last,
     } | _quantized(arch, config, stage, with_gradient=True)
 
 
@@ -315,7 +315,8 @@ def _buckets(arch: Architecture, config: Config) -> int:
     Beside them a rank keeps its shard of an expert, where those of all ranks are gathered piece by piece.
     """
     pieces, parallel = _pieces(arch, config), config.parallel
-    largest = max(_largest_parameter(arch) * activations.itemsize(config), *(piece.size for piece in pieces), 0)
+    whole = _largest_parameter(arch, parallel.tensor_model_parallel_size) * activations.itemsize(config)
+    largest = max(whole, *(piece.size for piece in pieces), 0)
     sharers = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
     owners = parallel.expert_model_parallel_size
     parts = (piece for piece in pieces if piece.last - piece.first < owners)
@@ -348,9 +349,10 @@ def _loading(arch: Architecture, config: Config) -> int:
     return loading
 
 
-def _largest_parameter(arch: Architecture) -> int:
-    heads = arch.num_attention_heads + 2 * arch.num_key_value_heads
-    return arch.hidden_size * max(arch.vocab_size, 2 * arch.ffn_hidden_size, heads * arch.head_dim)
+def _largest_parameter(arch: Architecture, ranks: int = 1) -> int:
+    """Return its elements, with those that make the rows of a vocabulary equally many on all `ranks`."""
+    heads, vocabulary = arch.num_attention_heads + 2 * arch.num_key_value_heads, -(-arch.vocab_size // ranks) * ranks
+    return arch.hidden_size * max(vocabulary, 2 * arch.ffn_hidden_size, heads * arch.head_dim)
 
 
 def _shares_optimizer(config: Config) -> bool:

@@ -17,17 +17,16 @@ import pytest
 from tools.make_random_model import make_random_model
 
 PROGRAM = """
-import json, os, sys, weakref
+import json, os, sys
 from pathlib import Path
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from gspo_hpc.checkpoint import compat, sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.models import architecture
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start
+from tests.storages import Storages
 
 folder, work, kind = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 config = from_dict(
@@ -44,8 +43,7 @@ Saver(policy, background=False).save(work, lambda known: None, lambda: {})
 
 
 def values():
-    state = [*policy.parameters(), *policy._optimizer_state()]
-    return [tensor.detach().clone() for tensor in state]
+    return [tensor.detach().clone() for tensor in (*policy.parameters(), *policy._optimizer_state())]
 
 
 before = values()
@@ -53,35 +51,15 @@ for tensor in [*policy.parameters(), *policy._optimizer_state()]:
     tensor.data.zero_()
 
 
-class Storages(TorchDispatchMode):
-    held, bytes, peak = {}, 0, 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), named=None):
-        found = function(*arguments, **(named or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                storage = tensor.untyped_storage()
-                place, size = storage.data_ptr(), storage.nbytes()
-                if size and place not in self.held and place not in there:
-                    self.held[place] = size
-                    self.bytes += size
-                    self.peak = max(self.peak, self.bytes)
-                    weakref.finalize(storage, self.free, place)
-        return found
-
-    def free(self, place):
-        self.bytes -= self.held.pop(place)
-
-
-there = {t.untyped_storage().data_ptr() for t in [*policy.parameters(), *policy._optimizer_state()]}
-there |= {b.grad_data.untyped_storage().data_ptr() for w in policy.wrapped for b in w.buffers}
-with Storages() as storages:
+state = [*policy.parameters(), *policy._optimizer_state()]
+gradients = [buffer.grad_data for wrapped in policy.wrapped for buffer in wrapped.buffers]
+with Storages(there=[*state, *gradients]) as storages:
     sharded.load(policy, work)
 same = all(map(torch.equal, before, values()))
 largest = max(t.numel() * 4 for t in policy.parameters())
 owned = 3 * 4 * sum(t.numel() for t in policy.parameters()) if kind == "shared" else 0  # in host memory, always
-state = sum(t.numel() * t.element_size() for t in [*policy.parameters(), *policy._optimizer_state()])
-print(json.dumps([same, storages.peak - owned, largest, state]), flush=True)
+size = sum(t.numel() * t.element_size() for t in state)
+print(json.dumps([same, storages.peak - owned, largest, size]), flush=True)
 os._exit(0)
 """
 

@@ -1,12 +1,16 @@
 """The parts of a job, on cards that count: each part charges them in the order in which the real one does.
 
-The loop, the syncs, the turns, the recovery, the sampler, the evaluator, the policy's moves between GPU and host, and
-the engine object are the package's own. Replaced are the tensors, Megatron's passes, vLLM and what writes files.
+The loop, the syncs, the turns, the recovery, the sampler, the evaluator, the policy's moves between GPU and host, the
+sender of weights, the step around Megatron's optimizer, and the engine object are the package's own. Replaced are the
+tensors, Megatron's passes, vLLM and what writes files. Buckets, logits and what vLLM takes to load a layer have the
+sizes that the code gives them (sizes.py); activations, the context, and an engine's weights, cache and workspaces have
+those of the plan.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +29,12 @@ from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.engine.weight_buffers import HostBuffer
 from gspo_hpc.models import architecture
+from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
 from gspo_hpc.planning.estimates import parameters
-from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.estimates.memory import Estimate, micro_batch_tokens
+from gspo_hpc.policy import schedule
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks
@@ -36,6 +42,7 @@ from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from tests.torch.ledger.node import Node
+from tests.torch.ledger.sizes import ITEMS, Travelling, of_head, travelling
 from tests.torch.ledger.world import World
 
 OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases that stay on the card all the time
@@ -62,6 +69,27 @@ class Job:
         """Return the parts of a phase of the plan."""
         return next(one.parts for one in self.estimate.phases if one.name == phase)
 
+    @functools.cached_property
+    def arch(self) -> Architecture:
+        """The architecture of the planned model."""
+        arch = architecture.find(self.config)
+        assert arch is not None
+        return arch
+
+    @functools.cached_property
+    def travelling(self) -> Travelling:
+        """The sizes of a weight sync."""
+        return travelling(self.arch, self.config)
+
+    def logits(self, tokens: int, *, with_gradient: bool) -> int:
+        """Return what the blocks of logits of so many tokens take, on a stage that has a head."""
+        parallel = self.config.parallel
+        if self.estimate.stage != parallel.pipeline_model_parallel_size - 1:
+            return 0
+        rows = -(-self.arch.vocab_size // parallel.tensor_model_parallel_size)
+        size = (tokens, self.arch.hidden_size, rows, ITEMS[self.config.model.dtype])
+        return max(of_head(*size, with_gradient=gradient) for gradient in {False, with_gradient})
+
     def engine_gpus(self) -> list[int]:
         """Return the GPUs of the engine that this rank owns."""
         return list(range(self.world.rank, self.world.rank + self.config.rollout.tensor_parallel_size))
@@ -71,6 +99,8 @@ class Job:
         """Hold what a pass of the trainer takes beside the model's state."""
         gpu, world = self.world.rank, self.world
         passing = {name: size for name, size in self.parts(phase).items() if name not in (*STATE, OWN, ASLEEP)}
+        tokens = micro_batch_tokens(self.config) // self.config.parallel.context_parallel_size
+        passing["logits"] = self.logits(tokens, with_gradient=phase == "update")
         with self.node.phase(gpu, phase):
             for name, size in passing.items():
                 world.dawdle()
@@ -112,15 +142,12 @@ class LedgerPolicy(Policy):
 
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job, self.config, self.ranks = job, job.config, ranks
-        self.chunks, self.wrapped, self.optimizer = [], [], None
+        self.chunks, self.wrapped = [], []
         self.state_copy = HostCopy(())
-        cpu = Scratch(torch.device("cpu"))
-        provider: Any = SimpleNamespace(stream=lambda chunks, memory: stream_of(job.tensors.items())(memory or cpu))
-        self.provider = provider
-        arch = architecture.find(job.config)
-        assert arch is not None
-        self.arch = arch
-        state = parameters.state(arch, job.config, job.estimate.stage)
+        provider: Any = SimpleNamespace(stream=lambda chunks, memory: self._stream(memory))
+        self.provider, self.arch = provider, job.arch
+        state = parameters.state(self.arch, job.config, job.estimate.stage)
+        self.optimizer = Optimizer(job, state.optimizer)
         job.node.put(job.world.rank, OWN, job.parts("update")[OWN])
         buffers: Any = [Buffer(job, name, getattr(state, name)) for name in STATE]
         self.weight_offload, self.gradient_offload, self.state_offload = buffers
@@ -132,9 +159,58 @@ class LedgerPolicy(Policy):
             yield from super().parts(memory)
             return
         buckets = Buckets(self.job)
-        buckets.reserve(1)
+        if self.job.travelling.alone:
+            buckets.reserve(self.job.travelling.alone)
         yield from super().parts(memory)
         buckets.close()
+
+    def _stream(self, memory: Memory | None) -> Iterator[Sequence[Part]]:
+        """Stream a small model through memory that is reserved for the planned one, as weight_stream does."""
+        job, node, gpu = self.job, self.job.node, self.job.world.rank
+        if memory is not None:
+            memory.reserve(job.travelling.largest)
+        node.put(gpu, "shard", job.travelling.shard)
+        yield from stream_of(job.tensors.items())(Reserved(memory or Scratch(torch.device("cpu"))))
+        node.drop(gpu, "shard")
+
+
+class Reserved:
+    """Memory of which nothing more is reserved."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.allocate = memory.allocate
+
+    def reserve(self, largest: int) -> None:
+        """Do nothing."""
+
+
+class Optimizer:
+    """Megatron's, as policy.schedule sees it: it has fp32 copies of gradients in 16 bits until it drops them."""
+
+    chained_optimizers = ()
+
+    def __init__(self, job: Job, state: int) -> None:
+        self._job = job
+        narrow = not job.config.optimizer.grad_reduce_in_fp32 and job.config.model.dtype != "float32"
+        self._copies = state // 3 * narrow  # of moments and master, each in fp32
+
+    def prepare_grads(self) -> bool:
+        """Copy gradients, as `main_param.grad = main_grad.float()` does."""
+        if self._copies:
+            self._job.node.put(self._job.world.rank, "copies of gradients", self._copies)
+        return False
+
+    def get_grad_norm(self) -> float:
+        """Return a norm."""
+        return 1.0
+
+    def step_with_ready_grads(self) -> None:
+        """Do nothing."""
+
+    def zero_grad(self) -> None:
+        """Drop the copies."""
+        if self._copies:
+            self._job.node.drop(self._job.world.rank, "copies of gradients")
 
 
 class Buckets(HostBuffer):
@@ -151,7 +227,7 @@ class Buckets(HostBuffer):
         assert not self._taken, "memory is taken beside what is there, which the plan does not count"
         self._taken = True
         self._phase.enter_context(node.phase(gpu, "sync"))
-        node.put(gpu, "buckets", self._job.parts("sync")["buckets"])
+        node.put(gpu, "buckets", size)
         return super().reserve(size)
 
     def release_unused(self, *, unmapped: bool) -> None:
@@ -173,8 +249,8 @@ def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult
     policy.restore_for_update()
     with policy.job.pass_of("update"):
         pass
-    with policy.stepping(), policy.job.node.phase(policy.job.world.rank, "optimizer_step"):
-        pass
+    with policy.job.node.phase(policy.job.world.rank, "optimizer_step"):
+        schedule._apply(policy)
     return StepResult({}, {}, {}, 1.0, False, False, 1e-6)
 
 
@@ -183,6 +259,20 @@ def logprob_pass(policy: LedgerPolicy) -> None:
     policy.settle()
     with policy.job.pass_of("logprobs"):
         pass
+
+
+class Reference:
+    """The reference model in host memory, beside which the policy's weights wait during its pass."""
+
+    def with_logprobs(self, policy: LedgerPolicy, groups: Any, *unused: Any, **options: Any) -> Any:
+        """Swap the weights, make the pass, and swap them back."""
+        policy.settle()
+        job = policy.job
+        weights = parameters.state(job.arch, job.config, job.estimate.stage).weights
+        for name in ("reference", "policy"):
+            job.node.keep_on_host(job.world.rank, f"weights of the {name}", weights)
+        logprob_pass(policy)
+        return groups
 
 
 class LLM:
@@ -228,14 +318,17 @@ class LLM:
     def update_weights(self, info: Any) -> None:
         """Take a bucket, for which the weights must be mapped; keep a vocabulary that has to be padded."""
         assert all("weights" in self.job.node.mapped(gpu) for gpu in self.gpus)
-        arch = architecture.find(self.job.config)
-        assert arch is not None
+        arch = self.job.arch
         wide = (self.job.config.rollout.dtype or self.job.config.model.dtype) == "float32"
         for part in info["update_info"]["parts"]:
             if part["name"] in VOCABULARY and arch.vocab_size % 64:  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
                 for gpu in self.gpus:
                     size = arch.vocab_size * arch.hidden_size * (4 if wide else 2)
                     self.job.node.map(gpu, f"pending {part['name']}", size)
+        for gpu in self.gpus:
+            self.job.node.map(gpu, "a layer that is loaded", self.job.travelling.layer)
+        for gpu in self.gpus:
+            self.job.node.unmap(gpu, "a layer that is loaded")
 
     def finish_weight_update(self) -> None:
         """Load what was kept."""

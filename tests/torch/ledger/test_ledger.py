@@ -26,12 +26,15 @@ from safetensors.torch import load_file
 from gspo_hpc.algorithms import objective
 from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.config import derived, loader, paths
+from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine import engine as engines
 from gspo_hpc.models import architecture, catalog
-from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.ops.weight_parts import ALIGNMENT
+from gspo_hpc.planning.estimates import memory, parameters
+from gspo_hpc.planning.estimates.memory import Phase
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
@@ -135,12 +138,13 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         weights = EngineWeights(weight_sync, worker, clock)
         observers = Observers()
         saver: Any = parts.Saver(policy)
+        reference: Any = parts.Reference() if config.algorithm.kl_beta > 0 else None
         recorder: Any = SimpleNamespace(record=lambda before, progress, *a: {"step": progress.cursor.step})
         session = Session(
             recipe=recipe,
             policy=policy,
             sampler=ColocatedSampler(recipe, data, worker, weights, rollouts, observers, clock),
-            logprobs=LogprobPasses(recipe, policy, None, clock),
+            logprobs=LogprobPasses(recipe, policy, reference, clock),
             evaluator=Evaluator(config, data, worker, weights, observers, clock),
             weights=weights,
             watch=RolloutGapMonitor(config),
@@ -181,6 +185,17 @@ def job_of(config: Config, model: Path, seed: int, script: Mapping[int, str], de
     return Job(config, plan.memory, Node(gpus, plan.memory.card), World(gpus, seed, delay), tensors, script)
 
 
+def agree(job: Job, planned: Phase, peak: int) -> bool:
+    """Return True if a phase takes what the plan says, or less by no more than what the plan rounds up.
+
+    That is some of the blocks of logits, which are smaller for few tokens and for some heads, and what is gathered at
+    once of experts.
+    """
+    spare = {"update": 2 * LOGITS_BLOCK_BYTES["cuda"], "logprobs": LOGITS_BLOCK_BYTES["cuda"] * 3 // 2}
+    spare |= {"sync": GATHER_BUCKET_BYTES["cuda"]} if job.arch.experts is not None else {}
+    return -ALIGNMENT <= planned.total - peak <= spare.get(planned.name, 0)
+
+
 def host_of(job: Job) -> int:
     """Return what the plan says that a node's state takes of its own memory."""
     return sum(size for name, size in job.estimate.host.items() if name != "processes")
@@ -204,7 +219,7 @@ def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyP
         plan = next(one for one in job.estimate.phases if one.name == phase)
         peak = max(job.node.peaks[phase], again.node.peaks[phase])
         if phase in job.node.peaks or phase != "logprobs":  # a pass that not every run makes
-            assert peak == plan.total, (phase, peak / 2**30, plan.total / 2**30)
+            assert agree(job, plan, peak), (phase, peak / 2**30, plan.total / 2**30)
     host = host_of(job)
     assert again.node.host == pytest.approx(host, abs=job.world.size), (again.node.host / 2**30, host / 2**30)
 
@@ -226,7 +241,7 @@ def test_engines_that_die_in_a_sync_leave_room_for_the_next(
     run(job, Cursor(), monkeypatch, model)
     assert job.syncs > max(DEATHS), "not every death came"
     planned = next(one for one in job.estimate.phases if one.name == "sync")
-    assert job.node.peaks["sync"] == planned.total
+    assert agree(job, planned, job.node.peaks["sync"])
 
 
 def random_config(chance: random.Random) -> Config | None:
@@ -247,7 +262,8 @@ def random_config(chance: random.Random) -> Config | None:
         {
             "run": {"max_steps": 5},
             "eval": {"interval": 3, "before": True},
-            "checkpoint": {"interval": 3},
+            "checkpoint": {"interval": 3, "async_save": chance.choice([True, False])},
+            "algorithm": {"kl_beta": chance.choice([0.0, 0.0, 0.01])},
             "faults": {"max_engine_restarts": 99},
             "cluster": {"nodes": chance.choice([1, 2, 4]), "gpus_per_node": gpus, "gpu": card},
             "model": {"path": f"models/{name}"},
@@ -256,6 +272,7 @@ def random_config(chance: random.Random) -> Config | None:
                 "pipeline_model_parallel_size": chance.choice([1, 2, 4]),
                 "expert_model_parallel_size": chance.choice([1, 4, 8]) if "A3B" in name else 1,
                 "expert_tensor_parallel_size": 1,
+                "context_parallel_size": chance.choice([1, 1, 2]),
                 "sequence_parallel": tp > 1,
             },
             "batch": {
@@ -280,7 +297,10 @@ def random_config(chance: random.Random) -> Config | None:
                     ]
                 ),
             },
-            "optimizer": {"distributed": True},
+            "optimizer": {
+                "distributed": chance.choice([True, True, False]),
+                "grad_reduce_in_fp32": chance.choice([True, False]),
+            },
             "rollout": {
                 "tensor_parallel_size": chance.choice([1, 2, 4]),
                 "sleep_level": chance.choice([1, 2]),
@@ -323,7 +343,7 @@ def test_random_layouts_never_pass_their_cards(model: Path) -> None:
         for phase in job.estimate.phases:
             peak = max(job.node.peaks[phase.name], again.node.peaks[phase.name])
             if peak or phase.name not in ("logprobs", "load"):  # what not every run does
-                assert peak == phase.total, (number, phase.name, peak / 2**30, phase.total / 2**30)
+                assert agree(job, phase, peak), (number, phase.name, peak / 2**30, phase.total / 2**30)
         planned = host_of(job)
         assert job.node.host <= planned, (number, job.node.host / 2**30, planned / 2**30)
     assert died > 100, "deaths in syncs did not come"
@@ -378,6 +398,43 @@ def test_a_padded_vocabulary_is_kept_until_a_sync_ends(
     planned = next(one for one in job.estimate.phases if one.name == "sync")
     missed = job.node.peaks["sync"] - planned.total
     assert missed == (2 - tied) * 152_065 * 3584 * 2 * forgotten
+
+
+@pytest.mark.parametrize(
+    "forgotten", ["layers that are loaded", "logits", "logits of log-probs", "copies of gradients"]
+)
+def test_a_plan_that_forgets_a_part_is_caught(forgotten: str, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """What the code allocates is charged, so a plan that has less of it has another peak than the ledger."""
+    settings = [*EVENTS, "optimizer.grad_reduce_in_fp32=false", "batch.steps_per_generation=4"]
+    config = loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", settings)
+    update, logprobs, state = memory._update, memory._logprobs, parameters.state
+    block = {"logits": LOGITS_BLOCK_BYTES["cuda"]}
+    name, function, changed, phase = {
+        "layers that are loaded": (memory, "_loading", lambda *a: 0, "sync"),
+        "logits": (memory, "_update", lambda *a: update(*a) | block, "update"),
+        "logits of log-probs": (memory, "_logprobs", lambda *a: logprobs(*a) | block, "logprobs"),
+        "copies of gradients": (
+            *(parameters, "state", lambda *a: state(*a)._replace(gradient_copies=state(*a).gradient_copies // 2)),
+            "optimizer_step",
+        ),
+    }[forgotten]
+    monkeypatch.setattr(name, function, changed)
+    job = job_of(config, model, 1, {3: "stop"}, delay=1e-5)
+    run(job, Cursor(), monkeypatch, model)
+    found = {one.name: agree(job, one, job.node.peaks[one.name]) for one in job.estimate.phases if one.name != "load"}
+    assert not found.pop(phase) and all(found.values()), found
+
+
+def test_copies_of_gradients_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """As they did until a step dropped them: beside the engine in every sync, rollout and save."""
+    settings = [*EVENTS, "optimizer.grad_reduce_in_fp32=false"]
+    config = loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", settings)
+    monkeypatch.setattr(parts.Optimizer, "zero_grad", lambda self: None)
+    job = job_of(config, model, 1, {}, delay=1e-5)
+    with contextlib.suppress(CardFull):
+        run(job, Cursor(), monkeypatch, model)
+        assert job.node.peaks["save"] > job.estimate.phase("save").total
+        assert job.node.peaks["generation"] > job.estimate.phase("generation").total
 
 
 @pytest.mark.parametrize("fault", ["start", "sync", "save", "wait", "wake"])

@@ -239,7 +239,7 @@ def test_batch_sizes_are_advised_with_reasons_and_can_be_had() -> None:
     ].value == 4  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[2], CLUSTERS[5], CLUSTERS[6], CLUSTERS[9]])
+@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[1], CLUSTERS[8], CLUSTERS[13]])
 def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gpu: str) -> None:
     """Tried with the plan: an optimizer step that is too full is not made smaller by fewer tokens."""
     config, said = made(model, nodes, gpus, gpu), 0
@@ -259,12 +259,22 @@ def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gp
     assert said
 
 
+@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[2], CLUSTERS[6]])
+def test_gradients_in_16_bits_are_not_offered_where_a_step_needs_more_with_them(
+    model: str, nodes: int, gpus: int, gpu: str
+) -> None:
+    """Each rank has an optimizer of its own, and its step is the fullest phase: copies in fp32 outweigh the saving."""
+    texts = [text for layout in layouts.find(made(model, nodes, gpus, gpu), limit=10) for text in layout.reasons]
+    lower = [text.split("if memory runs out: ")[1] for text in texts if "if memory runs out" in text]
+    assert lower and set(lower) == {"only more GPUs or a smaller model leave more"}
+
+
 def test_what_is_short_is_memory_where_no_engine_holds_the_weights() -> None:
     config = made("Qwen3-235B-A22B", 4, 4, "A100-40GB")
     assert "GiB of a GPU in" in remedies.lacking(layouts.Search(config))
 
 
-@pytest.mark.parametrize(("model", "gpus"), [("Qwen3-30B-A3B", 8), ("Qwen3-32B", 8)])
+@pytest.mark.parametrize(("model", "gpus"), [("Qwen3-30B-A3B", 8)])
 def test_a_reason_shows_the_difference(model: str, gpus: int) -> None:
     """A layout that leaves 14 % does not go before another "because that one leaves only 14 %"."""
     cluster = {"cluster": {"gpus_per_node": gpus, "gpu": "H100"}, "model": {"path": f"Qwen/{model}"}}

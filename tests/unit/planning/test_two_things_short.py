@@ -29,8 +29,8 @@ def fits(config: Config, one: remedies.Remedy) -> bool:
 
 
 def test_the_fewest_gpus_may_be_fuller_nodes() -> None:
-    """As many nodes of two GPUs as there may be hold no engine; three nodes of eight do."""
-    config = made("zai-org/GLM-4.5-Air", 3, 2, batch=BATCH | {"global_batch_size": 64, "steps_per_generation": 4})
+    """As many nodes of two GPUs as there may be hold no engine; as many of eight do."""
+    config = made("zai-org/GLM-4.5-Air", 4, 2, batch=BATCH | {"global_batch_size": 64, "steps_per_generation": 4})
     (machine,) = (one for one in remedies.find(config) if "cluster.gpus_per_node" in one.changes)
     assert machine.changes == {"cluster.gpus_per_node": 8} and fits(config, machine)
     sizes = [nodes * gpus for nodes, gpus in remedies._machines(3, 2)]

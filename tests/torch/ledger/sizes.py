@@ -1,0 +1,151 @@
+"""Sizes of what a job of the planned model allocates, from the code that allocates it and not from the plan.
+
+Buckets are made by the code that gathers weights, from the model's table of parameters; log-probs are computed by the
+real function, on tensors without memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES, TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops import logprobs
+from gspo_hpc.ops.weight_map import stage_table
+from gspo_hpc.policy import weight_stream
+from tests.storages import Storages
+
+_ONE_AT_A_TIME = threading.Lock()  # names of modules are replaced, and ranks are threads
+ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """Bytes of a weight sync on one GPU."""
+
+    largest: int  # that are gathered at once
+    alone: int  # the same where weights go to no engine: what no ranks share is not gathered then
+    shard: int  # of an expert, beside what is gathered piece by piece
+    layer: int  # that a worker of vLLM takes to load a layer, beside the one that it computes with
+
+
+def travelling(arch: Architecture, config: Config) -> Travelling:
+    """Return the sizes of a sync: those of the buckets that the trainer really makes."""
+    parallel, rollout = config.parallel, config.rollout
+    tp = parallel.tensor_model_parallel_size
+    sizes = tp, parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tp
+    items = ITEMS[config.model.dtype], ITEMS[rollout.dtype or config.model.dtype]
+    with _ONE_AT_A_TIME:
+        return _travelling(arch, *sizes, rollout.tensor_parallel_size, *items)
+
+
+@functools.lru_cache(maxsize=64)
+def _travelling(arch: Architecture, tp: int, ep: int, etp: int, engine: int, item: int, engine_item: int) -> Travelling:
+    table = stage_table(arch, 0, arch.num_layers, True, True, ep)
+
+    def group(size: int) -> Any:
+        return lambda: SimpleNamespace(size=lambda: size)
+
+    ranks = SimpleNamespace(
+        get_expert_model_parallel_world_size=lambda: ep,
+        get_tensor_model_parallel_group=group(tp),
+        get_expert_tensor_and_model_parallel_group=group(etp * ep),
+    )
+    most = TRANSFER_BUCKET_BYTES["cuda"]
+    with mock.patch.object(weight_stream, "parallel_state", ranks):
+        buckets = list(weight_stream._buckets(table, arch, item, min(GATHER_BUCKET_BYTES["cuda"], most), most))
+    together: dict[str, int] = {}  # bytes of the tensors that one layer of vLLM is made of
+    for entry in table:
+        name = entry.name if entry.expert is None else entry.name.partition(".mlp.")[0]
+        together[name] = together.get(name, 0) + sum(map(math.prod, entry.shapes)) * engine_item
+    experts = {entry.name.partition(".mlp.")[0] for entry in table if entry.expert is not None}
+    gathered = max((one.largest * item for one in buckets if one.entries[0].expert is not None), default=0)
+    # A layer is loaded beside itself once all of its tensors are there; experts go into it as they come.
+    layers = (
+        size // engine + (gathered if name in experts else size)
+        for name, size in together.items()
+        if "norm" not in name
+    )
+    return Travelling(
+        largest=max(one.largest * item for one in buckets),
+        alone=max((one.largest * item for one in buckets if one.group.size() > 1), default=0),
+        shard=max((one.length * item for one in buckets if len(one.pieces) > 1), default=0),
+        layer=max(layers),
+    )
+
+
+class _OnCard(logprobs._Blocks):
+    """Blocks as they are on a GPU: products of 16-bit operands, without copies of these in fp32."""
+
+    def __init__(self, hidden: torch.Tensor, *others: Any) -> None:
+        super().__init__(hidden, *others)
+        if hidden.itemsize == 2:
+            self.narrow, self.hidden = hidden.dtype, hidden
+
+
+class _Torch:
+    """torch with a product of 16-bit matrices in fp32, which it has for GPUs only."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def mm(self, a: torch.Tensor, b: torch.Tensor, out_dtype: Any = None, out: Any = None) -> torch.Tensor:
+        return a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype or a.dtype) if out is None else out
+
+
+class _Counted:
+    """An upstream gradient all of whose tokens count; that of tensors without memory cannot be asked."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def nonzero(self) -> torch.Tensor:
+        return torch.empty(self._tokens, 1, dtype=torch.int64)
+
+    def index_select(self, dimension: int, index: torch.Tensor) -> torch.Tensor:
+        return torch.empty(len(index))
+
+
+def of_head(tokens: int, hidden: int, rows: int, item: int, *, with_gradient: bool) -> int:
+    """Return the bytes of blocks that log-probs and entropies of so many tokens take on a GPU, at the worst moment.
+
+    `rows` is this rank's part of the vocabulary. Not counted: what a pass keeps whole, that is everything with a value
+    for each element of the hidden states or of the head.
+    """
+    with _ONE_AT_A_TIME:
+        return _of_head(tokens, hidden, rows, item, with_gradient)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_head(tokens: int, hidden: int, rows: int, item: int, with_gradient: bool) -> int:
+    dtype = torch.bfloat16 if item == 2 else torch.float32
+    context = SimpleNamespace(
+        save_for_backward=lambda *tensors: setattr(context, "saved_tensors", tensors),
+        mark_non_differentiable=lambda *tensors: None,
+        needs_input_grad=(True, True),
+    )
+    names: dict[str, Any] = {"_Blocks": _OnCard, "torch": _Torch()}
+    names["BLOCK_BYTES"] = {"cpu": LOGITS_BLOCK_BYTES["cuda"]}
+    names["TOKENS"] = {"cpu": logprobs.TOKENS["cuda"]}
+    with mock.patch.multiple(logprobs, **names), FakeTensorMode(), torch.no_grad():
+        states, head = torch.empty(tokens, hidden, dtype=dtype), torch.empty(rows, hidden, dtype=dtype)
+        targets = torch.empty(tokens, dtype=torch.int64)
+        function: Any = logprobs._TokenLogprobs
+        with Storages(least=1 << 20) as storages:
+            function.forward(context, states, head, targets, 1.0, None, 0, rows, None, True)
+        if not with_gradient:
+            return storages.peak
+        with Storages(least=1 << 20) as storages:
+            function.backward(context, _Counted(tokens))
+    # The states of the tokens that count, twice, and their gradient in fp32; the gradient of the head.
+    return storages.peak - tokens * hidden * (2 * item + 4) - rows * hidden * item
