@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import yaml
+
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
@@ -49,6 +51,27 @@ class Run:
     def response_tokens(self) -> float:
         """The length of a response: as published, or else that with which the update takes what is published."""
         return _inferred(self.key) if self.tokens is None else self.tokens
+
+    @property
+    def printed(self) -> float:
+        """The seconds of a rollout that `gspo-hpc plan --response-tokens` prints: those of a run of gspo_hpc."""
+        config, found = _planned(self.key)
+        times, _ = time.of_plan(config, found, self.response_tokens)
+        assert times is not None, self.key
+        return times.rollout
+
+    def file(self) -> str:
+        """Return the text of its file: its config, below its source, the command, and what the command prints."""
+        role = "used for calibration" if self.calibration else "held out: no constant was chosen with it"
+        system = self.estimate().rollout
+        other = f"; estimated for their system: {system:.1f} s" if f"{system:.1f}" != f"{self.printed:.1f}" else ""
+        head = (
+            f"{self.title}: {self.seconds:g} s a step, {self.source}",
+            role,
+            f"gspo-hpc plan docs/estimates/{self.key}.yaml --response-tokens {self.response_tokens:g}",
+            f"prints for a rollout of gspo_hpc: {self.printed:.1f} s{other} (docs/estimates.md)",
+        )
+        return "".join(f"# {line}\n" for line in head) + "\n" + yaml.safe_dump(self.config, sort_keys=False)
 
     def estimate(self) -> Times:
         """Return what `gspo-hpc plan --response-tokens` says, with the passes and the full engines of their system."""
