@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 import generated
-from published_runs import HELD, LEFT_OUT, NEMO, ONE_STEP, RUNS, VERL, Run
+from published_runs import HELD, NEMO, ONE_STEP, RUNS, VERL, Run, planned_only
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
@@ -246,8 +246,11 @@ prompt, and sequences go on while weights change. gspo_hpc waits for the end of 
 takes as long as the longer of generation and training, plus the weight sync and whatever else stops both.
 
 Sources: NeMo-RL [0.5]({NEMO.format("0.5.0")}) and [0.6]({NEMO.format("0.6.0")}), bf16, with the layouts, lengths and
-batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated. Not compared: {"; ".join(LEFT_OUT)};
-verl's [one step off]({ONE_STEP}), whose lengths are not published either.
+batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated. Not compared: NeMo-RL's runs in 8 bits,
+and verl's [one step off]({ONE_STEP}), whose lengths are not published either. Of runs that this version plans but does
+not run (engines over nodes; DeepSeek-V3), which determine nothing either, not even the range:
+
+{planned_only()}
 
 ## The range
 

@@ -127,7 +127,7 @@ def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_the_a
     ]
     errors = {line.split("|")[1]: float(line.split("|")[6].strip().rstrip("%")) for line in rows}
     known = [errors[line.split("|")[1]] for line in rows if "| prediction |" in line]
-    assert len(known) == 8 and max(map(abs, known)) <= 30, rows
+    assert len(known) == 9 and max(map(abs, known)) <= 30, rows
     inferred = [errors[line.split("|")[1]] for line in rows if "| prediction, length from its update |" in line]
     assert len(inferred) == 7 and sum(abs(error) <= 30 for error in inferred) >= 6, rows
 
