@@ -19,7 +19,7 @@ from gspo_hpc.config.schema import Config
 
 
 def refuse(config: Config, places: Places) -> None:
-    """Raise ConfigError for code of the user's own that cannot be called, and for rows and models that train refuses."""
+    """Raise ConfigError for own code that cannot be called, a row that cannot be graded and a damaged model folder."""
     found = _observers(config) or _uncallable(config) or _cannot_grade(config) or _damaged(config)
     if found:
         raise ConfigError([f"{places.around(key, 'config')}: {key} {text}" for key, text in found.items()])
