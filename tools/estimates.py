@@ -17,8 +17,7 @@ from functools import cache
 from typing import Any
 
 import generated
-import yaml
-from published_runs import HELD, LEFT_OUT, NEMO, ONE_STEP, RUNS, VERL, Run
+from published_runs import HELD, NEMO, ONE_STEP, RUNS, VERL, Run, planned_only
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
@@ -57,7 +56,7 @@ CALIBRATED = (
     "SPREAD",
     "SWITCH_SECONDS",
 )
-HEADS = "| run | used as | published s | estimated s | error |\n|---|---|---|---|---|"
+HEADS = "| run | used as | published s | `plan` prints s | estimated s | error |\n|---|---|---|---|---|---|"
 
 GROWTH = (  # model, GPU, layout; a rollout of 65,536 completions in four updates
     ("Qwen2.5-7B", {"tensor_model_parallel_size": 2, "sequence_parallel": True}, 2),
@@ -124,22 +123,14 @@ def spread() -> tuple[float, float]:
     return tenths[0], tenths[-1]
 
 
-def config_of(run: Run) -> str:
-    """Return the file of a run: its config, with its source and how to read it above."""
-    role = "used for calibration" if run.calibration else "held out: no constant was chosen with it"
-    head = f"# {run.title}: {run.seconds:g} s a step, {run.source}\n# {role}\n"
-    command = f"# gspo-hpc plan docs/estimates/{run.key}.yaml --response-tokens {run.response_tokens:g}\n\n"
-    return head + command + yaml.safe_dump(run.config, sort_keys=False)
-
-
 def _rows(runs: Iterable[Run]) -> str:
     found = []
     for run in runs:
         role = "calibration" if run.calibration else "prediction"
         role += ", length from its update" * (run.tokens is None)
         name = f"[{run.title}](estimates/{run.key}.yaml)"
-        seconds = run.estimate().rollout
-        found.append(f"| {name} | {role} | {run.seconds:,.4g} | {seconds:,.0f} | {errors()[run.key]:+.0%} |")
+        both = f"{run.printed:,.1f} | {run.estimate().rollout:,.1f}"
+        found.append(f"| {name} | {role} | {run.seconds:,.4g} | {both} | {errors()[run.key]:+.0%} |")
     return "\n".join(found)
 
 
@@ -162,6 +153,11 @@ def _within(runs: list[Run]) -> str:
     more = f"the median error is {median:+.0%}, the farthest {farthest:+.0%}"
     more += f". Of the {len(known)} whose lengths are published, {sum(abs(error) <= 0.3 for error in known)} are"
     return f"{near} of the {len(found)} predictions are within 30 %; {more}"
+
+
+def _changed() -> int:
+    """Return the number of rows whose estimate for their system is not what `plan` prints."""
+    return sum(f"{run.printed:.1f}" != f"{run.estimate().rollout:.1f}" for run in RUNS)
 
 
 def _lengths() -> float:
@@ -208,10 +204,15 @@ def page() -> str:
 `python tools/estimates.py` writes this page, and a test checks that it is up to date.
 
 **Every row is a config** in [docs/estimates/](estimates/) that `plan` accepts, complete enough for `train` and `submit`
-(its data and reward are those of the presets: give yours); its first lines have its source and the command that prints
-its estimate. The estimate here counts what their systems do where gspo_hpc does something else. NeMo-RL computes old
-log-probs for every update; gspo_hpc does not for the first of a rollout, and for none where generation is ahead, as in
-verl's asynchronous rows. And their engines begin a rollout before the last completion of the one before has ended.
+(its data and reward are those of the presets: give yours). Its first lines have its source, a command, and the seconds
+of a rollout that this command prints: those of gspo_hpc, in the column "`plan` prints s". A test runs the command of
+every row.
+
+**The column "estimated s" is for their system**, and errors are those of that column. It differs from what `plan`
+prints in {_changed()} of {len(RUNS)} rows, because gspo_hpc does something else. NeMo-RL computes old log-probs for
+every update; gspo_hpc does not for the first of a rollout, and for none where generation is ahead, as in verl's
+asynchronous rows. And where generation is ahead, their engines begin a rollout before the last completion of the one
+before has ended; those of gspo_hpc wait for it.
 
 Rows that are called calibration were used to choose the constants below. All other rows are **held out**: no
 constant was chosen with one of them. Seconds are those of one step as these projects count steps: a rollout with all
@@ -240,19 +241,21 @@ constant was calibrated on such a run. {_within(beside)}.
 |---|---|---|
 {_phases(beside)}
 
-The estimate assumes that engines are always full, as those of these systems: a sequence that ends makes room for the
-next prompt, and sequences go on while weights change. gspo_hpc waits for the end of a rollout, and `plan` counts so.
-A step takes as long as the longer of generation and training, plus the weight sync and
-whatever else stops both.
+The estimates for their systems assume that engines are always full: a sequence that ends makes room for the next
+prompt, and sequences go on while weights change. gspo_hpc waits for the end of a rollout, and `plan` counts so. A step
+takes as long as the longer of generation and training, plus the weight sync and whatever else stops both.
 
 Sources: NeMo-RL [0.5]({NEMO.format("0.5.0")}) and [0.6]({NEMO.format("0.6.0")}), bf16, with the layouts, lengths and
-batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated. Not compared: {"; ".join(LEFT_OUT)};
-verl's [one step off]({ONE_STEP}), whose lengths are not published either.
+batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated. Not compared: NeMo-RL's runs in 8 bits,
+and verl's [one step off]({ONE_STEP}), whose lengths are not published either. Of runs that this version plans but does
+not run (engines over nodes; DeepSeek-V3), which determine nothing either, not even the range:
+
+{planned_only()}
 
 ## The range
 
-Of the {len(RUNS)} rows, four of five have published seconds between {low:.2f} and {high:.2f} times their estimate.
-`plan` prints that range with every estimate.
+Of the {len(RUNS)} rows, four of five have published seconds between {low:.2f} and {high:.2f} times the estimate for
+their system. `plan` prints that range with every estimate.
 
 ## Constants
 
@@ -387,7 +390,7 @@ def plot() -> str:
 
 
 def _config(run: Run) -> Callable[[str], str]:
-    return lambda _: config_of(run)
+    return lambda _: run.file()
 
 
 if __name__ == "__main__":

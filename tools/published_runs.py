@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import yaml
+
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
@@ -50,6 +52,27 @@ class Run:
         """The length of a response: as published, or else that with which the update takes what is published."""
         return _inferred(self.key) if self.tokens is None else self.tokens
 
+    @property
+    def printed(self) -> float:
+        """The seconds of a rollout that `gspo-hpc plan --response-tokens` prints: those of a run of gspo_hpc."""
+        config, found = _planned(self.key)
+        times, _ = time.of_plan(config, found, self.response_tokens)
+        assert times is not None, self.key
+        return times.rollout
+
+    def file(self) -> str:
+        """Return the text of its file: its config, below its source, the command, and what the command prints."""
+        role = "used for calibration" if self.calibration else "held out: no constant was chosen with it"
+        system = self.estimate().rollout
+        other = f"; estimated for their system: {system:.1f} s" if f"{system:.1f}" != f"{self.printed:.1f}" else ""
+        head = (
+            f"{self.title}: {self.seconds:g} s a step, {self.source}",
+            role,
+            f"gspo-hpc plan docs/estimates/{self.key}.yaml --response-tokens {self.response_tokens:g}",
+            f"prints for a rollout of gspo_hpc: {self.printed:.1f} s{other} (docs/estimates.md)",
+        )
+        return "".join(f"# {line}\n" for line in head) + "\n" + yaml.safe_dump(self.config, sort_keys=False)
+
     def estimate(self) -> Times:
         """Return what `gspo-hpc plan --response-tokens` says, with the passes and the full engines of their system."""
         return self.estimate_for(self.response_tokens)
@@ -74,7 +97,7 @@ class Run:
 
 @cache
 def _planned(key: str) -> tuple[Config, Plan]:
-    (run,) = (one for one in RUNS if one.key == key)
+    (run,) = (one for one in (*RUNS, *PLANNED_ONLY) if one.key == key)
     return from_dict(run.config), run.plan()
 
 
@@ -90,7 +113,10 @@ def _inferred(key: str) -> float:
     return round(high, -1)
 
 
-_HUB = {"Llama-3.1-8B": "meta-llama/Llama-3.1-8B-Instruct"}  # all other models are Qwen's
+_HUB = {
+    "Llama-3.1-8B": "meta-llama/Llama-3.1-8B-Instruct",
+    "DeepSeek-V3": "deepseek-ai/DeepSeek-V3",
+}  # all other models are Qwen's
 
 
 def _sections(
@@ -124,9 +150,11 @@ def _sections(
 def _nemo(
     version: str, model: str, gpus: int, seconds: float, layout: tuple[int, int, int, int], engine: int, length: int,
     longest: int, *, apart: int = 0, staleness: int = 1, gpu: str = "H100-80GB", recompute: str | None = "full",
-    calibration: bool = False,
+    calibration: bool = False, updates: int = 4, ends: tuple[int, int] | None = None, group: int = 32,
 ) -> Run:  # fmt: skip
-    """Return a run of NeMo-RL: bf16, 64 prompts of 32 completions, four updates, with a reference policy.
+    """Return a run of NeMo-RL: bf16, updates of 512 completions, with a reference policy.
+
+    `ends`: layers of the first and of the last pipeline stage, where its recipe sets them.
 
     Its tables give layouts, batches and average lengths, prompts included; prompts of OpenMathInstruct-2 have about 120
     tokens. It computes old log-probs for every update. The nodes of GB200 have four GPUs and NVLink between them.
@@ -138,8 +166,8 @@ def _nemo(
     config["batch"] = {
         "micro_batch_tokens": longest,
         "global_batch_size": 512,
-        "steps_per_generation": 4,
-        "num_generations": 32,
+        "steps_per_generation": updates,
+        "num_generations": group,
         "share_prompts": False,
     }
     config["rollout"] |= {
@@ -149,6 +177,9 @@ def _nemo(
     }
     if apart:
         config["rollout"]["max_staleness"] = staleness
+    if ends is not None:
+        first, last = (f"num_layers_in_{end}_pipeline_stage" for end in ("first", "last"))
+        config["parallel"] |= dict(zip((first, last), ends, strict=True))
     config["algorithm"] = {"kl_beta": 0.01}
     config["memory"] = {"recompute_granularity": recompute}
     split = f", {gpus - apart * node} + {apart * node}" if apart else ""
@@ -220,16 +251,42 @@ RUNS = (
     _nemo("0.6.0", "Qwen3-30B-A3B", 32, 152, (1, 1, 8, 2), 2, 3201, 4096, apart=2, recompute=None),
     _nemo("0.6.0", "Qwen3-30B-A3B", 192, 34.5, (1, 1, 8, 1), 2, 3206, 4096, apart=8, staleness=8, recompute=None),
     _nemo("0.5.0", "Qwen3-32B", 64, 200, (4, 1, 1, 4), 4, 3252, 4096, apart=4, recompute=None),
+    _nemo(
+        "0.6.0",
+        "Qwen3-235B-A22B",
+        256,
+        231,
+        (4, 1, 16, 8),
+        8,
+        5721,
+        8192,
+        apart=16,
+        updates=1,
+        ends=(11, 11),
+    ),  # fmt: skip
     _verl(32, 295, (270,), apart=2),
     _verl(64, 189, (157,), apart=4),
     _verl(128, 151, (113,), apart=8),
     _verl_experts(128, 283, {"reference": 50, "update": 207}, apart=12),
 )
-# Published, and not compared: what `plan` cannot read yet, with the reason.
-LEFT_OUT = (
-    "Qwen3-235B-A22B of NeMo-RL (engines over two nodes, pipelines of 8 uneven stages)",
-    "DeepSeek-V3 of NeMo-RL (its attention is of no family that is planned)",
+# What this version plans, but does not run: engines over nodes, and the training of DeepSeek-V3.
+PLANNED_ONLY = (
+    _nemo("0.6.0", "Qwen3-235B-A22B", 128, 395, (2, 2, 16, 8), 16, 5698, 8192, updates=1, ends=(11, 11)),
+    _nemo("0.6.0", "DeepSeek-V3", 256, 134, (1, 1, 16, 16), 32, 701, 1536, updates=1, ends=(3, 2), group=16),
+    _nemo("0.6.0", "DeepSeek-V3", 512, 64.1, (1, 1, 16, 16), 32, 710, 1536, apart=32, updates=1, ends=(3, 2), group=16),
 )
+
+
+def planned_only() -> str:
+    """Return what their estimates are worth, in one sentence for each."""
+    found = []
+    for run in PLANNED_ONLY:
+        seconds = run.estimate().rollout
+        error = seconds / run.seconds - 1.0
+        found.append(f"- {run.title}: {run.seconds:g} s published, {seconds:,.1f} s estimated ({error:+.0%}).")
+    return "\n".join(found)
+
+
 SWIFT = "https://github.com/modelscope/ms-swift/blob/main/examples/megatron/"
 _LOGITS = 2 + 4 + 4  # bytes of a logit where none is cut into blocks: in 16 bits, in fp32, and its gradient
 

@@ -6,15 +6,12 @@ What only some plans need is imported where it is used, so that a plan answers a
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gspo_hpc.config.constants import WHOLE_FILE_BYTES
-from gspo_hpc.config.loader import ConfigError
-from gspo_hpc.config.reading import own_code
+from gspo_hpc.cli import files
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -47,9 +44,9 @@ def plan(
     """
     check_positive("--price", price)
     check_positive("--response-tokens", response_tokens)
-    _known_code(config, places)
     config = _with_cached_files(config)
-    rows = _rows(config.data.train)
+    files.refuse(config, places)
+    rows = files.rows(config.data.train)
     found = make_plan(config, rows)
     offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
@@ -130,28 +127,6 @@ def _batch_script(config: Config) -> str | None:
         return None
 
 
-def _known_code(config: Config, places: Places) -> None:
-    """Raise ConfigError for observers and reward functions that cannot be called, as far as their files are there."""
-    from gspo_hpc.rewards.builtin import REGISTRY
-
-    for number, name in enumerate(config.tracking.observers):
-        path = own_code.file_of(name)
-        if path is not None and not own_code.source(path).exists():
-            continue  # noted below
-        try:
-            own_code.check_observer(name)
-        except ValueError as mistake:
-            key = f"tracking.observers[{number}]"
-            raise ConfigError([f"{places.around(key, 'config')}: {key} is {name!r}: {mistake}"]) from None
-    if all(term.function in REGISTRY and not term.args for term in config.reward.functions):
-        return
-    from gspo_hpc.rewards import registry
-
-    keys = {f"reward.functions[{number}].function": text for number, text in registry.unknown(config.reward).items()}
-    if keys:
-        raise ConfigError([f"{places.around(key, 'config')}: {key} {text}" for key, text in keys.items()])
-
-
 def check_positive(option: str, value: float | None) -> None:
     """Raise ValueError unless an option's value is above 0 and finite, or not given."""
     if value is not None and not 0 < value < float("inf"):
@@ -165,54 +140,16 @@ def cut(config: Config, response_tokens: float | None) -> Iterator[str]:
         yield f"--response-tokens {response_tokens:,.0f} is cut to rollout.max_response_length ({longest:,})."
 
 
-def _absent(config: Config) -> Iterator[str]:
-    """Yield a note for each file of data or of a reward function that a run needs and that does not exist."""
-    for key, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if name is not None and not _is_there(name):
-            counted = ": its prompts are not counted" if key == "data.train" else ""
-            if ":" in name:
-                yield f"{key} {name} is not in the cache of the hub{counted}. A run downloads it."
-            else:
-                yield f"{key} {name} is not there{counted}. A run needs the file."
-    for number, name in enumerate(config.tracking.observers):
-        if (file := own_code.file_of(name)) is not None and not file.exists():
-            yield f"tracking.observers[{number}]: {file} is not there. A run needs the file."
-    if all(":" not in term.function for term in config.reward.functions):
-        return
-    from gspo_hpc.rewards import registry
-
-    for number, path in registry.absent(config.reward).items():
-        yield f"reward.functions[{number}]: {path} is not there. A run needs the file."
-
-
 def _not_looked_at(config: Config, found: Plan) -> Iterator[str]:
     """Yield what this plan could not look at, and for a whole config what no plan looks at, and which command does."""
-    yield from _absent(config)
+    yield from files.absent(config)
     if not found.runnable:
         return
     machine = "the cluster" if config.cluster.nodes > 1 else "this machine"
     yield (
-        f"What rows of the data hold, what reward functions return, and {machine}: gspo-hpc doctor CONFIG looks at "
-        "them, and so do train and submit before they start anything."
+        f"Rows of the data after the first ones, what your own reward functions return, and {machine}: gspo-hpc doctor "
+        "CONFIG looks at them, and so do train and submit before they start anything."
     )
-
-
-def _rows(path: str | None) -> int | None:
-    """Return the rows of a data file; None if it is not there, or so large that counting takes long."""
-    if path is None or not _is_there(path):
-        return None
-    from gspo_hpc.data.counting import count_rows
-
-    return count_rows(path, WHOLE_FILE_BYTES)
-
-
-def _is_there(path: str) -> bool:
-    """Return whether there is a file of data, or one that a pattern matches."""
-    if os.path.exists(path) or not any(mark in path for mark in "*?"):
-        return os.path.exists(path)
-    from gspo_hpc.data.counting import files
-
-    return bool(files(path))
 
 
 def _with_cached_files(config: Config) -> Config:

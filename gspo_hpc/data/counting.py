@@ -9,6 +9,7 @@ import glob
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 JSONL, PARQUET = DATA_FILES = (".jsonl", ".parquet")  # suffixes of files with prompts
 # Usual names of the field with the prompt, the likeliest first.
@@ -62,6 +63,42 @@ def fields(path: str | Path) -> tuple[str, ...] | None:
         return _jsonl_fields(file) if file.suffix == JSONL else None
     except (OSError, ValueError, RecursionError):  # a run says what is wrong with it
         return None
+
+
+def first_row(path: str | Path, most_bytes: float = float("inf")) -> dict[str, Any] | None:
+    """Return the first row of a data file.
+
+    None where that cannot be said: the file is missing, empty or of another kind, its first row is no object or longer
+    than 1 MiB, or it is a parquet file of more than `most_bytes`.
+    """
+    file = next(iter(files(path)), Path(path))
+    try:
+        if not file.is_file():
+            return None
+        if file.suffix == PARQUET:
+            row = None if file.stat().st_size > most_bytes else _parquet_row(file)
+        else:
+            row = _jsonl_row(file) if file.suffix == JSONL else None
+    except (OSError, ValueError, RecursionError):  # a run says what is wrong with it
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _jsonl_row(file: Path) -> Any:
+    with file.open("rb") as lines:
+        for line in iter(lambda: lines.readline(_FIRST_BYTES), b""):
+            if line.strip():
+                return json.loads(line)
+    return None
+
+
+def _parquet_row(file: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        return None
+    with pyarrow.parquet.ParquetFile(file) as rows:
+        return next((batch.to_pylist()[0] for batch in rows.iter_batches(batch_size=1)), None)
 
 
 def _jsonl_fields(file: Path) -> tuple[str, ...] | None:

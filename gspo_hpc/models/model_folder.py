@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.models.weight_files import INDEX, SINGLE, read_header
+from gspo_hpc.models.weight_files import INDEX, SINGLE, paths, read_header
 from gspo_hpc.system.text import first_line
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
@@ -68,6 +68,15 @@ def tokenizer(folder: Path, config: Config) -> Problem | None:
         text = f"the tokenizer in {folder} has no chat template, but data.chat_template is true"
         return Problem("tokenizer", text, "data.chat_template=false for text prompts, or use a model that has one")
     return None
+
+
+def lacking(folder: Path) -> list[str]:
+    """Return which of "weights" and "tokenizer" a folder has no file of."""
+    try:
+        there = any(path.is_file() for path in paths(folder))
+    except ValueError:  # an index that cannot be read is a file of them
+        there = (folder / INDEX).exists()
+    return ["weights"] * (not there) + ["tokenizer"] * (not tokenizer_files(folder))
 
 
 def tokenizer_files(folder: Path) -> list[str]:

@@ -16,6 +16,7 @@ as path/to/file.py:function; CONTRIBUTING.md has a complete example.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
@@ -48,6 +49,18 @@ def reward_function(function: _G | None = None, *, check: Callable[..., None] | 
         return function
 
     return register if function is None else register(function)
+
+
+def refusal(function: str, args: Mapping[str, Any], fields: Mapping[str, Any]) -> str | None:
+    """Return why a built-in function, which takes these arguments, can grade no completion of a row; None if it can."""
+    grader = REGISTRY[function]
+    takes = inspect.signature(grader).parameters
+    length = {"response_length": 4} if "response_length" in takes else {}
+    try:
+        grader("The answer is 42.", prompt="", fields=fields, **length, **args)
+    except ValueError as error:
+        return f"{error}; args: {{answer: FIELD}} names another field" if "answer" in takes else str(error)
+    return None
 
 
 # A minus is a sign only where it cannot be an operator: "7-5" holds 7 and 5. Commas group thousands ("1,234" is one

@@ -98,7 +98,7 @@ def page(
         "lrl",
     )
     yield from title("Passes")
-    yield grid(_passes(plan))
+    yield grid(_passes(plan, config))
     yield from title("Algorithm")
     yield item("  ", f"{config.algorithm.name}: {config.algorithm.paper}")
     fields = type(config.algorithm).model_fields
@@ -160,10 +160,12 @@ def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:
         yield item("  ", str(error))
 
 
-def _passes(plan: Plan) -> Iterator[tuple[str, str]]:
+def _passes(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
+    ahead = config.rollout.max_staleness > 0
+    old = "generation is ahead, so those of the engines are taken" if ahead else "one update per rollout"
     for key, size in plan.passes.items():
         if not size.needed:
-            yield key, f"not needed: {'one update per rollout' if key == 'old_logprobs' else 'kl_beta is 0'}"
+            yield key, f"not needed: {old if key == 'old_logprobs' else 'kl_beta is 0'}"
         elif size.micro_batch_tokens:
             yield key, f"micro_batch_tokens {size.micro_batch_tokens:,}"
         else:

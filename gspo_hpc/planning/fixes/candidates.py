@@ -29,6 +29,7 @@ from gspo_hpc.system.text import nearest
 
 LENGTHS = ("rollout.max_response_length", "rollout.max_prompt_length")
 _OF_LENGTHS = (Topic.OTHER, Topic.SEQUENCES, Topic.MEMORY)  # topics in which the longest sequence may have a part
+_PARTS_OF_JOB = 3  # of which a job that is proposed leaves one for its end
 _BUDGETS = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
 
 
@@ -48,7 +49,7 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
     if topics.intersection(_OF_LENGTHS):
         found |= _lengths(config, plan)
     if Topic.OTHER in topics:
-        found |= _recomputed(config, plan) | _stages(config, plan) | _prompt_keys(config, plan)
+        found |= _recomputed(config, plan) | _stages(config, plan) | _prompt_keys(config, plan) | _signals(config)
     return {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
 
 
@@ -307,6 +308,15 @@ def _prompt_keys(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     if fields is None or config.data.prompt_key in fields:
         return {}
     return {"data.prompt_key": {name for name in fields if name.lower() in PROMPT_FIELDS} or set(fields)}
+
+
+def _signals(config: Config) -> dict[str, set[Any]]:
+    """Return lengths of a job, and how long before its end it stops, with which it works for two thirds of its time."""
+    slurm = config.slurm
+    if slurm.signal_seconds < slurm.time_minutes * 60:
+        return {}
+    enough = -(-_PARTS_OF_JOB * slurm.signal_seconds // 60)
+    return {"slurm.time_minutes": {enough}, "slurm.signal_seconds": {slurm.time_minutes * 60 // _PARTS_OF_JOB}}
 
 
 def _is_set(config: Config, key: str) -> bool:

@@ -53,6 +53,7 @@ _WEIGHTS: dict[str, float] = {
     "cluster.gpus_per_node": 3.2,
     "cluster.gpu": 3.5,
     "model.path": 6.0,
+    "slurm.time_minutes": 1.0,  # a longer job is the same run; a later signal may leave no time to save
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,7 +118,7 @@ class Search:
         layout = self.layout() if only_machines else []
         alone = {_setting(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
-        pairs = [fix for fix in self._pairs(alone, room) if not _nearly_alone(fix, singles)]
+        pairs = [fix for fix in self.pairs(room, alone) if not _nearly_alone(fix, singles)]
         pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
         models = self._other_models() if only_machines else []
         models = models[: 1 if singles or layout or pairs else _MODELS]
@@ -205,14 +205,22 @@ class Search:
                 fixes.append(replace(fix, moved=True))
         return fixes
 
-    def best_first(self) -> Change | None:
-        """Return the change that leaves the fewest rules broken, the nearest of several; None if none leaves fewer.
+    def best_firsts(self, most: int) -> list[Change]:
+        """Return changes of different settings that leave fewer rules broken: the fewest first, then the nearest.
 
-        To be called after :meth:`singles`.
+        Not those after which rules can no longer be checked, because the GPUs that train cannot be counted. To be
+        called after :meth:`singles`.
         """
-        better = [(_left(plan.broken), change.distance, str(change), change) for change, _, plan in self.firsts]
-        least = min(better, default=None, key=lambda item: item[:3])
-        return least[3] if least is not None and least[0] < self.left else None
+        better = [
+            (_left(plan.broken), change.distance, str(change), change)
+            for change, _, plan in self.firsts
+            if plan.world is not None
+        ]
+        ranked = sorted((item for item in better if item[0] < self.left), key=lambda item: item[:3])
+        of_settings: dict[str, Change] = {}
+        for *_, change in ranked:
+            of_settings.setdefault(change.key, change)
+        return list(of_settings.values())[:most]
 
     def _grown(self, key: str, fixes: list[Fix]) -> list[Fix]:
         """Return about the largest value that is a fix, between the nearest known one and the present one."""
@@ -267,7 +275,11 @@ class Search:
         others = [fix for fix in fixes if fix not in chosen]
         return chosen + others[: limit - len(chosen)]
 
-    def _pairs(self, alone: set[Setting], room: int) -> list[Fix]:
+    def pairs(self, room: int, alone: Collection[Setting] = ()) -> list[Fix]:
+        """Return the changes of two settings that fix the plan, nearest first, without those that do so `alone`.
+
+        About `room` pairs are looked at. To be called after :meth:`singles`.
+        """
         # What leaves fewer rules broken comes first: its other half is nearest.
         self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, first[0].distance))
         known: dict[frozenset[Setting], Fix | None] = {}
@@ -282,7 +294,7 @@ class Search:
             known[both] = self._fix(plan, *sorted((change, second), key=lambda one: one.distance))
         return sorted((fix for fix in known.values() if fix is not None), key=self._order)
 
-    def _seconds(self, alone: set[Setting]) -> Iterator[tuple[Change, Config, Change]]:
+    def _seconds(self, alone: Collection[Setting]) -> Iterator[tuple[Change, Config, Change]]:
         """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
         later = []
         for first, changed, plan in self.firsts:
@@ -348,11 +360,11 @@ def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list
         near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
         far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
         chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}
-    changes = [Change(key, before, value) for value in chosen if not _same(key, before, value)]
+    changes = [Change(key, before, value) for value in chosen if not is_same(key, before, value)]
     changes.sort(key=lambda change: (change.distance, str(change)))
     return changes if most > _NEAREST else changes[:most]
 
 
-def _same(key: str, one: Any, other: Any) -> bool:
+def is_same(key: str, one: Any, other: Any) -> bool:
     """Return whether two values of a setting are the same. vLLM does not take 1000.0 for 1000."""
     return one == other and not (key.startswith(ENGINE) and type(one) is not type(other))

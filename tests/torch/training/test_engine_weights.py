@@ -59,6 +59,23 @@ def make(monkeypatch: pytest.MonkeyPatch, calls: list[str], died: list[bool], **
     return EngineWeights(weight_sync, worker, clock)
 
 
+def test_the_gap_of_the_first_sync_is_what_later_ones_are_held_against(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap that grows a little with every sync would never be seen beside that of the sync before."""
+    weights = make(monkeypatch, [], [False] * 3)
+    gaps, held_against = iter([Gap(0.1), Gap(0.2), Gap(0.3)]), list[Gap | None]()
+
+    def run(engine: object, first: Gap | None) -> tuple[Synced, EngineDied | None]:
+        held_against.append(first)
+        return Synced("weights", next(gaps)), None
+
+    monkeypatch.setattr(weights._sync, "run", run)
+    monkeypatch.setattr(sync, "any_rank", lambda flag, device: flag)
+    for _ in range(3):
+        weights.mark_updated()
+        weights.sync()
+    assert held_against == [None, Gap(0.1), Gap(0.1)]
+
+
 @pytest.mark.parametrize(("level", "again"), [(1, ["leave", "wake"]), (2, ["sync"])])
 def test_every_update_is_sent_once_and_what_a_sleep_drops_again(
     level: int, again: list[str], monkeypatch: pytest.MonkeyPatch

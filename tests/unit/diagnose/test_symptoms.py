@@ -336,6 +336,12 @@ def test_one_update_a_rollout_is_a_note() -> None:
     assert (only(run).name, only(run).severity) == ("clipping_never_active", "note")
 
 
+@pytest.mark.parametrize(("least", "found"), [(8.1, False), (7.9, True)])
+def test_memory_that_varies_by_more_than_a_fifth_is_told(least: float, found: bool) -> None:
+    run = evidence(lambda s: {"runtime_memory_gib": 10.0 if s % 2 else least})
+    assert ("memory_swings" in names(run)) == found
+
+
 def test_on_a_cpu_the_targets_of_gpus_are_not_asked_for() -> None:
     swings = evidence(
         lambda s: {"runtime_memory_gib": float(s)}, cluster={"platform": "cpu"}, model={"dtype": "float32"}

@@ -1,9 +1,9 @@
 """When a supervisor asks its ranks to stop, what it does after an attempt, and what the next one makes of its death.
 
-Six seconds. Small programs answer in the place of Slurm's commands. It would catch a deadline that counts from the
+Eight seconds. Small programs answer in the place of Slurm's commands. It would catch a deadline that counts from the
 start of a supervisor, a job that goes on after more failures than it may have, one that is requeued for how it ended
-before Slurm had started it again, and an attempt whose end waits for a controller that is away, or for a process that
-SIGKILL does not end.
+before Slurm had started it again, ranks that are stopped too late or are not told when they will be killed, and an
+attempt whose end waits for a controller that is away, or for a process that SIGKILL does not end.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.slurm import commands, ending, supervisor, takeover
+from gspo_hpc.launch.slurm import commands, ending, srun, supervisor, takeover
 from gspo_hpc.launch.verdict import Verdict
 from gspo_hpc.launch.watch import LINGER
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system.control import RankState
 from gspo_hpc.system.exit_codes import FAILED, REQUEUE
-from gspo_hpc.system.signals import StopFlag, signals_default_in_children
+from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
 from tests.immortal import immortal
 
 JOB = "JobId=7 JobState=RUNNING Restarts=0 EndTime="
@@ -53,6 +53,10 @@ class Slurm:
         self._say(
             "scontrol", f'case "$*" in show\\ job*) echo "{text}" ;; *) echo "$*" >> {self._folder}/asked ;; esac'
         )
+
+    def lists_steps(self, looks: int, count: Path) -> None:
+        """Have a step run for the first looks, which are counted in a file."""
+        self._say("squeue", f'echo look >> {count}; [ "$(wc -l < {count})" -gt {looks} ] || echo 7.0')
 
     def answers_late(self, seconds: float) -> None:
         self._say("scontrol", f"exec sleep {seconds}")
@@ -140,6 +144,40 @@ def test_a_job_that_slurm_has_started_again_is_not_requeued(
     assert slurm.asked() == asked
 
 
+@pytest.mark.parametrize(
+    ("save", "margin", "stops"), [(400.0, 700.0, True), (400.0, 900.0, False), (1.0, 650.0, False)]
+)
+def test_a_run_whose_saves_take_long_stops_twice_as_long_before_the_end(
+    save: float, margin: float, stops: bool, slurm: Slurm, watch: Watch
+) -> None:
+    """The step that goes on may end with a save, and then the stop saves."""
+    slurm.ends_in(margin)
+    attempt = watch()
+    state = RankState(0, "n1", 1, "", time.monotonic(), time.monotonic())
+    state.save_seconds = save
+    attempt.server.ranks[0] = state
+    attempt._stop_if_due()
+    assert (attempt.stop == "time limit") == stops
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_ranks_are_told_when_they_will_be_killed(
+    cancelled: bool, slurm: Slurm, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They give up a save that cannot end by then; who cancels a run has no deadline."""
+    slurm.ends_in(NOTICE - 100)
+    attempt, told = watch(), list[tuple[str, float | None]]()
+    monkeypatch.setattr(attempt.server, "stop", lambda reason, deadline: told.append((reason, deadline)))
+    if cancelled:
+        (tmp_path / srun.CANCEL).touch()
+    attempt._stop_if_due()
+    ((reason, deadline),) = told
+    if cancelled:
+        assert (reason, deadline) == ("cancelled", None)
+    else:
+        assert reason == "time limit" and deadline == pytest.approx(time.time() + NOTICE - 100, abs=3)
+
+
 def test_the_limit_may_be_raised_while_the_job_runs(slurm: Slurm, watch: Watch) -> None:
     slurm.ends_in(NOTICE - 100)
     attempt = watch()
@@ -173,6 +211,36 @@ def test_a_job_gives_up_after_as_many_failures_as_it_may_have(slurm: Slurm, run:
     assert supervisor._decide(verdict, config, run, flag) == supervisor._Last(FAILED)
     fail(run, config, (4, 0))  # a step further
     assert supervisor._decide(verdict, config, run, flag) is None
+
+
+def test_a_run_that_stopped_for_memory_starts_again_in_the_same_allocation(
+    slurm: Slurm, run: RunDir, config: Config
+) -> None:
+    """Memory is free again, and a wait in the queue would help nothing; but a job that is to end is requeued."""
+    flag = StopFlag()
+    assert supervisor._decide(Verdict(MEMORY, "planted"), config, run, flag) is None
+    for reason in ("preempted", "time limit", "stopped"):
+        assert supervisor._decide(Verdict(reason), config, run, flag) == supervisor._Last(REQUEUE, requeue=True)
+    flag.request("SIGTERM")
+    assert supervisor._decide(Verdict(MEMORY, "planted"), config, run, flag) == supervisor._Last(REQUEUE, requeue=True)
+
+
+@pytest.mark.parametrize("looks", [0, 3])
+def test_a_supervisor_that_takes_over_waits_for_the_ranks_and_forgets_the_death(
+    looks: int, slurm: Slurm, run: RunDir, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of two attempts would write into one run; a supervisor that is killed later must tell its own death."""
+    monkeypatch.setattr(takeover, "_POLL", 0.01)
+    monkeypatch.setenv("GSPO_HPC_JOB_BEGAN", "0")
+    monkeypatch.setenv("GSPO_HPC_KILLED", "137")
+    with run.lock():
+        run.new_attempt(config)
+    count, cancelled = tmp_path / "looks", tmp_path / "cancelled"
+    slurm.lists_steps(looks, count)
+    verdict = takeover.take_over(run, "7", StopFlag())
+    assert verdict is not None and verdict.detail.startswith("signal 9 ended the supervisor")
+    assert len(count.read_text().splitlines()) > looks, "it has looked until none was left"
+    assert not cancelled.exists() and "GSPO_HPC_KILLED" not in os.environ
 
 
 def test_killed_supervisors_count_as_failures_of_ranks_do(

@@ -36,6 +36,13 @@ def test_a_stop_that_all_ranks_followed_is_no_fault() -> None:
     assert (verdict.reason, verdict.healthy, verdict.exit_code, verdict.saved) == ("time limit", True, 75, True)
 
 
+@pytest.mark.parametrize("reason", ["preempted", "time limit", "stopped", "memory"])
+def test_a_run_that_goes_on_later_has_not_failed(reason: str) -> None:
+    """Else a node that is short of memory now and then would use up faults.max_restarts."""
+    verdict = judged(rank(0, "stopped"), rank(1, "stopped"), stop=reason)
+    assert verdict.healthy and verdict.exit_code == 75
+
+
 def test_a_stop_that_was_cut_short_is_told_and_no_fault_either() -> None:
     verdict = judged(rank(0, "stopped"), rank(1, None, lost=True), stop="preempted", code=137)
     assert verdict.healthy and not verdict.saved

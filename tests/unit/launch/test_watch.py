@@ -48,8 +48,8 @@ def test_a_rank_that_stands_still_hangs_and_the_one_that_moves_is_not_named() ->
     [
         ("update", None, 30.0),
         ("update", progress.WAITS, 30.0),
-        (progress.STARTED, None, watch.COLD),
-        ("loading", progress.LIMITED, watch.COLD),
+        (progress.STARTED, None, 5 * MINUTES),
+        ("loading", progress.LIMITED, 5 * MINUTES),
     ],
 )
 def test_only_a_rank_that_imports_or_has_a_limit_of_its_own_may_be_silent_for_long(

@@ -170,6 +170,11 @@ def test_groups_of_layers_that_are_computed_again_are_whole() -> None:
         i for i in make_plan(made("Qwen3-30B-A3B", 4, parallel=parallel, memory=memory)).broken if "rec" in i.rule
     ]
     assert broken.rule == "recompute_groups_whole" and "(5) must divide the 12 layers" in broken.message
+    uneven = parallel | {FIRST: 3}  # 3 layers, and 15 in each of the others
+    for count, whole in ((3, True), (15, False)):
+        plan = make_plan(made("Qwen3-30B-A3B", 4, parallel=uneven, memory=memory | {"recompute_num_layers": count}))
+        messages = [item.message for item in plan.broken if item.rule == "recompute_groups_whole"]
+        assert messages == [] if whole else "(15) must divide the 3 layers" in messages[0]
     for other in ({"recompute_num_layers": 4}, {"recompute_method": "block"}, {"recompute_granularity": "selective"}):
         plan = make_plan(made("Qwen3-30B-A3B", 4, parallel=parallel, memory=memory | other))
         assert not [item for item in plan.broken if "recompute" in item.rule]

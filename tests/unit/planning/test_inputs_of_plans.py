@@ -1,17 +1,21 @@
-"""Checks of the files that a config names: the fields of the data, and reward functions.
+"""Checks of the files that a config names: the fields of the data, reward functions, and the model's folder.
 
-Catches a config that is called runnable although `train` refuses it at its first look at these files. A second.
+Catches a config that is called runnable although `train` refuses it at its first look at these files. Three seconds.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from gspo_hpc.cli.main import main
+from gspo_hpc.config import paths
+from gspo_hpc.config.loader import load
 from gspo_hpc.data.counting import fields
+from gspo_hpc.launch import checks
 from tests.unit.planning.test_planned_only import WHOLE
 
 
@@ -67,3 +71,77 @@ def test_a_reward_function_that_is_not_there_is_noted_and_one_that_cannot_be_cal
     }.items():
         code, told = planned(capsys, run, f"reward.functions=[{{function: {function}}}]")
         assert code == 2 and mistake in str(told["errors"])
+
+
+@pytest.mark.parametrize(
+    "function", ["number_match", "exact_match", "regex, args: {pattern: a}", "number_match, args: {answer: label}"]
+)
+@pytest.mark.parametrize(
+    "row", [{}, {"answer": 1}, {"answer": "none"}, {"label": "4"}, {"answer": None, "label": True}]
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_first_row_is_graded_in_the_plan_as_in_train(
+    run: str, function: str, row: dict[str, object], suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"question": "a", **row}
+    if suffix == "jsonl":
+        (tmp_path / "own.jsonl").write_text(f"\n{json.dumps(whole)}\n" * 100)
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist([whole] * 100), tmp_path / "own.parquet")
+    words = (run, f"data.train=own.{suffix}", f"reward.functions=[{{function: {function}}}]")
+    code, told = planned(capsys, *words)
+    try:
+        checks.check_inputs(load(words[0], words[1:]))
+    except ValueError as refused:
+        assert code == 2 and "reward.functions" in str(refused), refused
+        (error,) = told["errors"]  # type: ignore[misc]
+        assert f"reward.functions[0].function {function.split(',')[0]} cannot grade the rows of own.{suffix}: " in error
+        assert "args: {answer: FIELD} names another field" in error
+    else:
+        assert code == 0 and told["runnable"] is True
+
+
+def test_a_model_folder_is_looked_at_as_train_does(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without weights it is planned with a note; what is there and damaged is refused."""
+    model = tmp_path / "own" / "model"
+    model.mkdir(parents=True)
+    shutil.copy(paths.PACKAGE / "models" / "configs" / "Qwen3-0.6B.json", model / "config.json")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    shard = model / "model.safetensors"
+    shard.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    words = (run, "model.path=own/model")
+
+    def refused_by_train() -> str:
+        with pytest.raises(ValueError, match="model.path") as error:
+            checks.check_model(load(words[0], words[1:]))
+        return str(error.value).splitlines()[0].removeprefix("model.path: ")
+
+    code, told = planned(capsys, *words)
+    assert code == 0 and not any("own/model" in line for line in told["not_checked"])  # type: ignore[attr-defined]
+    shard.write_bytes(shard.read_bytes()[:-10])
+    code, told = planned(capsys, *words)
+    assert code == 2 and refused_by_train() in str(told["errors"]) and "is cut off" in str(told["errors"])
+    shard.unlink()
+    code, told = planned(capsys, *words)
+    note = "model.path own/model has no weights. A run needs them."
+    assert code == 0 and told["runnable"] is True and note in told["not_checked"], told  # type: ignore[operator]
+    refused_by_train()
+    (model / "tokenizer_config.json").write_text("{}")
+    code, told = planned(capsys, *words)
+    assert code == 2 and "has no chat template" in str(told["errors"])
+    assert planned(capsys, *words, "data.chat_template=false")[0] == 0
+    (model / "tokenizer_config.json").write_text("{")
+    code, told = planned(capsys, *words)
+    assert code == 2 and "tokenizer_config.json is not JSON" in str(told["errors"])
+    for file in model.glob("*"):
+        if file.name != "config.json":
+            file.unlink()
+    code, told = planned(capsys, *words)
+    note = "model.path own/model has no weights and no tokenizer. A run needs them."
+    assert code == 0 and note in told["not_checked"]  # type: ignore[operator]

@@ -72,6 +72,24 @@ def test_a_switch_goes_before_a_layout_before_a_batch_before_hardware_before_a_m
     assert models == sorted(models), "a warning is never as large as another model"
 
 
+def test_a_change_that_brings_a_warning_counts_as_one_of_the_next_size() -> None:
+    """But a warning is no reason to take another model, nor, where batch sizes do not fit, to change something else."""
+    of_memory = load(PRESET, ["model.path=Qwen/Qwen2.5-32B"])
+    of_counts = load(None, ["cluster.gpus_per_node=8", *(f"batch.{one}" for one in SMALL)])
+    changes = {
+        "batch.micro_batch_tokens": Size.SWITCH,
+        "parallel.pipeline_model_parallel_size": Size.LAYOUT,
+        "batch.global_batch_size": Size.BATCH,
+        "cluster.nodes": Size.HARDWARE,
+    }
+    for config, counts in ((of_memory, False), (of_counts, True)):
+        found = search.Search(config, None, make_plan(config))
+        for key, own in changes.items():
+            bare, warned = (found._order(search.Fix((search.Change(key, 1, 2),), warnings)) for warnings in (0, 1))
+            assert bare[0] == (max(own, Size.BATCH) if counts else own)
+            assert warned[0] == (bare[0] if counts else min(own + 1, Size.HARDWARE)) and warned > bare
+
+
 def test_where_batch_sizes_do_not_fit_the_nearest_comes_first_whatever_it_is() -> None:
     """The guide's case: a doubled update is nearer than another cut of the model."""
     found = search.find(load(None, ["cluster.gpus_per_node=8", *(f"batch.{one}" for one in SMALL)]))

