@@ -104,9 +104,9 @@ class Draft:
         """Tell whether the argument is given with a value that is known, and neither null nor an empty text."""
         return not is_unset(value := self.values.get(name)) and not is_null(value)
 
-    def older(self, name: str) -> str | None:
-        """Return the earlier name by which an argument is given, None if it is given by its present one."""
-        return self._older.get(name)
+    def name(self, present: str) -> str:
+        """Return the name by which an argument is given, which may be an earlier one."""
+        return self._older.get(present, present)
 
     def sure(self, name: str, default: str) -> str:
         """Return the text of an argument; `default` if it is not given, or not known, which is reported."""
@@ -367,7 +367,8 @@ class Draft:
             elif keys := self._nulls.get(name):
                 self._left[name] = report.null(value, keys, self.settings)
             elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):
-                self._left[name] = why if why and " always " in why else report.OFF  # off there, and always on here
+                here = (why and " always " in why) or name in self.source.table.on  # off there, and on here
+                self._left[name] = (why or report.NO_COUNTERPART) if here else report.OFF
             else:
                 blank = name not in self._taken or name in self.source.table.blank
                 self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")

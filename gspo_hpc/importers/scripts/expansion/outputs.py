@@ -72,7 +72,7 @@ def _formatted(form: str, *words: str) -> str | None:
 
 
 def called(name: str, words: Sequence[str], scope: Scope, written: Callable[[Node, Scope], str | None]) -> str | None:
-    """Return what a call of a function writes, None where it is not one command that `written` follows."""
+    """Return what a call of a function writes, None where `written` does not follow its command."""
     body = scope.body(name)
     if body is None or scope.depth >= _DEEPEST or scope.followed >= _MOST:
         return None
@@ -83,11 +83,12 @@ def called(name: str, words: Sequence[str], scope: Scope, written: Callable[[Nod
     if body.parent is None or body.parent.child_by_field_name("redirect") is not None:
         return None
     arguments, scope.arguments = scope.arguments, tuple(words)
+    values, scope.values = scope.values, dict(scope.values)  # what is local to it is gone after it
     scope.depth, scope.followed = scope.depth + 1, scope.followed + 1
     try:
         found = written(body, scope)
     finally:
-        scope.arguments, scope.depth = arguments, scope.depth - 1
+        scope.arguments, scope.values, scope.depth = arguments, values, scope.depth - 1
     return None if found is None or len(found) > _LONGEST else found
 
 
