@@ -25,7 +25,7 @@ from gspo_hpc.importers.texts.sources import Found
 _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "parallel", "memory"}
 
 # Keys that say what is trained, and not how; and the data of a run, which is no file of ours as a rule.
-_WHICH = {"algorithm.name", "model.path", "data.train", "data.eval"}
+_WHICH = {"algorithm.name", "model.path", "data.train", "data.eval", "data.chat_template_kwargs"}
 _DATA = {"dataset", "dataset_name", "dataset_mixture", "datasets", "data.train_files"}
 
 

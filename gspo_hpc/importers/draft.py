@@ -73,6 +73,11 @@ class Draft:
                 self._older[name] = older
             elif older in self.values:
                 self.drop(older, f"{self.source.flag}{name}, its present name, is given too")
+        known = self.source.table.known
+        for off in [name for name, value in self.values.items() if name.startswith("no_") and value is True]:
+            if off not in known and off[3:] in known and off[3:] not in self.values:  # HfArgumentParser has it too
+                self.values[off[3:]] = not self.values.pop(off)
+                self._older[off[3:]] = off
 
     def copy(self) -> None:
         """Put the arguments whose value is the value of one key of ours, as the project's table lists them."""
@@ -258,8 +263,8 @@ class Draft:
         flag, value = self.source.flag, self.values.get(name)
         if name.startswith("*"):  # of a Python file: **more
             return name
-        name = self._older.get(name, name)
-        if value is None or (value is True and flag):
+        name, present = self._older.get(name, name), name
+        if value is None or (value is True and flag) or name == f"no_{present}":
             return f"{flag}{name}"
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         shown = report.plain(shown.lower() if isinstance(value, bool) else shown)

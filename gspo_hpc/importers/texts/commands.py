@@ -237,10 +237,10 @@ def _positional(
         before = [*before, values.pop("config")]
     for word in before:
         if source.startswith("swift") and word.endswith((".yaml", ".yml")):
-            given, set_there, lost = documents.swift_values(documents.named(place, word, written))
+            given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
             values |= {name: value for name, value in given.items() if name not in values}
             variables |= {name: value for name, value in set_there.items() if name not in variables}
-            left |= lost
+            left |= in_vain
         elif is_unset(word):
             left[word] = _UNSET_WORD
         elif word:

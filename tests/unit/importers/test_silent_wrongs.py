@@ -152,6 +152,17 @@ def test_what_is_on_by_default_is_not_called_absent_where_it_is_off(source: str)
         assert whys(found)[name] == (reason or "it has no counterpart here"), name
 
 
+def test_a_switch_of_transformers_that_is_turned_off_by_another_name() -> None:
+    run = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 9"
+    assert convert(run, gpus=1).config.memory.recompute_granularity == "full"
+    found = convert(f"{run} --no_gradient_checkpointing --no_remove_unused_columns", gpus=1)
+    assert found.config.memory.recompute_granularity is None and not found.strange
+    assert "no_gradient_checkpointing" in {item.given for item in found.carried}
+    assert "no_remove_unused_columns" in {item.given for item in found.left}
+    assert {item.name for item in convert(f"{run} --no_such_thing", gpus=1).strange} == {"no_such_thing"}
+    assert convert(f"{MEGATRON} --no_save_optim").config == convert(MEGATRON + "--lr 1e-5").config  # a name of its own
+
+
 def test_a_prompt_without_a_template_stays_one() -> None:
     assert convert(f"{SWIFT} --use_chat_template false").config.data.chat_template is False
     assert "always sampled" in whys(convert(f"{VERL} {ROLLOUT}.do_sample=False"))[f"{ROLLOUT}.do_sample"]
@@ -200,6 +211,11 @@ def test_a_run_that_tells_nothing_is_refused(given: dict[str, Any]) -> None:
         assert convert(yaml.safe_dump(told), source, name="run.yaml").config.batch.num_generations == 4
     with pytest.raises(ValueError, match="that says how to train"):
         convert("trl grpo --model_name_or_path x")
+
+
+def test_what_the_chat_template_is_told_does_not_say_how_to_train() -> None:
+    with pytest.raises(ValueError, match="that says how to train"):
+        convert(json.dumps({"model_name_or_path": "x", "chat_template_kwargs": {"a": 1}}), "trl", name="run.yaml")
 
 
 def test_a_model_and_its_data_are_a_run_with_defaults() -> None:
