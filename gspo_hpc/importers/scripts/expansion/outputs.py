@@ -83,12 +83,11 @@ def called(name: str, words: Sequence[str], scope: Scope, written: Callable[[Nod
     if body.parent is None or body.parent.child_by_field_name("redirect") is not None:
         return None
     arguments, scope.arguments = scope.arguments, tuple(words)
-    values, scope.values = scope.values, dict(scope.values)  # what is local to it is gone after it
     scope.depth, scope.followed = scope.depth + 1, scope.followed + 1
     try:
         found = written(body, scope)
     finally:
-        scope.arguments, scope.values, scope.depth = arguments, values, scope.depth - 1
+        scope.arguments, scope.depth = arguments, scope.depth - 1
     return None if found is None or len(found) > _LONGEST else found
 
 
