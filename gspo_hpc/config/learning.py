@@ -36,6 +36,17 @@ TopK = Annotated[
     WHOLE,
 ]
 _SLEEP = "must be 1 (weights wait in host memory) or 2 (they are dropped)"
+# What transformers' apply_chat_template takes beside the variables of a template; prompts are made in one way here.
+_RENDERING = (
+    "conversation tokenize add_generation_prompt continue_final_message padding truncation max_length return_tensors "
+    "return_dict return_assistant_tokens_mask tokenizer_kwargs"
+).split()
+_VARIABLES = f"must hold variables of the chat template, and none of {', '.join(_RENDERING)}"
+TemplateVariables = Annotated[
+    FreeForm,
+    Field(json_schema_extra={"propertyNames": {"not": {"enum": _RENDERING}}, "errorMessage": _VARIABLES}),
+    checked(lambda v: not {*v} & {*_RENDERING}, _VARIABLES),
+]
 SleepLevel = Annotated[int, Field(ge=1, le=2, json_schema_extra={"errorMessage": _SLEEP}), WHOLE]
 
 
@@ -85,6 +96,9 @@ class Data(Section):
     prompt_key: str = key("prompt", "The field of a row that holds the prompt.")
     system_prompt: str | None = key(None, "A system message in front of every prompt.")
     chat_template: bool = key(True, "Put text prompts through the tokenizer's chat template, as one user message.")
+    chat_template_kwargs: TemplateVariables = key(
+        {}, "Further variables of the chat template, such as {enable_thinking: false} for Qwen3."
+    )
     shuffle: bool = key(True, "Shuffle the prompts in every pass over the data.")
     overlong: Literal["error", "drop", "truncate_left"] = key(
         "error", "What to do with prompts that are longer than rollout.max_prompt_length."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -96,13 +97,16 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
 
     `tokenizer` is one of Hugging Face's, or an object with the same `apply_chat_template`, `__call__` and `decode`.
     Chat messages go through the chat template with the generation prompt, and so does text (as one user message) unless
-    data.chat_template is false; data.system_prompt is put before messages that have no system message. Prompts of more
-    than `max_prompt_length` tokens are an error, are dropped, or keep their last tokens, as data.overlong says. A
+    data.chat_template is false. The template also gets data.chat_template_kwargs; a warning names those that it does
+    not have. data.system_prompt is put before messages that have no system message. Prompts of more than
+    `max_prompt_length` tokens are an error, are dropped, or keep their last tokens, as data.overlong says. A
     prompt's `index` is its row's, so there are gaps where rows were dropped. Raises ValueError for prompts that cannot
     be built or are too long, and where none is left.
     """
     texts: list[str] = []
     faults: list[str] = []
+    template = str(data.chat_template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", None) or "")
+    unread = [name for name in data.chat_template_kwargs if not _stands_in(template, name)]
     for row in rows:
         mark()
         if isinstance(row.prompt, str) and not data.chat_template:
@@ -110,7 +114,9 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
             continue
         try:
             texts.append(
-                tokenizer.apply_chat_template(_messages(row, data), tokenize=False, add_generation_prompt=True)
+                tokenizer.apply_chat_template(
+                    _messages(row, data), tokenize=False, add_generation_prompt=True, **data.chat_template_kwargs
+                )
             )
         except Exception as error:  # a template is a program of its own, and raises what it likes
             if getattr(tokenizer, "chat_template", None) is None:
@@ -122,6 +128,8 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
             texts.append("")
     if faults:
         raise ValueError(_report(f"{len(faults)} of {len(rows)} prompts cannot be built", faults))
+    if unread:
+        log.warning("data.chat_template_kwargs: the chat template has no %s, so it changes nothing", ", ".join(unread))
     prompts = []
     overlong: list[str] = []
     for row, text, tokens in zip(rows, texts, _encode(rows, texts, tokenizer, data), strict=True):
@@ -257,8 +265,9 @@ def _row(index: int, where: str, raw: Any, data: Data) -> Row:
         raise ValueError(f"its fields must be values that JSON can hold: {error}") from None
     prompt = raw[data.prompt_key]
     if isinstance(prompt, str):
-        if data.system_prompt is not None and not data.chat_template:
-            raise ValueError("data.system_prompt needs a chat template for text prompts, but data.chat_template=false")
+        given = {"system_prompt": data.system_prompt, "chat_template_kwargs": data.chat_template_kwargs or None}
+        for name in (name for name, value in given.items() if value is not None and not data.chat_template):
+            raise ValueError(f"data.{name} needs a chat template for text prompts, but data.chat_template=false")
         return Row(index, where, _text(prompt, "the prompt"), fields)
     if _kind(prompt) != "a list":
         raise ValueError(f"the prompt is {_kind(prompt)}: it must be text or a list of chat messages")
@@ -299,6 +308,11 @@ def _messages(row: Row, data: Data) -> Messages:
     if data.system_prompt is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": data.system_prompt}, *messages]
+
+
+def _stands_in(template: str, name: str) -> bool:
+    """Tell whether a chat template can read a variable; `chat_template` is another template in its place."""
+    return name == "chat_template" or re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def _encode(rows: list[Row], texts: list[str], tokenizer: Any, data: Data) -> list[list[int]]:

@@ -24,6 +24,10 @@ from gspo_hpc.importers.texts.sources import Found
 # Sections of our config that say how a run trains: an argument that decides a key of one is a training argument.
 _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "parallel", "memory"}
 
+# Keys that say what is trained, and not how; and the data of a run, which is no file of ours as a rule.
+_WHICH = {"algorithm.name", "model.path", "data.train", "data.eval", "data.chat_template_kwargs"}
+_DATA = {"dataset", "dataset_name", "dataset_mixture", "datasets", "data.train_files"}
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -91,8 +95,7 @@ def convert(
             "end of the YAML"
         )
     told = [*carried, *(argument for argument in left if argument.name in draft.doubted)]
-    decided = {key for argument in told for key in argument.keys} - {"algorithm.name"}
-    if not any(key.partition(".")[0] in _TRAINING or key == "run.max_steps" for key in decided):
+    if not _tells_how({key for argument in told for key in argument.keys}, {argument.name for argument in left}):
         lost = draft.open_arguments()[:3]
         why = f"; {', '.join(lost)}: known only when the script runs" if lost else ""
         raise ValueError(
@@ -128,6 +131,15 @@ def convert(
             )
         ),
     )
+
+
+def _tells_how(decided: set[str], left: set[str]) -> bool:
+    """Tell whether a run says how it trains, or at least with which model on which data: all else has defaults.
+
+    `decided`: keys of ours that its arguments decide; `left`: arguments that are not carried over.
+    """
+    how = {key for key in decided if key.partition(".")[0] in _TRAINING or key == "run.max_steps"} - _WHICH
+    return bool(how) or ("model.path" in decided and ("data.train" in decided or bool(left & _DATA)))
 
 
 def _launched(found: Found, draft: Draft, gpus: int | None) -> Iterator[Argument]:

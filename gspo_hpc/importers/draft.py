@@ -73,6 +73,11 @@ class Draft:
                 self._older[name] = older
             elif older in self.values:
                 self.drop(older, f"{self.source.flag}{name}, its present name, is given too")
+        known = self.source.table.known
+        for off in [name for name, value in self.values.items() if name.startswith("no_") and value is True]:
+            if off not in known and off[3:] in known and off[3:] not in self.values:  # HfArgumentParser has it too
+                self.values[off[3:]] = not self.values.pop(off)
+                self._older[off[3:]] = off
 
     def copy(self) -> None:
         """Put the arguments whose value is the value of one key of ours, as the project's table lists them."""
@@ -104,9 +109,9 @@ class Draft:
         """Tell whether the argument is given with a value that is known, and neither null nor an empty text."""
         return not is_unset(value := self.values.get(name)) and not is_null(value)
 
-    def older(self, name: str) -> str | None:
-        """Return the earlier name by which an argument is given, None if it is given by its present one."""
-        return self._older.get(name)
+    def name(self, present: str) -> str:
+        """Return the name by which an argument is given, which may be an earlier one."""
+        return self._older.get(present, present)
 
     def sure(self, name: str, default: str) -> str:
         """Return the text of an argument; `default` if it is not given, or not known, which is reported."""
@@ -258,8 +263,8 @@ class Draft:
         flag, value = self.source.flag, self.values.get(name)
         if name.startswith("*"):  # of a Python file: **more
             return name
-        name = self._older.get(name, name)
-        if value is None or (value is True and flag):
+        name, present = self._older.get(name, name), name
+        if value is None or (value is True and flag) or name == f"no_{present}":
             return f"{flag}{name}"
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         shown = report.plain(shown.lower() if isinstance(value, bool) else shown)
@@ -367,7 +372,8 @@ class Draft:
             elif keys := self._nulls.get(name):
                 self._left[name] = report.null(value, keys, self.settings)
             elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):
-                self._left[name] = why if why and " always " in why else report.OFF  # off there, and always on here
+                here = (why and " always " in why) or name in self.source.table.on  # off there, and on here
+                self._left[name] = (why or report.NO_COUNTERPART) if here else report.OFF
             else:
                 blank = name not in self._taken or name in self.source.table.blank
                 self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")

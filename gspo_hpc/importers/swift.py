@@ -10,7 +10,7 @@ import math
 from fractions import Fraction
 
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import report
+from gspo_hpc.importers import prompt_texts, report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.shell import Command
 
@@ -271,12 +271,13 @@ def generation(draft: Draft) -> None:
             draft.drop("system", "it names a file: write its text to data.system_prompt")
         else:
             draft.put("data.system_prompt", system, "system")
+    prompt_texts.thinking(draft)
     parts.rewards(draft, "reward_funcs", "reward_weights")
 
 
 def _sampling(draft: Draft) -> None:
     """Put top_p and top_k, whose defaults were others in ms-swift 3: there tuner_type is called train_type."""
-    third = draft.older("tuner_type") == "train_type"
+    third = draft.name("tuner_type") == "train_type"
     text = "default of ms-swift 3, which has train_type; 4 has {}"
     cut, most = (0.9, 50) if third else (1.0, -1)
     for name, value, present in (
@@ -305,7 +306,7 @@ def _sleep(draft: Draft) -> None:
 
 def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
     """Put the length of the run, and the schedule that follows from it."""
-    steps, epochs = draft.whole("train_iters"), draft.number("num_train_epochs")
+    steps, epochs, name = draft.whole("train_iters"), draft.number("num_train_epochs"), draft.name("num_train_epochs")
     rows, basis = training_rows(draft, rows)
     if epochs and rows:
         at = {key.split(".")[1]: value for key, (value, _) in draft.settings.items()}
@@ -314,12 +315,12 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
         whole = rows // (at.get("micro_batch_size", 1) * ranks) * at.get("micro_batch_size", 1) * ranks
         steps = int(whole * at.get("num_generations", 8) * epochs // update)
         before = ", before train_iters" if draft.given("train_iters") else ""
-        text = f"num_train_epochs {epochs:g} of {basis}{before}"
+        text = f"{name} {epochs:g} of {basis}{before}"
         draft.put("run.max_steps", max(1, steps), comment=text, of=("num_train_epochs",))
-        draft.drop("train_iters", "num_train_epochs takes precedence over it")
+        draft.drop("train_iters", f"{name} takes precedence over it")
     elif epochs:
         parts.epochs(draft, "num_train_epochs", epochs)
-        draft.drop("train_iters", "num_train_epochs takes precedence over it")
+        draft.drop("train_iters", f"{name} takes precedence over it")
         steps = None
     elif steps is not None:
         draft.put("run.max_steps", steps, "train_iters")

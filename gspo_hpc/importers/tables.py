@@ -26,6 +26,7 @@ class Table:
     reasons: Mapping[str, str]  # name or pattern -> why it is not carried over
     renamed: Mapping[str, str]  # earlier name -> present name
     blank: frozenset[str]  # names without a counterpart and without a sentence
+    on: frozenset[str]  # names that are on unless they are switched off: off is not what is absent here
 
 
 @cache
@@ -37,6 +38,8 @@ def load(project: str) -> Table:
     nulls: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     renamed: dict[str, str] = {}
+    on = {name for name, value in raw.items() if isinstance(value, dict) and {*value} <= {"why", "default"}}
+    raw |= {name: raw[name].get("why") for name in on}
     for name, value in raw.items():
         match value:
             case {"renamed": str(other)} if other in raw:
@@ -60,6 +63,7 @@ def load(project: str) -> Table:
         reasons=reasons,
         renamed=renamed,
         blank=frozenset(name for name, value in raw.items() if value is None),
+        on=frozenset(on),
     )
 
 

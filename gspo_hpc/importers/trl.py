@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 from gspo_hpc.importers import parts as parts
+from gspo_hpc.importers import prompt_texts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.scripts.shell import Command
@@ -173,6 +174,7 @@ def _generation(draft: Draft) -> None:
     draft.put("rollout.max_response_length", response, "max_completion_length")
     draft.put("rollout.top_k", draft.whole("top_k", 0, least=-1) or -1, "top_k")
     parts.data(draft, "dataset_name", "data.train")
+    prompt_texts.template_variables(draft, "chat_template_kwargs")
     if draft.given("max_prompt_length"):
         text = "as TRL truncates to max_prompt_length"
         draft.put("data.overlong", "truncate_left", comment=text, of=("max_prompt_length",))
@@ -187,7 +189,7 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
 
     `told`: what `rows` are in words.
     """
-    steps, epochs = draft.whole("max_steps", -1, least=-1), draft.number("num_train_epochs", 3.0)
+    steps, (epochs, name) = draft.whole("max_steps", -1, least=-1), _epochs(draft)
     whole = steps if steps and steps > 0 else None
     if whole is None and not epochs:
         draft.wrong("num_train_epochs", "must be above 0: nothing is trained")
@@ -195,16 +197,20 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
     if whole is not None:
         draft.put("run.max_steps", whole, "max_steps")
         draft.drop("num_train_epochs", "max_steps takes precedence over it")
+        if name == "max_epochs":
+            text = f"the original also ends after {epochs:g} passes over the data, and this one after max_steps alone"
+            draft.drop(name, text)
+            draft.assumed.append(f"{draft.label(name)}: {text}")
     elif rows is not None:
         group = draft.whole("num_generations", 8) or 8
         passes = draft.whole("num_iterations", 1) or 1
         whole = max(1, int(max_steps(rows, group, update, 1, 1, passes) * epochs))
-        text = f"num_train_epochs {epochs:g} of {told or f'{rows} prompts'}"
-        draft.put("run.max_steps", whole, comment=text, of=("num_train_epochs",))
+        text = f"{name} {epochs:g} of {told or f'{rows} prompts'}"
+        draft.put("run.max_steps", whole, comment=text, of=(name,))
     else:
-        parts.epochs(draft, "num_train_epochs", epochs)
+        parts.epochs(draft, name, epochs)
         if draft.given("max_steps"):
-            draft.drop("max_steps", "num_train_epochs decides where it is 0 or -1")
+            draft.drop("max_steps", f"{name} decides where it is 0 or -1")
     rate = draft.number("learning_rate", rate) or 0.0
     draft.put("optimizer.lr", rate, "learning_rate")
     name = "lr_scheduler_type"
@@ -228,6 +234,19 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
         draft.refuse(f"optim {kind}: there is only AdamW here")
     if draft.given("optim"):
         draft.drop("optim", "it is AdamW here in any case")
+
+
+def _epochs(draft: Draft) -> tuple[float | None, str]:
+    """Return the passes over the data, and the argument that decides them: max_epochs of ms-swift ends a run early."""
+    name, ends = "num_train_epochs", "max_epochs"
+    epochs = draft.number(name, 3.0)
+    if ends not in draft.source.table.known or (most := draft.whole(ends)) is None:
+        return epochs, name
+    if epochs is not None and epochs <= most:
+        draft.drop(ends, f"{name} ({epochs:g}) ends the run, and not later")
+        return epochs, name
+    draft.drop(name, f"{ends} ({most}) ends the run before, and only the rate is stretched over it there")
+    return float(most), ends
 
 
 def _least_rate(draft: Draft, rate: float, style: str) -> None:

@@ -8,7 +8,7 @@ Defaults are those of verl's ppo_trainer and ppo_megatron_trainer.
 from __future__ import annotations
 
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import report
+from gspo_hpc.importers import prompt_texts, report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
@@ -240,8 +240,11 @@ def _micro_batches(draft: Draft, sequence: int) -> None:
 
 
 def _generation(draft: Draft) -> None:
+    if draft.switch("trainer.val_only"):
+        draft.refuse("trainer.val_only=True: nothing is trained, only evaluated")
     draft.put("rollout.top_k", draft.whole(f"{ROLLOUT}.top_k", -1, least=-1) or -1, f"{ROLLOUT}.top_k")
     parts.engine(draft, _ENGINE)
+    _lengths(draft)
     if (name := draft.text(f"{ROLLOUT}.name") or "vllm") != "vllm":
         draft.drop(f"{ROLLOUT}.name", f"vLLM generates here; arguments of {name} do not come along")
     draft.credit("rollout.tensor_parallel_size", f"{ROLLOUT}.name")
@@ -265,6 +268,41 @@ def _generation(draft: Draft) -> None:
     draft.credit("data.overlong", "data.filter_overlong_prompts", "data.truncation")
     if overlong == "truncate_left" and cut != "left":
         draft.drop("data.truncation", "prompts are cut from the left here")
+
+
+def _lengths(draft: Draft) -> None:
+    """Put the longest prompt and response: of the engine, whose own two are those of the data where not given."""
+    asked = draft.whole("data.max_prompt_length", 512) or 512
+    name = f"{ROLLOUT}.prompt_length"
+    longest = draft.whole(name, asked) or asked
+    if longest < asked:
+        draft.put("rollout.max_prompt_length", longest, name)
+        draft.drop("data.max_prompt_length", f"prompts of more than {name} ({longest}) are cut to that before")
+        draft.assumed.append(
+            f"prompts of more than {longest} and at most {asked} tokens are cut from the left in verl "
+            f"({draft.label(name)}): here data.overlong says what becomes of them"
+        )
+    elif longest == asked:
+        draft.credit("rollout.max_prompt_length", name)
+    else:
+        draft.drop(name, f"no prompt has more than data.max_prompt_length ({asked}) tokens")
+    told = draft.whole("data.max_response_length", 512) or 512
+    name = f"{ROLLOUT}.response_length"
+    if (response := draft.whole(name)) is not None:
+        draft.put("rollout.max_response_length", response, name)
+        if response != told:
+            text = f"{name} ({response}) is what the engine generates at most"
+            draft.drop("data.max_response_length", text)
+    window = draft.whole(f"{ROLLOUT}.max_model_len")
+    most = min(longest, asked) + (response or told)
+    if window is not None and window < most:
+        text = f"an engine of verl stops there, and here at {most} tokens, prompt and response together"
+        draft.assumed.append(f"{draft.label(f'{ROLLOUT}.max_model_len')}: {text}")
+    prompt_texts.template_variables(draft, "data.apply_chat_template_kwargs")
+    if draft.text(name := "actor_rollout_ref.model.custom_chat_template"):
+        text = "prompts go through the tokenizer's own chat template here"
+        draft.drop(name, text)
+        draft.assumed.append(f"{name}: {text}")
 
 
 def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int | None:

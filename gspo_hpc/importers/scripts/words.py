@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.expansion import outputs, patterns
+from gspo_hpc.importers.scripts.expansion.locals import after_locals
 from gspo_hpc.importers.scripts.expansion.parameters import (
     all_of,
     ansi_text,
@@ -202,6 +203,8 @@ def _written(node: Node, scope: Scope) -> str | None:
     inner = [child.child_by_field_name("body") or child
              if child.type == "redirected_statement" and _ERRORS.search(source_of(child)) else child
              for child in inner]  # fmt: skip
+    if node.type in ("compound_statement", "subshell"):  # of a function
+        inner = after_locals(inner, scope, text_of)
     if not inner or any(child.type != "command" for child in inner):
         return None
     parts = [child.named_children for child in inner]

@@ -162,8 +162,8 @@ def bare(command: Command, commands: list[Command], source: str | None, place: P
     if source is None:
         overrides = any(_OVERRIDE.match(word) for word in words)
         source = "verl" if overrides else documents.nearest_project(options(words)[0])
-    if source == "swift" and "per_device_train_batch_size" in options(words)[0]:
-        source = "swift_hf"
+    if source == "swift" or source in documents.SWIFTS:
+        source = documents.of_swift(options(words)[0], source)
     return _make(source, command, 0, 0, commands, place)
 
 
@@ -182,7 +182,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         values = _overrides(words[first:], variables, left, place, command.files)
     else:
         values, before = options(words[first:])
-        _positional(source, values, before, left, place, command.files)
+        _positional(source, values, before, variables, left, place, command.files)
     for word in [word for word in left if left[word] == _UNSET_WORD]:
         variable = match[1] if (match := _VARIABLE.fullmatch(word)) else ""
         left[word] = f"${variable} {why}" if (why := command.unknown.get(variable)) else _UNSET_WORD
@@ -227,6 +227,7 @@ def _positional(
     source: str,
     values: dict[str, Any],
     before: list[str],
+    variables: dict[str, str],
     left: dict[str, str],
     place: Path,
     written: Mapping[str, str | None],
@@ -236,8 +237,10 @@ def _positional(
         before = [*before, values.pop("config")]
     for word in before:
         if source.startswith("swift") and word.endswith((".yaml", ".yml")):
-            for name, value in documents.from_yaml(documents.named(place, word, written), "swift").values.items():
-                values.setdefault(name, value)
+            given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
+            values |= {name: value for name, value in given.items() if name not in values}
+            variables |= {name: value for name, value in set_there.items() if name not in variables}
+            left |= in_vain
         elif is_unset(word):
             left[word] = _UNSET_WORD
         elif word:
@@ -288,16 +291,18 @@ def _overrides(
 
 def _override(name: str, value: str) -> dict[str, Any]:
     """Return the settings that an override makes: one, or those of a mapping, which Hydra merges into the group."""
-    group = any(key.startswith(f"{name}.") for key in tables.load("verl").known)
+    table = tables.load("verl")
+    group = any(key.startswith(f"{name}.") for key in table.known)
+    whole = group or f"{name}.*" in table.free
     if group and value.startswith("{") and is_unset(value):
         raise ValueError(
             f"{name}={value[:40]}: a value in it is known only when the script runs: write {name}.KEY=value"
         )
     try:  # Hydra needs no blank behind the colon
-        read = yaml_text.read(re.sub(r"([{,]\s*[\w.]+\s*):(?=\S)", r"\1: ", value) if group else value)
+        read = yaml_text.read(re.sub(r"([{,]\s*[\w.]+\s*):(?=\S)", r"\1: ", value) if whole else value)
     except ValueError:
         read = value
-    if group and isinstance(read, Mapping) and read:
+    if whole and isinstance(read, Mapping) and read:
         return {f"{name}.{key}": one for key, one in flatten(read)}
     return {name: value if is_unset(value) or isinstance(read, Mapping) else read}
 

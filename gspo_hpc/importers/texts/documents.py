@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,8 @@ from gspo_hpc.importers.texts import foreign, python_source
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
+# What --from names -> the table of its arguments; "swift" is either of them.
+SWIFTS = {"megatron-swift": "swift", "ms-swift": "swift_hf"}
 # verl's own configs, whose defaults are known.
 VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer")
 # Files of verl's own groups, whose defaults are known too; those with ${model_engine} follow that.
@@ -49,17 +52,45 @@ def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
         values |= verl_values(raw)
         return Found(source, resolved(values, {}), {"config_name": bases[0]} if bases else {}, [])
     values = {str(name): value for name, value in raw.items()}
-    variables: dict[str, str] = {}
-    left: dict[str, str] = {}
-    if source == "swift":
-        env = values.pop("ENV", None)
-        variables = {str(key): str(value) for key, value in env.items()} if isinstance(env, Mapping) else {}
-        values, left = _workers(values)
-        if {"per_device_train_batch_size", "gradient_accumulation_steps", "device_groups"} & {*values}:
-            source = "swift_hf"
     if source == "trl":
-        variables = {name: str(values[name]) for name in ACCELERATE if name in values}
-    return Found(source, values, variables, [], left=left)
+        return Found(source, values, {name: str(values[name]) for name in ACCELERATE if name in values}, [])
+    values, variables, left = swift_values(values)
+    return Found(of_swift(values, source), values, variables, [], left=left)
+
+
+def swift_values(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """Return the arguments of a YAML of ms-swift, the variables that it sets, and what it gives in vain, with why."""
+    values = {str(name): value for name, value in raw.items()}
+    env = values.pop("ENV", None)
+    variables = {str(key): str(value) for key, value in env.items()} if isinstance(env, Mapping) else {}
+    values, left = _workers(values)
+    return values, variables, left
+
+
+def of_swift(given: Mapping[str, Any], source: str) -> str:
+    """Return the table that arguments of ms-swift are in: on Megatron ("swift"), or on Hugging Face ("swift_hf").
+
+    It is the one that has more of the arguments which the other has not. `source`: what --from says, or "swift". Raises
+    ValueError if that does not decide, for the two have other defaults.
+    """
+    if source in SWIFTS:
+        return SWIFTS[source]
+    megatron, hf = tables.load("swift"), tables.load("swift_hf")
+    ours = [name for name in given if _has(megatron, name) and not _has(hf, name)]
+    theirs = [name for name in given if _has(hf, name) and not _has(megatron, name)]
+    if "device_groups" in given:  # Megatron-SWIFT knows it, and does not read it
+        theirs.append("device_groups")
+    if len(ours) != len(theirs):
+        return "swift" if len(ours) > len(theirs) else "swift_hf"
+    told = f"{ours[0]} is of the first, and {theirs[0]} of the second" if ours else "all are arguments of both"
+    raise ValueError(
+        "it is not told whether these arguments are those of megatron rlhf or of swift rlhf, which have other defaults "
+        f"({told}): name it with --from megatron-swift or --from ms-swift"
+    )
+
+
+def _has(table: tables.Table, name: str) -> bool:
+    return name in table.known or any(fnmatch(name, pattern) for pattern in table.free)
 
 
 def verl_values(raw: Mapping[Any, Any]) -> dict[str, Any]:

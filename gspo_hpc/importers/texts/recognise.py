@@ -24,8 +24,8 @@ _PYTHON = re.compile(
     r'\s*(?:r?"""[\s\S]*?"""\s*)?(?:from [\w.]+ import |import [\w.]+(?: as \w+)?(?:, [\w.]+)*\s*(?:\n|$))'
 )
 _TOML = re.compile(r"(?m)^\[\[?[A-Za-z_][\w.\"-]*\]\]?[ \t]*$")
-# A default of a variable: ${NAME:-1}.
-_DEFAULT = re.compile(r"\$\{(\w+):?[-=][^}]")
+# A default of a variable: ${NAME:-1}; another may stand in it.
+_DEFAULT = re.compile(r"\$\{(\w+):?[-=](?=[^}])")
 # Variables and options of a launcher that decide how many GPUs there are.
 _SIZES = (
     "NNODES",
@@ -148,9 +148,10 @@ def _runs(
     runs = all_of(commands)
     if not runs:  # none that runs in any case: one that runs if a condition holds
         runs = [run._replace(notes=(*run.notes, _POSSIBLE)) for run in all_of(script.possible)]
-    if not runs and others:  # arguments that stand apart are those of what is started
-        return [], []
-    theirs = runs[0].source if len(runs) == 1 else source
+    if len(runs) > 1 or (not runs and others):  # arguments that stand apart are those of what is started
+        return runs, []
+    theirs = runs[0].source if runs else source
+    theirs = next((name for name, table in documents.SWIFTS.items() if runs and table == theirs), theirs)
     found = (bare(command, commands, theirs, place) for command in commands)
     lists = [run for run in found if run is not None]
     return (runs, lists) if runs else (lists[:1], lists[1:])

@@ -169,6 +169,29 @@ def test_a_system_prompt_that_plain_text_would_lose_is_refused(tmp_path: Path) -
         load_rows(path, Data(system_prompt="s", chat_template=False))
 
 
+def test_variables_of_the_chat_template_that_plain_text_would_lose_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "a"})
+    with pytest.raises(ValueError, match="data.chat_template_kwargs needs a chat template"):
+        load_rows(path, Data(chat_template_kwargs={"enable_thinking": False}, chat_template=False))
+    assert load_rows(path, Data(chat_template=False))
+
+
+def test_the_chat_template_gets_its_variables(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer.chat_template = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<end>{% endif %}"
+    try:
+        for given, end in (({}, ""), ({"enable_thinking": True}, ""), ({"enable_thinking": False}, "<end>")):
+            (prompt,) = build_prompts(rows_of("a"), tokenizer, Data(chat_template_kwargs=given), 99)
+            assert prompt.text == f"<|user|>a<|end|><|assistant|>{end}"
+            assert tokenizer.decode(prompt.tokens.tolist()) == prompt.text
+        assert not caplog.text
+        build_prompts(rows_of("a"), tokenizer, Data(chat_template_kwargs={"enable_thinkin": False}), 99)
+        assert "the chat template has no enable_thinkin, so it changes nothing" in caplog.text
+        other = Data(chat_template_kwargs={"chat_template": "{{ messages[0].content }}!"})
+        assert build_prompts(rows_of("a"), tokenizer, other, 99)[0].text == "a!"
+    finally:
+        tokenizer.chat_template = TEMPLATE
+
+
 def test_chat_prompts_are_rendered_once_with_no_second_bos(tokenizer: Any) -> None:
     own = [{"role": "system", "content": "mine"}, USER]
     prompts = build_prompts(rows_of("hé", [USER], own, answer=7), tokenizer, Data(system_prompt="sys"), 99)

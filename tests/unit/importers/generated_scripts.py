@@ -165,7 +165,9 @@ class Writer:
             *[f"echo {words}"] * 4, f"printf '%s' {words}", f"printf '%s\\n' {words}", f"printf '<%s> %s%%' {words}",
             f"echo -n {words}", f"echo {words} | cat", f"A=in; echo {words}", f"echo {words}; echo b", "basename $1",
             f"echo {words} >/dev/null", f"echo {words} 2>/dev/null", f"[ -e /nowhere ] && echo {words}",
-            f"local A=in; echo {words}", f"printf '%5s' {words}",
+            *[f"local A=in; echo {words}"] * 2, f"local A=$1 B=$A; echo {words}", f"local V={words}; echo {words}",
+            f"local A=in B; echo {words}", f"local N={self._word()}\n local A=$N; echo {words}",
+            f"printf '%5s' {words}",
         )  # fmt: skip
         self._writers = known
         begin, end = self._one("{ }", "{ }", "{ }", "( )").split()

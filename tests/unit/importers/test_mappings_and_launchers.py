@@ -38,7 +38,9 @@ def test_deepspeed_is_given_its_sizes() -> None:
     assert not any("how many processes" in line for line in found.assumed)
 
 
-@pytest.mark.parametrize("text", ["eval $CMD", 'eval "$CMD"', "eval swift rlhf --rlhf_type grpo --model a/b"])
+@pytest.mark.parametrize(
+    "text", ["eval $CMD", 'eval "$CMD"', "eval swift rlhf --rlhf_type grpo --model a/b --num_generations 4"]
+)
 def test_a_run_behind_eval_is_one_run(text: str) -> None:
-    script = f'CMD="swift rlhf --rlhf_type grpo --model a/b"\n{text}\n'
+    script = f'CMD="swift rlhf --rlhf_type grpo --model a/b --num_generations 4"\n{text}\n'
     assert convert(script).config.model.path == "a/b"

@@ -119,7 +119,7 @@ def test_a_script_is_read_as_bash_reads_it(script: str) -> None:
         ("LR=`cat lr.txt`", "its value is known only when the script runs"),
         ("lr() { cat lr.txt; }\nLR=$(lr)", "--lr $(lr): it calls the function lr, whose output is not followed"),
         (
-            "lr() { local n=1; echo $n; }\nLR=$(( $(lr 2) * 8 ))",
+            "lr() { local n=1; n=2; echo $n; }\nLR=$(( $(lr 2) * 8 ))",
             "it calls the function lr, whose output is not followed",
         ),
         ("lr() { cat x; }\nLR=$(echo $(lr))", "it calls the function lr, whose output is not followed"),

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, text, examples)
     parser.add_argument("config", metavar="FILE|-", help="script, arguments, YAML or Python file; - is standard input")
     parser.add_argument(
-        "--from", dest="source", choices=["swift", "verl", "trl"], help="the project (default: recognized from FILE)"
+        "--from",
+        dest="source",
+        choices=["swift", "megatron-swift", "ms-swift", "verl", "trl"],
+        help="the project, where swift is either of the next two (default: recognized from FILE)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="config to write (default: standard output)")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that train, if the file does not give them")

@@ -8,7 +8,7 @@ from pathlib import Path
 from gspo_hpc.cli.parser import describe
 from gspo_hpc.system.exit_codes import DONE
 
-_PROJECTS = ("trl", "verl", "swift")
+_PROJECTS = ("trl", "verl", "swift", "megatron-swift", "ms-swift")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

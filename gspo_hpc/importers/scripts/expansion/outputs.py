@@ -72,7 +72,7 @@ def _formatted(form: str, *words: str) -> str | None:
 
 
 def called(name: str, words: Sequence[str], scope: Scope, written: Callable[[Node, Scope], str | None]) -> str | None:
-    """Return what a call of a function writes, None where it is not one command that `written` follows."""
+    """Return what a call of a function writes, None where `written` does not follow its command."""
     body = scope.body(name)
     if body is None or scope.depth >= _DEEPEST or scope.followed >= _MOST:
         return None

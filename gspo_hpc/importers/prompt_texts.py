@@ -1,0 +1,64 @@
+"""Convert what decides the text of a prompt beside its data: variables of the chat template, and thinking."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import is_null, yaml_value
+from gspo_hpc.importers.scripts.scope import is_unset
+
+_KEY = "data.chat_template_kwargs"
+# Models that think or not, as their chat template is told. Since 4.4 ms-swift does not let them, unless it is told to.
+_HYBRID = re.compile(r"(?i)qwen3(\.\d)?-\d+(\.\d+)?b(-a\d+b)?(-fp8|-base)?/?$|glm-4\.[5-7]|deepseek-v3\.[12]")
+
+
+def template_variables(draft: Draft, name: str) -> None:
+    """Put the variables of the chat template: of the mapping `name`, or of its JSON, and of all name.of.one."""
+    found: dict[str, Any] = {}
+    if name in draft.values and not is_null(raw := draft.values[name]):
+        given = yaml_value(raw) if isinstance(raw, str) and not is_unset(raw) else raw
+        if isinstance(given, str):
+            draft.keep(_KEY, name, given)
+            return
+        if not isinstance(given, Mapping):
+            draft.wrong(name, "must be a mapping of names to values, or its JSON")
+            return
+        found |= given
+        draft.credit(_KEY, name)
+    for key, value in _below(draft, name):
+        place = found
+        *groups, last = key.removeprefix(f"{name}.").split(".")
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    if found:
+        draft.put(_KEY, found)
+
+
+def _below(draft: Draft, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments name.of.one whose values are known."""
+    for key in [key for key in draft.values if key.startswith(f"{name}.")]:
+        if is_unset(value := draft.values[key]):
+            draft.sure(key, "")  # reports it
+        else:
+            draft.credit(_KEY, key)
+            yield key, value
+
+
+def thinking(draft: Draft) -> None:
+    """Put what ms-swift has for the prompts of models that think."""
+    name = "enable_thinking"
+    if draft.given(name):
+        draft.put(_KEY, {name: draft.switch(name)}, name)
+    elif _HYBRID.search(model := draft.text("model") or ""):
+        draft.assumed.append(
+            f"{name} is not given: since 4.4 ms-swift does not let {model} think, and here it thinks unless "
+            f"{_KEY} is {{{name}: false}}"
+        )
+    if "response_prefix" in draft.values:
+        text = "prompts end as the chat template has it here, and not with a text of their own"
+        draft.drop("response_prefix", text)
+        draft.assumed.append(f"{draft.label('response_prefix')}: {text}")
