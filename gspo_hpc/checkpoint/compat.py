@@ -366,5 +366,7 @@ def _tensors(wanted: State, reader: Reader) -> State:
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnpicklingError):
         return "it holds something else than tensors and plain values, which could run as code and is not read"
-    line = (str(error).splitlines() or [""])[0]
+    if isinstance(error, EOFError):  # which torch raises without a text
+        return "it ends too early: it is cut off or empty"
+    line = (str(error).splitlines() or ["it is damaged"])[0]
     return f"{type(error).__name__}: {line[:200]}"

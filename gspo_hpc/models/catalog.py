@@ -31,7 +31,13 @@ _MENTION = re.compile(
 _MADE_OF_OTHERS = re.compile(r"(?<![a-z])(?:distil(?:l|led|lation)?|merged?|slerp|frankenmerge|upscaled)(?![a-z])")
 _SENSES = re.compile(r"(?<![a-z])(?:vision|visual|vl|vlm|vla|omni|audio|voice|speech|multimodal|ocr)(?![a-z])")
 
-_MAKERS = {"Qwen": "Qwen", "Llama": "meta-llama", "Mixtral": "mistralai", "SmolLM2": "HuggingFaceTB"}  # on the Hub
+_MAKERS = {
+    "Qwen": "Qwen",
+    "Llama": "meta-llama",
+    "Mixtral": "mistralai",
+    "Mistral": "mistralai",
+    "SmolLM2": "HuggingFaceTB",
+}  # on the Hub
 
 _VARIANTS, _FAMILIES = "variants.json", "families.json"
 

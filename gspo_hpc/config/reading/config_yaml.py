@@ -106,7 +106,7 @@ def number_meant(
     if whole and given.endswith("%") and numbers_meant(text):
         return "; it is a number, not a share"
     if write := [str(number) for number in meant if taken(number)]:
-        same = _INT.fullmatch(given) or (_FLOAT.fullmatch(given) and not whole)
+        same = given.isascii() and (_INT.fullmatch(given) or (_FLOAT.fullmatch(given) and not whole))
         return f"; write {given}, without quotes" if same else f"; write {' or '.join(write)}"
     return f"; that is {' or '.join(map(str, meant))}, and it {must}" if meant and must else ""
 

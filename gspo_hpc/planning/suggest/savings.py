@@ -79,19 +79,26 @@ def roomier(arch: Architecture, device: Device, config: Config, found: Estimate)
 
 
 def lightest(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> Estimate:
-    """Return the memory of the layout with all that saves it."""
-    *_, last = _ways(wanted, keep)
-    return _with_engine_share(arch, device, last, keep)[1]
+    """Return the memory of the layout with all that saves it, gradients in 16 bits among it where they do."""
+    found = [_with_engine_share(arch, device, way, keep)[1] for way in _lightest(wanted, keep)]
+    return min(found, key=lambda one: one.peak.total)
 
 
 def _at_least(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> int:
     """Return what the layout takes of a GPU with all that saves memory, by which most that do not fit are known."""
+    return min(memory.estimate(arch, way, device).peak.total for way in _lightest(wanted, keep))
+
+
+def _lightest(wanted: Config, keep: frozenset[str]) -> list[Config]:
+    """Return the layout with all that saves memory.
+
+    With gradients in 32 and in 16 bits: either may take less, for those in 16 bits have copies in fp32 while the
+    optimizer steps.
+    """
     *_, last = _ways(wanted, keep)
-    ways = [last]
-    if "optimizer.grad_reduce_in_fp32" not in keep and wanted.model.dtype != "float32":
-        # Either may take less: gradients in 16 bits have copies in fp32 while the optimizer steps.
-        ways = [replace(last, optimizer=replace(last.optimizer, grad_reduce_in_fp32=wide)) for wide in (True, False)]
-    return min(memory.estimate(arch, way, device).peak.total for way in ways)
+    if "optimizer.grad_reduce_in_fp32" in keep or wanted.model.dtype == "float32":
+        return [last]
+    return [replace(last, optimizer=replace(last.optimizer, grad_reduce_in_fp32=wide)) for wide in (True, False)]
 
 
 def _tried(arch: Architecture, device: Device, config: Config, keep: frozenset[str]) -> tuple[Config, Estimate] | None:

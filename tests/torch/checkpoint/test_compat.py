@@ -114,3 +114,12 @@ def test_layers_with_and_without_an_object_beside_their_weights_load_each_others
     loaded = compat.load(state_of(0.0, here), shards)
     assert torch.equal(loaded["layer.weight"], torch.full((4, 3), 2.0))
     assert loaded.get("layer._extra_state") == here
+
+
+def test_a_file_that_ends_too_early_has_a_reason(tmp_path: Path) -> None:
+    """The error that torch raises for it has no text."""
+    (tmp_path / "common.pt").write_bytes(b"")
+    with pytest.raises(EOFError) as error:
+        torch.load(tmp_path / "common.pt", weights_only=True)
+    assert compat._reason(error.value) == "it ends too early: it is cut off or empty"
+    assert compat._reason(KeyError()) == "KeyError: it is damaged"

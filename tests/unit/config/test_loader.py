@@ -187,6 +187,7 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("slurm.signal_seconds=99999", "must be at most 65535; found 99999"),
         ("rollout.top_p=90%", "must be a number; found '90%'; write 0.9"),
         ("optimizer.lr='1e-6'", "must be a number; found '1e-6'; write 1e-6, without quotes"),
+        ("run.max_steps='١٢'", "must be a whole number; found '١٢'; write 12"),
         ("rollout.max_response_length=1:00", "is 1:00, a number of base 60 in YAML 1.1; write 60"),
         (
             "optimizer.lr=-1:30.5",

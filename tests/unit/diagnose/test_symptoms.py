@@ -336,6 +336,28 @@ def test_one_update_a_rollout_is_a_note() -> None:
     assert (only(run).name, only(run).severity) == ("clipping_never_active", "note")
 
 
+@pytest.mark.parametrize(
+    ("rollout", "settings"),
+    [
+        ({"temperature": 0.3}, ["rollout.temperature=1.0"]),
+        ({"top_k": 1}, ["rollout.top_k=-1"]),
+        ({"top_p": 0.1}, ["rollout.top_p=1.0"]),
+        ({"top_p": 0.95, "top_k": 20}, []),
+    ],
+)
+def test_groups_that_are_alike_are_put_down_to_the_sampling_that_makes_them_so(
+    rollout: dict[str, Any], settings: list[str]
+) -> None:
+    """Easier prompts would not help a run that samples the likeliest token only."""
+    (found,) = [
+        one for one in find(evidence(lambda s: {"zero_variance_groups": 15}, rollout=rollout)) if "zero_var" in one.name
+    ]
+    for key in rollout if settings else ():
+        assert f"nearly identical, because rollout.{key} is {rollout[key]:g}" in found.cause
+    assert settings or "too easy or too hard" in found.cause
+    assert [one for one in map(str, found.settings) if one.startswith("rollout.")] == settings
+
+
 @pytest.mark.parametrize(("least", "found"), [(8.1, False), (7.9, True)])
 def test_memory_that_varies_by_more_than_a_fifth_is_told(least: float, found: bool) -> None:
     run = evidence(lambda s: {"runtime_memory_gib": 10.0 if s % 2 else least})

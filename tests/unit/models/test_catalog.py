@@ -42,6 +42,8 @@ PUBLISHED = {
     "Qwen3-235B-A22B": 235_093_634_560,  # safetensors
     "Mixtral-8x7B": 46_702_792_704,  # index 93,405,585,408
     "SmolLM2-135M": 134_515_008,  # safetensors
+    "Llama-3.2-1B": 1_235_814_400,  # safetensors
+    "Mistral-7B-v0.3": 7_248_023_552,  # safetensors
 }
 
 
@@ -102,7 +104,12 @@ def test_parameters_are_those_published(name: str) -> None:
 
 
 # Variants with other parameters than the model that they are like: safetensors.
-PUBLISHED_VARIANTS = {"DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000}
+PUBLISHED_VARIANTS = {
+    "DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "Mistral-7B": 7_241_732_096,
+    "Mistral-7B-v0.2": 7_241_732_096,
+}
+READ = {"sliding_window", "quantization_config"}  # of variants that are not trained for it
 
 
 @pytest.mark.parametrize("name", catalog.variants())
@@ -114,7 +121,7 @@ def test_variants_have_the_sizes_that_their_name_says(name: str) -> None:
     found = parameters.parameters(architecture.counted(catalog.content(name)))
     expected = parameters.parameters(architecture.counted(catalog.content(like)))
     assert found == PUBLISHED_VARIANTS.get(name, expected)
-    assert catalog.variants()[name].keys() <= {"like", *catalog.content(like)}
+    assert catalog.variants()[name].keys() <= {"like", *READ, *catalog.content(like)}
 
 
 def test_every_model_is_there_and_installed_with_the_package(project: Path) -> None:
@@ -158,6 +165,10 @@ def test_a_shipped_config_has_only_what_is_read(name: str) -> None:
         ("Qwen/Qwen3-8B-Base", "Qwen3-8B"),
         ("meta-llama/Meta-Llama-3.1-70B-Instruct", "Llama-3.1-70B"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "Mistral-7B"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-Instruct-v0.3"),
+        ("meta-llama/Llama-3.2-1B-Instruct", "Llama-3.2-1B"),
+        ("Qwen/Qwen3-30B-A3B-FP8", "Qwen3-30B-A3B-FP8"),
         ("Qwen/Qwen2.5-Math-7B-Instruct", "Qwen2.5-Math-7B"),
         ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-Instruct-2507"),
         ("qwen3_30b_a3b_thinking_2507", "Qwen3-30B-A3B-Thinking-2507"),

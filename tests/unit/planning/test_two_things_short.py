@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gspo_hpc.cli.main import main
+from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import layouts
+from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.settings import with_value
-from gspo_hpc.planning.suggest import remedies
+from gspo_hpc.planning.suggest import remedies, savings
 from tests.unit.planning.test_smaller_models import ENGINE, made
 
 BATCH = {"micro_batch_tokens": 8192, "global_batch_size": 128, "steps_per_generation": 2, "num_generations": 8}
@@ -103,3 +106,23 @@ def test_fixes_offer_models_by_the_names_of_their_makers() -> None:
     offered = search.find(made("meta-llama/Llama-3.1-70B", 1, 8, parallel={"tensor_model_parallel_size": 2}))
     models = [change.value for fix in offered for change in fix.changes if change.key == "model.path"]
     assert models and all(value.startswith(("Qwen/Qwen", "meta-llama/Llama")) for value in models)
+
+
+@pytest.mark.parametrize(("distributed", "less"), [(True, False), (False, True)])
+def test_the_lightest_layout_has_the_gradients_that_take_less(distributed: bool, less: bool) -> None:
+    """Those in 16 bits take less, but for the copies in 32 bits while an optimizer that is not distributed steps."""
+    raw: dict[str, dict[str, Any]] = {
+        "cluster": {"gpus_per_node": 8, "gpu": "H100"},
+        "model": {"path": "Qwen2.5-32B"},
+        "parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        "batch": {"micro_batch_tokens": 4096, "global_batch_size": 64, "num_generations": 8},
+    }
+    found: dict[bool | None, int] = {}
+    for wide in (True, False, None):
+        given = {} if wide is None else {"grad_reduce_in_fp32": wide}
+        config = from_dict(raw | {"optimizer": {"distributed": distributed} | given})
+        keep = frozenset[str]() if wide is None else frozenset({"optimizer.grad_reduce_in_fp32"})
+        arch = architecture.find(config)
+        assert arch is not None
+        found[wide] = savings.lightest(arch, devices.find("H100"), config, keep).peak.total
+    assert (found[True] < found[False]) == less and found[None] == min(found[True], found[False])
