@@ -24,7 +24,7 @@ from tests import pages
 REASONS = {
     "Needs a cluster": r"submit|sbatch|squeue|sacct|scontrol|--nodes|local_cluster|nft |SHARED=",
     "Needs a GPU": r"vllm==|gpu_acceptance|nvidia-smi",
-    "Needs the internet": r"pip3? |uv |hf download|setup_env|npm |wandb (sync|login)|gspo-hpc sync",
+    "Needs the internet": r"pip3? |uv |buildah build|hf download|setup_env|npm |wandb (sync|login)|gspo-hpc sync",
     "Takes minutes": r"gspo-hpc (train|eval|export)|from_pretrained|tools/(quickstart|test|bench/|make_)|tests\.slurm",
 }
 SHELL = ("bash", "sh", "shell", "console")
