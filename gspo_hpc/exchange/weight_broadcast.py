@@ -43,8 +43,12 @@ class WeightBroadcast:
 
     def send_bucket(self, entries: list[Entry], place: torch.Tensor) -> None:
         """Send one bucket."""
+        self.announce_bucket(entries, place)
+        self.broadcast(place)
+
+    def announce_bucket(self, entries: list[Entry], place: torch.Tensor) -> None:
+        """Tell the receivers what is in the bucket that comes next, so that they take memory for it."""
         self._tell({"bytes": place.numel(), "parts": entries})
-        self._broadcast(place)
 
     def end(self) -> None:
         """Tell the receivers that no bucket follows."""
@@ -57,7 +61,7 @@ class WeightBroadcast:
                 memory.reserve(int(message["largest"]))
                 continue
             place = memory.allocate(int(message["bytes"]))
-            self._broadcast(place)
+            self.broadcast(place)
             if keep is not None:
                 keep.add(message["parts"], place)
             parts = [part_of(entry, place) for entry in message["parts"]]
@@ -69,7 +73,8 @@ class WeightBroadcast:
         """Tell the receivers the size of the largest bucket."""
         self._tell({"largest": largest})
 
-    def _broadcast(self, place: torch.Tensor) -> None:
+    def broadcast(self, place: torch.Tensor) -> None:
+        """Send the bucket that was announced, or receive it into `place`."""
         self._bulk.broadcast([place], dist.BroadcastOptions()).wait()
         if place.is_cuda:
             torch.cuda.current_stream().synchronize()  # the sender overwrites it, and workers of an engine read it
@@ -137,8 +142,10 @@ class KeptWeights:
             relay.announce(largest)
         for entries, copy in self._buckets[: self._filled]:
             if relay is not None:
-                relay.send_bucket(entries, copy)
-            place = memory.allocate(copy.numel()).copy_(copy)
+                relay.announce_bucket(entries, copy)
+            place = memory.allocate(copy.numel()).copy_(copy)  # the ranks of an engine meet in it, the others as well
+            if relay is not None:
+                relay.broadcast(copy)
             parts = [part_of(entry, place) for entry in entries]
             del place  # as above
             yield parts

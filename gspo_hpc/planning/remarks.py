@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gspo_hpc.algorithms import objective
-from gspo_hpc.config.derived import samples_part_of_distribution
+from gspo_hpc.config.derived import samples_part_of_distribution, updates_per_rollout
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.engine_arguments import slip_of
@@ -36,6 +36,13 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
         yield (
             f"rollout.max_staleness ({staleness}) above 1 makes completions older and nothing faster: engines begin a "
             "rollout when the one before has ended"
+        )
+    updates = updates_per_rollout(plan.config.batch) if plan.config.rollout.max_staleness and plan.server else 0
+    if updates and plan.config.checkpoint.interval > updates:
+        yield (
+            f"checkpoint.interval ({plan.config.checkpoint.interval}) is above the updates of a rollout ({updates}): "
+            "with rollout.max_staleness above 0 a run that is stopped goes on from its last checkpoint, because "
+            f"nothing can be saved while a rollout is sampled ahead: set checkpoint.interval={updates}"
         )
     faults = plan.config.faults
     if faults.engine_timeout >= faults.hang_timeout:

@@ -230,7 +230,7 @@ def _rendezvous(control: Meeting | None, timeout: datetime.timedelta, *, always:
     keys begin with a random text that ranks learn from `control`: a process of another job that finds the port, because
     it was its own before, meets none of ours. This keeps nobody out who asks the store for its keys.
     """
-    if control is None and not os.environ.get("MASTER_ADDR", "").startswith("127."):
+    if control is None and not always and not os.environ.get("MASTER_ADDR", "").startswith("127."):
         return {}
     world_size, listener = int(os.environ["WORLD_SIZE"]), None
     if control is None:  # torch's own store would listen on every address of this machine

@@ -41,6 +41,9 @@ from gspo_hpc.training.probe import probe_sequences
 ONE_RANK = (
     "cluster.nodes=1",
     "cluster.gpus_per_node=1",
+    "cluster.generation_nodes=0",
+    "rollout.mode=colocate",
+    "rollout.max_staleness=0",
     *(f"parallel.{name}={json.dumps(one.default)}" for name, one in Parallel.model_fields.items()),
     "optimizer.distributed=false",
     "rollout.tensor_parallel_size=1",

@@ -68,7 +68,7 @@ class CheckpointState:
 
         Raises ValueError, with the file's name, for other content. Collective.
         """
-        cursor = _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
+        cursor = read_cursor(checkpoint)
         record = _parsed(checkpoint / RECORD, json.loads)
         path = checkpoint / BASELINE
         baseline = _parsed(path, lambda text: Baseline.from_dict(json.loads(text))) if path.exists() else Baseline()
@@ -79,6 +79,11 @@ class CheckpointState:
             lambda name: _parsed(checkpoint / name, _groups),
         )
         return cls(cursor, list(groups.values()), record, baseline, ahead)
+
+
+def read_cursor(checkpoint: Path) -> Cursor:
+    """Return the position that a committed checkpoint holds; ValueError, with the file's name, for other content."""
+    return _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
 
 
 def _fingerprints(raw: Mapping[str, Any]) -> dict[int, str]:

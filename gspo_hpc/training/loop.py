@@ -57,7 +57,7 @@ def train(session: Session, progress: Progress) -> str:
                 raise Interrupted
     except (Interrupted, Abandoned):
         # What was sampled ahead by weights that are gone has to be whole, or the run goes on from the last checkpoint.
-        unsaved = progress.cursor.step > progress.saved_step and session.sampler.is_settled()
+        unsaved = progress.cursor.step > progress.saved_step and session.sampler.is_settled(progress.cursor)
         if unsaved and session.checkpoints.can_save():
             _save(session, progress)
         session.checkpoints.wait()
@@ -80,7 +80,7 @@ def _log_before_first_step(session: Session, progress: Progress) -> None:
 def _save(session: Session, progress: Progress) -> None:
     # Engines are awake only if a rollout or an evaluation was stopped. A save needs the memory, and they are done.
     session.weights.sleep(level=2)
-    session.sampler.settle()
+    session.sampler.settle(progress.cursor)
     session.checkpoints.save(progress.checkpoint_state(session.sampler.ahead()))
     progress.saved_step = progress.cursor.step
 

@@ -23,7 +23,7 @@ from tests.run import harness
 
 GENERATOR = 2  # the rank that generates
 APART = ("cluster.gpus_per_node=3", "rollout.mode=server", "rollout.engines_per_node=1")
-AHEAD = (*APART, "rollout.max_staleness=1")
+AHEAD = (*APART, "rollout.max_staleness=1", "checkpoint.interval=3")  # between updates, and between rollouts
 
 
 def engine_core(run_dir: Path) -> psutil.Process:
@@ -54,14 +54,15 @@ def test_in_turns_it_equals_engines_that_share_the_gpus(tiny_config: Path, unint
 
 
 def ahead_of_training(run_dir: Path) -> bool:
-    """Whether rollout 2 is being sampled while rollout 1 is trained on."""
-    return harness.last_step(run_dir) == 3 and harness.journal_lines(run_dir, 2) > 0
+    """Whether rollout 3 is being sampled while rollout 2 is trained on."""
+    return harness.last_step(run_dir) >= 4 and 0 < harness.journal_lines(run_dir, 3) < 8
 
 
 MOMENTS: list[tuple[str, Callable[[Path], bool], int]] = [  # and the rank that is killed; -1: all; -2: SIGTERM
     ("in the first rollouts, of which both have the first weights", lambda run: harness.journal_lines(run, 0) > 2, -1),
     ("while the rollout ahead is sampled", ahead_of_training, GENERATOR),
     ("between two updates, with a rollout ahead", lambda run: harness.last_step(run) >= 5, -2),
+    ("after a save between two rollouts", lambda run: harness.last_step(run) >= 6, -1),
 ]
 
 

@@ -98,7 +98,8 @@ def train(
     """
     config = loader.load(attempt.config, run_code=True)
     collectives = CollectiveTime(config.cluster.platform)  # before there are any
-    patience = UNWATCHED_MINUTES if control is None else WATCHED_MINUTES
+    # In server mode ranks wait for a whole rollout, or a whole training phase; the launcher ends them if one dies.
+    patience = UNWATCHED_MINUTES if control is None and config.rollout.mode == "colocate" else WATCHED_MINUTES
     if role_of(config, int(os.environ["RANK"])).generates:
         placed = start_generating(config, patience, control)
         set_threads(config)

@@ -12,7 +12,7 @@ from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.runs import commit, journal
 from gspo_hpc.runs.directory import RunDir, write_atomically
 from gspo_hpc.system.files import Entry
-from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.checkpoint_state import CheckpointState, read_cursor
 from gspo_hpc.training.observers.base import StepObserver
 
 
@@ -85,4 +85,11 @@ class CheckpointCommit(StepObserver):
         state.write(staging)
         commit.commit(staging, state.cursor.step, {"layout": self._layout}, known)
         commit.retain(self._run.checkpoints, self._keep)
-        journal.retire(self._run.rollouts, state.cursor.rollout)
+        journal.retire(self._run.rollouts, self._oldest_needed(state))
+
+    def _oldest_needed(self, state: CheckpointState) -> int:
+        """Return the first rollout whose journals are needed: where rollouts are sampled ahead, by any checkpoint."""
+        if not state.ahead:
+            return state.cursor.rollout
+        kept = commit.list_committed(self._run.checkpoints)
+        return min((read_cursor(path).rollout for path in kept), default=state.cursor.rollout)

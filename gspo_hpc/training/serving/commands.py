@@ -51,6 +51,16 @@ class Commands:
             time.sleep(POLL_SECONDS)
         return found
 
+    def acknowledge(self, number: int) -> None:
+        """Say that a command was read, after all before it were carried out."""
+        self._store.set(f"read/{number}", "{}")
+
+    def wait_until_read(self, number: int) -> Values:
+        """Return once a command was read; what is returned is empty."""
+        while (found := self._find(f"read/{number}")) is None:
+            time.sleep(POLL_SECONDS)
+        return found
+
     def tell(self, number: int, values: Mapping[str, Any]) -> None:
         """Add to a command what was not known when it was written."""
         self._store.set(f"more/{number}", json.dumps(dict(values)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -71,7 +72,7 @@ class RemoteEngines:
         self._store = generation_store(ranks.job_store)
         # The notices of the ranks that generate; the first rank alone reads them.
         self._notices = Notices(self._store) if ranks.rank == 0 else None
-        self._calls = self._evaluations = 0
+        self._calls = 0
         self._open: list[Call] = []
         self._answers: dict[int, Answer] = {}
         self._ended = False
@@ -122,27 +123,32 @@ class RemoteEngines:
                 raise Interrupted
         self._open.clear()
 
-    def read(self, folder: Path, fingerprint: str, files: Mapping[str, int]) -> dict[int, Group]:
-        """Return this rank's share of the groups in the journals of a folder, by slot; `files`: their sizes."""
+    def read(self, folder: Path, fingerprint: str, files: Mapping[str, int], count: int) -> dict[int, Group]:
+        """Return this rank's share of the `count` groups in the journals of a folder, by slot; `files`: their sizes.
+
+        Raises RuntimeError where a group is missing.
+        """
 
         def content(name: str) -> dict[int, Group]:
             _wait_until_visible(folder / name, files[name])
             return journal.read_journal(folder / name, fingerprint)
 
-        own, _ = self.ranks.exchange.partition_files(lambda: sorted(files), content)
+        own, slots = self.ranks.exchange.partition_files(lambda: sorted(files), content)
+        if slots != set(range(count)):
+            raise RuntimeError(f"{folder}: {len(slots)} of {count} groups can be read, although all were finished")
         return own
 
     def generate(self, request: Request) -> Generated:
         """Sample and grade completions that are not trained on; nothing stays on disk."""
-        self._evaluations += 1
         folder = self._rollouts / "evaluation"
         if self.ranks.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-        call = self.start(request, folder, f"evaluation {self._evaluations}")
+        name = self.from_rank_0(lambda: {"random": secrets.token_hex(8)})["random"]  # what is left over never counts
+        call = self.start(request, folder, f"evaluation {name}")
         answer = self.wait(call)
         if answer.stopped:
             raise Interrupted
-        own = self.read(folder, call.fingerprint, answer.files)
+        own = self.read(folder, call.fingerprint, answer.files, len(request.slots))
         self.ranks.exchange.transport.barrier()
         if self.ranks.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -152,8 +158,13 @@ class RemoteEngines:
         """Have the ranks that generate end with this outcome. Calling it again does nothing."""
         if self.ranks.rank == 0 and not self._ended:
             self._ended = True
+            assert self._notices is not None
+            for call in self._open:
+                if call.count not in self._answers:
+                    self._notices.post(f"generate/{call.count}/stop")
             # The store ends with this rank, and the others still look into it.
-            self._commands.wait_for_answer(self._commands.post(END, {"outcome": outcome}), lambda: None)
+            with waiting():
+                self._commands.wait_for_answer(self._commands.post(END, {"outcome": outcome}), lambda: None)
 
     def close(self) -> None:
         """Do nothing: what ends with an error is ended by whoever watches the ranks."""

@@ -131,7 +131,7 @@ class EngineFiller:
         elif self._relay is not None:  # a worker of the engine is on this GPU
             self._get_sender().send(stream)
         else:
-            for _ in stream(Scratch(torch.device("cpu"))):
+            for _ in stream(Scratch(torch.device(self._config.cluster.platform))):
                 pass
         return None
 
@@ -170,6 +170,7 @@ class GeneratorJob:
             config, ranks, weight_broadcast(config, ranks, ranks.rank + 1, ranks.world_size + 1)
         )
         self._worker: RolloutWorker | None = None
+        self._was_stopped = False
 
     def run(self) -> str:
         """Start the engine and do what is asked; return the outcome of the attempt."""
@@ -210,6 +211,8 @@ class GeneratorJob:
         """Take new weights, and compare engines and trainer on the probe."""
         filler = self._filler
         filler.expect(command)
+        if self._ranks.rank == 0:
+            self._commands.acknowledge(number)
         fingerprint, death = filler.receive(worker.engine)
         sent = self._from_rank_0(lambda: self._commands.hear(number))["fingerprint"]
         if self._ranks.rank == 0 and sent != fingerprint:
@@ -225,10 +228,17 @@ class GeneratorJob:
         return {"stopped": False, "fingerprint": sent, "gap": asdict(filler.gap)}
 
     def _generate(self, worker: RolloutWorker, command: Values) -> Values:
-        """Sample and grade what is asked for; finished groups go into this rank's journal."""
+        """Sample and grade what is asked for; finished groups go into this rank's journal.
+
+        After a call that was stopped there is no other: the reward functions may still work on what it left.
+        """
+        if self._was_stopped:
+            return {"stopped": True, "engines": {}, "waited": 0.0, "files": {}}
         sampling = Sampling(**command["sampling"])
         request = Request(command["slots"], {}, command["samples"], sampling, command["rollout"])
-        folder, fingerprint = self._rollouts / command["folder"], command["fingerprint"]
+        folder, fingerprint = (self._rollouts / command["folder"]).resolve(), command["fingerprint"]
+        if not folder.is_relative_to(self._rollouts.resolve()):  # anybody who reaches the store may have written it
+            raise RuntimeError(f"a rollout is to be written to {folder}, which is not in {self._rollouts}")
         writer = None
         if worker.engine is not None and request.slots:
             writer = journal.Journal(folder, self._ranks.rank, fingerprint=fingerprint, rollout=request.rollout)
@@ -237,7 +247,7 @@ class GeneratorJob:
             generated = worker.generate(request, writer)
             waited, engines = generated.seconds_waiting_for_rewards, generated.engines
         except Interrupted:
-            stopped = True
+            stopped = self._was_stopped = True
         finally:
             if writer is not None:
                 writer.close()

@@ -66,19 +66,32 @@ class RemoteSampler(Sampler):
         start = Position(cursor.epoch, cursor.offset)
         for number in range(cursor.rollout, min(cursor.rollout + staleness + 1, self._recipe.num_rollouts)):
             if number not in self._begun:
-                self._begun[number] = self._begin(number, start, synced.fingerprint)
+                has_its_weights = max(0, number - staleness) >= cursor.rollout
+                known = None if has_its_weights else self._sampled_by.get(number)
+                self._begun[number] = self._begin(number, start, synced.fingerprint, known)
             start = self._begun[number].after
         metrics = self._wait_for(cursor.rollout)
         folder = self._folder(cursor.rollout)
         used = self._begun.pop(cursor.rollout)
-        self._sampled_by.pop(cursor.rollout, None)
-        listed = self._engines.from_rank_0(lambda: sizes(journal.journals(folder)))
-        own = self._engines.read(folder, used.fingerprint, listed)
+        # A stop in its first update makes a checkpoint in which this rollout is still to be used.
+        later = {number: one for number, one in self._sampled_by.items() if number > cursor.rollout}
+        self._sampled_by = later | {cursor.rollout: used.fingerprint}
+        # What engines have just written may not be listed on this node yet.
+        written = {} if used.call is None else self._engines.wait(used.call).files
+        listed = self._engines.from_rank_0(lambda: sizes(journal.journals(folder))) | written
+        own = self._engines.read(folder, used.fingerprint, listed, self._recipe.num_rollout_prompts)
         return self._rollout(cursor, own.values(), used.after, metrics)
 
-    def is_settled(self) -> bool:
-        """Wait for all that older weights sample; return False if it was stopped. Collective."""
-        older = (one for one in self._begun.values() if not self._remote_weights.has_weights(one.fingerprint))
+    def is_settled(self, cursor: Cursor) -> bool:
+        """Wait for all that older weights sample; return False if it was stopped. Collective.
+
+        Between the updates of a rollout that is everything: a resumed run begins nothing before the next rollout, and
+        by then its weights have changed.
+        """
+        begins = cursor.update == 0
+        older = (
+            one for one in self._begun.values() if not (begins and self._remote_weights.has_weights(one.fingerprint))
+        )
         return not any(one.call is not None and self._engines.wait(one.call).stopped for one in older)
 
     def _wait_for(self, number: int) -> Mapping[str, float]:
@@ -98,13 +111,16 @@ class RemoteSampler(Sampler):
         """Return, by number, the fingerprints of the weights that sampled later rollouts than that in use."""
         return self._sampled_by | {number: begun.fingerprint for number, begun in self._begun.items()}
 
-    def _begin(self, number: int, start: Position, current: str) -> _Begun:
-        """Have the engines, which have the `current` weights, sample what is missing of a rollout."""
+    def _begin(self, number: int, start: Position, current: str, known: str | None) -> _Begun:
+        """Have the engines, which have the `current` weights, sample what is missing of a rollout.
+
+        `known` is the fingerprint of older weights that have sampled it; RuntimeError if they left it unfinished.
+        """
         config = self._recipe.config
         count, samples = self._recipe.num_rollout_prompts, config.batch.num_generations
         assert samples is not None
         prompts, after = self._data.take(start, count)
-        fingerprint = self._sampled_by.get(number, current)
+        fingerprint = known or current
         folder = self._folder(number)
         _, done = self._engines.ranks.exchange.partition_files(
             lambda: [path.name for path in journal.journals(folder)],
@@ -114,7 +130,7 @@ class RemoteSampler(Sampler):
         if todo and fingerprint != current:
             raise RuntimeError(
                 f"{folder}: {len(todo)} of {count} groups are missing, and the weights that sampled the others are "
-                "gone. Remove the newest checkpoint, so that the run resumes from the one before"
+                "gone. Restore the files of this folder, or resume from a checkpoint whose journals are whole"
             )
         request = Request(todo, prompts, samples, training_sampling(config), number)
         call = self._engines.start(request, folder, fingerprint) if todo else None

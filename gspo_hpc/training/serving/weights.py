@@ -77,6 +77,7 @@ class RemoteWeights:
                 "first": None if first is None else asdict(first),
             }
             number = self._commands.post(WEIGHTS, values)
+        self._engines.from_rank_0(lambda: self._commands.wait_until_read(number))  # engines may still start
         fingerprint = self._stream()
 
         def answer() -> Values:

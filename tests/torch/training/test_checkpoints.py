@@ -90,7 +90,8 @@ def test_in_a_job_that_is_watched_ranks_wait_for_one_that_works(
 
     monkeypatch.setattr(train, "start", start)
     monkeypatch.setattr(train, "CollectiveTime", lambda platform: None)
-    monkeypatch.setattr(train.loader, "load", lambda path: from_dict({}))
+    monkeypatch.setattr(train.loader, "load", lambda path, **options: from_dict({}))
+    monkeypatch.setenv("RANK", "0")
     attempt: Any = SimpleNamespace(config=None)
     with pytest.raises(Joins):
         unused: Any = None

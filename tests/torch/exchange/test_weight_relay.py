@@ -1,0 +1,65 @@
+"""Weights that the owner of an engine has kept, on their way to the other ranks on its GPUs.
+
+It takes ten seconds: two processes that import torch. It would catch a deadlock of the two: the ranks of an engine meet
+whenever half of the memory is full, and must not wait for each other's broadcast there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RANK = """
+import datetime, sys
+import torch, torch.distributed as dist
+from gspo_hpc.engine.transfer import WeightSender
+from gspo_hpc.exchange.peers import EnginePeers
+from gspo_hpc.exchange.weight_broadcast import KeptWeights, WeightBroadcast, entry_of
+from gspo_hpc.ops.weight_parts import Part
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+limit = datetime.timedelta(seconds=30)
+store = dist.FileStore(path, 2)
+dist.init_process_group("gloo", store=dist.PrefixStore("all", store), rank=rank, world_size=2, timeout=limit)
+relay = WeightBroadcast(dist.PrefixStore("relay", store), rank, 2, "gloo", limit)
+sender = WeightSender("cpu", 2, 1 << 20, EnginePeers(range(2), limit, dist.PrefixStore("peers", store)))
+kept, seen = KeptWeights(), []
+kept.begin()
+for number in range(4 if rank == 0 else 0):  # each as large as half of the memory
+    weight = torch.full((1 << 18,), float(number))
+    bytes_ = weight.view(torch.uint8)
+    kept.add([entry_of(Part(f"w{number}", (1 << 18,), weight), bytes_)], bytes_)
+
+def stream(memory):
+    for parts in kept.stream(memory, relay) if rank == 0 else relay.stream(memory):
+        seen.extend((part.name, float(part.tensor.mean())) for part in parts)
+        yield parts
+        del parts
+
+sender.send(stream)
+assert seen == [(f"w{number}", float(number)) for number in range(4)], seen
+"""
+
+
+def test_ranks_of_an_engine_get_more_than_half_of_the_memory(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", RANK, str(rank), str(tmp_path / "store")],
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        errors = [rank.communicate(timeout=90)[1][-2000:] for rank in ranks]
+    except subprocess.TimeoutExpired:
+        pytest.fail("the two wait for each other")
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], errors

@@ -1,0 +1,126 @@
+"""Which weights sample a rollout in server mode, and what a checkpoint says of them, without engines or ranks.
+
+It takes seconds. It would catch a checkpoint that forgets which weights sampled a rollout, or that cannot be resumed
+because weights that are gone would have to sample the rest of one, and a group that is missing and not missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.data.prompts import Position
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.exchange.exchange import Exchange
+from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.runs.journal import Journal
+from gspo_hpc.training.serving.engines import Answer, RemoteEngines
+from gspo_hpc.training.serving.sampler import RemoteSampler
+
+PROMPTS = 2  # of a rollout
+
+
+class Weights:
+    """The policy's weights, which engines get when they are asked for: a name takes the place of a fingerprint."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.sent = name, ""
+
+    def sync(self) -> Any:
+        self.sent = self.name
+        return SimpleNamespace(fingerprint=self.name)
+
+    def has_weights(self, fingerprint: str) -> bool:
+        return self.name == self.sent == fingerprint
+
+
+class Engines:
+    """Engines that sample at once what they are asked for, into the journal, but leave some rollouts unfinished."""
+
+    def __init__(self, unfinished: dict[int, int]) -> None:
+        self.ranks = SimpleNamespace(exchange=Exchange(), rank=0)
+        self.asked: list[tuple[int, str, int]] = []  # rollout, weights, groups
+        self._unfinished = unfinished
+
+    def start(self, request: Any, folder: Path, fingerprint: str) -> Any:
+        self.asked.append((request.rollout, fingerprint, len(request.slots)))
+        writer = Journal(folder, 0, fingerprint=fingerprint, rollout=request.rollout)
+        for slot in request.slots[: len(request.slots) - self._unfinished.get(request.rollout, 0)]:
+            tokens = np.zeros(1, np.int32)
+            completion = Completion(tokens, np.zeros(1, np.float32), "", "stop", 0)
+            writer.append([Group(slot, Prompt(slot, tokens, "", {}), (completion,))])
+        writer.close()
+        return SimpleNamespace(request=request)
+
+    def wait(self, call: Any, progress: Any = None) -> Answer:
+        return Answer(call.request.rollout in self._unfinished, {}, 0.0, {})
+
+    def from_rank_0(self, find: Any) -> Any:
+        return find()
+
+    def read(self, folder: Path, fingerprint: str, files: dict[str, int], count: int) -> dict[int, Group]:
+        return RemoteEngines.read(self, folder, fingerprint, files, count)  # type: ignore[arg-type]
+
+
+def sampler(folder: Path, weights: Weights, ahead: dict[int, str] | None = None, **unfinished: int) -> Any:
+    """A sampler one rollout ahead; its engines leave so many groups of rollout N unfinished, given as _N."""
+    config = from_dict({"rollout": {"mode": "server", "max_staleness": 1}, "batch": {"num_generations": 1}})
+    recipe: Any = SimpleNamespace(config=config, num_rollout_prompts=PROMPTS, num_rollouts=9)
+    data: Any = SimpleNamespace(take=lambda start, count: ({}, Position(0, start.offset + count)))
+    clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext(), seconds={})
+    observers: Any = SimpleNamespace(rollout=lambda *rollout: contextlib.nullcontext(lambda *progress: None))
+    engines: Any = Engines({int(name[1:]): count for name, count in unfinished.items()})
+    made: Any = RemoteSampler(recipe, data, engines, weights, folder, observers, clock, ahead or {})  # type: ignore[arg-type]
+    made._rollout = lambda cursor, own, after, metrics: SimpleNamespace(slots=[group.slot for group in own])
+    made.asked = engines.asked
+    return made
+
+
+def test_a_stop_in_the_first_update_keeps_what_older_weights_sampled(tmp_path: Path) -> None:
+    weights = Weights("w0")
+    first = sampler(tmp_path, weights)
+    first.sample(Cursor(rollout=0))
+    weights.name = "w1"
+    first.sample(Cursor(step=2, rollout=1))
+    assert first.asked == [(0, "w0", PROMPTS), (1, "w0", PROMPTS), (2, "w1", PROMPTS)]
+    assert first.is_settled(Cursor(step=2, rollout=1)), "rollout 2 is of weights that the checkpoint has"
+    again = sampler(tmp_path, Weights("w1"), first.ahead())
+    assert again.sample(Cursor(step=2, rollout=1)).slots == [0, 1]
+    assert again.asked == [], "rollouts 1 and 2 are there, of the weights that sampled them at first"
+
+
+def test_a_save_between_updates_waits_though_no_update_has_changed_the_weights(tmp_path: Path) -> None:
+    stopped = sampler(tmp_path, Weights("w0"), _1=1)
+    stopped.sample(Cursor(rollout=0))
+    assert not stopped.is_settled(Cursor(step=1, update=1)), (
+        "after an empty step: rollout 1 could not be finished later"
+    )
+    assert stopped.is_settled(Cursor(rollout=0)), "before the first update it could"
+
+
+def test_a_rollout_is_resampled_by_the_weights_that_are_there_if_those_are_its_own(tmp_path: Path) -> None:
+    """Another layout rounds differently, so what an earlier attempt has sampled of it does not count."""
+    resumed = sampler(tmp_path, Weights("rounded"), {1: "w0", 2: "w1"})
+    for rollout, name in ((1, "w0"), (2, "w1")):
+        Engines({2: 1}).start(SimpleNamespace(rollout=rollout, slots=range(PROMPTS)), tmp_path / f"{rollout:06d}", name)
+    resumed.sample(Cursor(step=2, rollout=1))
+    assert resumed.asked == [(2, "rounded", PROMPTS)]
+
+
+def test_what_weights_that_are_gone_left_unfinished_is_refused(tmp_path: Path) -> None:
+    Engines({1: 1}).start(SimpleNamespace(rollout=1, slots=range(PROMPTS)), tmp_path / "000001", "w0")
+    with pytest.raises(RuntimeError, match="1 of 2 groups are missing"):
+        sampler(tmp_path, Weights("w1"), {1: "w0"}).sample(Cursor(step=2, rollout=1))
+
+
+def test_a_group_that_cannot_be_read_is_missed(tmp_path: Path) -> None:
+    made = sampler(tmp_path, Weights("w0"), _0=1)
+    made._engines.wait = lambda call, progress=None: Answer(False, {}, 0.0, {})  # it says that all were finished
+    with pytest.raises(RuntimeError, match="1 of 2 groups can be read"):
+        made.sample(Cursor(rollout=0))
