@@ -54,8 +54,8 @@ def test_the_command_of_a_row_prints_its_seconds(
 def test_generation_far_ahead_is_a_warning_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (far,) = (path for path in RUNS if "max_staleness: 8" in path.read_text("utf-8"))
     assert main(["plan", str(far), "--json"]) == 0
-    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
-    assert "rollout.max_staleness (8)" in warning
+    older, saves = json.loads(capsys.readouterr().out)["warnings"]
+    assert "rollout.max_staleness (8)" in older and "checkpoint.interval (50)" in saves
     assert main(["plan", str(far)]) == 0
     (line,) = re.findall(r"^ +old_logprobs +(.*)$", capsys.readouterr().out, re.MULTILINE)
     assert line == "not needed: generation is ahead, so those of the engines are taken"
