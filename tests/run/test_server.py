@@ -56,16 +56,21 @@ def test_in_turns_it_equals_engines_that_share_the_gpus(tiny_config: Path, unint
     assert not harness.left_on_node(run_dir)
 
 
+def step_of(run_dir: Path, attempt: int) -> int:
+    """The newest step that this attempt has logged, -1 for none: earlier ones may stand there before it cuts them."""
+    return max((row["step"] for row in harness.metrics(run_dir) if row.get("attempt") == attempt), default=-1)
+
+
 def ahead_of_training(run_dir: Path) -> bool:
-    """Whether rollout 3 is being sampled while rollout 2 is trained on."""
-    return harness.last_step(run_dir) >= 4 and 0 < harness.journal_lines(run_dir, 3) < 8
+    """Whether rollout 3 is being sampled in the second attempt while rollout 2 is trained on."""
+    return step_of(run_dir, 2) >= 4 and 0 < harness.journal_lines(run_dir, 3) < 8
 
 
 MOMENTS: list[tuple[str, Callable[[Path], bool], int]] = [  # and the rank that is killed; -1: all; -2: SIGTERM
     ("in the first rollouts, of which both have the first weights", lambda run: harness.journal_lines(run, 0) > 2, -1),
     ("while the rollout ahead is sampled", ahead_of_training, GENERATOR),
-    ("between two updates, with a rollout ahead", lambda run: harness.last_step(run) >= 5, -2),
-    ("after a save between two rollouts", lambda run: harness.last_step(run) >= 6, -1),
+    ("between two updates, with a rollout ahead", lambda run: step_of(run, 3) >= 5, -2),
+    ("after a save between two rollouts", lambda run: step_of(run, 4) >= 6, -1),
 ]
 
 
