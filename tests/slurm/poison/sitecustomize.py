@@ -34,13 +34,14 @@ class Finder:
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.loader is not None
-        load = spec.loader.exec_module
+        loader, load = spec.loader, spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            loader.exec_module = load  # type: ignore[method-assign]  # the modules of an archive share their loader
             load(module)
             poison(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
