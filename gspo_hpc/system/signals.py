@@ -53,8 +53,11 @@ class StopFlag:
 
     @property
     def requested(self) -> str | None:
-        """Name of the first signal, such as "SIGTERM", or the reason given to :meth:`request`. Main thread only."""
-        if not self._closing:
+        """Name of the first signal, such as "SIGTERM", or the reason given to :meth:`request`. Main thread only.
+
+        It blocks the signals again, from :meth:`start` to :meth:`close`.
+        """
+        if self._thread.ident is not None and not self._closing:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         return self._name
 

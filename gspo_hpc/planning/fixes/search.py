@@ -14,8 +14,9 @@ from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
+from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Broken, PlanBuilder
-from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.fixes import by_type, distances, moves
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
@@ -25,7 +26,7 @@ from gspo_hpc.planning.rules.registry import topic
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
 MAX_OFFERED = 6
-_MODELS = 2  # that are offered
+_MUCH_LARGER = 1.5  # times the parameters of a model of the same family, so that one of another family is offered, too
 _NEAREST = 6  # values of a setting that are tried together with those of another
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
 _ROOM = 1800  # pairs of changes that are looked at
@@ -121,7 +122,7 @@ class Search:
         pairs = [fix for fix in self.pairs(room, alone) if not _nearly_alone(fix, singles)]
         pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
         models = self._other_models() if only_machines else []
-        models = models[: 1 if singles or layout or pairs else _MODELS]
+        models = models[:1] if singles or layout or pairs else models
         return sorted(self._shown(singles, limit) + pairs + layout + models, key=self._order)
 
     def _order(self, fix: Fix) -> tuple[float, ...]:
@@ -262,9 +263,22 @@ class Search:
         return [fix] if fix is not None else []
 
     def _other_models(self) -> list[Fix]:
-        """Return the nearest known models that fix the plan, for plans that nothing else fixes alone."""
+        """Return the nearest known model that fixes the plan, and the largest of all if that is much larger.
+
+        They are for plans that nothing but machines fixes alone.
+        """
         values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
-        return sorted(self._alone("model.path", values), key=self._order)[:_MODELS]
+        models = sorted(self._alone("model.path", values), key=self._order)
+        if not models:
+            return []
+        sizes = [self._parameters(fix.changes[0]) for fix in models]
+        largest = max(sizes)
+        return models[:1] + ([models[sizes.index(largest)]] if largest > _MUCH_LARGER * sizes[0] else [])
+
+    def _parameters(self, change: Change) -> int:
+        """Return the number of parameters of the model that a change leads to; 0 if its sizes are not known."""
+        arch = architecture.find(with_value(self.config, change.key, change.value))
+        return parameters.parameters(arch) if arch is not None else 0
 
     def _shown(self, fixes: list[Fix], limit: int) -> list[Fix]:
         """Return `limit` fixes: the first of each setting, then others if there is room."""

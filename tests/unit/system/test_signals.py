@@ -186,6 +186,18 @@ time.sleep(60)
     assert child.returncode == -signal.SIGTERM
 
 
+def test_a_flag_that_was_not_started_leaves_the_mask_alone() -> None:
+    """Signals stayed blocked in the process, and in every child that it started later."""
+    from gspo_hpc.system.signals import SIGNALS, StopFlag
+
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        assert StopFlag().requested is None
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*SIGNALS}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_close_in_this_process_leaves_mask_and_handlers() -> None:
     from gspo_hpc.system.signals import SIGNALS, StopFlag
 
