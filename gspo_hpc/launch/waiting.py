@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_hpc.launch.slurm.commands import Job
-from gspo_hpc.launch.verdict import newest_rollout
-from gspo_hpc.runs import reader
+from gspo_hpc.launch.verdict import finished_groups, newest_rollout
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.files import read_json
 from gspo_hpc.system.text import duration
@@ -42,23 +41,32 @@ def in_queue(job: Job, now: float) -> str:
 
 
 def running(run: RunDir, records: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a run that is running waits for: its ranks, a rollout or a step. `records`: those of its steps."""
-    begun = newest_rollout(run)
-    trained = [int(found) for record in records if (found := reader.value(record, "rollout")) is not None]
+    """Return what a run that is running waits for: its ranks, a rollout or a step. `records`: those of its steps.
+
+    Engines may sample a rollout ahead, which the next step does not wait for; it is named as well.
+    """
     step = max((int(record["step"]) for record in records), default=0) + 1
-    if begun is None:
+    newest = newest_rollout(run)
+    if newest is None:
         return "ranks and engines to be ready, and the first groups of rollout 0"
-    number, groups = begun
-    wanted = _groups_wanted(run)
-    if wanted and groups < wanted and number > max(trained, default=-1):
-        return f"rollout {number}, of which {groups:,} of {wanted:,} groups are finished"
-    return f"step {step:,}"
+    wanted, updates = _quantities(run)
+    if not wanted or not updates:
+        return f"step {step:,}"
+    own = (step - 1) // updates
+    groups = finished_groups(run, own)
+    if groups is None:
+        return f"the first groups of rollout {own}"
+    if groups < wanted:
+        return f"rollout {own}, of which {groups:,} of {wanted:,} groups are finished"
+    number, groups = newest
+    ahead = f"; {groups:,} of {wanted:,} groups of rollout {number} are finished" if number > own else ""
+    return f"step {step:,}{ahead}"
 
 
-def _groups_wanted(run: RunDir) -> int | None:
-    """Return the groups of a rollout, from the plan that the run keeps."""
+def _quantities(run: RunDir) -> tuple[int, int]:
+    """Return the groups of a rollout and its updates, from the plan that the run keeps; 0 where they are not known."""
     try:
-        found = read_json(run.plan)["quantities"]["num_rollout_prompts"]
-        return int(found)
+        found = read_json(run.plan)["quantities"]
+        return int(found["num_rollout_prompts"]), int(found["steps_per_generation"]) * int(found["num_iterations"])
     except (ValueError, OSError, KeyError, TypeError):
-        return None
+        return 0, 0

@@ -106,20 +106,9 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
         malloc.keep_freed_memory()
         device = torch.device("cpu")
     else:
-        for name, value in cuda_environment(config).items():
-            os.environ.setdefault(name, value)  # before CUDA reads it
-        # Groups in host memory connect a rank to those that it talks to, not to all.
-        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         if deterministic_kernels(config):
             deterministic_collectives.install()
-        if (seen := torch.cuda.device_count()) <= local_rank:
-            raise ValueError(
-                f"cluster.platform is cuda, but torch {torch.__version__} sees {seen} GPUs on {node_name()}, and this "
-                f"rank needs GPU {local_rank}: check the driver, CUDA_VISIBLE_DEVICES, and that torch is built for "
-                "CUDA, or set cluster.platform=cpu"
-            )
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
+        device = _take_gpu(config, local_rank)
     timeout = datetime.timedelta(minutes=timeout_minutes)
     job_store = _join(config, control, timeout, "gloo" if cpu else "nccl", None if cpu else device)
     # No dropout, and every weight is loaded: the model draws no random numbers, so Megatron need not keep their states.
@@ -161,7 +150,7 @@ def start_generating(config: Config, timeout_minutes: float, control: Meeting | 
     These ranks talk from CPU to CPU, and know nothing of Megatron. The device is that of their collectives.
     """
     if config.cluster.platform == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        _take_gpu(config, int(os.environ["LOCAL_RANK"]))
     else:
         malloc.keep_freed_memory()
     timeout = datetime.timedelta(minutes=timeout_minutes)
@@ -172,6 +161,22 @@ def start_generating(config: Config, timeout_minutes: float, control: Meeting | 
     ranks = Ranks(role.index, role.count, role.local_index, device, *sizes, timeout=timeout, job_store=job_store)
     transport = Transport(dist.group.WORLD if role.count > 1 else None)
     return replace(ranks, exchange=Exchange(transport))
+
+
+def _take_gpu(config: Config, local_rank: int) -> torch.device:
+    """Set the variables of CUDA and NCCL, and this rank's device. Raises ValueError if there is no GPU for it."""
+    for name, value in cuda_environment(config).items():
+        os.environ.setdefault(name, value)  # before CUDA reads it
+    # Groups in host memory connect a rank to those that it talks to, not to all.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    if (seen := torch.cuda.device_count()) <= local_rank:
+        raise ValueError(
+            f"cluster.platform is cuda, but torch {torch.__version__} sees {seen} GPUs on {node_name()}, and this rank "
+            f"needs GPU {local_rank}: check the driver, CUDA_VISIBLE_DEVICES, and that torch is built for CUDA, or set "
+            "cluster.platform=cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
 def _join(

@@ -66,6 +66,12 @@ class StopFlag:
         """The same as `requested`, for any thread."""
         return self._name
 
+    @property
+    def hurried(self) -> bool:
+        """True if the flag is set, and not only for memory, which is left for a while yet. Main thread only."""
+        reason = self.requested
+        return reason is not None and not reason.startswith(MEMORY)
+
     def request(self, reason: str) -> None:
         """Set the flag without a signal, from any thread."""
         if self._name is None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.exchange import Exchange
@@ -21,6 +21,13 @@ BASELINE, AHEAD = "baseline.json", "ahead.json"
 T = TypeVar("T")
 
 
+class SampledBy(NamedTuple):
+    """The weights that have sampled a rollout, or sample it."""
+
+    fingerprint: str
+    version: int  # the number of steps that had made them
+
+
 @dataclass(frozen=True)
 class CheckpointState:
     """The state that a resumed attempt needs besides weights, optimizer and schedule."""
@@ -29,8 +36,9 @@ class CheckpointState:
     groups: Sequence[Group]  # of the rollout that is not used up: those that this rank holds
     record: dict[str, Any] | None  # of the checkpoint's step, which is not logged yet when it is saved
     baseline: Baseline = field(default_factory=Baseline)  # empty in checkpoints of versions that did not save it
-    # Fingerprints of the weights that have sampled later rollouts, by their number; the groups are in the journals.
-    ahead: Mapping[int, str] = field(default_factory=dict)
+    # The weights of the rollout in use and of later ones that are sampled, by their number; their groups are in the
+    # journals. Empty where engines are not ahead of training.
+    ahead: Mapping[int, SampledBy] = field(default_factory=dict)
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
@@ -73,7 +81,7 @@ class CheckpointState:
         path = checkpoint / BASELINE
         baseline = _parsed(path, lambda text: Baseline.from_dict(json.loads(text))) if path.exists() else Baseline()
         path = checkpoint / AHEAD
-        ahead = _parsed(path, lambda text: _fingerprints(json.loads(text))) if path.exists() else {}
+        ahead = _parsed(path, lambda text: _sampled_by(json.loads(text))) if path.exists() else {}
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _parsed(checkpoint / name, _groups),
@@ -86,8 +94,8 @@ def read_cursor(checkpoint: Path) -> Cursor:
     return _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
 
 
-def _fingerprints(raw: Mapping[str, Any]) -> dict[int, str]:
-    return {int(rollout): str(fingerprint) for rollout, fingerprint in raw.items()}
+def _sampled_by(raw: Mapping[str, Any]) -> dict[int, SampledBy]:
+    return {int(rollout): SampledBy(str(name), int(version)) for rollout, (name, version) in raw.items()}
 
 
 def _groups(text: str) -> dict[int, Group]:

@@ -47,7 +47,7 @@ def train(session: Session, progress: Progress) -> str:
             before = progress.advance(batch, result, recipe.updates_per_rollout)
             progress.record = session.recorder.record(before, progress, batch, result)
             if result is not None:
-                session.watch.judge(result.sums, recipe.version_of(before.rollout))  # before a bad update is saved
+                session.watch.judge(result.sums, progress.weights_version)  # before a bad update is saved
             if recipe.saves_after(step):
                 _save(session, progress)
             finish_step(session, progress)  # evaluate if due, log

@@ -23,6 +23,7 @@ from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import update
+from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.progress import Rollout
 from gspo_hpc.training.recipe import PromptData, Recipe
@@ -62,11 +63,13 @@ class Sampler(abc.ABC):
         """Wait as :meth:`settle` does; return False if generation was stopped. By default there is none. Collective."""
         return True
 
-    def ahead(self) -> dict[int, str]:
-        """Return, by number, the fingerprints of the weights that sampled later rollouts than that in use."""
+    def ahead(self) -> dict[int, SampledBy]:
+        """Return the weights of the rollout in use and of later ones, by number, if engines are ahead of training."""
         return {}
 
-    def _rollout(self, cursor: Cursor, own: Iterable[Group], after: Position, engines: Mapping[str, float]) -> Rollout:
+    def _rollout(
+        self, cursor: Cursor, own: Iterable[Group], after: Position, engines: Mapping[str, float], weights_version: int
+    ) -> Rollout:
         """Return the rollout that begins at `cursor`, of which this rank holds the groups `own`. Collective."""
         exchange, config = self._ranks.exchange, self._recipe.config
         graded = sorted(own, key=lambda group: group.slot)
@@ -75,7 +78,7 @@ class Sampler(abc.ABC):
         self._observers.samples(cursor.step, "train", shown)
         if cursor.rollout == 0 and bool(groups.table.flagged(UNGRADED).all()):
             self._refuse(self._folder(cursor.rollout), len(groups.table), shown.failures)
-        return Rollout(groups, after, engines)
+        return Rollout(groups, after, engines, weights_version)
 
     def _folder(self, rollout: int) -> Path:
         """Return the folder of a rollout's journals."""
@@ -132,7 +135,7 @@ class ColocatedSampler(Sampler):
         request = Request(todo, prompts, samples, training_sampling(config), cursor.rollout)
         fresh = self._generate(request, folder, fingerprint)
         self._weights.sleep()
-        return self._rollout(cursor, [*finished.values(), *fresh.own.values()], after, fresh.engines)
+        return self._rollout(cursor, [*finished.values(), *fresh.own.values()], after, fresh.engines, cursor.step)
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
         """Generate what is requested; this rank's finished groups go into its journal."""

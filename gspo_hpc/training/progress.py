@@ -11,7 +11,7 @@ from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.agreement.gap import Baseline
-from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.checkpoint_state import CheckpointState, SampledBy
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Rollout:
     groups: ShardedGroups  # with advantages
     after: Position  # of the next rollout's prompts
     engines: Mapping[str, float]  # metrics of all engines' work for it
+    weights_version: int  # the number of steps that had made the weights which sampled it
 
 
 @dataclass
@@ -33,17 +34,20 @@ class Progress:
     evaluated: bool = False  # the evaluation before the first step is logged
     engines: Mapping[str, float] = field(default_factory=dict)  # metrics of the newest rollout of this attempt
     baseline: Baseline = field(default_factory=Baseline)  # of the gaps between engine and trainer
-    ahead: Mapping[int, str] = field(default_factory=dict)  # see CheckpointState
+    ahead: Mapping[int, SampledBy] = field(default_factory=dict)  # see CheckpointState
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
         self.saved_step = self.cursor.step  # of the newest checkpoint
-        self._after = Position(self.cursor.epoch, self.cursor.offset)
+        cursor, used = self.cursor, self.ahead.get(self.cursor.rollout)
+        self._after = Position(cursor.epoch, cursor.offset)
+        # Of the weights that sampled the rollout in use, as Rollout has it.
+        self.weights_version = cursor.step - cursor.update if used is None else used.version
 
     def begin_rollout(self, rollout: Rollout, groups: ShardedGroups, seconds: float) -> None:
         """Train on `groups`, those of the rollout with log-probs, from here on; they took `seconds`."""
         self.groups, self.engines, self._after = groups, rollout.engines, rollout.after
-        self.rollout_seconds = seconds
+        self.rollout_seconds, self.weights_version = seconds, rollout.weights_version
 
     def advance(self, batch: ShardedGroups, result: StepResult | None, updates_per_rollout: int) -> Cursor:
         """Move to after one optimizer step on `batch`, and return the cursor before it."""
@@ -57,7 +61,7 @@ class Progress:
         )
         return before
 
-    def checkpoint_state(self, ahead: Mapping[int, str]) -> CheckpointState:
+    def checkpoint_state(self, ahead: Mapping[int, SampledBy]) -> CheckpointState:
         """Return what a checkpoint of this moment holds besides the policy's state; `ahead`: see CheckpointState."""
         unused = self.groups if self.cursor.update else None
         groups = list(unused.own.values()) if unused is not None else []

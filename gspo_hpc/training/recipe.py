@@ -35,10 +35,6 @@ class Recipe:
         """The rollouts of the whole run."""
         return -(-self.max_steps // self.updates_per_rollout)
 
-    def version_of(self, rollout: int) -> int:
-        """Return the number of steps that had made the weights which sample a rollout."""
-        return max(0, rollout - self.config.rollout.max_staleness) * self.updates_per_rollout
-
     def saves_after(self, step: int) -> bool:
         """Return True if a checkpoint follows the step."""
         return step % self.config.checkpoint.interval == 0 or step == self.max_steps

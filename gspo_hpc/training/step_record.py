@@ -111,7 +111,7 @@ class StepRecorder:
     ) -> dict[str, Any]:
         """Return the record of the step that led from `before` to where `progress` stands. Collective."""
         clock = self._clock
-        version = self._recipe.version_of(before.rollout)
+        version = progress.weights_version
         self._show_trained(before, progress, batch, result, version)
         record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed(), version)
         record |= self._speed(before, progress, record)

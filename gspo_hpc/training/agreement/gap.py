@@ -35,6 +35,10 @@ class Gap:
         """Return the numbers, which ranks reduce to their maxima."""
         return astuple(self)
 
+    def with_largest(self, other: Gap) -> Gap:
+        """Return the larger of each number."""
+        return Gap(*map(max, self.values(), other.values()))
+
 
 @dataclass
 class Baseline:

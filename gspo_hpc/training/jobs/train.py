@@ -135,7 +135,7 @@ class TrainingJob:
         """Build all parts and run the loop; return "done" or "stopped"."""
         config, ranks = self._config, self._ranks
         monitor = PassMonitor(stop_requested=lambda: flag.requested is not None)
-        link = None if ranks.job_store is None else GeneratorLink(config, ranks, self._run.rollouts, monitor)
+        link = None if ranks.job_store is None else GeneratorLink(config, ranks, self._run.rollouts, flag)
         self._worker = None if link is None else link.engines
         prompts = load_prompts(config, ranks.exchange)
         policy, reference, progress = self._load_policy((prompts.count, prompts.unseen_count))
@@ -281,7 +281,7 @@ class TrainingJob:
         """Return the observer of this node's memory, on one rank of the node."""
         if self._ranks.local_rank != 0:
             return []
-        return [MemoryWatch(self._config, flag, self._console.warn if self._ranks.rank == 0 else print)]
+        return [MemoryWatch(self._config, flag.request, self._console.warn if self._ranks.rank == 0 else print)]
 
     def _make_sample_record(self) -> list[StepObserver]:
         """Return the observer that records samples, on every rank, if the config asks for one."""

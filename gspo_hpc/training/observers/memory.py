@@ -8,20 +8,20 @@ from typing import Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.system import host_memory
 from gspo_hpc.system.environment import node_name
-from gspo_hpc.system.signals import MEMORY, StopFlag
+from gspo_hpc.system.signals import MEMORY
 from gspo_hpc.training.observers.base import StepObserver
 
 
 class MemoryWatch(StepObserver):
     """A request to stop, and so to save, once the memory of this node has grown above `faults.restart_above_memory`.
 
-    Whoever watches the ranks starts them again. Memory that is above it after the first step of an attempt already is
-    what this run needs: a restart would free nothing, and only `warn` is told.
+    `request` is called with the reason. Whoever watches the ranks starts them again. Memory that is above it after the
+    first step of an attempt already is what this run needs: a restart would free nothing, and only `warn` is told.
     """
 
-    def __init__(self, config: Config, flag: StopFlag, warn: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, request: Callable[[str], object], warn: Callable[[str], None]) -> None:
         self._limit, self._last_step = config.faults.restart_above_memory, config.run.max_steps or 0
-        self._flag, self._warn = flag, warn
+        self._request, self._warn = request, warn
         self._first = True
         self._watches = self._limit is not None
 
@@ -42,4 +42,4 @@ class MemoryWatch(StepObserver):
                 f"{self._limit:g})"
             )
         else:
-            self._flag.request(f"{MEMORY}: {text} (faults.restart_above_memory {self._limit:g})")
+            self._request(f"{MEMORY}: {text} (faults.restart_above_memory {self._limit:g})")

@@ -45,10 +45,15 @@ class Commands:
         self._store.set(f"answer/{number}", json.dumps(dict(values)))
 
     def wait_for_answer(self, number: int, look: Callable[[], None]) -> Values:
-        """Return the answer to a command, once it is there; `look` is called between two looks at the store."""
+        """Return the answer to a command, once it is there, and remove both: a store keeps what nobody removes.
+
+        `look` is called between two looks at the store.
+        """
         while (found := self._find(f"answer/{number}")) is None:
             look()
             time.sleep(POLL_SECONDS)
+        for name in ("command", "answer", "read", "more"):  # it was read before it was answered
+            self._store.delete_key(f"{name}/{number}")
         return found
 
     def acknowledge(self, number: int) -> None:

@@ -25,6 +25,7 @@ from gspo_hpc.rollout.recovery import engine_deaths
 from gspo_hpc.rollout.worker import Generated, Interrupted
 from gspo_hpc.runs import journal
 from gspo_hpc.system.progress import waiting
+from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training.bringup import generation_store
 from gspo_hpc.training.serving.commands import END, GENERATE, Commands, Values
 
@@ -50,6 +51,7 @@ class Answer:
     engines: dict[str, float]  # metrics of all engines; empty if there was nothing to generate
     waited: float  # seconds for which a rank waited for rewards, at most
     files: dict[str, int]  # the journals of the call's folder that they have written, with their sizes
+    short: str = ""  # why the run is to stop and start again: the memory of one of their nodes runs out
 
 
 class RemoteEngines:
@@ -63,12 +65,12 @@ class RemoteEngines:
         ranks: Ranks,
         commands: Commands,
         rollouts: Path,
-        stop_requested: Callable[[], bool],
+        flag: StopFlag,
     ) -> None:
-        """`rollouts`: the folder of journals."""
+        """`rollouts`: the folder of journals. `flag` stops this rank; what it says of memory lets engines finish."""
         assert ranks.job_store is not None
         self.config, self.ranks = config, ranks
-        self._commands, self._rollouts, self._stop_requested = commands, rollouts, stop_requested
+        self._commands, self._rollouts, self._flag = commands, rollouts, flag
         self._store = generation_store(ranks.job_store)
         # The notices of the ranks that generate; the first rank alone reads them.
         self._notices = Notices(self._store) if ranks.rank == 0 else None
@@ -113,7 +115,9 @@ class RemoteEngines:
         if call.count not in self._answers:
             look = self._looker(call, progress)
             found = self.from_rank_0(lambda: self._commands.wait_for_answer(call.number, look))
-            self._answers[call.count] = Answer(**found)
+            self._answers[call.count] = answer = Answer(**found)
+            if answer.short:
+                self._flag.request(answer.short)
         return self._answers[call.count]
 
     def wait_for_all(self) -> None:
@@ -189,7 +193,7 @@ class RemoteEngines:
                 seen = done
             assert self._notices is not None
             stop = f"generate/{call.count}/stop"
-            if self._stop_requested() and not self._notices.has(stop):
+            if self._flag.hurried and not self._notices.has(stop):
                 self._notices.post(stop)
 
         return look

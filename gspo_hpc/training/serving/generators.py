@@ -61,10 +61,11 @@ class EngineFiller:
         self._ours: list[Floats] = []  # the trainer's log-probs of them
         self._first: Gap | None = None  # of the run's first sync
         self._examine_head = True  # until it has been
-        self.gap = Gap()  # of the newest check
+        self.gap = Gap()  # since the newest weights came, of all engines that were checked
 
     def expect(self, command: Values) -> None:
         """Take from a command what the engine's log-probs are compared with once the weights that follow are there."""
+        self.gap = Gap()
         self._sequences = command["sequences"]
         self._ours = [np.asarray(values, dtype=np.float32) for values in command["ours"]]
         self._first = None if command["first"] is None else Gap(**command["first"])
@@ -107,7 +108,7 @@ class EngineFiller:
         """
         alive = engine if death is None else None
         limits = gap_limits(self._config)
-        self.gap, death = probe.compare(
+        gap, death = probe.compare(
             alive,
             self._sequences,
             self._ours,
@@ -118,6 +119,7 @@ class EngineFiller:
             lambda engine, theirs: _NO_CAUSE,
             examine_head=self._examine_head,
         )
+        self.gap = self.gap.with_largest(gap)
         if alive is not None and death is None:
             self._examine_head = False
         return death
@@ -164,7 +166,8 @@ class GeneratorJob:
         self._stop_requested = lambda: flag.requested is not None
         # On a node where ranks train as well, one of these watches its memory.
         alone = ranks.local_rank == 0 and config.cluster.generation_nodes > 0
-        self._memory = MemoryWatch(config, flag, print) if alone else None
+        self._short: list[str] = []  # why the ranks that train are to stop: this node's memory runs out
+        self._memory = MemoryWatch(config, self._short.append, print) if alone else None
         self._commands = Commands(ranks.job_store)
         self._filler = EngineFiller(
             config, ranks, weight_broadcast(config, ranks, ranks.rank + 1, ranks.world_size + 1)
@@ -189,8 +192,6 @@ class GeneratorJob:
                 self._answer(number, self._receive(worker, number, command))
             elif command["kind"] == GENERATE:
                 self._answer(number, self._generate(worker, command))
-                if self._memory is not None:
-                    self._memory.step({"step": 1 + max(0, command["rollout"])})
             else:
                 worker.notices.close()
                 self._ranks.exchange.transport.barrier()  # nobody looks into the store any more, which now ends
@@ -233,7 +234,7 @@ class GeneratorJob:
         After a call that was stopped there is no other: the reward functions may still work on what it left.
         """
         if self._was_stopped:
-            return {"stopped": True, "engines": {}, "waited": 0.0, "files": {}}
+            return {"stopped": True, "engines": {}, "waited": 0.0, "files": {}, "short": ""}
         sampling = Sampling(**command["sampling"])
         request = Request(command["slots"], {}, command["samples"], sampling, command["rollout"])
         folder, fingerprint = (self._rollouts / command["folder"]).resolve(), command["fingerprint"]
@@ -251,10 +252,18 @@ class GeneratorJob:
         finally:
             if writer is not None:
                 writer.close()
-        own = json.dumps([waited, {} if writer is None else sizes([writer.path])]).encode()
-        every = [json.loads(one) for one in gather_unordered(self._ranks.exchange.transport, own)]
-        files = {name: size for _, written in every for name, size in written.items()}
-        return {"stopped": stopped, "engines": engines, "waited": max(one for one, _ in every), "files": files}
+        if self._memory is not None:
+            self._memory.step({"step": 1 + max(0, command["rollout"])})
+        own = [waited, {} if writer is None else sizes([writer.path]), "".join(self._short[:1])]
+        transport = self._ranks.exchange.transport
+        every = [json.loads(one) for one in gather_unordered(transport, json.dumps(own).encode())]
+        return {
+            "stopped": stopped,
+            "engines": engines,
+            "waited": max(seconds for seconds, _, _ in every),
+            "files": {name: size for _, written, _ in every for name, size in written.items()},
+            "short": max(short for _, _, short in every),
+        }
 
     def _answer(self, number: int, values: Values) -> None:
         if self._ranks.rank == 0:

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
-from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.system.progress import waiting
+from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.serving.commands import Commands
 from gspo_hpc.training.serving.engines import RemoteEngines
@@ -31,7 +31,7 @@ def weight_broadcast(config: Config, ranks: Ranks, member: int, members: int) ->
 class GeneratorLink:
     """A training rank's end of the connection."""
 
-    def __init__(self, config: Config, ranks: Ranks, rollouts: Path, monitor: PassMonitor) -> None:
+    def __init__(self, config: Config, ranks: Ranks, rollouts: Path, flag: StopFlag) -> None:
         """Meet the ranks that generate, as training rank 0; the others meet nobody. `rollouts`: folder of journals."""
         assert ranks.job_store is not None
         self._commands = Commands(ranks.job_store)
@@ -40,7 +40,7 @@ class GeneratorLink:
             members = 1 + role_of(config, config.num_ranks - 1).count
             with waiting():  # for ranks that start later
                 self._broadcast = weight_broadcast(config, ranks, 0, members)
-        self.engines = RemoteEngines(config, ranks, self._commands, rollouts, monitor.stop_requested)
+        self.engines = RemoteEngines(config, ranks, self._commands, rollouts, flag)
 
     def weights(
         self, policy: Policy, sequences: Sequence[Sequence[int]], clock: StepClock, baseline: Baseline

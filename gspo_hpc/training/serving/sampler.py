@@ -20,6 +20,7 @@ from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.phases import Sampler, training_sampling
 from gspo_hpc.training.progress import Rollout
@@ -33,7 +34,7 @@ from gspo_hpc.training.telemetry.step_clock import StepClock
 class _Begun:
     """A rollout that engines sample, or have sampled, and that is not used yet."""
 
-    fingerprint: str  # of the weights
+    weights: SampledBy
     call: Call | None  # None: an earlier attempt had finished it
     after: Position  # where the prompts of the next rollout begin
 
@@ -50,9 +51,9 @@ class RemoteSampler(Sampler):
         rollouts: Path,  # folder of the journals
         observers: StepObserver,
         clock: StepClock,
-        ahead: Mapping[int, str],
+        ahead: Mapping[int, SampledBy],
     ) -> None:
-        """`ahead`: the fingerprints of the weights that sampled rollouts which a checkpoint has not used yet."""
+        """`ahead`: the weights that sampled rollouts which a checkpoint has not used up."""
         super().__init__(recipe, data, engines.ranks, rollouts, observers, clock)
         self._engines, self._remote_weights = engines, weights
         self._sampled_by, self._begun = dict(ahead), dict[int, _Begun]()
@@ -61,26 +62,26 @@ class RemoteSampler(Sampler):
         """Return the rollout that begins at `cursor`, and have the engines begin the next ones. Collective."""
         if cursor.rollout in self._begun:
             self._wait_for(cursor.rollout)
-        synced = self._remote_weights.sync()
+        current = SampledBy(self._remote_weights.sync().fingerprint, cursor.step)
         staleness = self._recipe.config.rollout.max_staleness
         start = Position(cursor.epoch, cursor.offset)
         for number in range(cursor.rollout, min(cursor.rollout + staleness + 1, self._recipe.num_rollouts)):
             if number not in self._begun:
                 has_its_weights = max(0, number - staleness) >= cursor.rollout
                 known = None if has_its_weights else self._sampled_by.get(number)
-                self._begun[number] = self._begin(number, start, synced.fingerprint, known)
+                self._begun[number] = self._begin(number, start, current, known)
             start = self._begun[number].after
         metrics = self._wait_for(cursor.rollout)
         folder = self._folder(cursor.rollout)
         used = self._begun.pop(cursor.rollout)
         # A stop in its first update makes a checkpoint in which this rollout is still to be used.
         later = {number: one for number, one in self._sampled_by.items() if number > cursor.rollout}
-        self._sampled_by = later | {cursor.rollout: used.fingerprint}
+        self._sampled_by = later | {cursor.rollout: used.weights}
         # What engines have just written may not be listed on this node yet.
         written = {} if used.call is None else self._engines.wait(used.call).files
         listed = self._engines.from_rank_0(lambda: sizes(journal.journals(folder))) | written
-        own = self._engines.read(folder, used.fingerprint, listed, self._recipe.num_rollout_prompts)
-        return self._rollout(cursor, own.values(), used.after, metrics)
+        own = self._engines.read(folder, used.weights.fingerprint, listed, self._recipe.num_rollout_prompts)
+        return self._rollout(cursor, own.values(), used.after, metrics, used.weights.version)
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Wait for all that older weights sample; return False if it was stopped. Collective.
@@ -90,7 +91,9 @@ class RemoteSampler(Sampler):
         """
         begins = cursor.update == 0
         older = (
-            one for one in self._begun.values() if not (begins and self._remote_weights.has_weights(one.fingerprint))
+            one
+            for one in self._begun.values()
+            if not (begins and self._remote_weights.has_weights(one.weights.fingerprint))
         )
         return not any(one.call is not None and self._engines.wait(one.call).stopped for one in older)
 
@@ -107,31 +110,32 @@ class RemoteSampler(Sampler):
         self._clock.seconds["reward_wait"] = answer.waited
         return answer.engines
 
-    def ahead(self) -> dict[int, str]:
-        """Return, by number, the fingerprints of the weights that sampled later rollouts than that in use."""
-        return self._sampled_by | {number: begun.fingerprint for number, begun in self._begun.items()}
+    def ahead(self) -> dict[int, SampledBy]:
+        """See Sampler."""
+        return self._sampled_by | {number: begun.weights for number, begun in self._begun.items()}
 
-    def _begin(self, number: int, start: Position, current: str, known: str | None) -> _Begun:
+    def _begin(self, number: int, start: Position, current: SampledBy, known: SampledBy | None) -> _Begun:
         """Have the engines, which have the `current` weights, sample what is missing of a rollout.
 
-        `known` is the fingerprint of older weights that have sampled it; RuntimeError if they left it unfinished.
+        `known` are older weights that have sampled it; RuntimeError if they left it unfinished.
         """
         config = self._recipe.config
         count, samples = self._recipe.num_rollout_prompts, config.batch.num_generations
         assert samples is not None
         prompts, after = self._data.take(start, count)
-        fingerprint = known or current
+        weights = known or current
+        fingerprint = weights.fingerprint
         folder = self._folder(number)
         _, done = self._engines.ranks.exchange.partition_files(
             lambda: [path.name for path in journal.journals(folder)],
             lambda name: journal.read_journal(folder / name, fingerprint),
         )
         todo = [slot for slot in range(count) if slot not in done]
-        if todo and fingerprint != current:
+        if todo and fingerprint != current.fingerprint:
             raise RuntimeError(
                 f"{folder}: {len(todo)} of {count} groups are missing, and the weights that sampled the others are "
                 "gone. Restore the files of this folder, or resume from a checkpoint whose journals are whole"
             )
         request = Request(todo, prompts, samples, training_sampling(config), number)
         call = self._engines.start(request, folder, fingerprint) if todo else None
-        return _Begun(fingerprint, call, after)
+        return _Begun(weights, call, after)

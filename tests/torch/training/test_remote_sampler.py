@@ -20,6 +20,7 @@ from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.journal import Journal
+from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.serving.engines import Answer, RemoteEngines
 from gspo_hpc.training.serving.sampler import RemoteSampler
 
@@ -68,7 +69,7 @@ class Engines:
         return RemoteEngines.read(self, folder, fingerprint, files, count)  # type: ignore[arg-type]
 
 
-def sampler(folder: Path, weights: Weights, ahead: dict[int, str] | None = None, **unfinished: int) -> Any:
+def sampler(folder: Path, weights: Weights, ahead: dict[int, SampledBy] | None = None, **unfinished: int) -> Any:
     """A sampler one rollout ahead; its engines leave so many groups of rollout N unfinished, given as _N."""
     config = from_dict({"rollout": {"mode": "server", "max_staleness": 1}, "batch": {"num_generations": 1}})
     recipe: Any = SimpleNamespace(config=config, num_rollout_prompts=PROMPTS, num_rollouts=9)
@@ -77,7 +78,9 @@ def sampler(folder: Path, weights: Weights, ahead: dict[int, str] | None = None,
     observers: Any = SimpleNamespace(rollout=lambda *rollout: contextlib.nullcontext(lambda *progress: None))
     engines: Any = Engines({int(name[1:]): count for name, count in unfinished.items()})
     made: Any = RemoteSampler(recipe, data, engines, weights, folder, observers, clock, ahead or {})  # type: ignore[arg-type]
-    made._rollout = lambda cursor, own, after, metrics: SimpleNamespace(slots=[group.slot for group in own])
+    made._rollout = lambda cursor, own, after, metrics, version: SimpleNamespace(
+        slots=[group.slot for group in own], weights_version=version
+    )
     made.asked = engines.asked
     return made
 
@@ -95,6 +98,20 @@ def test_a_stop_in_the_first_update_keeps_what_older_weights_sampled(tmp_path: P
     assert again.asked == [], "rollouts 1 and 2 are there, of the weights that sampled them at first"
 
 
+def test_the_version_is_that_of_the_weights_that_sampled(tmp_path: Path) -> None:
+    """A run that is made longer has sampled nothing beyond its old end: no weights from before are left for that."""
+    weights = Weights("w0")
+    first = sampler(tmp_path, weights)
+    first._recipe.num_rollouts = 2
+    assert first.sample(Cursor(rollout=0)).weights_version == 0
+    weights.name = "w1"
+    assert first.sample(Cursor(step=2, rollout=1)).weights_version == 0
+    assert first.ahead() == {1: SampledBy("w0", 0)}
+    longer = sampler(tmp_path, Weights("w2"), first.ahead())
+    assert longer.sample(Cursor(step=4, rollout=2)).weights_version == 4
+    assert longer.ahead() == {2: SampledBy("w2", 4), 3: SampledBy("w2", 4)}
+
+
 def test_a_save_between_updates_waits_though_no_update_has_changed_the_weights(tmp_path: Path) -> None:
     stopped = sampler(tmp_path, Weights("w0"), _1=1)
     stopped.sample(Cursor(rollout=0))
@@ -106,7 +123,7 @@ def test_a_save_between_updates_waits_though_no_update_has_changed_the_weights(t
 
 def test_a_rollout_is_resampled_by_the_weights_that_are_there_if_those_are_its_own(tmp_path: Path) -> None:
     """Another layout rounds differently, so what an earlier attempt has sampled of it does not count."""
-    resumed = sampler(tmp_path, Weights("rounded"), {1: "w0", 2: "w1"})
+    resumed = sampler(tmp_path, Weights("rounded"), {1: SampledBy("w0", 0), 2: SampledBy("w1", 2)})
     for rollout, name in ((1, "w0"), (2, "w1")):
         Engines({2: 1}).start(SimpleNamespace(rollout=rollout, slots=range(PROMPTS)), tmp_path / f"{rollout:06d}", name)
     resumed.sample(Cursor(step=2, rollout=1))
@@ -116,7 +133,7 @@ def test_a_rollout_is_resampled_by_the_weights_that_are_there_if_those_are_its_o
 def test_what_weights_that_are_gone_left_unfinished_is_refused(tmp_path: Path) -> None:
     Engines({1: 1}).start(SimpleNamespace(rollout=1, slots=range(PROMPTS)), tmp_path / "000001", "w0")
     with pytest.raises(RuntimeError, match="1 of 2 groups are missing"):
-        sampler(tmp_path, Weights("w1"), {1: "w0"}).sample(Cursor(step=2, rollout=1))
+        sampler(tmp_path, Weights("w1"), {1: SampledBy("w0", 0)}).sample(Cursor(step=2, rollout=1))
 
 
 def test_a_group_that_cannot_be_read_is_missed(tmp_path: Path) -> None:

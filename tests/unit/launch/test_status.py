@@ -297,7 +297,8 @@ def test_accuracy_and_time_are_told(run: RunDir, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_running_run_waits_for(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    run.plan.write_text(json.dumps({"quantities": {"num_rollout_prompts": 8}}))
+    quantities = {"num_rollout_prompts": 8, "steps_per_generation": 2, "num_iterations": 1}
+    run.plan.write_text(json.dumps({"quantities": quantities}))
     journals = run.rollouts / "000000"
     with run.lock() as lock:
         lock.describe(run.new_attempt(loader.load(run.config)).number)
@@ -315,7 +316,11 @@ def test_what_a_running_run_waits_for(run: RunDir, capsys: pytest.CaptureFixture
         run.append_metrics({"step": 1, "rollout": 0, "reward": 0.5})
         assert status.read(run.path).waits_for == "step 2"
         (run.rollouts / "000001").mkdir()
+        assert status.read(run.path).waits_for == "step 2; 0 of 8 groups of rollout 1 are finished", "engines are ahead"
+        run.append_metrics({"step": 2, "rollout": 0, "reward": 0.5})
         assert status.read(run.path).waits_for == "rollout 1, of which 0 of 8 groups are finished"
+        (run.rollouts / "000001").rmdir()
+        assert status.read(run.path).waits_for == "the first groups of rollout 1"
     assert status.read(run.path).waits_for == ""  # it was killed
 
 

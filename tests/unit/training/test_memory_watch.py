@@ -19,7 +19,7 @@ def watched(folder: Path, limit: float | None, *used: float, first: int = 1) -> 
     (folder / "proc/self/cgroup").touch()
     flag, warnings, reasons = StopFlag(), list[str](), []
     config = loader.from_dict({"run": {"max_steps": 10}, "faults": {"restart_above_memory": limit}})
-    watch = MemoryWatch(config, flag, warnings.append)
+    watch = MemoryWatch(config, flag.request, warnings.append)
     for step, part in enumerate(used, first):
         (folder / "proc/meminfo").write_text(f"MemTotal: 1000 kB\nMemAvailable: {1000 * (1 - part):.0f} kB\n")
         watch.step({"step": step})
@@ -55,4 +55,4 @@ def test_an_evaluation_is_no_step_and_after_the_last_step_nothing_is_to_start_ag
 def test_without_the_setting_nothing_is_read(tmp_path: Path) -> None:
     (tmp_path / "proc").touch()  # reading it would raise
     config = loader.from_dict({"run": {"max_steps": 10}})
-    MemoryWatch(config, StopFlag(), print).step({"step": 2})
+    MemoryWatch(config, StopFlag().request, print).step({"step": 2})
