@@ -158,12 +158,25 @@ def _from_python_file(
         told = trl_kinds.check(found.values, name, insisted=source == "trl")
         notes = (*found.notes, *([f"{word} {NOT_AT_HAND}"] if text is None else []), *told)
         return found._replace(notes=notes)
-    if len(known) > 3 and not any(map(_OVERRIDE.match, command.words)):  # it trains, with another trainer
-        try:
-            trl_kinds.check(given, name)
-        except ValueError as error:
-            others.append(f"{word}: {error}")
+    others += _why_not_grpo(command, number, place)
     return None
+
+
+def _why_not_grpo(command: Command, number: int, place: Path) -> list[str]:
+    """Return why the arguments of a Python file, and of the YAML that they name, show no GRPO if they are TRL's."""
+    word, given = command.words[number], options(command.words[number + 1 :])[0]
+    if isinstance(file := given.get("config"), str) and file.endswith((".yaml", ".yml")):
+        try:
+            given = documents.named(place, file, command.files) | given
+        except ValueError:  # it is not at hand, or no YAML
+            pass
+    if len(tables.load("trl").known & {*given}) < 4 or any(map(_OVERRIDE.match, command.words)):
+        return []
+    try:
+        trl_kinds.check(given, os.path.basename(word))
+    except ValueError as error:
+        return [f"{word}: {error}"]
+    return []
 
 
 def bare(command: Command, commands: list[Command], source: str | None, place: Path) -> Found | None:

@@ -285,12 +285,12 @@ def _refuse_own(given: Mapping[str, Any], found: set[str], loss: str, named: str
     listed = [name for name in given if name in own and all(name in TRAINERS[one].own for one in best)]
     if loss and best[0] in by_loss:
         listed.insert(0, f"loss_type={loss}")
-    verb = "is an argument" if len(listed) == 1 else "are arguments"
+    it = "it" if len(listed) == 1 else "them"
     whose = _either(best) if len(best) < 4 else f"{', '.join(best[:3])} and others"
     why = f" ({TRAINERS[best[0]].why})" if len(best) == 1 else ""
     raise ValueError(
-        f"{_listed(listed)} {verb} of TRL's {whose}, and not of GRPO: {CONVERTED}{why}; if a script for GRPO takes "
-        f"{'it' if len(listed) == 1 else 'them'} too, leave {'it' if len(listed) == 1 else 'them'} out"
+        f"{_listed(listed)} belong{'s' if it == 'it' else ''} to TRL's {whose}, and not to GRPO: {CONVERTED}{why}; if "
+        f"a script for GRPO takes {it} too, leave {it} out"
     )
 
 
@@ -301,8 +301,10 @@ def _shows_nothing(given: Mapping[str, Any], other: tuple[str, str] | None) -> s
             f"{other[0]} names TRL's {other[1]}, and no argument shows GRPO (num_generations, reward_funcs and the "
             f"like): {CONVERTED}; {_ASK}"
         )
-    shared = [name for name in ("max_completion_length", "max_prompt_length", "beta") if name in given]
-    whose = f"{_listed(shared)} can be DPO's or KTO's, too" if shared else "all trainers of TRL have those that it has"
+    paired = [name for name in given if name in _PAIRED]
+    whose = f"{_listed(paired)} can be DPO's or KTO's, too" if paired else "all trainers of TRL have those that it has"
+    if given.get("use_vllm") is not None:
+        whose = "use_vllm can be RLOO's, online DPO's or a distillation's, too"
     return (
         f"no argument shows that this is a GRPO run of TRL, as num_generations and reward_funcs do ({whose}): "
         f"{CONVERTED}; {_ASK}"

@@ -128,6 +128,14 @@ def test_a_script_at_hand_that_trains_with_another_trainer_is_refused_by_its_cla
         convert(command, source, folder=tmp_path, name="run.sh")
 
 
+def test_the_yaml_that_a_script_reads_tells_which_trainer_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"{PLAIN}packing: true\n")
+    with pytest.raises(ValueError, match=r"^train\.py: packing belongs to TRL's SFT"):
+        convert("accelerate launch train.py --config run.yaml", folder=tmp_path, name="run.sh")
+    with pytest.raises(ValueError, match="packing belongs to TRL's SFT"):
+        convert("accelerate launch train.py --config run.yaml", "trl", folder=tmp_path, name="run.sh")
+
+
 # -- the tables
 
 
