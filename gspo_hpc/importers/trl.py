@@ -20,6 +20,7 @@ from gspo_hpc.planning.plan import max_steps
 _ENGINE = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
     "vllm_enforce_eager": ("enforce_eager", bool),
+    "vllm_enable_prefix_caching": ("enable_prefix_caching", bool),
 }
 _EARLIER = {
     "beta": "0.04 (up to 0.18)",

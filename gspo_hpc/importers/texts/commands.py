@@ -13,7 +13,7 @@ from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
-from gspo_hpc.importers.texts import documents, foreign, python_source
+from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
@@ -32,8 +32,6 @@ _ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 _UNSET_WORD = "not set in the script; what it adds is not known"
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
-# Arguments by which a command shows that it trains with TRL's GRPO, where its Python file is not at hand.
-_GRPO = {"num_generations", "max_completion_length", "max_prompt_length", "num_iterations", "steps_per_generation"}
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
 
 
@@ -58,17 +56,24 @@ def from_command(
             return _make("swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
         if pair == ("swift", "rlhf") or re.search(r"(^|/)swift[./]cli[./]rlhf(\.py)?$", word):
             return _make("swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
-        if pair[0] == "trl" and len(pair) > 1 and pair[1] in ("grpo", "sft", "dpo", "kto", "rloo", "reward", "gkd"):
-            if pair[1] == "grpo":
-                return _make("trl", command, number, number + 2, commands, place)
-            others.append(f"trl {pair[1]} is another trainer of TRL: convert reads trl grpo")
+        if match := re.search(r"(^|/)swift/cli/(_megatron/)?(sft|pt)\.py$", word):
+            program = "megatron" if match[2] else "swift"
+            others.append(f"{word} is no reinforcement learning: convert reads {program} rlhf")
+            return None
+        if pair == ("trl", "grpo"):
+            return _make("trl", command, number, number + 2, commands, place)
+        if pair[0] == "trl" and len(pair) > 1 and (why := trl_kinds.other_trainer(" ".join(pair), "trl grpo")):
+            others.append(why)
             return None
         module = re.sub(r"^\./|\.py$", "", word).replace("/", ".")
         if "=" not in word and _VERLS_ENTRY.search(module):
             return _make("verl", command, number, number + 1, commands, place)
-        entry = words[number - 1] == "-m" if number else False
+        entry = words[number - 1] in ("-m", "--module") if number else False
         if entry and module == "trl.scripts.grpo":
             return _make("trl", command, number, number + 1, commands, place)
+        if entry and module.startswith("trl.") and (why := trl_kinds.other_trainer(module, "trl.scripts.grpo")):
+            others.append(why)
+            return None
         if not entry and word.endswith(".py") and not word.startswith("-") and _trains_with_trl(words[number + 1 :]):
             return _from_python_file(command, number, commands, place, source, others)
         if (
@@ -88,7 +93,7 @@ def from_command(
 def _trains_with_trl(words: tuple[str, ...]) -> bool:
     """Tell whether the arguments of a Python file show that it trains with TRL's GRPO."""
     known = tables.load("trl").known & {*options(words)[0]}
-    return len(known) > 3 and bool(known & _GRPO) and not any(map(_OVERRIDE.match, words))
+    return len(known) > 3 and bool(trl_kinds.signs(known)) and not any(map(_OVERRIDE.match, words))
 
 
 def _other_entry(word: str, words: tuple[str, ...]) -> str:
@@ -134,6 +139,9 @@ def _from_python_file(
             return documents.with_python(found, run, word)
         if run.parses:
             return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
+        if run.from_trl and (why := trl_kinds.other_trainer(run.trainer, "a GRPOConfig")):
+            others.append(f"{word}: {why}")
+            return None
     name = os.path.basename(word)
     known = tables.load("trl").known & {*given}
     shown = _trains_with_trl(command.words[number + 1 :])
@@ -147,11 +155,28 @@ def _from_python_file(
             if source != "trl":
                 return None
         found = _make("trl", command, number, number + 1, commands, place)
-        note = (
-            f"{word} is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
-        )
-        return found._replace(notes=(*found.notes, *([note] if text is None else [])))
+        told = trl_kinds.check(found.values, name, insisted=source == "trl")
+        notes = (*found.notes, *([f"{word} {NOT_AT_HAND}"] if text is None else []), *told)
+        return found._replace(notes=notes)
+    others += _why_not_grpo(command, number, place)
     return None
+
+
+def _why_not_grpo(command: Command, number: int, place: Path) -> list[str]:
+    """Return why the arguments of a Python file, and of the YAML that they name, show no GRPO if they are TRL's."""
+    word, given = command.words[number], options(command.words[number + 1 :])[0]
+    if isinstance(file := given.get("config"), str) and file.endswith((".yaml", ".yml")):
+        try:
+            given = documents.named(place, file, command.files) | given
+        except ValueError:  # it is not at hand, or no YAML
+            pass
+    if len(tables.load("trl").known & {*given}) < 4 or any(map(_OVERRIDE.match, command.words)):
+        return []
+    try:
+        trl_kinds.check(given, os.path.basename(word))
+    except ValueError as error:
+        return [f"{word}: {error}"]
+    return []
 
 
 def bare(command: Command, commands: list[Command], source: str | None, place: Path) -> Found | None:

@@ -14,7 +14,7 @@ from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml, yaml_value
 from gspo_hpc.importers.scripts.places import find_file, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.texts import foreign, python_source
+from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
@@ -30,32 +30,57 @@ _OWN_GROUPS = set(
 _INTERPOLATION = re.compile(
     r"\$\{(?:(?P<env>oc\.env:)(?P<name>\w+)(?:,(?P<default>[^${}]*))?|(?P<key>\.*\w+(?:\.\w+)*))\}"
 )
+# Arguments of a run, which no config of a launcher has.
+_TRAINING = ("model_name_or_path", "learning_rate", "per_device_train_batch_size", "output_dir", "num_generations")
+_VERLS_SFT = {"data", "model", "optim", "trainer"}  # groups of its config
 _NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
 
 
-def from_yaml(raw: Mapping[Any, Any], source: str | None) -> Found:
-    """Return the run in a mapping. Raises ValueError if it does not show whose it is, or it is another project's."""
-    if (
-        raw
-        and all(name in Config.model_fields for name in raw)
-        and any(isinstance(own, Mapping) for own in raw.values())
-    ):
+def from_yaml(
+    raw: Mapping[Any, Any], source: str | None, folder: Path = Path(), name: str = "", text: str = ""
+) -> Found:
+    """Return the run in a mapping. Raises ValueError if it does not show whose it is, or it is another project's.
+
+    `folder` and `name`: of its file; `text`: its text, for the comments in it.
+    """
+    if raw and all(key in Config.model_fields for key in raw) and any(isinstance(own, Mapping) for own in raw.values()):
         raise ValueError("it is a config of gspo_hpc already, so there is nothing to convert: gspo-hpc plan FILE")
-    if "compute_environment" in raw or ("num_processes" in raw and "mixed_precision" in raw):
+    if _is_accelerates(raw):
         raise ValueError("this is accelerate's config; convert takes the GRPOConfig, and --gpus N for num_processes")
+    asked = source
     if source is None:
         if project := foreign.of_keys(raw):
             raise foreign.refusal(project)
-        source = "verl" if "actor_rollout_ref" in raw else nearest_project(raw)
+        source = "verl" if "actor_rollout_ref" in raw else nearest_project(_workers({**raw})[0])
     if source == "verl":
         bases, values = hydra_defaults(raw, "this YAML")
         values |= verl_values(raw)
         return Found(source, resolved(values, {}), {"config_name": bases[0]} if bases else {}, [])
-    values = {str(name): value for name, value in raw.items()}
+    values = {str(key): value for key, value in raw.items()}
     if source == "trl":
-        return Found(source, values, {name: str(values[name]) for name in ACCELERATE if name in values}, [])
+        run = Found(source, values, {key: str(values[key]) for key in ACCELERATE if key in values}, [])
+        comments = " ".join(re.findall(r"(?m)^[ \t]*#(.*)$", text))
+        return of_grpo(run, name, folder, asked, comments)
     values, variables, left = swift_values(values)
     return Found(of_swift(values, source), values, variables, [], left=left)
+
+
+def of_grpo(found: Found, name: str, folder: Path, asked: str | None, comments: str = "") -> Found:
+    """Return a run, with notes if it is one of TRL. Raises ValueError if TRL's arguments are those of another trainer.
+
+    `name` and `folder`: of its file; `asked`: what --from names.
+    """
+    if found.source != "trl":
+        return found
+    notes = trl_kinds.check(found.values, name, folder.name if name else "", comments, asked == "trl")
+    return found._replace(notes=(*found.notes, *notes))
+
+
+def _is_accelerates(raw: Mapping[Any, Any]) -> bool:
+    """Tell whether a mapping is accelerate's config, and nothing else."""
+    if "compute_environment" in raw or ("num_processes" in raw and "mixed_precision" in raw):
+        return True
+    return "distributed_type" in raw and not any(name in raw for name in _TRAINING)
 
 
 def swift_values(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
@@ -188,11 +213,19 @@ def _workers(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def nearest_project(given: Mapping[str, Any]) -> str:
     """Return the project that knows most of these arguments. Raises ValueError if they do not show it."""
-    counts = {project: len(tables.load(project).known & {*given}) for project in ("swift", "trl")}
-    if "rlhf_type" in given:
-        counts["swift"] += len(given)
+    names = {str(name) for name in given}
+    if _VERLS_SFT <= names or "partial_pretrain" in (given["model"] if isinstance(given.get("model"), Mapping) else ()):
+        raise ValueError("this is a config of verl's supervised trainer: convert reads verl.trainer.main_ppo with grpo")
+    counts = {project: len(tables.load(project).known & names) for project in ("swift", "trl")}
+    if "rlhf_type" in names:
+        counts["swift"] += len(names)
+    elif {"model", "dataset"} <= names and len(tables.load("swift_hf").known & names) > 3:
+        raise ValueError(
+            "these are arguments of ms-swift without rlhf_type, as swift sft and pt have: convert reads rlhf_type grpo"
+        )
     best = max(counts, key=lambda project: counts[project])
-    if counts[best] < 2 or counts["swift"] == counts["trl"]:
+    few = best == "trl" and 2 * counts[best] < len(names) and not trl_kinds.signs(names)
+    if counts[best] < 2 or counts["swift"] == counts["trl"] or few:
         raise ValueError("these arguments do not show whose they are; name the project with --from swift, verl or trl")
     return best
 

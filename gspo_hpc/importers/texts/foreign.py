@@ -81,7 +81,7 @@ _PROJECTS: dict[str, _Signs] = {
 def of_words(words: Sequence[str], options: Iterable[str] = ()) -> str | None:
     """Return the project that a command starts, None if it is none of these. `options`: names that are given."""
     entries = [word for number, word in enumerate(words)
-               if number < 3 or word.endswith(".py") or words[number - 1] == "-m"]  # fmt: skip
+               if number < 3 or word.endswith(".py") or words[number - 1] in ("-m", "--module")]  # fmt: skip
     overrides = {word.lstrip("+~").partition("=")[0] for word in words if "=" in word and not word.startswith("-")}
     named = frozenset({*options} | overrides)
     for project, signs in _PROJECTS.items():  # names first: forks keep the options of the project that they come from

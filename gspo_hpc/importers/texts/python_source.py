@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options
-from gspo_hpc.importers.texts import config_flow, foreign, trainers
+from gspo_hpc.importers.texts import config_flow, foreign, trainers, trl_kinds
 from gspo_hpc.importers.texts.constants import Constants, as_code, is_code
 from gspo_hpc.importers.texts.escapes import Escapes
 from gspo_hpc.importers.texts.objects import ObjectMap
@@ -40,6 +40,11 @@ class PythonRun(NamedTuple):
     left: Mapping[str, str] = {}  # what the file changes in the trainer -> why it is not carried over
     unread: str = ""  # where it makes or parses one in a way that is not read, "" if it does not
 
+    @property
+    def from_trl(self) -> bool:
+        """Tell whether the file imports TRL."""
+        return any(module == "trl" or module.startswith("trl.") for module in self.imports)
+
 
 def read(text: str) -> PythonRun:
     """Return what a Python file says. Raises ValueError if Python cannot parse it, or it makes several configs."""
@@ -61,8 +66,7 @@ def read(text: str) -> PythonRun:
         raise ValueError(f"it makes {len(made)} GRPOConfigs (lines {lines}): leave one in the file")
     names = {node.id for node in tree.nodes if isinstance(node, ast.Name)}
     parses = bool(not made and own & names and any("Parser" in called(call) for call in calls))
-    found = next((called(call) for call in calls if called(call).endswith(("Trainer", "Config"))), "")
-    trainer = next((called(call) for call in calls if called(call).endswith(trainers.TRAINER)), found)
+    trainer = _trainer([*map(called, calls)], [node.id for node in tree.nodes if isinstance(node, ast.Name)])
     if not made and not parses:
         return PythonRun({}, False, imports, trainer, unread=_unread(tree, own))
     seeds = made or [
@@ -101,6 +105,17 @@ def read(text: str) -> PythonRun:
         values.setdefault(name, value)
     name = called(config) if made else _CONFIG
     return PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left)
+
+
+def _trainer(made: Sequence[str], names: Sequence[str]) -> str:
+    """Return the class of the trainer of a file, or that of its config, "" if neither is there.
+
+    `made`: classes and functions that it calls; `names`: all that stand in it, as a parser is given a class.
+    """
+    ours = [name for name in made if name.endswith(trainers.TRAINER)]
+    others = [name for end in ("Trainer", "Config") for name in (*made, *names)
+              if name.endswith(end) and trl_kinds.other_trainer(name, "")]  # fmt: skip
+    return next(iter((*ours, *others, *(name for name in made if name.endswith(("Trainer", "Config"))))), "")
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:
@@ -255,6 +270,7 @@ def refuse_others(run: PythonRun) -> None:
         raise ValueError("it takes its GRPOConfig from the command line: give that command, or the YAML that it reads")
     if run.trainer == trainers.TRAINER:
         raise ValueError(f"it makes a {run.trainer}, and no {_CONFIG} with arguments: {write}")
-    if run.trainer and any(module == "trl" or module.startswith("trl.") for module in run.imports):
-        raise ValueError(f"{run.trainer} is another trainer of TRL: convert reads a GRPOConfig")
+    if run.trainer and run.from_trl:
+        why = trl_kinds.other_trainer(run.trainer, f"a {_CONFIG}")
+        raise ValueError(why or f"{run.trainer} is another trainer of TRL: convert reads a {_CONFIG}")
     raise ValueError("a Python file is read for the GRPOConfig that it makes, and there is none in it")

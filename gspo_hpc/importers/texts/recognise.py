@@ -57,7 +57,7 @@ def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Fo
     scripted = shell or (_SCRIPT.search(plain) and not name.endswith((".yaml", ".yml")))
     raw = None if scripted else read_yaml(text)
     if raw is not None:
-        return documents.from_yaml(raw, source)
+        return documents.from_yaml(raw, source, folder, name, text)
     return _from_script(text, source, folder, name)
 
 
@@ -154,7 +154,9 @@ def _runs(
     theirs = next((name for name, table in documents.SWIFTS.items() if runs and table == theirs), theirs)
     found = (bare(command, commands, theirs, place) for command in commands)
     lists = [run for run in found if run is not None]
-    return (runs, lists) if runs else (lists[:1], lists[1:])
+    if runs or not lists:
+        return runs, lists
+    return [documents.of_grpo(lists[0], name, folder, source)], lists[1:]
 
 
 def _nothing(text: str, others: list[str]) -> ValueError:
