@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import secrets
@@ -264,11 +265,7 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
     Raises ValueError where the run is live, the directory belongs to something else, the config differs in a key that
     makes it another experiment, or the training data are not those the run began with.
     """
-    run = RunDir(config.run_dir)
-    if run.path.exists() and not run.path.is_dir():
-        raise ValueError(f"{run.path} is a file; give another run.dir")
-    if not run.info.exists():
-        _refuse_other_content(run.path)
+    run = of_this_run(config)
     make_private_dir(run.path)
     with run.lock():
         for left in run.path.glob(".*.tmp"):  # left by a write that was killed
@@ -287,6 +284,20 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
     return run, resumed
 
 
+def of_this_run(config: Config) -> RunDir:
+    """Return the run directory of `config`, which may not be there yet. Writes nothing.
+
+    Raises ValueError where a file is in its way, or where it has other content than a run.
+    """
+    run = RunDir(config.run_dir)
+    at = next(path for path in (run.path, *run.path.parents) if os.path.lexists(path))
+    if not at.is_dir():
+        raise ValueError(f"{at} is a file; give another run.dir")
+    if not run.info.exists():
+        _refuse_other_content(run.path)
+    return run
+
+
 def _refuse_other_content(path: Path) -> None:
     found = sorted(p.name for p in path.iterdir()) if path.exists() else []
     allowed = {*_UNFINISHED_START, "attempts", "rollouts", "checkpoints"}
@@ -298,14 +309,19 @@ def _refuse_other_content(path: Path) -> None:
         )
 
 
-def refuse_changes(run: RunDir, config: Config) -> None:
-    """Raise ValueError where `config`, the data or the reward functions would change an existing run into another."""
+def refuse_changes(run: RunDir, config: Config, *, most_bytes: float = math.inf) -> None:
+    """Raise ValueError where `config`, the data or the reward functions would change an existing run into another.
+
+    Data of more than `most_bytes` are not read, nor held against those that the run began with.
+    """
     if changes := config_changes.refused_changes(loader.load(run.config), config):
         lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
         fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
         raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))
     info = run.read_info()
-    files = [("data.train", config.data.train, info["data_sha256"], _file_hash(config.data.train))]
+    files = []
+    if math.isinf(most_bytes) or _size(config.data.train) <= most_bytes:
+        files.append(("data.train", config.data.train, info["data_sha256"], _file_hash(config.data.train)))
     then, own = info["graders_sha256"], fingerprints(config)
     files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
     for what, name, before, now in files:
@@ -386,13 +402,21 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _file_hash(path: str | None) -> str | None:
-    """Return the SHA-256 of a file of data, in hex, or of those of all files that a pattern matches, in their order."""
+def _data_files(path: str | None) -> list[Path]:
     from gspo_hpc.data import counting  # only here: most commands look at runs that are there
 
-    found = [] if path is None else [file for file in counting.files(path) if file.is_file()]
+    return [] if path is None else [file for file in counting.files(path) if file.is_file()]
+
+
+def _size(path: str | None) -> int:
+    """Return the bytes of a file of data, or of all files that a pattern matches."""
+    return sum(file.stat().st_size for file in _data_files(path))
+
+
+def _file_hash(path: str | None) -> str | None:
+    """Return the SHA-256 of a file of data, in hex, or of those of all files that a pattern matches, in their order."""
     digests = []
-    for name in found:
+    for name in _data_files(path):
         with open(name, "rb") as file:
             digests.append(hashlib.file_digest(file, "sha256"))
     if len(digests) > 1:

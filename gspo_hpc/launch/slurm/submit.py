@@ -118,8 +118,8 @@ def checked(config: Config, tried: set[str]) -> Config:
         check_inputs(config, here=False)
         tried.add(inputs)
     config = hub.with_folder(config)
-    check_model(config)
     require_safe(config)  # with the model's own sizes
+    check_model(config)
     return config
 
 

@@ -18,7 +18,7 @@ import pytest
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data import hub_data
-from gspo_hpc.data.prompts import load_rows
+from gspo_hpc.data.rows import load_rows
 from gspo_hpc.runs import directory
 from tests.hub_server import COMMIT, Hub, serving
 
@@ -83,7 +83,7 @@ def test_files_are_downloaded_once(server: str, capsys: pytest.CaptureFixture[st
 )
 def test_what_cannot_be_had_says_how(server: str, name: str, endpoint: str | None, reason: str) -> None:
     done = fetched(endpoint or server, train=name)
-    assert done.returncode == 1 and f"ValueError: data.train {name}: " in done.stderr and reason in done.stderr
+    assert done.returncode == 1 and f"ValueError: data.train: {name}: " in done.stderr and reason in done.stderr
     repo, _, inside = name.partition(":")
     if "cannot be taken" in done.stderr:
         here = f"data/{repo.split('/')[1]}"

@@ -20,7 +20,8 @@ from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data.counting import count_rows
-from gspo_hpc.data.prompts import load_rows, split
+from gspo_hpc.data.prompts import split
+from gspo_hpc.data.rows import load_rows
 from gspo_hpc.launch.checks import resolved
 from gspo_hpc.planning.plan import make_plan, max_steps
 from gspo_hpc.planning.quantities import with_steps
