@@ -8,6 +8,7 @@ what one part of a config names, and yields a problem for each thing that is wro
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,10 @@ from gspo_hpc.config.schema import Config
 
 if TYPE_CHECKING:
     from gspo_hpc.data.rows import Row
+
+
+# Paths that go into #SBATCH lines and into the script: without characters that sbatch or a shell would interpret.
+PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")
 
 
 class Problem(NamedTuple):
@@ -66,9 +71,7 @@ def _bare(mistake: ValueError) -> str:
 
 def reward_functions(config: Config) -> Iterator[Problem]:
     """Check that every reward function can be called with its arguments."""
-    from gspo_hpc.rewards.builtin import REGISTRY
-
-    if all(term.function in REGISTRY and not term.args for term in config.reward.functions):
+    if not config.reward.functions:
         return
     from gspo_hpc.rewards import registry
 
@@ -211,6 +214,21 @@ def _as_started(config: Config) -> Config | None:
     return config if known else None
 
 
+def path_in_script(config: Config) -> Iterator[Problem]:
+    """Check that a batch script can name the run directory."""
+    path = os.path.abspath(config.run_dir)
+    if not PLAIN_PATH.fullmatch(path):
+        wrong = sorted(set(path) - set("".join(PLAIN_PATH.findall(path))))
+        text = f"{path!r} has {' '.join(map(repr, wrong))}, which is not safe in a batch script: choose another path"
+        yield Problem("run.dir", text)
+
+
+def batch_script(config: Config) -> Iterator[Problem]:
+    """Check what only a job on Slurm needs, if the run can be nothing else."""
+    if config.cluster.nodes > 1:
+        yield from path_in_script(config)
+
+
 def is_there(path: str) -> bool:
     """Return whether there is a file of data, or one that a pattern matches."""
     if os.path.exists(path) or not any(mark in path for mark in "*?"):
@@ -221,4 +239,4 @@ def is_there(path: str) -> bool:
 
 
 INPUTS: tuple[Check, ...] = (notifications, reward_functions, observers, data)
-CHECKS: tuple[Check, ...] = (*INPUTS, model, run_directory)
+CHECKS: tuple[Check, ...] = (*INPUTS, model, run_directory, batch_script)

@@ -32,13 +32,15 @@ def problems(config: Config) -> list[Problem]:
     assert config.model.path is not None
     folder = Path(config.model.path)
     try:
-        there = has_weights(folder)
+        elsewhere = not has_weights(folder)
         found = [sizes(folder, config), weights(folder), tokenizer(folder, config)]
         if found[:2] == [None, None]:
             found.insert(2, shapes(folder, config))
     except OSError as error:
         return [Problem("model", f"{folder} cannot be read: {error.strerror}", "give a folder that you may read")]
-    return [one._replace(absent=one.absent and not there) for one in found if one is not None]
+    if found[0] is not None and not found[0].absent:
+        elsewhere = False  # a folder of something else
+    return [one._replace(absent=one.absent and elsewhere) for one in found if one is not None]
 
 
 def sizes(folder: Path, config: Config) -> Problem | None:

@@ -88,6 +88,8 @@ class RunDir:
                 raise ValueError(f"{self.path}: not a run directory, but a folder of several; name one: {names}")
             raise ValueError(f"{self.path}: not a run directory (it has no run.json)")
         info: dict[str, Any] = read_json(self.info)
+        if not isinstance(info, dict):
+            raise ValueError(f"{self.info}: not the record of a run: it is no JSON object")
         return info
 
     def new_attempt(self, config: Config) -> Attempt:
@@ -319,6 +321,8 @@ def refuse_changes(run: RunDir, config: Config, *, most_bytes: float = math.inf)
         fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
         raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))
     info = run.read_info()
+    if missing := {"data_sha256", "graders_sha256"} - info.keys():
+        raise ValueError(f"{run.info}: not the record of a run: it lacks {' and '.join(sorted(missing))}")
     files = []
     if math.isinf(most_bytes) or _size(config.data.train) <= most_bytes:
         files.append(("data.train", config.data.train, info["data_sha256"], _file_hash(config.data.train)))

@@ -17,6 +17,7 @@ import pytest
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
 from gspo_hpc.launch import local
+from gspo_hpc.launch.slurm import submit
 from gspo_hpc.models import catalog
 from gspo_hpc.runs.directory import open_run
 from tests.folders import MODEL, model_folder, safetensors, tensors
@@ -153,6 +154,15 @@ def other_run(*changed: str) -> Fault:
     return fault
 
 
+def other_record(content: str) -> Fault:
+    def fault(project: Path) -> Words:
+        run, _ = open_run(loader.load("run.yaml"))
+        run.info.write_text(content)
+        return []
+
+    return fault
+
+
 def other_data(project: Path) -> Words:
     open_run(loader.load("run.yaml"))
     write_rows(project / "rows.jsonl", *ROWS, ROW)
@@ -199,6 +209,7 @@ HELD_OUT: dict[str, Fault] = {
     "data: a system prompt without a template": words("data.system_prompt=a", "data.chat_template=false"),
     "model: a file": words("model.path=model/config.json"),
     "model: no config.json": without("model/config.json"),
+    "model: a folder of something else": words("model.path=."),
     "model: config.json is not JSON": file("model/config.json", "{"),
     "model: more layers": config_json(num_hidden_layers=3),
     "model: fewer layers": config_json(num_hidden_layers=1),
@@ -219,6 +230,7 @@ HELD_OUT: dict[str, Fault] = {
     "reward: a folder": folder("own.py", "reward.functions=[{function: own.py:mark}]"),
     "reward: a file without a function": reward("own.py"),
     "reward: an expression that is none": reward('regex, args: {pattern: "("}'),
+    "reward: an expression is missing": reward("regex"),
     "reward: an answer without a number": rows(*[ROW | {"answer": "none"}] * 40),
     "observer: another signature": file("see.py", "def see():\n    pass\n", "tracking.observers=[see.py:see]"),
     "notify: others may read it": file("to", "json://localhost\n", "notify.urls=[file:to]"),
@@ -227,6 +239,8 @@ HELD_OUT: dict[str, Fault] = {
     "run: a folder of something else": file("runs/notes.txt", "a", "run.dir=runs"),
     "run: another config": other_run("run.seed=7"),
     "run: other data": other_data,
+    "run: a record that is none": other_record("[]"),
+    "run: a record that lacks something": other_record("{}"),
 }
 
 
@@ -246,6 +260,14 @@ def test_what_train_refuses_plan_refuses_with_the_same_words(
             assert bare in said.replace("\\'", "'"), (line, said)
             assert " ".join(bare.split())[:40] in page, (bare, page)
     assert "valid as far as checked" not in page
+
+
+def test_a_run_directory_that_no_batch_script_can_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["cluster.nodes=2", "run.dir=runs/$HOME"]
+    code, told, _ = planned(capsys, given)
+    with pytest.raises(ValueError, match="not safe in a batch script") as refused:
+        submit.checked(loader.load("run.yaml", given), set())
+    assert code == 2 and str(refused.value) in str(told["errors"]) and planned(capsys, given[1:])[0] == 0
 
 
 def _absent() -> Iterator[tuple[str, Fault, str]]:
