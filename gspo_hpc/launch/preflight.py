@@ -1,4 +1,4 @@
-"""What a run needs of the files of this machine, as far as a few reads show it: one list of checks.
+"""Checks of what a run needs of the files of this machine, as far as a few reads show it: one list of them.
 
 `train` and `submit` refuse a run with it, `doctor` reports it, and `plan` says it before anything is asked for. So
 nothing here imports what a plan does without, runs a user's code or reads a large file to its end. A check looks at
@@ -189,12 +189,12 @@ def run_directory(config: Config) -> Iterator[Problem]:
         place = os.path.dirname(place)
     if place != os.path.abspath(config.run_dir) and os.path.isdir(place):
         return  # a new folder in one that is there
-    from gspo_hpc.runs import directory
+    from gspo_hpc.runs import directory, same_run
 
     try:
         run = directory.of_this_run(config)
         if run.info.exists() and (started := _as_started(config)) is not None:
-            directory.refuse_changes(run, started, most_bytes=WHOLE_FILE_BYTES)
+            same_run.refuse_changes(run, started, most_bytes=WHOLE_FILE_BYTES)
     except ValueError as mistake:
         yield Problem("run.dir", str(mistake))
     except OSError as error:

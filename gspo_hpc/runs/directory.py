@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import secrets
@@ -19,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from gspo_hpc.config import changes as config_changes
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.runs.same_run import data_hash, refuse_changes
 from gspo_hpc.runs.snapshot import fingerprints
 from gspo_hpc.system.environment import slurm_job_id
 from gspo_hpc.system.files import (
@@ -281,7 +279,7 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
                 make_private_dir(path)
             write_atomically(run.config, loader.dump(config))
             info = {"run_id": secrets.token_hex(8), "created": _now(), "versions": _versions(), "seed": config.run.seed}
-            info |= {"data_sha256": _file_hash(config.data.train), "graders_sha256": fingerprints(config)}
+            info |= {"data_sha256": data_hash(config.data.train), "graders_sha256": fingerprints(config)}
             write_json(run.info, info)
     return run, resumed
 
@@ -309,31 +307,6 @@ def _refuse_other_content(path: Path) -> None:
         raise ValueError(
             f"{path} is not empty, and is not a run directory (it has {shown}); give another run.dir, or run.name"
         )
-
-
-def refuse_changes(run: RunDir, config: Config, *, most_bytes: float = math.inf) -> None:
-    """Raise ValueError where `config`, the data or the reward functions would change an existing run into another.
-
-    Data of more than `most_bytes` are not read, nor held against those that the run began with.
-    """
-    if changes := config_changes.refused_changes(loader.load(run.config), config):
-        lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
-        fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
-        raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))
-    info = run.read_info()
-    if missing := {"data_sha256", "graders_sha256"} - info.keys():
-        raise ValueError(f"{run.info}: not the record of a run: it lacks {' and '.join(sorted(missing))}")
-    files = []
-    if math.isinf(most_bytes) or _size(config.data.train) <= most_bytes:
-        files.append(("data.train", config.data.train, info["data_sha256"], _file_hash(config.data.train)))
-    then, own = info["graders_sha256"], fingerprints(config)
-    files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
-    for what, name, before, now in files:
-        if before != now:
-            raise ValueError(
-                f"{what} ({name}) is not the file {run.path} was started with: sha256 "
-                f"{str(before)[:12]} -> {str(now)[:12]}; restore the old file, or start another run"
-            )
 
 
 def wrong_record(record: Any, number: int) -> str:
@@ -404,25 +377,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _data_files(path: str | None) -> list[Path]:
-    from gspo_hpc.data import counting  # only here: most commands look at runs that are there
-
-    return [] if path is None else [file for file in counting.files(path) if file.is_file()]
-
-
-def _size(path: str | None) -> int:
-    """Return the bytes of a file of data, or of all files that a pattern matches."""
-    return sum(file.stat().st_size for file in _data_files(path))
-
-
-def _file_hash(path: str | None) -> str | None:
-    """Return the SHA-256 of a file of data, in hex, or of those of all files that a pattern matches, in their order."""
-    digests = []
-    for name in _data_files(path):
-        with open(name, "rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256"))
-    if len(digests) > 1:
-        return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
-    return digests[0].hexdigest() if digests else None
