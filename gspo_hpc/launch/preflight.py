@@ -76,7 +76,7 @@ def reward_functions(config: Config) -> Iterator[Problem]:
     from gspo_hpc.rewards import registry
 
     for number, (name, text, absent) in registry.wrong_terms(config.reward).items():
-        key = f"reward.functions[{number}]"
+        key = f"reward.functions[{number}].function"
         yield Problem(key, f"{name}: {text}", absent="A run needs the file" if absent else "")
 
 
@@ -140,7 +140,7 @@ def _grading(config: Config, row: Row) -> Iterator[Problem]:
 
     wrong = {problem.key for problem in reward_functions(config)}
     for number, term in enumerate(config.reward.functions):
-        key = f"reward.functions[{number}]"
+        key = f"reward.functions[{number}].function"
         if term.function not in builtin.REGISTRY or key in wrong:
             continue
         if (why := builtin.refusal(term.function, term.args, row.fields)) is not None:

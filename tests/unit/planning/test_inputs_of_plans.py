@@ -98,7 +98,7 @@ def test_a_first_row_is_graded_in_the_plan_as_in_train(
         (error,) = told["errors"]  # type: ignore[misc]
         assert (
             str(refused) in error
-            and f"reward.functions[0]: {function.split(',')[0]} cannot grade own.{suffix}:" in error
+            and f"reward.functions[0].function: {function.split(',')[0]} cannot grade own.{suffix}:" in error
         )
         assert "args: {answer: FIELD} names another field" in error
     else:

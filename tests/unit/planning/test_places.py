@@ -109,7 +109,7 @@ def test_an_unknown_reward_function_is_refused(tmp_path: Path, capsys: pytest.Ca
     """With the line of that function, not of the first; a file need not be there to plan."""
     path = tmp_path / "run.yaml"
     path.write_text(TEXT)
-    line = f"{path}:15: reward.functions[1]: number_mach: there is no such reward function; nearest: number_match. Give"
+    line = f"{path}:15: reward.functions[1].function: number_mach: there is no such reward function"
     assert main(["plan", str(path)]) == 2
     assert "number_mach: there is no such reward function" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", str(path), "--json"]) == 2
