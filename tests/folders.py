@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-MODEL = {
+from gspo_hpc.models import architecture, weight_table
+
+MODEL: dict[str, Any] = {
     **{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 256, "rms_norm_eps": 1e-6},
     **{"max_position_embeddings": 8192, "tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 10000.0},
@@ -27,14 +29,22 @@ def safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
 
 
+def tensors() -> dict[str, tuple[int, ...]]:
+    """The names and shapes of all tensors of MODEL."""
+    table = weight_table.stage_table(architecture.parse(MODEL), 0, MODEL["num_hidden_layers"], True, True)
+    return {name: shape for mapping in table for name, shape in zip(mapping.hf, mapping.shapes, strict=True)}
+
+
 def model_folder(folder: Path) -> Path:
     """A model in two shards, with a tokenizer."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(MODEL))
-    safetensors(folder / "model-1.safetensors", {"a": (3, 5), "b": (2,)})
-    safetensors(folder / "model-2.safetensors", {"c": (7,)})
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "tokenizer.json").write_text("{}")
+    every = list(tensors().items())
+    index: dict[str, str] = {}
+    for number, part in enumerate((every[:2], every[2:]), 1):
+        safetensors(folder / f"model-{number}.safetensors", dict(part))
+        index |= dict.fromkeys(dict(part), f"model-{number}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "tokenizer.json").write_text('{"model": {}}')
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     return folder

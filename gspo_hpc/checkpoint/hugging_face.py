@@ -29,8 +29,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from gspo_hpc.checkpoint import compat, index
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.models.weight_table import WeightMapping, stage_table
 from gspo_hpc.ops import hf_folder
-from gspo_hpc.ops.weight_map import WeightMapping, stage_table, to_hf, to_shard
+from gspo_hpc.ops.weight_map import to_hf, to_shard
 from gspo_hpc.policy.model import PackedGPTModel, build
 from gspo_hpc.system import malloc
 from gspo_hpc.system.files import Entry

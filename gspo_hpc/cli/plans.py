@@ -11,15 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gspo_hpc.cli import files
+from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.launch import preflight
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
 from gspo_hpc.system.exit_codes import DONE, INCOMPLETE, REFUSED
 from gspo_hpc.system.terminal import paint
 
 if TYPE_CHECKING:
+    from gspo_hpc.launch.preflight import Problem
     from gspo_hpc.planning.estimates.time import Times
     from gspo_hpc.planning.fixes.search import Fix
 
@@ -35,7 +37,7 @@ def plan(
     price: float | None,
     response_tokens: float | None,
 ) -> int:
-    """Print the plan.
+    """Print the plan, and what `train` would refuse in the files that the config names.
 
     Return DONE if a run could be started from the config and there is a batch script if one was asked for, REFUSED if
     not, and INCOMPLETE if all that is known is that no rule is broken.
@@ -45,18 +47,22 @@ def plan(
     check_positive("--price", price)
     check_positive("--response-tokens", response_tokens)
     config = _with_cached_files(config)
-    files.refuse(config, places)
-    rows = files.rows(config.data.train)
+    rows = _rows(config.data.train)
     found = make_plan(config, rows)
+    problems = preflight.problems(config)
+    found = replace(found, errors=tuple(_lines(problems, places)))
     offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
     beside = None if times is None else _asynchrony(config, times, response_tokens)
-    notes, unchecked = [*cut(config, response_tokens)], [] if found.broken else [*_not_looked_at(config, found)]
+    notes, unchecked = (
+        [*cut(config, response_tokens)],
+        [] if found.broken else [*_not_looked_at(config, found, problems)],
+    )
     if times is None and (price or response_tokens):
         notes.append("--price and --response-tokens change nothing: time is not estimated.")
     found = replace(found, notes=(*found.notes, *notes))
     script = _batch_script(config) if sbatch else None
-    refused = found.broken or found.not_run or bool(script) != sbatch
+    refused = found.broken or found.not_run or found.errors or bool(script) != sbatch
     code = REFUSED if refused else DONE if found.runnable else INCOMPLETE
     if as_json:
         more: dict[str, object] = {"time": None if times is None else times.to_json(price) | {"asynchrony": beside}}
@@ -69,7 +75,7 @@ def plan(
     from gspo_hpc.cli.pages import render
 
     lines: list[tuple[str, str]] = []
-    if found.memory is not None and not found.broken:
+    if found.memory is not None and not found.broken and not found.errors:
         from gspo_hpc.cli.pages import estimates
 
         lines = [*estimates.answer(found.memory, config, times, price)]
@@ -140,9 +146,29 @@ def cut(config: Config, response_tokens: float | None) -> Iterator[str]:
         yield f"--response-tokens {response_tokens:,.0f} is cut to rollout.max_response_length ({longest:,})."
 
 
-def _not_looked_at(config: Config, found: Plan) -> Iterator[str]:
+def _rows(path: str | None) -> int | None:
+    """Return the rows of a data file; None if it is not there, or so large that counting takes long."""
+    if path is None or not preflight.is_there(path):
+        return None
+    from gspo_hpc.data.counting import count_rows
+
+    return count_rows(path, WHOLE_FILE_BYTES)
+
+
+def _lines(problems: Sequence[Problem], places: Places) -> Iterator[str]:
+    """Yield the lines of what is wrong here, each problem with the place of its setting."""
+    for problem in problems:
+        if not problem.absent:
+            yield from f"{places.around(problem.key, 'config')}: {problem}".splitlines()
+
+
+def _not_looked_at(config: Config, found: Plan, problems: Sequence[Problem]) -> Iterator[str]:
     """Yield what this plan could not look at, and for a whole config what no plan looks at, and which command does."""
-    yield from files.absent(config)
+    noted = config.model.path is not None and any(note.startswith(config.model.path) for note in found.notes)
+    for problem in problems:
+        if problem.absent and not (problem.key == "model.path" and noted):
+            counted = ": its prompts are not counted" if problem.key == "data.train" else ""
+            yield f"{problem.key} {problem.text}{counted}. {problem.absent}."
     if not found.runnable:
         return
     machine = "the cluster" if config.cluster.nodes > 1 else "this machine"

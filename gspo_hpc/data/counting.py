@@ -9,7 +9,6 @@ import glob
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 JSONL, PARQUET = DATA_FILES = (".jsonl", ".parquet")  # suffixes of files with prompts
 # Usual names of the field with the prompt, the likeliest first.
@@ -26,6 +25,13 @@ def files(path: str | Path) -> list[Path]:
     if not any(mark in text for mark in "*?") or Path(text).is_file():
         return [Path(text)]
     return sorted(Path(name) for name in glob.glob(text) if Path(name).is_file())
+
+
+def wrong_name(path: str | Path) -> str | None:
+    """Return what is wrong with the name of a data file, whether it is there or not; None if nothing is."""
+    if Path(path).suffix in DATA_FILES:
+        return None
+    return f"{path}: the name of a data file must end in {' or '.join(DATA_FILES)}"
 
 
 def count_rows(path: str | Path | None, most_bytes: float = float("inf")) -> int | None:
@@ -45,8 +51,11 @@ def _count_rows(file: Path, most_bytes: float) -> int | None:
         return _parquet_rows(file)
     if file.suffix != JSONL or file.stat().st_size > most_bytes:
         return None
-    with file.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
+    try:
+        with file.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    except OSError:  # the check of the data says so
+        return None
 
 
 def fields(path: str | Path) -> tuple[str, ...] | None:
@@ -63,42 +72,6 @@ def fields(path: str | Path) -> tuple[str, ...] | None:
         return _jsonl_fields(file) if file.suffix == JSONL else None
     except (OSError, ValueError, RecursionError):  # a run says what is wrong with it
         return None
-
-
-def first_row(path: str | Path, most_bytes: float = float("inf")) -> dict[str, Any] | None:
-    """Return the first row of a data file.
-
-    None where that cannot be said: the file is missing, empty or of another kind, its first row is no object or longer
-    than 1 MiB, or it is a parquet file of more than `most_bytes`.
-    """
-    file = next(iter(files(path)), Path(path))
-    try:
-        if not file.is_file():
-            return None
-        if file.suffix == PARQUET:
-            row = None if file.stat().st_size > most_bytes else _parquet_row(file)
-        else:
-            row = _jsonl_row(file) if file.suffix == JSONL else None
-    except (OSError, ValueError, RecursionError):  # a run says what is wrong with it
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _jsonl_row(file: Path) -> Any:
-    with file.open("rb") as lines:
-        for line in iter(lambda: lines.readline(_FIRST_BYTES), b""):
-            if line.strip():
-                return json.loads(line)
-    return None
-
-
-def _parquet_row(file: Path) -> Any:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        return None
-    with pyarrow.parquet.ParquetFile(file) as rows:
-        return next((batch.to_pylist()[0] for batch in rows.iter_batches(batch_size=1)), None)
 
 
 def _jsonl_fields(file: Path) -> tuple[str, ...] | None:

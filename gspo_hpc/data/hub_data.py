@@ -24,6 +24,13 @@ def is_name(path: str) -> bool:
     return _NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
+def wrong_name(name: str) -> str | None:
+    """Return what is wrong with the files that a name asks for, whether the cache has them or not; None if nothing."""
+    if _split(name)[2].endswith(DATA_FILES):
+        return None
+    return f"{name}: what follows the colon must end in {' or '.join(DATA_FILES)}"
+
+
 def with_files(config: Config) -> Config:
     """Return the config with the paths of its data, which is downloaded if it is named by its place on the hub.
 
@@ -56,17 +63,17 @@ def _path(key: str, name: str) -> str:
     if (found := _cached(name)) is not None:
         return found
     repo, revision, inside = _split(name)
-    if not inside.endswith(DATA_FILES):
-        raise ValueError(f"{key} {name}: what follows the colon must end in {' or '.join(DATA_FILES)}")
+    if (wrong := wrong_name(name)) is not None:
+        raise ValueError(f"{key}: {wrong}")
     try:
         hub_cache.download("dataset", repo, revision, [inside])
     except hub_cache.NotFetched as reason:
         raise ValueError(
-            f"{key} {name}: it is not in the cache of the hub, and cannot be taken from the hub ({reason})\n"
+            f"{key}: {name}: it is not in the cache of the hub, and cannot be taken from the hub ({reason})\n"
             f"where the hub can be reached: {command(name)}"
         ) from None
     if (found := _cached(name)) is None:
-        raise ValueError(f"{key} {name}: the dataset has no such file, or not all of its parts")
+        raise ValueError(f"{key}: {name}: the dataset has no such file, or not all of its parts")
     return found
 
 

@@ -1,18 +1,16 @@
 """Prompts: rows of a data file, their tokens, and the resumable order in which they are sampled.
 
-Two of the three steps run before training starts: :func:`load_rows` reads and checks every row, and
+Two of the three steps run before training starts: :func:`gspo_hpc.data.rows.load_rows` reads and checks every row, and
 :func:`build_prompts` tokenizes them. :class:`PromptStream` then returns indices into that list.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,65 +18,13 @@ import numpy.typing as npt
 
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
-from gspo_hpc.data.counting import DATA_FILES, JSONL, PARQUET, files
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.rows import Messages, Row, listed
 from gspo_hpc.system.progress import mark
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 10_000  # prompts that are tokenized between two signs of life
-SHOWN = 10  # malformed rows that an error lists
-ROLES = ("system", "user", "assistant")
-Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One checked row of a data file."""
-
-    index: int  # place among the rows of the file, from 0
-    where: str  # FILE:LINE of a JSONL file, FILE:row N of a parquet file; counted from 1
-    prompt: str | Messages
-    fields: dict[str, Any]  # all other fields
-
-    @property
-    def text(self) -> str:
-        """The prompt without a chat template: of a list of messages the last."""
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
-
-
-def load_rows(path: str | Path, data: Data) -> list[Row]:
-    """Return all rows of a .jsonl or .parquet file, or of all files that a pattern matches. Blank lines are no rows.
-
-    A prompt is text, or a list of chat messages {role, content} that ends with the user's. Raises ValueError with
-    every malformed row (the first ten by file and line), or if the file is missing, empty or of another kind.
-    """
-    parts = files(path)
-    for part in parts:
-        if part.suffix not in _READERS:
-            raise ValueError(f"{part}: the name of a data file must end in {' or '.join(DATA_FILES)}")
-    if not parts:
-        raise ValueError(f"{path}: no file matches")
-    rows: list[Row] = []
-    faults: list[str] = []
-    count = 0
-    try:
-        for where, raw in _rows(parts):
-            count += 1
-            mark()
-            try:
-                if isinstance(raw, ValueError):
-                    raise raw
-                rows.append(_row(len(rows), where, raw, data))
-            except ValueError as fault:
-                faults.append(f"{where}: {fault}")
-    except OSError as error:
-        raise ValueError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
-    if faults:
-        raise ValueError(_report(f"{path}: {len(faults)} of {count} rows cannot be used", faults))
-    if not rows:
-        raise ValueError(f"{path} has no rows; it needs at least one, with {data.prompt_key!r} in it")
-    return rows
 
 
 def split(rows: list[Row], data: Data, seed: int) -> tuple[list[Row], list[Row]]:
@@ -127,7 +73,7 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
             faults.append(f"{row.where}: the chat template refuses the prompt: {error}")
             texts.append("")
     if faults:
-        raise ValueError(_report(f"{len(faults)} of {len(rows)} prompts cannot be built", faults))
+        raise ValueError(listed(f"{len(faults)} of {len(rows)} prompts cannot be built", faults))
     if unread:
         log.warning("data.chat_template_kwargs: the chat template has no %s, so it changes nothing", ", ".join(unread))
     prompts = []
@@ -145,7 +91,7 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
     found = f"{len(overlong)} of {len(rows)} prompts are longer than rollout.max_prompt_length ({max_prompt_length})"
     if overlong and data.overlong == "error":
         fix = "raise this limit, or set data.overlong to drop or truncate_left"
-        raise ValueError(_report(f"{found}; {fix}", overlong))
+        raise ValueError(listed(f"{found}; {fix}", overlong))
     if not prompts:
         raise ValueError(f"{found}, and data.overlong=drop leaves none: raise this limit")
     if overlong:
@@ -251,58 +197,6 @@ def _after(previous: npt.NDArray[np.int64], drawn: npt.NDArray[np.int64], window
     return drawn[order]
 
 
-def _row(index: int, where: str, raw: Any, data: Data) -> Row:
-    if _kind(raw) != "an object":
-        raise ValueError(f"a row must be an object with {data.prompt_key!r} in it, not {_kind(raw)}")
-    if data.prompt_key not in raw:
-        raise ValueError(
-            f"it has no {data.prompt_key!r} (data.prompt_key); it has: {', '.join(map(str, raw)) or 'nothing'}"
-        )
-    fields = {key: value for key, value in raw.items() if key != data.prompt_key}
-    try:
-        json.dumps(fields)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"its fields must be values that JSON can hold: {error}") from None
-    prompt = raw[data.prompt_key]
-    if isinstance(prompt, str):
-        given = {"system_prompt": data.system_prompt, "chat_template_kwargs": data.chat_template_kwargs or None}
-        for name in (name for name, value in given.items() if value is not None and not data.chat_template):
-            raise ValueError(f"data.{name} needs a chat template for text prompts, but data.chat_template=false")
-        return Row(index, where, _text(prompt, "the prompt"), fields)
-    if _kind(prompt) != "a list":
-        raise ValueError(f"the prompt is {_kind(prompt)}: it must be text or a list of chat messages")
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    messages = [_message(number, message) for number, message in enumerate(prompt, 1)]
-    if any(message["role"] == "system" for message in messages[1:]):
-        raise ValueError("only the first message can be a system message")
-    if messages[-1]["role"] != "user":
-        raise ValueError(f"the last message has the role {messages[-1]['role']!r}: it must have the role 'user'")
-    return Row(index, where, messages, fields)
-
-
-def _message(number: int, message: Any) -> dict[str, str]:
-    given = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else None
-    if given is None or set(given) != {"role", "content"}:
-        what = f"has {', '.join(map(str, given)) or 'nothing'}" if given is not None else f"is {_kind(message)}"
-        raise ValueError(f"message {number} {what}: it must have role and content, and nothing else")
-    if given["role"] not in ROLES:
-        raise ValueError(f"message {number} has the role {given['role']!r}: it must be one of {', '.join(ROLES)}")
-    if _kind(given["content"]) != "text":
-        raise ValueError(f"the content of message {number} is {_kind(given['content'])}: it must be text")
-    return {"role": given["role"], "content": _text(given["content"], f"message {number}")}
-
-
-def _text(text: str, what: str) -> str:
-    if not text.strip():
-        raise ValueError(f"{what} is empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{what} contains half of a character (a lone surrogate)") from None
-    return text
-
-
 def _messages(row: Row, data: Data) -> Messages:
     messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     if data.system_prompt is None or messages[0]["role"] == "system":
@@ -327,53 +221,3 @@ def _encode(rows: list[Row], texts: list[str], tokenizer: Any, data: Data) -> li
             encoded.update(zip(some, tokens, strict=True))
             mark()
     return [encoded[i] for i in range(len(rows))]
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                yield where, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError as error:
-                yield where, ValueError(f"not UTF-8 at byte {error.start + 1} of the line")
-            except json.JSONDecodeError as error:
-                yield where, ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
-            except (ValueError, RecursionError) as error:
-                yield where, ValueError(f"not JSON that can be read: {error}")
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for raw in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:row {number}", raw
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
-
-
-_READERS = {JSONL: _jsonl, PARQUET: _parquet}
-
-
-def _rows(parts: Iterable[Path]) -> Iterator[tuple[str, Any]]:
-    for part in parts:
-        yield from _READERS[part.suffix](part)
-
-
-def _report(headline: str, faults: list[str]) -> str:
-    more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
-    return "\n  ".join([headline, *faults[:SHOWN], *more])
-
-
-def _kind(value: Any) -> str:
-    names = {"NoneType": "null", "dict": "an object", "list": "a list", "str": "text", "bool": "true or false"}
-    names |= {"int": "a number", "float": "a number"}
-    return names.get(type(value).__name__, type(value).__name__)

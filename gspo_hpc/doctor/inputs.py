@@ -10,10 +10,12 @@ from pathlib import Path
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config, Data
-from gspo_hpc.data import counting, hub_data, prompts
+from gspo_hpc.data import counting, hub_data
 from gspo_hpc.data.counting import JSONL
+from gspo_hpc.data.rows import Row, load_rows
 from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
+from gspo_hpc.launch import preflight
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry, trial
@@ -34,6 +36,12 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
         section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _plan(section, config, rows)
     _reward_functions(section, config, first, load_functions)
+    for check in (preflight.notifications, preflight.observers, preflight.run_directory):
+        for problem in check(config):
+            text = "; ".join(line.strip() for line in f"{problem.key}: {problem.text}".splitlines())
+            section.fail(
+                check.__name__.replace("_", " "), text, problem.fix or "correct this setting, or what it names"
+            )
     return section.findings
 
 
@@ -58,7 +66,7 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
         section.warn("plan", first_line(text), "gspo-hpc plan explains the warning")
 
 
-def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[prompts.Row | None, int | None]:
+def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[Row | None, int | None]:
     """Add the finding of a data file; return its first row, and its number of rows if all were read."""
     if path is None:
         section.skip(check, "no file is given")
@@ -72,7 +80,7 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[p
     try:
         size = sum(part.stat().st_size for part in counting.files(path))
         if size <= WHOLE_FILE_BYTES:
-            rows = prompts.load_rows(path, data)
+            rows = load_rows(path, data)
             section.ok(check, f"{len(rows):,} rows in {path}")
             return rows[0], len(rows)
         if file.suffix != JSONL:
@@ -91,19 +99,19 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[p
     return None, None
 
 
-def _head(file: Path, data: Data) -> list[prompts.Row]:
+def _head(file: Path, data: Data) -> list[Row]:
     """Return the first ROWS. Raises ValueError for malformed ones."""
     with tempfile.TemporaryDirectory(prefix="gspo-doctor-") as folder:
         part = Path(folder) / file.name
         with file.open("rb") as source:
             part.write_bytes(b"".join(itertools.islice(source, ROWS)))
         try:
-            return prompts.load_rows(part, data)
+            return load_rows(part, data)
         except ValueError as error:
             raise ValueError(str(error).replace(str(part), str(file))) from None
 
 
-def _reward_functions(section: Section, config: Config, row: prompts.Row | None, load: bool) -> None:
+def _reward_functions(section: Section, config: Config, row: Row | None, load: bool) -> None:
     if not config.reward.functions:
         return  # reported as missing already
     try:

@@ -28,7 +28,7 @@ def check(config: Config, section: Section) -> None:
         return
     wrong = model_folder.problems(config)
     for problem in wrong:
-        section.fail(*problem)
+        section.fail(problem.check, problem.text, problem.fix)
     for name, describe in (("model", _sizes), ("weights", _weights), ("tokenizer", _tokenizer)):
         if all(problem.check != name for problem in wrong):
             section.ok(name, describe(folder))

@@ -22,6 +22,7 @@ from gspo_hpc.config.section import is_sbatch_option
 from gspo_hpc.doctor import finding, slurm
 from gspo_hpc.doctor.files import run_folder
 from gspo_hpc.doctor.finding import Finding, Section, shortened
+from gspo_hpc.launch import preflight
 from gspo_hpc.launch.slurm import commands, srun, submit
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.runs import snapshot
@@ -164,7 +165,7 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
 
     With `groups` the ranks of the run come after them, and join their process groups.
     """
-    if not submit.PLAIN_PATH.fullmatch(str(folder)):
+    if not preflight.PLAIN_PATH.fullmatch(str(folder)):
         raise SlurmError(f"run.dir: {str(folder.parent)!r} has characters that are not safe in a batch script")
     for name, value in config.slurm.sbatch.items():
         if not is_sbatch_option(name, value):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.counting import count_rows
+from gspo_hpc.data.rows import load_rows
+from gspo_hpc.launch import preflight
 from gspo_hpc.launch.notify import addresses
-from gspo_hpc.models import model_folder
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
+from gspo_hpc.rewards import registry
 
 
 def require(config: Config) -> Plan:
@@ -36,6 +37,7 @@ def resolved(config: Config) -> Config:
         return config  # if something is missing or given twice, the plan says so
     rows = count_rows(config.data.train)
     if rows is None:
+        preflight.refuse(config, [preflight.data])
         raise ValueError(
             f"run.max_epochs: the prompts of {config.data.train} cannot be counted: give a .jsonl or .parquet file, or "
             "run.max_steps"
@@ -49,19 +51,14 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     `here`: the run will be on this machine, so that a file which cannot be loaded here will not be there either. Nodes
     may have libraries and variables that this machine has not.
     """
-    from gspo_hpc.data import prompts
-    from gspo_hpc.rewards import registry, trial  # numpy comes with them, which plan and help can do without
-
-    registry.check(config.reward)
-    for name in config.tracking.observers:
-        try:
-            own_code.check_observer(name)
-        except ValueError as mistake:
-            raise ValueError(f"tracking.observers: {name}: {mistake}") from None
+    preflight.refuse(config, preflight.INPUTS)
+    registry.check(config.reward)  # that there is a function, too
     files = [path for path in (config.data.train, config.data.eval) if path is not None]
-    rows = [prompts.load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
+    rows = [load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
     if not rows:
         return
+    from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
+
     first = rows[0]
     names = registry.part_names(config.reward)
     outcomes = trial.run(config.reward.functions, first.text, first.fields)
@@ -79,7 +76,5 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Raise ValueError if the folder `model.path` lacks something, or this version does not train such a model."""
-    if wrong := model_folder.problems(config):
-        problem = wrong[0]
-        raise ValueError(f"model.path: {problem.text.removeprefix('model.path ')}\n{problem.fix}")
+    """Raise ValueError if the folder `model.path` lacks something, or its parts are not of one model."""
+    preflight.refuse(config, [preflight.model])

@@ -58,8 +58,8 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRA
     require(config)
     check_inputs(config)
     config = hub.with_folder(config)
-    check_model(config)
     plan = require(config)  # with the model's own sizes
+    check_model(config)
     run, resumed = open_run(config)
     with Notices(config, run) as notices, run.lock() as lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]

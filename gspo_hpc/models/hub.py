@@ -64,11 +64,18 @@ def with_folder(config: Config) -> Config:
     path = config.model.path
     if path is None or os.path.isdir(path):
         return config
+    if (wrong := not_a_folder(path)) is not None:
+        raise ValueError(f"model.path: {wrong}")
     if not is_name(path):
         raise ValueError(
             f"model.path {path} does not exist: give a Hugging Face model folder, or the model's name on the hub"
         )
     return replace(config, model=replace(config.model, path=str(folder(path))))
+
+
+def not_a_folder(path: str) -> str | None:
+    """Return what is wrong with a path where there is something else than a folder; None if nothing is."""
+    return f"{path} is a file: give the folder of a model" if os.path.exists(path) and not os.path.isdir(path) else None
 
 
 def with_cached_folder(config: Config) -> Config:

@@ -1,4 +1,7 @@
-"""Checks of a model's folder: config, weights and tokenizer are there and whole. Headers are read, and no weight."""
+"""Checks of a model's folder: config, weights and tokenizer are there, whole and of one model.
+
+Headers are read, and no weight.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import architecture
+from gspo_hpc.models import architecture, weight_table
 from gspo_hpc.models.weight_files import INDEX, SINGLE, paths, read_header
 from gspo_hpc.system.text import first_line
 
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
 
 
@@ -20,24 +24,34 @@ class Problem(NamedTuple):
     check: str  # "model", "weights" or "tokenizer"
     text: str
     fix: str
+    absent: bool = False  # the folder has no weights: a model that is planned here, and is whole where it is trained
 
 
 def problems(config: Config) -> list[Problem]:
     """Return what keeps the folder `model.path` from being trained; an empty list if nothing is wrong."""
     assert config.model.path is not None
     folder = Path(config.model.path)
-    found = (sizes(folder, config), weights(folder), tokenizer(folder, config))
-    return [one for one in found if one is not None]
+    try:
+        elsewhere = not has_weights(folder)
+        found = [sizes(folder, config), weights(folder), tokenizer(folder, config)]
+        if found[:2] == [None, None]:
+            found.insert(2, shapes(folder, config))
+    except OSError as error:
+        return [Problem("model", f"{folder} cannot be read: {error.strerror}", "give a folder that you may read")]
+    if found[0] is not None and not found[0].absent:
+        elsewhere = False  # a folder of something else
+    return [one._replace(absent=one.absent and elsewhere) for one in found if one is not None]
 
 
 def sizes(folder: Path, config: Config) -> Problem | None:
     """Return what is wrong with config.json."""
     if not (folder / "config.json").is_file():
         fix = "give the folder that has config.json, the weights and the tokenizer's files"
-        return Problem("model", f"{folder} has no config.json: it is no Hugging Face model folder", fix)
+        text = f"{folder} has no config.json: it is no Hugging Face model folder"
+        return Problem("model", text, fix, absent=not any(folder.iterdir()))
     try:
         architecture.read(folder) if config.model.provider == "own" else architecture.outline(folder)
-    except (ValueError, OSError, TypeError) as error:
+    except (ValueError, OSError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         families = ", ".join(architecture.SUPPORTED)
         fix = f"use one of {families}; model.provider=mcore_bridge supports others, on GPUs"
         return Problem("model", first_line(str(error)), fix)
@@ -49,34 +63,71 @@ def weights(folder: Path) -> Problem | None:
     _, _, wrong = read_shards(folder)
     if not wrong:
         return None
-    more = f"; there are {len(wrong) - 1} more errors" if len(wrong) > 1 else ""
+    more = f", and {len(wrong) - 1} more error{'s' * (len(wrong) > 2)}" if len(wrong) > 1 else ""
     fix = "download or copy these files again, and compare their sizes with the source"
-    return Problem("weights", f"{folder}: {wrong[0]}{more}", fix)
+    return Problem("weights", f"{folder}: {wrong[0]}{more}", fix, absent=not has_weights(folder))
+
+
+def shapes(folder: Path, config: Config) -> Problem | None:
+    """Return how whole files of weights and a config.json that can be read disagree, if they do.
+
+    Where mcore-bridge provides the model, nothing here knows its tensors.
+    """
+    if config.model.provider != "own":
+        return None
+    arch = architecture.read(folder)
+    stored = {name: entry.shape for path in paths(folder) for name, entry in read_header(path).items()}
+    fix = "config.json and weights must be of one model: download or copy both again"
+    known: set[str] = set()
+    for layer in range(arch.num_layers):
+        for mapping in weight_table.stage_table(arch, layer, 1, layer == 0, layer == arch.num_layers - 1):
+            for name, shape in zip(mapping.hf, mapping.shapes, strict=True):
+                if name not in stored:
+                    text = f"{folder}: tensor {name} is missing, which config.json asks for"
+                    return Problem("weights", text, fix)
+                if stored[name] != shape:
+                    text = f"{folder}: tensor {name} has the shape {stored[name]}, but config.json says {shape}"
+                    return Problem("weights", text, fix)
+            known.update(mapping.hf)
+    if unknown := sorted(name for name in stored.keys() - known if not weight_table.is_extra(name)):
+        more = f" and {len(unknown) - 1} more have" if len(unknown) > 1 else " has"
+        text = f"{folder}: tensor {unknown[0]}{more} no place in the model that config.json describes"
+        return Problem("weights", text, fix)
+    return None
 
 
 def tokenizer(folder: Path, config: Config) -> Problem | None:
     """Return what is wrong with the tokenizer's files, or with its chat template."""
     fix = "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) from the model's source"
     if not tokenizer_files(folder):
-        return Problem("tokenizer", f"{folder} has none of {', '.join(_TOKENIZERS)}", fix)
+        return Problem("tokenizer", f"{folder} has none of {', '.join(_TOKENIZERS)}", fix, absent=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         try:
-            _json(folder / name)
+            content = _json(folder / name)
         except (ValueError, OSError, RecursionError) as error:
             return Problem("tokenizer", f"{folder / name} is not JSON: {error}", fix)
+        if (folder / name).is_file() and not isinstance(content, dict):
+            return Problem("tokenizer", f"{folder / name} is not a JSON object", fix)
+        if name == "tokenizer.json" and content is not None and "model" not in content:
+            return Problem("tokenizer", f"{folder / name} is no tokenizer: it has no 'model'", fix)
     if config.data.chat_template and not has_chat_template(folder):
         text = f"the tokenizer in {folder} has no chat template, but data.chat_template is true"
         return Problem("tokenizer", text, "data.chat_template=false for text prompts, or use a model that has one")
     return None
 
 
-def lacking(folder: Path) -> list[str]:
-    """Return which of "weights" and "tokenizer" a folder has no file of."""
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has any file of weights, of this format or another.
+
+    An index without the files that it names is none of them: it comes along where only small files are copied.
+    """
+    if any(path.suffix in _WEIGHTS and path.is_file() for path in folder.iterdir()):
+        return True
     try:
-        there = any(path.is_file() for path in paths(folder))
-    except ValueError:  # an index that cannot be read is a file of them
-        there = (folder / INDEX).exists()
-    return ["weights"] * (not there) + ["tokenizer"] * (not tokenizer_files(folder))
+        named = paths(folder)
+    except ValueError:
+        return (folder / INDEX).exists()  # which cannot be read
+    return not named or any(path.parent != folder for path in named)
 
 
 def tokenizer_files(folder: Path) -> list[str]:
@@ -98,7 +149,9 @@ def read_shards(folder: Path) -> tuple[int, int, list[str]]:
     if index.exists():
         try:
             names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
-        except (ValueError, KeyError, TypeError, OSError) as error:
+            if any(not isinstance(name, str) for name in names.values()):
+                raise TypeError("weight_map must give the name of a file for each tensor")
+        except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
             return 0, 0, [f"{INDEX} is not readable: {type(error).__name__}: {error}"]
     elif (folder / SINGLE).exists():
         names = {}

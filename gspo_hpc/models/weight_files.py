@@ -41,7 +41,7 @@ def paths(folder: Path) -> list[Path]:
     if index.exists():
         try:
             return [folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as error:
             raise ValueError(f"{index} is not readable: {type(error).__name__}: {error}") from error
     if not (folder / SINGLE).exists():
         raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}: save the model with save_pretrained")

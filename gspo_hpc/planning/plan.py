@@ -53,6 +53,7 @@ class Plan:
     passes: dict[str, PassSize] = field(default_factory=dict)  # update, old_logprobs, reference
     broken: tuple[Broken, ...] = ()
     not_run: tuple[NotRun, ...] = ()  # what this version can plan, but not run
+    errors: tuple[str, ...] = ()  # lines on what a run would be refused for in the files of this machine, if asked for
     missing: tuple[str, ...] = ()  # keys that a run needs besides
     unknown_model: str | None = None  # model.path, where nothing says whether that model can be trained
     warnings: tuple[str, ...] = ()  # allowed, but hardly meant
@@ -71,7 +72,7 @@ class Plan:
 
         None: no rule is broken and nothing is missing, but nothing is known of the model.
         """
-        if self.broken or self.not_run or self.missing:
+        if self.broken or self.not_run or self.errors or self.missing:
             return False
         return None if self.unknown_model is not None else True
 
@@ -89,6 +90,7 @@ class Plan:
             "runnable": self.runnable,
             "quantities": self.quantities,
             "broken": [{"rule": str(item.rule), "message": item.message} for item in self.broken],
+            "errors": list(self.errors),
             "not_run": [item._asdict() for item in self.not_run],
             "missing": list(self.missing),
             "unknown_model": self.unknown_model,

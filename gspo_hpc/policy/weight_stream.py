@@ -1,6 +1,6 @@
 """Hugging Face tensors <-> this rank's Megatron shards: load, stream to engines.
 
-``gspo_hpc.ops.weight_map`` says what belongs where. Loading reads only the tensors a rank needs. Streaming
+``gspo_hpc.models.weight_table`` says what belongs where. Loading reads only the tensors a rank needs. Streaming
 gathers parameters in buckets of bounded size, each with one collective over the stages and one over the ranks of a
 stage that share them, into memory of whoever takes them. Where one expert of every rank is too much for that memory,
 the ranks' experts are gathered in several pieces. Every rank must take part in :func:`stream`.
@@ -22,16 +22,9 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.parts import divide_experts
+from gspo_hpc.models.weight_table import WeightMapping, is_extra, stage_table
 from gspo_hpc.ops.hf_folder import Folder
-from gspo_hpc.ops.weight_map import (
-    WeightMapping,
-    needs_whole,
-    of_experts,
-    shard_shape,
-    stage_table,
-    to_shard,
-    to_views,
-)
+from gspo_hpc.ops.weight_map import needs_whole, of_experts, shard_shape, to_shard, to_views
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch
 from gspo_hpc.policy.model import PackedGPTModel
 from gspo_hpc.system.progress import mark
@@ -57,8 +50,8 @@ def load(chunks: Sequence[PackedGPTModel], arch: Architecture, folder: str | Pat
     """Fill this rank's shards from a Hugging Face folder; ValueError for missing, unknown or misshapen tensors."""
     source = Folder(folder)
     every = stage_table(arch, 0, arch.num_layers, True, True)
-    known = {name for entry in every for name in entry.hf} | {"lm_head.weight"}  # tied heads may be stored too
-    unknown = sorted(name for name in source.names() - known if not name.endswith("rotary_emb.inv_freq"))
+    known = {name for entry in every for name in entry.hf}
+    unknown = sorted(name for name in source.names() - known if not is_extra(name))
     if unknown:
         raise ValueError(f"model.path {folder}: {len(unknown)} tensors have no place in the model: {unknown[:3]}")
     dense = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Reward, RewardFunction
@@ -38,36 +38,28 @@ def check(reward: Reward) -> None:
         mistakes.append(f"reward.workers is {reward.workers}: it must be at least 1")
     if not (math.isfinite(reward.timeout) and reward.timeout > 0):
         mistakes.append(f"reward.timeout is {reward.timeout}: it must be more than 0 seconds")
-    for name, term in zip(part_names(reward), reward.functions, strict=True):
-        try:
-            _check_term(term)
-        except ValueError as mistake:
-            mistakes.append(f"{name}: {mistake}")
+    mistakes += [f"{name}: {text}" for name, text, _ in wrong_terms(reward).values()]
     if mistakes:
         raise ValueError("reward.functions: " + "\n  ".join(mistakes))
 
 
-def unknown(reward: Reward) -> dict[int, str]:
-    """Return what is wrong with each function that cannot be called, by its position.
+class Mistake(NamedTuple):
+    """The reason why a function cannot be called as configured."""
 
-    A file that is not there is not wrong: a config can be planned where its files are not (:func:`absent`).
-    """
-    found, without = {}, absent(reward)
-    for number, term in enumerate(reward.functions):
-        if not own_code.is_file(term.function) and term.function not in REGISTRY:
-            found[number] = f"is {term.function!r}, which is not built in{_unknown(term.function)}"
-        elif number not in without:
-            try:
-                _check_term(term)
-            except ValueError as mistake:
-                found[number] = f"is {term.function!r}: {mistake}"
+    name: str
+    text: str
+    absent: bool  # its file is not on this machine, and may be where the run will be
+
+
+def wrong_terms(reward: Reward) -> dict[int, Mistake]:
+    """Return what is wrong with each function that cannot be called, by its position."""
+    found = {}
+    for number, (name, term) in enumerate(zip(part_names(reward), reward.functions, strict=True)):
+        try:
+            _check_term(term)
+        except ValueError as mistake:
+            found[number] = Mistake(name, str(mistake), isinstance(mistake, own_code.FileAbsent))
     return found
-
-
-def absent(reward: Reward) -> dict[int, str]:
-    """Return the files of functions that are not there, by the position of the function."""
-    paths = ((number, own_code.file_of(term.function)) for number, term in enumerate(reward.functions))
-    return {number: str(path) for number, path in paths if path is not None and not own_code.source(path).exists()}
 
 
 def load(function: str) -> Grader:

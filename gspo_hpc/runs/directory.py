@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -18,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from gspo_hpc.config import changes as config_changes
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.runs.same_run import data_hash, refuse_changes
 from gspo_hpc.runs.snapshot import fingerprints
 from gspo_hpc.system.environment import slurm_job_id
 from gspo_hpc.system.files import (
@@ -87,6 +86,8 @@ class RunDir:
                 raise ValueError(f"{self.path}: not a run directory, but a folder of several; name one: {names}")
             raise ValueError(f"{self.path}: not a run directory (it has no run.json)")
         info: dict[str, Any] = read_json(self.info)
+        if not isinstance(info, dict):
+            raise ValueError(f"{self.info}: not the record of a run: it is no JSON object")
         return info
 
     def new_attempt(self, config: Config) -> Attempt:
@@ -264,11 +265,7 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
     Raises ValueError where the run is live, the directory belongs to something else, the config differs in a key that
     makes it another experiment, or the training data are not those the run began with.
     """
-    run = RunDir(config.run_dir)
-    if run.path.exists() and not run.path.is_dir():
-        raise ValueError(f"{run.path} is a file; give another run.dir")
-    if not run.info.exists():
-        _refuse_other_content(run.path)
+    run = of_this_run(config)
     make_private_dir(run.path)
     with run.lock():
         for left in run.path.glob(".*.tmp"):  # left by a write that was killed
@@ -282,9 +279,23 @@ def open_run(config: Config) -> tuple[RunDir, bool]:
                 make_private_dir(path)
             write_atomically(run.config, loader.dump(config))
             info = {"run_id": secrets.token_hex(8), "created": _now(), "versions": _versions(), "seed": config.run.seed}
-            info |= {"data_sha256": _file_hash(config.data.train), "graders_sha256": fingerprints(config)}
+            info |= {"data_sha256": data_hash(config.data.train), "graders_sha256": fingerprints(config)}
             write_json(run.info, info)
     return run, resumed
+
+
+def of_this_run(config: Config) -> RunDir:
+    """Return the run directory of `config`, which may not be there yet. Writes nothing.
+
+    Raises ValueError where a file is in its way, or where it has other content than a run.
+    """
+    run = RunDir(config.run_dir)
+    at = next(path for path in (run.path, *run.path.parents) if os.path.lexists(path))
+    if not at.is_dir():
+        raise ValueError(f"{at} is a file; give another run.dir")
+    if not run.info.exists():
+        _refuse_other_content(run.path)
+    return run
 
 
 def _refuse_other_content(path: Path) -> None:
@@ -296,24 +307,6 @@ def _refuse_other_content(path: Path) -> None:
         raise ValueError(
             f"{path} is not empty, and is not a run directory (it has {shown}); give another run.dir, or run.name"
         )
-
-
-def refuse_changes(run: RunDir, config: Config) -> None:
-    """Raise ValueError where `config`, the data or the reward functions would change an existing run into another."""
-    if changes := config_changes.refused_changes(loader.load(run.config), config):
-        lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
-        fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
-        raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))
-    info = run.read_info()
-    files = [("data.train", config.data.train, info["data_sha256"], _file_hash(config.data.train))]
-    then, own = info["graders_sha256"], fingerprints(config)
-    files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
-    for what, name, before, now in files:
-        if before != now:
-            raise ValueError(
-                f"{what} ({name}) is not the file {run.path} was started with: sha256 "
-                f"{str(before)[:12]} -> {str(now)[:12]}; restore the old file, or start another run"
-            )
 
 
 def wrong_record(record: Any, number: int) -> str:
@@ -384,17 +377,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _file_hash(path: str | None) -> str | None:
-    """Return the SHA-256 of a file of data, in hex, or of those of all files that a pattern matches, in their order."""
-    from gspo_hpc.data import counting  # only here: most commands look at runs that are there
-
-    found = [] if path is None else [file for file in counting.files(path) if file.is_file()]
-    digests = []
-    for name in found:
-        with open(name, "rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256"))
-    if len(digests) > 1:
-        return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
-    return digests[0].hexdigest() if digests else None

@@ -16,8 +16,8 @@ from gspo_hpc.config import derived
 from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
-from gspo_hpc.data.prompts import Row
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.rows import Row, load_rows
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.peers import engine_place
@@ -99,7 +99,7 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     tokenizer = hf_folder.tokenizer(str(config.model.path))
 
     def read(path: str | None) -> list[Row]:
-        return [] if path is None else prompts.load_rows(path, config.data)
+        return [] if path is None else load_rows(path, config.data)
 
     def build(rows: list[Row]) -> list[Prompt]:
         return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length) if rows else []

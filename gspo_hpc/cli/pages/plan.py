@@ -71,13 +71,16 @@ def page(
     verdict = _verdict(plan)
     head = item("", f"plan of {name}: {verdict}")
     head.stylize("bold", 0, len("plan"))
-    colour = "red" if plan.broken or plan.not_run else "green" if plan.runnable else "yellow"
+    colour = "red" if plan.broken or plan.not_run or plan.errors else "green" if plan.runnable else "yellow"
     head.stylize(colour, -len(verdict))
     yield head
     if answer:
         yield grid(answer, first=6)
     if plan.broken:
         yield from _broken(name, plan, places, fixes)
+    if plan.errors:
+        yield from title("Refused by train and submit")
+        yield from (item(text("  ", ("x", "red"), "  "), line) for line in plan.errors)
     if plan.not_run:
         yield from title("Can be planned, but not run by this version")
         yield from (item(text("  ", ("x", "red"), "  "), one.reason) for one in plan.not_run)
@@ -142,6 +145,8 @@ def _exactness(found: Exactness) -> Iterator[RenderableType]:
 def _verdict(plan: Plan) -> str:
     if plan.broken:
         return f"{len(plan.broken)} broken rule{'s' * (len(plan.broken) > 1)}"
+    if plan.errors:
+        return "refused: train and submit would not start it"
     if plan.not_run:
         return "valid, but not run by this version"
     if plan.missing:

@@ -22,6 +22,10 @@ from gspo_hpc.system.environment import CODE
 from gspo_hpc.system.text import near_miss
 
 
+class FileAbsent(ValueError):
+    """A file of the user's own that is not on this machine."""
+
+
 def is_file(text: str) -> bool:
     """Return whether a name in a config means something in a file, rightly written or not."""
     return ":" in text or text.endswith(".py")
@@ -97,12 +101,15 @@ class _Content(importlib.abc.SourceLoader):
 def signature(path: Path, name: str) -> inspect.Signature:
     """Return the signature of a function at the top level of a file, without running it and without annotations.
 
-    Raises ValueError where the file cannot be read, is not Python, or has no such function.
+    Raises ValueError where the file cannot be read, is not Python, or has no such function; FileAbsent where there is
+    none.
     """
     try:
         tree = ast.parse(source(path).read_bytes(), filename=str(path))
+    except FileNotFoundError:
+        raise FileAbsent(f"{path} is not there; relative paths begin at {os.getcwd()}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; relative paths begin at {os.getcwd()}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None

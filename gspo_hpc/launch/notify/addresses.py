@@ -9,24 +9,33 @@ from pathlib import Path
 from gspo_hpc.config.schema import Notify
 
 
+class AddressAbsent(ValueError):
+    """A variable or a file of an address that is not on this machine."""
+
+
 def resolve(notify: Notify) -> list[str]:
     """Return the addresses that the settings lead to.
 
     Raises ValueError if there is none at a place, or if others may read the file.
     """
-    return [address for place in notify.urls for address in _at(place)]
+    return [address for place in notify.urls for address in at(place)]
 
 
-def _at(place: str) -> list[str]:
+def at(place: str) -> list[str]:
+    """Return the addresses at one place.
+
+    Raises ValueError as :func:`resolve` does; AddressAbsent where there is no such variable or file.
+    """
     kind, _, name = place.partition(":")
     if kind == "env":
-        found = os.environ.get(name, "").split()
-        fix = f"the variable {name} is not set: export it in the shell that starts the run"
-    else:
-        found, fix = _lines(place, Path(name).expanduser()), "the file has no address: write one a line"
-    if not found:
-        raise ValueError(f"notify.urls: {place}: {fix}")
-    return found
+        if found := os.environ.get(name, "").split():
+            return found
+        raise AddressAbsent(
+            f"notify.urls: {place}: the variable {name} is not set: export it in the shell that starts the run"
+        )
+    if found := _lines(place, Path(name).expanduser()):
+        return found
+    raise ValueError(f"notify.urls: {place}: the file has no address: write one a line")
 
 
 def _lines(place: str, path: Path) -> list[str]:
@@ -36,5 +45,6 @@ def _lines(place: str, path: Path) -> list[str]:
             raise ValueError(f"notify.urls: {place}: others may read the file (mode {mode:o}): chmod 600 {path}")
         lines = (line.strip() for line in path.read_text("utf-8").splitlines())
     except OSError as error:
-        raise ValueError(f"notify.urls: {place}: {error.strerror}") from None
+        kind = AddressAbsent if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"notify.urls: {place}: {error.strerror}") from None
     return [line for line in lines if line and not line.startswith("#")]

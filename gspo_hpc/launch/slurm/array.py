@@ -30,8 +30,9 @@ from gspo_hpc.launch.slurm.submit import (
     undone,
 )
 from gspo_hpc.runs import reader, snapshot
-from gspo_hpc.runs.directory import RunDir, open_run, refuse_changes
+from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.runs.jobs import discard, job_ids, new_job_folder, record_job
+from gspo_hpc.runs.same_run import refuse_changes
 from gspo_hpc.runs.sweep import SweepDir
 from gspo_hpc.system.files import make_private_dir, remove_tree, write_atomically
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.derived import cpus_per_task
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
+from gspo_hpc.launch import preflight
 from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
@@ -36,8 +36,6 @@ from gspo_hpc.system.files import remove_tree, write_atomically
 
 PATIENCE = 60.0  # seconds that a controller which does not answer is waited for
 _SUPERVISOR = "gspo_hpc.launch.slurm.supervisor"
-# Paths that go into #SBATCH lines and into the script: without characters that sbatch or a shell would interpret.
-PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ def checked(config: Config, tried: set[str]) -> Config:
         check_inputs(config, here=False)
         tried.add(inputs)
     config = hub.with_folder(config)
-    check_model(config)
     require_safe(config)  # with the model's own sizes
+    check_model(config)
     return config
 
 
@@ -138,13 +136,7 @@ def undone(undo: Callable[[], None]) -> Iterator[None]:
 def require_safe(config: Config) -> None:
     """Raise ValueError for a config that cannot be run, or whose run directory a batch script cannot name."""
     require(config)
-    path = str(RunDir(config.run_dir).path)
-    if not PLAIN_PATH.fullmatch(path):
-        wrong = sorted(set(path) - set("".join(PLAIN_PATH.findall(path))))
-        raise ValueError(
-            f"run.dir: {path!r} has {' '.join(map(repr, wrong))}, which is not safe in a batch script: "
-            "choose another path"
-        )
+    preflight.refuse(config, [preflight.path_in_script])
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import logprobs
-from gspo_hpc.ops.weight_map import stage_table
 from gspo_hpc.policy import weight_stream
 from tests.storages import Storages
 

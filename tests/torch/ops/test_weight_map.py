@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.models.architecture import SUPPORTED, Architecture, Experts, Rope
-from gspo_hpc.ops.weight_map import needs_whole, shard_shape, stage_table, to_hf, to_shard, to_views
+from gspo_hpc.models.weight_table import stage_table
+from gspo_hpc.ops.weight_map import needs_whole, shard_shape, to_hf, to_shard, to_views
 
 
 @st.composite

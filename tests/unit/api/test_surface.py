@@ -109,11 +109,11 @@ CONFIG = "tiny_cpu"
             "unknown key run.max_stepz",
         ),
         (lambda config: gspo_hpc.with_reward(config, "number_mach"), "nearest: number_match"),
-        (lambda config: gspo_hpc.with_reward(config, "gone.py:reward"), "cannot read gone.py"),
+        (lambda config: gspo_hpc.with_reward(config, "gone.py:reward"), "gone.py is not there"),
         (lambda config: gspo_hpc.with_reward(config, "number_match", weight="x"), "weight must be a number; found 'x'"),
         (lambda config: gspo_hpc.with_algorithm(config, "gpso"), "algorithm.name is 'gpso', which is not allowed"),
         (lambda config: gspo_hpc.with_algorithm(config, "grpo", clip=1), "unknown key algorithm.clip of grpo"),
-        (lambda config: gspo_hpc.with_observer(config, "gone.py:watch"), "cannot read gone.py"),
+        (lambda config: gspo_hpc.with_observer(config, "gone.py:watch"), "gone.py is not there"),
         (lambda config: gspo_hpc.open_run("runs/none"), "runs/none: no such run directory"),
     ],
 )

@@ -18,8 +18,8 @@ import pytest
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data import hub_data
-from gspo_hpc.data.prompts import load_rows
-from gspo_hpc.runs import directory
+from gspo_hpc.data.rows import load_rows
+from gspo_hpc.runs import same_run
 from tests.hub_server import COMMIT, Hub, serving
 
 PARTS = {f"main/train-0000{number}-of-00002.jsonl": b'{"prompt": "%d"}\n' % number * (number + 1) for number in (0, 1)}
@@ -65,11 +65,11 @@ def test_files_are_downloaded_once(server: str, capsys: pytest.CaptureFixture[st
     asked = len(Hub.asked)
     found = hub_data.with_files(config).data
     assert (found.train, found.eval) == (train, test) and len(Hub.asked) == asked, "the cache needs no network"
-    before = directory._file_hash(train)
+    before = same_run.data_hash(train)
     next(Path(train).parent.glob("train-00001*")).unlink()
-    assert directory._file_hash(train) not in (before, None), "the data of a run is all of its files"
+    assert same_run.data_hash(train) not in (before, None), "the data of a run is all of its files"
     assert hub_data.with_cached_files(config).data.train == TRAIN, "some parts are not all"
-    assert fetched(server, train=TRAIN).stdout.splitlines()[-2] == train and directory._file_hash(train) == before
+    assert fetched(server, train=TRAIN).stdout.splitlines()[-2] == train and same_run.data_hash(train) == before
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_files_are_downloaded_once(server: str, capsys: pytest.CaptureFixture[st
 )
 def test_what_cannot_be_had_says_how(server: str, name: str, endpoint: str | None, reason: str) -> None:
     done = fetched(endpoint or server, train=name)
-    assert done.returncode == 1 and f"ValueError: data.train {name}: " in done.stderr and reason in done.stderr
+    assert done.returncode == 1 and f"ValueError: data.train: {name}: " in done.stderr and reason in done.stderr
     repo, _, inside = name.partition(":")
     if "cannot be taken" in done.stderr:
         here = f"data/{repo.split('/')[1]}"

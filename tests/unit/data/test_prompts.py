@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data import counting
-from gspo_hpc.data.prompts import Position, PromptStream, Row, build_prompts, load_rows
+from gspo_hpc.data.prompts import Position, PromptStream, build_prompts
+from gspo_hpc.data.rows import Row, load_rows
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -155,7 +156,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("blank.jsonl", "no rows"),
         ("missing.jsonl", "No such file"),
         ("missing.parquet", "No such file"),
-        ("folder.jsonl", "Is a directory"),
+        ("folder.jsonl", "is a folder"),
         ("data.csv", "must end in .jsonl or .parquet"),
     ]:
         with pytest.raises(ValueError, match=why) as caught:

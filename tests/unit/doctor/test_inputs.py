@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from gspo_hpc.config import loader
 from gspo_hpc.config.paths import PRESETS as PRESET_FOLDER
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data import prompts
+from gspo_hpc.data import rows as data_rows
 from gspo_hpc.doctor import finding, inputs
 from gspo_hpc.doctor import sizes as doctor_sizes
 from gspo_hpc.doctor.finding import Finding
 from gspo_hpc.models import catalog
 from gspo_hpc.models.weight_files import read_header
 from gspo_hpc.planning.plan import make_plan
-from tests.folders import MODEL, model_folder, safetensors
+from tests.folders import MODEL, model_folder, safetensors, tensors
 
 PRESETS = sorted(path for path in PRESET_FOLDER.glob("*.yaml") if not path.stem.endswith("_cpu"))
 
@@ -122,8 +122,10 @@ def test_tensors_lie_one_after_the_other(begin: int, end: int, shape: list[int],
 
 def test_shards_that_do_not_fit_their_index(model: Path, rows: Path) -> None:
     config = given_config(model, rows)
-    safetensors(model / "model-1.safetensors", {"a": (3, 5)})
-    assert "model-1.safetensors lacks b, although" in look(config)["weights"].finding
+    whole = tensors()
+    first, second = list(whole)[:2]
+    safetensors(model / "model-1.safetensors", {first: whole[first]})
+    assert f"model-1.safetensors lacks {second}, although" in look(config)["weights"].finding
     (model / "model-1.safetensors").unlink()
     assert "model-1.safetensors is missing" in look(config)["weights"].finding
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
@@ -132,7 +134,7 @@ def test_shards_that_do_not_fit_their_index(model: Path, rows: Path) -> None:
     assert "is not readable" in look(config)["weights"].finding
     (model / "model.safetensors.index.json").unlink()
     assert "no model.safetensors" in look(config)["weights"].finding
-    safetensors(model / "model.safetensors", {"a": (1,)})
+    safetensors(model / "model.safetensors", whole)
     assert look(config)["weights"].finding.startswith("1 file, ")
 
 
@@ -281,7 +283,7 @@ def test_own_messages_are_whole_and_others_end_with_a_mark(tmp_path: Path) -> No
     (found,) = [one for one in inputs.findings(config, load_functions=False) if one.check == "training data"]
     assert found.state == "fail" and str(rows) in found.finding
     with pytest.raises(ValueError, match="a row must be an object") as refused:
-        prompts.load_rows(rows, config.data)
+        data_rows.load_rows(rows, config.data)
     assert found.finding == "; ".join(line.strip() for line in str(refused.value).splitlines()[:2])
     (tmp_path / "long.py").write_text(
         "def grade(completion, *, prompt, fields):\n    return 1.0\n\n\nraise ValueError('y' * 1000)\n"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.folders import model_folder
+
 TRAINING = ("torch", "vllm", "megatron", "wandb", "transformers", "numpy", "safetensors", "pyarrow")
 OTHERS = (
     "jinja2",
@@ -44,6 +46,11 @@ OURS = (
     "gspo_hpc.importers",
     "gspo_hpc.runs",
 )
+# A plan has the checks of what a run needs, and nothing that starts one.
+OF_A_PLAN = (
+    *(name for name in OURS if name != "gspo_hpc.launch"),
+    *("gspo_hpc.launch.checks", "gspo_hpc.launch.local", "gspo_hpc.launch.slurm", "gspo_hpc.launch.notify"),
+)
 REFUSED_PLANS, SUGGESTIONS = "gspo_hpc.planning.fixes", "gspo_hpc.planning.layouts"
 CONFIG = ("gspo_hpc.config", "pydantic", "yaml")
 
@@ -69,11 +76,11 @@ def named(modules: set[str], names: Sequence[str]) -> list[str]:
     ("command", "absent", "ours", "others"),  # the most modules of this package, and of others
     [
         ("--help", (*HEAVY, *OURS, *CONFIG, "rich"), 8, 25),
-        ("plan smollm2_cpu", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 76, 250),
-        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS), 89, 250),
-        ("plan smollm2_cpu --json", (*HEAVY, *OURS, REFUSED_PLANS, SUGGESTIONS, "rich"), 73, 200),
+        ("plan smollm2_cpu", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 82, 250),
+        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 90, 250),
+        ("plan smollm2_cpu --json", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich"), 79, 200),
         ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 33, 180),
-        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OURS, REFUSED_PLANS), 91, 250),
+        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS), 91, 250),
     ],
 )
 def test_a_command_imports_only_what_it_needs(
@@ -88,6 +95,24 @@ def test_a_command_imports_only_what_it_needs(
     own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
     assert "gspo_hpc.cli.main" in own
     assert (len(own) <= ours, len(modules - own) <= others) == (True, True), (len(own), len(modules - own))
+
+
+def test_a_plan_of_files_that_are_here_reads_them_without_a_library(project: Path, tmp_path: Path) -> None:
+    """Rows, headers of weights and the syntax tree of a reward function."""
+    model_folder(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 = ", "answer": "2"}\n' * 40)
+    (tmp_path / "own.py").write_text("def mark(completion, *, prompt, fields):\n    return 1.0\n")
+    words = ["plan", "tiny_cpu", f"model.path={tmp_path}/model", f"data.train={tmp_path}/rows.jsonl", "--json"]
+    words += [f"data.eval={tmp_path}/rows.jsonl", f"reward.functions=[{{function: {tmp_path}/own.py:mark}}]"]
+    code = (
+        "import contextlib, io\nfrom gspo_hpc.cli.main import main\n"
+        f"with contextlib.redirect_stdout(io.StringIO()):\n    assert main({words!r}) == 0"
+    )
+    modules = loaded(project, code)
+    assert named(modules, (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich")) == []
+    own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
+    assert "gspo_hpc.data.rows" in own and "gspo_hpc.models.weight_table" in own
+    assert (len(own) <= 80, len(modules - own) <= 200) == (True, True), (len(own), len(modules - own))
 
 
 def test_the_probe_sees_an_import(project: Path) -> None:

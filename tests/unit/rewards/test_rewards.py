@@ -238,7 +238,7 @@ LENGTH = {"target": 10, "limit": 20}
         (RewardFunction("regex"), "missing a required .*argument: 'pattern'"),
         (RewardFunction("regex", args={"pattern": "(a"}), "is not a valid regular expression"),
         (RewardFunction("number_match", weight=math.nan), "weight nan is not a finite number"),
-        (RewardFunction("missing.py:grade"), "cannot read missing.py: No such file"),
+        (RewardFunction("missing.py:grade"), "missing.py is not there"),
         (RewardFunction("graders.py"), "must be given as path/to/file.py:function"),
         (RewardFunction("graders:grade"), "must be given as path/to/file.py:function"),
         (RewardFunction("FILE:misbehav"), "no function 'misbehav' at its top level; nearest: misbehave"),

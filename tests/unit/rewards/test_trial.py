@@ -103,5 +103,5 @@ def test_a_run_is_refused_with_the_row_and_its_fields(tmp_path: Path) -> None:
         check(f"{file}:reward")
     check(f"{file}:reward", here=False)
     rows.write_text('{"prompt": "1 + 1 = ", "solution": "2"}\n')
-    with pytest.raises(ValueError, match="number_match raised"):
+    with pytest.raises(ValueError, match=r"number_match cannot grade .*rows.jsonl:1: "):
         check("number_match")

@@ -128,7 +128,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     ("text", "mistake"),
     [
         ("watch.py", "an observer of your own must be given as path/to/file.py:function"),
-        ("gone.py:watch", "cannot read gone.py: No such file or directory"),
+        ("gone.py:watch", "gone.py is not there"),
         ("watch.py:wach", "has no function 'wach' at its top level; nearest: watch"),
         ("watch.py:needs_more", "cannot be called: missing a required argument: 'more'"),
         ("watch.py:takes_none", "cannot be called: too many positional arguments"),

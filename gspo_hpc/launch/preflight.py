@@ -1,0 +1,242 @@
+"""Checks of what a run needs of the files of this machine, as far as a few reads show it: one list of them.
+
+`train` and `submit` refuse a run with it, `doctor` reports it, and `plan` says it before anything is asked for. So
+nothing here imports what a plan does without, runs a user's code or reads a large file to its end. A check looks at
+what one part of a config names, and yields a problem for each thing that is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gspo_hpc.config.constants import WHOLE_FILE_BYTES
+from gspo_hpc.config.reading import own_code
+from gspo_hpc.config.schema import Config
+
+if TYPE_CHECKING:
+    from gspo_hpc.data.rows import Row
+
+
+# Paths that go into #SBATCH lines and into the script: without characters that sbatch or a shell would interpret.
+PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")
+
+
+class Problem(NamedTuple):
+    """The reason why a run would be refused."""
+
+    key: str  # the setting that names what is wrong
+    text: str
+    fix: str = ""  # a line of its own
+    absent: str = ""  # what a run does about something that is not on this machine; empty if it is here and wrong
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.key}: {self.text}", *([self.fix] if self.fix else [])])
+
+
+Check = Callable[[Config], Iterator[Problem]]
+
+
+def problems(config: Config, checks: Sequence[Check] | None = None) -> list[Problem]:
+    """Return what keeps a run of `config` from being started from here."""
+    return [problem for check in checks or CHECKS for problem in check(config)]
+
+
+def refuse(config: Config, checks: Sequence[Check] | None = None) -> None:
+    """Raise ValueError for every problem, and for what is not on this machine."""
+    if found := problems(config, checks):
+        raise ValueError("\n".join(map(str, found)))
+
+
+def notifications(config: Config) -> Iterator[Problem]:
+    """Check that there is an address at every place, and that nobody else may read it."""
+    if not config.notify.urls:
+        return
+    from gspo_hpc.launch.notify import addresses
+
+    for place in config.notify.urls:
+        try:
+            addresses.at(place)
+        except addresses.AddressAbsent as mistake:
+            yield Problem("notify.urls", _bare(mistake), absent="A run needs it")
+        except ValueError as mistake:
+            yield Problem("notify.urls", _bare(mistake))
+
+
+def _bare(mistake: ValueError) -> str:
+    return str(mistake).removeprefix("notify.urls: ")
+
+
+def reward_functions(config: Config) -> Iterator[Problem]:
+    """Check that every reward function can be called with its arguments."""
+    if not config.reward.functions:
+        return
+    from gspo_hpc.rewards import registry
+
+    for number, (name, text, absent) in registry.wrong_terms(config.reward).items():
+        key = f"reward.functions[{number}].function"
+        yield Problem(key, f"{name}: {text}", absent="A run needs the file" if absent else "")
+
+
+def observers(config: Config) -> Iterator[Problem]:
+    """Check that every observer can be called with the record of a step."""
+    for number, name in enumerate(config.tracking.observers):
+        try:
+            own_code.check_observer(name)
+        except ValueError as mistake:
+            absent = "A run needs the file" if isinstance(mistake, own_code.FileAbsent) else ""
+            yield Problem(f"tracking.observers[{number}]", f"{name}: {mistake}", absent=absent)
+
+
+def data(config: Config) -> Iterator[Problem]:
+    """Check the names of data files, the first rows, and that built-in reward functions can grade the first one."""
+    for key, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if name is not None:
+            yield from _data(config, key, name)
+
+
+def _data(config: Config, key: str, name: str) -> Iterator[Problem]:
+    from gspo_hpc.data import counting
+
+    if ":" in name and not os.path.exists(name):
+        from gspo_hpc.data import hub_data
+
+        if hub_data.is_name(name):
+            if (wrong := hub_data.wrong_name(name)) is not None:
+                yield Problem(key, wrong)
+            else:
+                yield Problem(key, f"{name} is not in the cache of the hub", absent="A run downloads it")
+            return
+    if not is_there(name):
+        if (wrong := counting.wrong_name(name)) is not None:
+            yield Problem(key, wrong)
+        else:
+            fix = f"correct the path; relative paths start at {os.getcwd()}"
+            yield Problem(key, f"{name} is not there", fix, absent="A run needs the file")
+        return
+    fields = counting.fields(name)
+    if fields is not None and config.data.prompt_key not in fields:
+        return  # a rule of the plan says so, with the key to take
+    from gspo_hpc.data import rows
+
+    try:
+        first = rows.first_rows(name, config.data)
+    except ModuleNotFoundError as error:
+        text = f"{name} cannot be looked at: {error.name}, which reads such files, is not installed here"
+        yield Problem(key, text, absent="A run needs it")
+        return
+    except ValueError as mistake:
+        yield Problem(key, str(mistake))
+        return
+    if key == "data.train" and first:
+        yield from _grading(config, first[0])
+
+
+def _grading(config: Config, row: Row) -> Iterator[Problem]:
+    """Yield why built-in reward functions cannot grade a row. A user's own are tried only when a run is started."""
+    from gspo_hpc.rewards import builtin
+
+    wrong = {problem.key for problem in reward_functions(config)}
+    for number, term in enumerate(config.reward.functions):
+        key = f"reward.functions[{number}].function"
+        if term.function not in builtin.REGISTRY or key in wrong:
+            continue
+        if (why := builtin.refusal(term.function, term.args, row.fields)) is not None:
+            yield Problem(key, f"{term.function} cannot grade {row.where}: {why}")
+
+
+def model(config: Config) -> Iterator[Problem]:
+    """Check the folder of the model: its config.json, the headers of its weights, its tokenizer."""
+    path = config.model.path
+    if path is None:
+        return
+    if not os.path.isdir(path):
+        from gspo_hpc.models import hub
+
+        if (wrong := hub.not_a_folder(path)) is not None:
+            yield Problem("model.path", wrong)
+            return
+        config = hub.with_cached_folder(config)
+        if config.model.path == path:
+            yield Problem("model.path", f"{path} {hub.absence(path)[0]}", absent=f"A run {hub.absence(path)[1]}")
+            return
+    from gspo_hpc.models import model_folder
+
+    unreadable = _plan_says(config)
+    for check, text, fix, absent in model_folder.problems(config):
+        if check != "model" or not unreadable:
+            yield Problem("model.path", text.removeprefix("model.path "), fix, "A run needs it" if absent else "")
+
+
+def _plan_says(config: Config) -> bool:
+    """Return whether the plan refuses the model by its config.json, so that it need not be said again."""
+    from gspo_hpc.models import architecture
+
+    assert config.model.path is not None
+    try:
+        architecture.planned(config.model.path)
+    except ValueError:
+        return True
+    return architecture.untrained(config.model.path, config.model.provider) is not None
+
+
+def run_directory(config: Config) -> Iterator[Problem]:
+    """Check that the run directory is new, or of a run that this config may continue."""
+    place = os.path.abspath(config.run_dir)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if place != os.path.abspath(config.run_dir) and os.path.isdir(place):
+        return  # a new folder in one that is there
+    from gspo_hpc.runs import directory, same_run
+
+    try:
+        run = directory.of_this_run(config)
+        if run.info.exists() and (started := _as_started(config)) is not None:
+            same_run.refuse_changes(run, started, most_bytes=WHOLE_FILE_BYTES)
+    except ValueError as mistake:
+        yield Problem("run.dir", str(mistake))
+    except OSError as error:
+        yield Problem("run.dir", f"{error.filename or config.run_dir}: {error.strerror}")
+
+
+def _as_started(config: Config) -> Config | None:
+    """Return the config with the paths and steps that a run of it keeps; None if they are not known here."""
+    from gspo_hpc.data import counting, hub_data
+    from gspo_hpc.models import hub
+    from gspo_hpc.planning.quantities import with_steps
+
+    config = hub_data.with_cached_files(hub.with_cached_folder(config))
+    config = with_steps(config, counting.count_rows(config.data.train, WHOLE_FILE_BYTES))
+    path = config.model.path
+    known = path is not None and os.path.isdir(path) and config.run.max_steps is not None
+    return config if known else None
+
+
+def path_in_script(config: Config) -> Iterator[Problem]:
+    """Check that a batch script can name the run directory."""
+    path = os.path.abspath(config.run_dir)
+    if not PLAIN_PATH.fullmatch(path):
+        wrong = sorted(set(path) - set("".join(PLAIN_PATH.findall(path))))
+        text = f"{path!r} has {' '.join(map(repr, wrong))}, which is not safe in a batch script: choose another path"
+        yield Problem("run.dir", text)
+
+
+def batch_script(config: Config) -> Iterator[Problem]:
+    """Check what only a job on Slurm needs, if the run can be nothing else."""
+    if config.cluster.nodes > 1:
+        yield from path_in_script(config)
+
+
+def is_there(path: str) -> bool:
+    """Return whether there is a file of data, or one that a pattern matches."""
+    if os.path.exists(path) or not any(mark in path for mark in "*?"):
+        return os.path.exists(path)
+    from gspo_hpc.data.counting import files
+
+    return bool(files(path))
+
+
+INPUTS: tuple[Check, ...] = (notifications, reward_functions, observers, data)
+CHECKS: tuple[Check, ...] = (*INPUTS, model, run_directory, batch_script)

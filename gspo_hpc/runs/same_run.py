@@ -1,0 +1,63 @@
+"""Tell whether a config, its data and the code of the user's own are those that a run was started with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gspo_hpc.config import changes as config_changes
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.runs.snapshot import fingerprints
+
+if TYPE_CHECKING:
+    from gspo_hpc.runs.directory import RunDir
+
+
+def refuse_changes(run: RunDir, config: Config, *, most_bytes: float = math.inf) -> None:
+    """Raise ValueError where `config`, the data or the reward functions would change an existing run into another.
+
+    Data of more than `most_bytes` are not read, nor held against those that the run began with.
+    """
+    if changes := config_changes.refused_changes(loader.load(run.config), config):
+        lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
+        fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
+        raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))
+    info = run.read_info()
+    if missing := {"data_sha256", "graders_sha256"} - info.keys():
+        raise ValueError(f"{run.info}: not the record of a run: it lacks {' and '.join(sorted(missing))}")
+    files = []
+    if math.isinf(most_bytes) or _size(config.data.train) <= most_bytes:
+        files.append(("data.train", config.data.train, info["data_sha256"], data_hash(config.data.train)))
+    then, own = info["graders_sha256"], fingerprints(config)
+    files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
+    for what, name, before, now in files:
+        if before != now:
+            raise ValueError(
+                f"{what} ({name}) is not the file {run.path} was started with: sha256 "
+                f"{str(before)[:12]} -> {str(now)[:12]}; restore the old file, or start another run"
+            )
+
+
+def _data_files(path: str | None) -> list[Path]:
+    from gspo_hpc.data import counting  # only here: most commands look at runs that are there
+
+    return [] if path is None else [file for file in counting.files(path) if file.is_file()]
+
+
+def _size(path: str | None) -> int:
+    """Return the bytes of a file of data, or of all files that a pattern matches."""
+    return sum(file.stat().st_size for file in _data_files(path))
+
+
+def data_hash(path: str | None) -> str | None:
+    """Return the SHA-256 of a file of data, in hex, or of those of all files that a pattern matches, in their order."""
+    digests = []
+    for name in _data_files(path):
+        with open(name, "rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256"))
+    if len(digests) > 1:
+        return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+    return digests[0].hexdigest() if digests else None

@@ -1,0 +1,352 @@
+"""What `train` refuses before it starts ranks, `plan` refuses with the same words: a table of bad inputs, both asked.
+
+Ten seconds. It catches a config that is called valid, with exit code 0, although a look at the files of this machine
+shows that no run can be made of it; and a check that only one of the two commands has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.config import loader
+from gspo_hpc.launch import local
+from gspo_hpc.launch.slurm import submit
+from gspo_hpc.models import catalog
+from gspo_hpc.runs.directory import open_run
+from tests.folders import MODEL, model_folder, safetensors, tensors
+
+ROW = {"prompt": "1 + 1 = ", "answer": "2"}
+ROWS = [ROW] * 40
+WHOLE = {
+    "run": {"max_steps": 2},
+    "model": {"path": "model"},
+    "cluster": {"platform": "cpu"},
+    "batch": {"num_generations": 4, "global_batch_size": 16, "micro_batch_size": 1},
+    "data": {"train": "rows.jsonl"},
+    "rollout": {"max_prompt_length": 32, "max_response_length": 32},
+    "reward": {"functions": [{"function": "number_match"}]},
+}
+Words = list[str]
+Fault = Callable[[Path], Words]
+HEAD = "completion, *, prompt, fields"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    model_folder(tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", *ROWS)
+    (tmp_path / "run.yaml").write_text(json.dumps(WHOLE))
+    return tmp_path
+
+
+def write_rows(path: Path, *rows: object) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def planned(capsys: pytest.CaptureFixture[str], words: Words) -> tuple[int, dict[str, object], str]:
+    """Exit code, JSON and page of the plan."""
+    code = main(["plan", "run.yaml", *words, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert main(["plan", "run.yaml", *words]) == code
+    return code, told, " ".join(capsys.readouterr().out.split())
+
+
+def trained(project: Path, words: Words) -> str | None:
+    """The words with which `train` refuses a run before a rank is started; None if it starts one."""
+    start = "import pathlib, sys; pathlib.Path('started').touch(); sys.exit(2)"
+    try:
+        local.train(loader.load("run.yaml", words, run_code=True), worker=[sys.executable, "-c", start])
+    except ValueError as refused:
+        assert not (project / "started").exists()
+        return str(refused)
+    assert (project / "started").exists()
+    return None
+
+
+def rows(*rows: object) -> Fault:
+    def fault(project: Path) -> Words:
+        write_rows(project / "rows.jsonl", *rows)
+        return []
+
+    return fault
+
+
+def file(name: str, content: str | bytes, *words: str) -> Fault:
+    def fault(project: Path) -> Words:
+        path = project / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.chmod(0o644)
+        return list(words)
+
+    return fault
+
+
+def folder(name: str, *words: str) -> Fault:
+    def fault(project: Path) -> Words:
+        (project / name).mkdir(parents=True)
+        return list(words)
+
+    return fault
+
+
+def words(*words: str) -> Fault:
+    return lambda project: list(words)
+
+
+def without(*names: str) -> Fault:
+    def fault(project: Path) -> Words:
+        for name in names:
+            (project / name).unlink()
+        return []
+
+    return fault
+
+
+def config_json(**other: object) -> Fault:
+    return file("model/config.json", json.dumps(MODEL | other))
+
+
+def own(code: str, *, name: str = "mark", args: str = "{}") -> Fault:
+    return file("own.py", code, f"reward.functions=[{{function: own.py:{name}, args: {args}}}]")
+
+
+def reward(function: str) -> Fault:
+    return words(f"reward.functions=[{{function: {function}}}]")
+
+
+def single(shapes: dict[str, tuple[int, ...]]) -> Fault:
+    def fault(project: Path) -> Words:
+        for path in (project / "model").glob("model*"):
+            path.unlink()
+        safetensors(project / "model" / "model.safetensors", shapes)
+        return []
+
+    return fault
+
+
+def other_format(project: Path) -> Words:
+    for path in (project / "model").glob("model*"):
+        path.unlink()
+    return file("model/pytorch_model.bin", "a")(project)
+
+
+def cut_off(project: Path) -> Words:
+    shard = project / "model" / "model-2.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    return []
+
+
+def other_run(*changed: str) -> Fault:
+    def fault(project: Path) -> Words:
+        open_run(loader.load("run.yaml"))
+        return list(changed)
+
+    return fault
+
+
+def other_record(content: str) -> Fault:
+    def fault(project: Path) -> Words:
+        run, _ = open_run(loader.load("run.yaml"))
+        run.info.write_text(content)
+        return []
+
+    return fault
+
+
+def other_data(project: Path) -> Words:
+    open_run(loader.load("run.yaml"))
+    write_rows(project / "rows.jsonl", *ROWS, ROW)
+    return []
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+# The first half was known when the checks were written, the other half was not.
+KNOWN: dict[str, Fault] = {
+    "data: a folder": folder("rows", "data.train=rows"),
+    "data: a folder named as a file": folder("more.jsonl", "data.train=more.jsonl"),
+    "data: a text file": file("rows.txt", "1 + 1 =\n", "data.train=rows.txt"),
+    "data: a text file elsewhere": words("data.train=/elsewhere/rows.txt"),
+    "data: a table": file("rows.csv", "prompt,answer\n1,2\n", "data.eval=rows.csv"),
+    "data: no JSON": file("rows.jsonl", "1 + 1 =\n" * 40),
+    "data: a prompt that is a number": rows(*[ROW | {"prompt": 3}] * 40),
+    "data: a prompt that is an object": rows(*[ROW | {"prompt": {"text": "a"}}] * 40),
+    "data: an empty prompt": rows(*ROWS, ROW | {"prompt": " "}),
+    "data: a row in the middle": rows(*ROWS, [1], *ROWS),
+    "data: empty": file("rows.jsonl", ""),
+    "evaluation data: a prompt that is a number": file("eval.jsonl", '{"prompt": 1}\n', "data.eval=eval.jsonl"),
+    "model: other sizes": config_json(hidden_size=128),
+    "model: no tokenizer": without("model/tokenizer.json"),
+    "model: a shard is missing": without("model/model-2.safetensors"),
+    "model: a shard is cut off": cut_off,
+    "reward: no such function": own("def marks(completion, *, prompt, fields):\n    return 1\n"),
+    "reward: another signature": own("def mark(prompts, completions, answer):\n    return 1\n"),
+    "reward: no answer": rows(*[{"prompt": "a"}] * 40),
+    "reward: not built in": reward("number_mach"),
+}
+HELD_OUT: dict[str, Fault] = {
+    "data: not UTF-8": file("rows.jsonl", '{"prompt": "é", "answer": 1}\n'.encode("latin-1") * 40),
+    "data: half a character": file("rows.jsonl", '{"prompt": "\\ud800", "answer": 1}\n' * 40),
+    "data: ends with the assistant": rows(*[ROW | {"prompt": [*MESSAGES, {"role": "assistant", "content": "b"}]}] * 40),
+    "data: an unknown role": rows(*[ROW | {"prompt": [{"role": "human", "content": "a"}]}] * 40),
+    "data: parts of a message": rows(*[ROW | {"prompt": [{"role": "user", "content": [{"type": "text"}]}]}] * 40),
+    "data: one JSON list": file("rows.jsonl", json.dumps(ROWS)),
+    "data: a pattern of other files": file("part-1.csv", "a\n", "data.train=part-*"),
+    "data: not parquet": file("rows.parquet", "no parquet", "data.train=rows.parquet"),
+    "data: a name on the hub without a file": words("data.train=owner/sums:train"),
+    "data: a text file, in epochs": file("r.txt", "a\n", "data.train=r.txt", "run.max_steps=null", "run.max_epochs=1"),
+    "data: other keys": words("data.prompt_key=question"),
+    "data: a system prompt without a template": words("data.system_prompt=a", "data.chat_template=false"),
+    "model: a file": words("model.path=model/config.json"),
+    "model: no config.json": without("model/config.json"),
+    "model: a folder of something else": words("model.path=."),
+    "model: config.json is not JSON": file("model/config.json", "{"),
+    "model: more layers": config_json(num_hidden_layers=3),
+    "model: fewer layers": config_json(num_hidden_layers=1),
+    "model: another vocabulary": config_json(vocab_size=512),
+    "model: a head of its own": config_json(tie_word_embeddings=False),
+    "model: another family": config_json(architectures=["GPT2LMHeadModel"]),
+    "model: quantized": config_json(quantization_config={"quant_method": "gptq", "bits": 4}),
+    "model: other weights than its index": file("model/model-1.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
+    "model: an index that is not JSON": file("model/model.safetensors.index.json", "{"),
+    "model: an index of other things": file("model/model.safetensors.index.json", '{"weight_map": {"a": [1]}}'),
+    "model: weights in another format": other_format,
+    "model: names of another class": single({name.removeprefix("model."): shape for name, shape in tensors().items()}),
+    "model: no chat template": file("model/tokenizer_config.json", "{}"),
+    "model: a tokenizer that is none": file("model/tokenizer.json", "[]"),
+    "reward: not Python": own("def mark(:\n"),
+    "reward: asynchronous": own(f"async def mark({HEAD}):\n    return 1\n"),
+    "reward: an argument that it has not": own(f"def mark({HEAD}):\n    return 1\n", args="{scale: 2}"),
+    "reward: a folder": folder("own.py", "reward.functions=[{function: own.py:mark}]"),
+    "reward: a file without a function": reward("own.py"),
+    "reward: an expression that is none": reward('regex, args: {pattern: "("}'),
+    "reward: an expression is missing": reward("regex"),
+    "reward: an answer without a number": rows(*[ROW | {"answer": "none"}] * 40),
+    "observer: another signature": file("see.py", "def see():\n    pass\n", "tracking.observers=[see.py:see]"),
+    "notify: others may read it": file("to", "json://localhost\n", "notify.urls=[file:to]"),
+    "run: a file": file("runs/run", "a", "run.dir=runs/run"),
+    "run: below a file": file("runs", "a", "run.dir=runs/run"),
+    "run: a folder of something else": file("runs/notes.txt", "a", "run.dir=runs"),
+    "run: another config": other_run("run.seed=7"),
+    "run: other data": other_data,
+    "run: a record that is none": other_record("[]"),
+    "run: a record that lacks something": other_record("{}"),
+}
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *HELD_OUT])
+def test_what_train_refuses_plan_refuses_with_the_same_words(
+    name: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (KNOWN | HELD_OUT)[name](project)
+    code, told, page = planned(capsys, given)
+    refused = trained(project, given)
+    assert refused is not None, "train starts it"
+    assert code == 2 and told["runnable"] is False, told
+    said = "\n".join([*told["errors"], *map(str, told["broken"]), *map(str, told["not_run"])])  # type: ignore[misc]
+    for line in refused.splitlines():
+        bare = line.strip().partition(": ")[2] if line.startswith("rule ") else line.strip()
+        if not line.startswith("nearest fix"):
+            assert bare in said.replace("\\'", "'"), (line, said)
+            assert " ".join(bare.split())[:40] in page, (bare, page)
+    assert "valid as far as checked" not in page
+
+
+def test_a_run_directory_that_no_batch_script_can_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["cluster.nodes=2", "run.dir=runs/$HOME"]
+    code, told, _ = planned(capsys, given)
+    with pytest.raises(ValueError, match="not safe in a batch script") as refused:
+        submit.checked(loader.load("run.yaml", given), set())
+    assert code == 2 and str(refused.value) in str(told["errors"]) and planned(capsys, given[1:])[0] == 0
+
+
+def _absent() -> Iterator[tuple[str, Fault, str]]:
+    yield "data", without("rows.jsonl"), "data.train rows.jsonl is not there: its prompts are not counted. A run needs"
+    yield "eval", words("data.eval=/elsewhere/e.parquet"), "data.eval /elsewhere/e.parquet is not there. A run needs"
+    yield "hub", words("data.train=owner/sums:train.jsonl"), "is not in the cache of the hub"
+    yield "reward", reward("/elsewhere/own.py:mark"), "/elsewhere/own.py is not there"
+    yield "observer", words("tracking.observers=[/elsewhere/see.py:see]"), "/elsewhere/see.py is not there"
+    yield "address", words("notify.urls=[env:NOT_SET_HERE]"), "the variable NOT_SET_HERE is not set"
+    weights = ("model/model-1.safetensors", "model/model-2.safetensors")
+    yield "weights", without(*weights), "model.path model: model-1.safetensors is missing"
+    yield "small files", without(*weights, "model/tokenizer.json"), "model.path model has none of tokenizer.json"
+
+
+@pytest.mark.parametrize(("name", "fault", "note"), list(_absent()), ids=[one[0] for one in _absent()])
+def test_what_is_not_on_this_machine_is_said_and_not_refused(
+    name: str, fault: Fault, note: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = fault(project)
+    code, told, page = planned(capsys, given)
+    assert code == 0 and told["runnable"] is True and told["errors"] == [], told
+    assert any(note in one for one in told["not_checked"]), told["not_checked"]  # type: ignore[attr-defined]
+    assert "valid as far as checked" in page and "Not checked" in page
+    assert trained(project, given) is not None
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        words(),
+        single(tensors() | {"lm_head.weight": (256, 64)}),
+        rows(*[ROW | {"prompt": MESSAGES}] * 40),
+        own(f"def mark({HEAD}, scale=1):\n    return scale\n", args="{scale: 2}"),
+        other_run(),
+        other_run("run.max_steps=4"),
+        other_run("run.max_steps=null", "run.max_epochs=1"),
+        folder("runs/run", "run.dir=runs/run"),
+    ],
+)
+def test_what_train_starts_plan_calls_valid(good: Fault, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = good(project)
+    code, told, page = planned(capsys, given)
+    refused = trained(project, given)
+    assert (code, told["errors"], refused) == (0, [], None), page
+
+
+def test_large_files_are_looked_at_from_their_beginning(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row beyond that is left to `train`, and the first rows are not."""
+    many = [ROW | {"filler": "a" * 1000}] * 2000
+    write_rows(project / "rows.jsonl", *many, [1])
+    code, told, _ = planned(capsys, [])
+    assert code == 0 and "rows.jsonl:2001: a row must be" in str(trained(project, []))
+    write_rows(project / "rows.jsonl", ROW, [1], *many)
+    code, told, _ = planned(capsys, [])
+    (headline, row) = told["errors"]  # type: ignore[misc]
+    assert code == 2 and "rows.jsonl: 1 of the first " in headline and row.strip() in str(trained(project, []))
+    (project / "rows.jsonl").write_text(
+        json.dumps(ROW | {"filler": "a" * 2**21}) + "\n" + "".join(json.dumps(ROW) + "\n" for _ in ROWS)
+    )
+    assert planned(capsys, [])[0] == 0
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen2.5-0.5B", "Mixtral-8x7B", "Qwen3-30B-A3B", "Mistral-7B-v0.3"])
+def test_the_tensors_of_models_that_are_trained_are_no_mistake(name: str) -> None:
+    """The table is the one that weights are loaded by; each family has names of its own."""
+    from gspo_hpc.models import architecture, weight_table
+
+    arch = architecture.parse(catalog.content(name))
+    whole = weight_table.stage_table(arch, 0, arch.num_layers, True, True)
+    by_layer = [
+        one
+        for layer in range(arch.num_layers)
+        for one in weight_table.stage_table(arch, layer, 1, layer == 0, layer == arch.num_layers - 1)
+    ]
+    assert {one.hf: one.shapes for one in by_layer} == {one.hf: one.shapes for one in whole}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "rows.jsonl").chmod(0)
+    code, told, _ = planned(capsys, [])
+    assert code == 2 and "Permission denied" in str(told["errors"])
