@@ -1,7 +1,7 @@
 """A worker of vLLM that maps a rank's GPU memory finds there what the rank has put into it, however late its stream is.
 
-It costs nothing. The stream is imitated strictly: what a rank writes is in memory only once somebody has waited for the
-stream, and a worker reads as soon as it is told. Catches an address that is told while copies are still under way, which
+It costs nothing. The stream is imitated strictly: what a rank writes is in memory once somebody has waited for the
+stream, and a worker reads as soon as it is told. Catches an address that is told while copies are under way, which
 other tests miss because a CPU writes at once, and memory that is kept after the update.
 """
 
