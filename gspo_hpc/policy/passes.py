@@ -115,6 +115,7 @@ class Pass:
                 forward_only=forward_only,
             )
         compat.drop_quantized_weights(policy.chunks)
+        compat.drop_unused_gradients()
         if any_rank(self.abandoned, policy.ranks.device):
             raise Abandoned
         return results
@@ -137,6 +138,7 @@ class Pass:
         gone.
         """
         mark("update")
+        compat.drop_unused_gradients()  # those of the micro-batch before: the head needs its memory for logits
         policy = self._policy
         if self._abandons():
             return _zeros_like_stage(policy, batch, wrapped.module)
