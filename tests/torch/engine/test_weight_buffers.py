@@ -2,11 +2,12 @@
 
 It costs nothing. The stream is imitated strictly: what a rank writes is in memory once somebody has waited for the
 stream, and a worker reads as soon as it is told. Catches an address that is told while copies are under way, which
-other tests miss because a CPU writes at once, and memory that is kept after the update.
+other tests miss because a CPU writes at once, memory that no other process can map, and memory that is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,20 @@ class Gpu:
         self._queue: list[Callable[[], Any]] = []
         self._exported: dict[str, torch.Tensor] = {}
         stream = SimpleNamespace(synchronize=self._synchronize)
-        on_cpu = {"empty": lambda size, dtype, device: torch.empty(size, dtype=dtype)}
-        monkeypatch.setattr(weight_buffers, "torch", SimpleNamespace(**vars(torch) | on_cpu))
+        self._ordinary = False  # what is allocated can be exported
+
+        def empty(size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+            assert self._ordinary and device == "cuda", "in an expandable segment, which no other process can map"
+            return torch.empty(size, dtype=dtype)
+
+        @contextlib.contextmanager
+        def ordinary() -> Iterator[None]:
+            self._ordinary = True
+            yield
+            self._ordinary = False
+
+        monkeypatch.setattr(weight_buffers, "torch", SimpleNamespace(**vars(torch) | {"empty": empty}))
+        monkeypatch.setattr(compat, "ordinary_segments", ordinary)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
         monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: self.events.append("collect"))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.events.append("empty cache"))
