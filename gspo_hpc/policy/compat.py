@@ -107,7 +107,7 @@ def accumulate_in_buffers(chunks: Iterable[torch.nn.Module]) -> None:
     for chunk in chunks:
         for module in chunk.modules():
             if hasattr(module, "fuse_wgrad_accumulation"):
-                module.fuse_wgrad_accumulation = True
+                setattr(module, "fuse_wgrad_accumulation", True)  # noqa: B010 (an attribute torch lacks)
 
 
 def drop_unused_gradients() -> None:

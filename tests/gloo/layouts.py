@@ -261,9 +261,10 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         one[f"steps-one-{model}"] = ("steps", {"model": str(models[model])})
         work |= {f"steps-{name}": ("steps", given), f"exported-{name}": ("exported", given)}
     for name, (world, model, sections, switches) in OVERLAPPED.items():
-        work, given = {2: two, 4: four}[world], {"model": str(models[model]), **sections}
-        work[f"overlapping-{name}-off"] = ("steps", given)
-        work[f"overlapping-{name}-on"] = ("steps", given | {"parallel": given.get("parallel", {}) | switches})
+        work, path = {2: two, 4: four}[world], str(models[model])
+        work[f"overlapping-{name}-off"] = ("steps", {"model": path, **sections})
+        parallel = {"parallel": sections.get("parallel", {}) | switches}
+        work[f"overlapping-{name}-on"] = ("steps", {"model": path, **sections, **parallel})
     four |= {f"exported-tp4-{f}": ("exported", {"model": str(models[f]), **PRODUCTS["tp4"]}) for f in DENSE}
     separate = {"batch": {"share_prompts": False}}
     worlds = {1: one, 2: two, 4: four}

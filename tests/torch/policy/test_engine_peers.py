@@ -4,7 +4,7 @@ Costs half a minute: four times two processes, of which four import Megatron. Ca
 on (the default group of the job has another one), an error that does not say who waited for whom, or that blames the
 rank that waited, a second group of the same ranks that looks for the addresses of the first, and ranks that do not wait
 for each other: a bucket that is posted before all have filled their memory, or memory that is filled while a worker
-still reads it.
+still reads it; and payloads of unequal lengths that come back padded.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ for meeting in range(3):
     time.sleep(1.0 if meeting and rank == 0 else 0.0)
     peers = EnginePeers([0, 1], datetime.timedelta(seconds=float(sys.argv[3])), job_store())
     assert peers.gather(bytes([meeting, rank])) == [bytes([meeting, 0]), bytes([meeting, 1])]
+    assert peers.gather(b"long" * rank) == [b"", b"long"]
     peers.wait()
     del peers
     drop_layout()
