@@ -149,7 +149,7 @@ def _settings(config: Config) -> Any:
             "attention_dropout": 0.0,
             "attention_backend": AttnBackend[config.model.attention_backend],
             "variable_seq_lengths": True,
-            "gradient_accumulation_fusion": False,
+            "gradient_accumulation_fusion": False,  # a model of another package may use a weight outside of its layer
             "bias_activation_fusion": fuses_swiglu(config),
             "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
             "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,

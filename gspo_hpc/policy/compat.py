@@ -11,6 +11,7 @@ Shapes: T tokens, H hidden size.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -90,6 +91,34 @@ def drop_quantized_weights(chunks: Iterable[torch.nn.Module]) -> None:
     for chunk in chunks:
         for module in chunk.modules():
             vars(module).get("_fp8_workspaces", {}).clear()
+
+
+def accumulate_in_buffers(chunks: Iterable[torch.nn.Module]) -> None:
+    """Have layers of Transformer Engine add gradients of weights to the gradient buffers in their matrix products.
+
+    Else each product is rounded to the weights' 16 bits, and added in a kernel of its own. Megatron's setting for this,
+    ``gradient_accumulation_fusion``, holds for all layers of a model, and its own ``ColumnParallelLinear`` refuses it
+    without an extension of Apex; that is the output layer, of which we use the weight alone. So layers are told by the
+    attribute ``fuse_wgrad_accumulation``, which they read in every forward pass (Transformer Engine 2.17 to 2.20;
+    ``tests/lanes/test_transformer_engine.py`` looks it up in the sources). They add to ``main_grad`` of a weight, and
+    say so by ``grad_added_to_main_grad``, after which Megatron's DistributedDataParallel ignores what autograd has for
+    it (0.16 to 0.19): no weight of such a layer may be used outside of it.
+    """
+    for chunk in chunks:
+        for module in chunk.modules():
+            if hasattr(module, "fuse_wgrad_accumulation"):
+                setattr(module, "fuse_wgrad_accumulation", True)  # noqa: B010 (an attribute torch lacks)
+
+
+def drop_unused_gradients() -> None:
+    """Free what layers give to autograd in place of gradients that are in the buffers already.
+
+    Transformer Engine keeps one tensor of every shape of weights for that, which holds nothing, for the rest of the
+    process: up to a gigabyte, in memory that engines are to have. Relies on the dictionary ``_dummy_wgrads`` of its
+    ``pytorch.module.base``, in which it looks before it makes one (2.17 to 2.20; looked up as above).
+    """
+    base = sys.modules.get("transformer_engine.pytorch.module.base")
+    getattr(base, "_dummy_wgrads", {}).clear()
 
 
 def allow_routers_without_transformer_engine() -> None:

@@ -146,7 +146,7 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         deterministic_mode=deterministic_kernels(config),
         use_cpu_initialization=cpu,
         perform_initialization=False,  # every weight is loaded
-        gradient_accumulation_fusion=False,  # of Megatron's own layers it needs kernels of Apex
+        gradient_accumulation_fusion=False,  # see compat.accumulate_in_buffers
         bias_activation_fusion=fuses_swiglu(config),
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -197,7 +197,10 @@ def build(arch: Architecture, config: Config, device: torch.device) -> list[Pack
     fused = uses_transformer_engine(config)
     if device.type == "cuda" and not fused:
         varlen.use_newest_kernel(device)
-    return [_chunk(arch, settings, None if size is None else number, device, fused) for number in range(size or 1)]
+    chunks = [_chunk(arch, settings, None if size is None else number, device, fused) for number in range(size or 1)]
+    if fused:
+        compat.accumulate_in_buffers(chunks)
+    return chunks
 
 
 def _chunk(

@@ -22,6 +22,7 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
 )
 
+from gspo_hpc.config.derived import overlaps
 from gspo_hpc.models import flops
 from gspo_hpc.models.architecture import SUPPORTED
 from gspo_hpc.ops.attention import seen_keys
@@ -86,10 +87,9 @@ class Pass:
         self._monitor = PassMonitor() if monitor is None else monitor
         self.abandoned = False  # True once this rank skips the rest of the pass
         self._vote: _Vote | None = None  # of the ranks that decide together, begun before the micro-batch before
-        parallel = policy.config.parallel
         # Gradients and parameters that travel beside the passes wait for every layer of every rank: such a pass is left
         # before it begins, or not at all.
-        self._overlaps = parallel.overlap_grad_reduce or parallel.overlap_param_gather
+        self._overlaps = any(overlaps(policy.config))
 
     def run(
         self, forward_step: Any, batches: Sequence[PackedBatch], *, forward_only: bool, record_experts: bool = False
@@ -115,6 +115,7 @@ class Pass:
                 forward_only=forward_only,
             )
         compat.drop_quantized_weights(policy.chunks)
+        compat.drop_unused_gradients()
         if any_rank(self.abandoned, policy.ranks.device):
             raise Abandoned
         return results
@@ -137,6 +138,7 @@ class Pass:
         gone.
         """
         mark("update")
+        compat.drop_unused_gradients()  # those of the micro-batch before: the head needs its memory for logits
         policy = self._policy
         if self._abandons():
             return _zeros_like_stage(policy, batch, wrapped.module)

@@ -24,6 +24,7 @@ from tests.gloo.layouts import (
     LAYOUTS,
     LENT,
     MOVES,
+    OVERLAPPED,
     PROBED,
     PROBED_BY_TWO,
     PRODUCTS,
@@ -104,6 +105,14 @@ def test_overlapping_and_recomputation_change_no_bit(plain: str, other: str, res
     one, many = results[f"steps-{plain}"], results[f"steps-{other}"]
     assert one.keys() == many.keys()
     assert [name for name in one if not np.array_equal(one[name], many[name])] == []
+
+
+@pytest.mark.parametrize("name", OVERLAPPED)
+def test_overlapping_changes_no_bit_in_any_layout(name: str, results: dict[str, Arrays]) -> None:
+    """Stages, virtual ones, experts and what ranks share of the optimizer: gradients of a step have several passes."""
+    one, many = results[f"overlapping-{name}-off"], results[f"overlapping-{name}-on"]
+    assert one.keys() == many.keys()
+    assert [key for key in one if not np.array_equal(one[key], many[key])] == []
 
 
 def test_stages_change_no_bit_but_where_they_share_a_weight(results: dict[str, Arrays]) -> None:

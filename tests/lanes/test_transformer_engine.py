@@ -169,6 +169,29 @@ def test_weights_in_8_bits_are_kept_where_we_drop_them() -> None:
     assert "_fp8_workspaces" in (ROOT / "gspo_hpc/policy/compat.py").read_text()
 
 
+def test_gradients_go_into_the_buffers_where_a_layer_is_told_so() -> None:
+    """Each layer reads the attribute when it computes, and takes what autograd gets from the dictionary we clear."""
+    ours = (ROOT / "gspo_hpc/policy/compat.py").read_text()
+    assert '"fuse_wgrad_accumulation", True' in ours and '"_dummy_wgrads"' in ours
+    for name in sorted(NEEDED & {"Linear", "LayerNormLinear", "GroupedLinear"}):
+        (forward,) = (n for n in classes(ENGINE)[name].body if isinstance(n, ast.FunctionDef) and n.name == "forward")
+        assert "self.fuse_wgrad_accumulation" in ast.unparse(forward), name
+        assert not any("fuse_wgrad_accumulation" in ast.unparse(n) for n in sets_of(name)), f"{name} keeps a copy of it"
+    for file in ("linear", "layernorm_linear", "grouped_linear"):
+        text = (ENGINE / "pytorch" / "module" / f"{file}.py").read_text("utf-8")
+        assert "grad_added_to_main_grad = True" in text and "get_dummy_wgrad(" in text
+    base = (ENGINE / "pytorch" / "module" / "base.py").read_text("utf-8")
+    assert "\n_dummy_wgrads = {}\n" in base and "if key not in _dummy_wgrads:" in base
+
+
+def sets_of(name: str) -> Iterator[ast.Assign]:
+    """Yield what a layer's __init__ sets from the attribute, beside the attribute itself."""
+    (made,) = (n for n in classes(ENGINE)[name].body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    for node in ast.walk(made):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) != "self.fuse_wgrad_accumulation":
+            yield node
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [

@@ -14,7 +14,6 @@ import importlib.machinery
 import inspect
 import math
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -75,6 +74,35 @@ def _weight(given: dict[str, Any], *shape: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty(shape, dtype=given["params_dtype"], device=given["device"]))
 
 
+_dummy_wgrads: dict[tuple[Any, ...], Tensor] = {}
+
+
+class Accumulated(torch.autograd.Function):
+    """A matrix product whose weight's gradient goes into `main_grad`; autograd gets one that says nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, first: bool | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.weight, ctx.first, ctx.biased = weight, first, bias is not None
+        return torch.nn.functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        flat = upstream.flatten(0, -2)
+        calls["accumulated"] = calls.get("accumulated", 0) + 1
+        added = (flat.t() @ inputs.flatten(0, -2)).to(ctx.weight.main_grad.dtype)
+        if ctx.first:  # as in the sources: nothing is there yet
+            ctx.weight.main_grad.copy_(added)
+        else:
+            ctx.weight.main_grad.add_(added)
+        ctx.weight.grad_added_to_main_grad = True
+        key = (*weight.shape, weight.dtype)
+        if key not in _dummy_wgrads:
+            _dummy_wgrads[key] = torch.full_like(weight, math.nan)
+        return upstream @ weight, _dummy_wgrads[key].detach(), flat.sum(0) if ctx.biased else None, None
+
+
 class Linear(torch.nn.Module):
     """A matrix product of one rank."""
 
@@ -84,6 +112,7 @@ class Linear(torch.nn.Module):
         super().__init__()
         given = self.given = bound(f"{self.name}.__init__", self, *args, **kwargs)
         assert given["tp_size"] == 1 and not given["fuse_wgrad_accumulation"] and not given["return_bias"]
+        self.fuse_wgrad_accumulation = False  # until it is said afterwards
         self.parallel_mode = given["parallel_mode"]
         self.use_bias = given["bias"]
         self.weight = _weight(given, given["out_features"], given["in_features"])
@@ -92,7 +121,10 @@ class Linear(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         given = bound(f"{self.name}.forward", self, *args, **kwargs)
         assert given["inp"].shape[-1] == self.weight.shape[1] and given["inp"].dtype == self.weight.dtype
-        return torch.nn.functional.linear(self.normed(given["inp"]), self.weight, self.bias)
+        inputs, weight = self.normed(given["inp"]), self.weight
+        if not (self.fuse_wgrad_accumulation and torch.is_grad_enabled()):
+            return torch.nn.functional.linear(inputs, weight, self.bias)
+        return Accumulated.apply(inputs, weight, self.bias, given["is_first_microbatch"])
 
     def normed(self, x: Tensor) -> Tensor:
         return x
@@ -191,7 +223,7 @@ def install(sources: Path) -> None:
     """Put the double in the place of Transformer Engine, before Megatron is imported."""
     global SOURCES
     SOURCES = sources
-    parts: dict[str, dict[str, Callable[..., Any] | type | str]] = {
+    parts: dict[str, dict[str, Any]] = {
         "": {"__version__": VERSION},
         ".common": {},
         ".common.recipe": {"DelayedScaling": Unused},
@@ -208,6 +240,7 @@ def install(sources: Path) -> None:
         ".pytorch.tensor.utils": {"replace_raw_data": Unused, "cast_master_weights_to_fp8": Unused},
         ".pytorch.float8_tensor": {"Float8Tensor": Unused},
         ".pytorch.module": {},
+        ".pytorch.module.base": {"_dummy_wgrads": _dummy_wgrads},
         ".pytorch.attention.rope": {"apply_rotary_pos_emb": apply_rotary_pos_emb},
         ".pytorch.router": {
             name: Unused
@@ -241,6 +274,7 @@ def main() -> None:
 
     layers.uses_transformer_engine = model.uses_transformer_engine = fused  # else they are for GPUs only
     cases.main()
+    assert not _dummy_wgrads, "tensors without a meaning outlive the pass"
     print("calls:", *(f"{name}={count}" for name, count in sorted(calls.items())))
 
 

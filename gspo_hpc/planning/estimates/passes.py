@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import offloaded_parts
+from gspo_hpc.config.derived import offloaded_parts, overlaps
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.parts import divide_experts
 from gspo_hpc.planning import divisions
@@ -141,7 +141,7 @@ def _over(device: Device, at: Grid, count: float, ranks: int) -> float:
 
 def optimizer(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds in which gradients are summed over replicas, Adam steps, and weights are gathered."""
-    at, parallel = grid(config), config.parallel
+    at = grid(config)
     dense = (model.parameters - model.expert_parameters) / at.model_ranks
     owners = at.etp * at.ep * at.pp
     own = dense + model.expert_parameters / owners
@@ -149,7 +149,7 @@ def optimizer(model: Sizes, config: Config, device: Device) -> float:
     wide = config.optimizer.grad_reduce_in_fp32
     moved = (dense + model.expert_parameters / owners * (config.world_size > owners)) * (4.0 if wide else 2.0) * 2.0
     link = device.network_bytes_per_s if config.world_size > at.node else device.node_bytes_per_s
-    reducing = moved / (link * rates.LINK) * (replicas > 1) * (0.3 if parallel.overlap_grad_reduce else 1.0)
+    reducing = moved / (link * rates.LINK) * (replicas > 1) * (0.3 if overlaps(config).grad_reduce else 1.0)
     state = own * 20.0 / (replicas if config.optimizer.distributed else 1)
     rate = device.host_bytes_per_s if config.memory.offload_optimizer else device.memory_bytes_per_s * rates.BANDWIDTH
     return reducing + state / rate

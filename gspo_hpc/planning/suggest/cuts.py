@@ -28,6 +28,7 @@ KEYS = (  # that are chosen for every layout, where they are not kept
     "parallel.sequence_parallel",
     "rollout.tensor_parallel_size",
     "optimizer.distributed",
+    "parallel.overlap_grad_reduce",
 )
 _ENGINE = "rollout.tensor_parallel_size"
 _PIECE = 8192  # tokens of a sequence that are worth a context-parallel rank of their own
@@ -106,6 +107,8 @@ def _cuts(arch: Architecture, config: Config, keep: frozenset[str], world: int, 
         for etp in choices("parallel.expert_tensor_parallel_size", sorted({1, tp}) if mixed else [None]):
             if world % ((etp or tp) * ep * pp):
                 continue
+            replicated = world > tp * pp
+            reduced = own.overlap_grad_reduce if "parallel.overlap_grad_reduce" in keep else replicated
             parallel = replace(
                 own,
                 tensor_model_parallel_size=tp,
@@ -117,8 +120,9 @@ def _cuts(arch: Architecture, config: Config, keep: frozenset[str], world: int, 
                 expert_model_parallel_size=ep,
                 expert_tensor_parallel_size=None if etp == tp else etp,
                 sequence_parallel=own.sequence_parallel if "parallel.sequence_parallel" in keep else tp > 1,
+                overlap_grad_reduce=reduced or own.overlap_param_gather,  # which needs it
             )
-            distributed = config.optimizer.distributed if "optimizer.distributed" in keep else world > tp * pp
+            distributed = config.optimizer.distributed if "optimizer.distributed" in keep else replicated
             layers = divisions.groups(arch.num_layers, parallel, config.memory)
             yield replace(
                 config,

@@ -1,7 +1,8 @@
 """Weights that the owner of an engine has kept, on their way to the other ranks on its GPUs.
 
 It takes ten seconds: two processes that import torch. It would catch a deadlock of the two: the ranks of an engine meet
-whenever half of the memory is full, and must not wait for each other's broadcast there.
+whenever half of the memory is full, and must not wait for each other's broadcast there. And it would catch kept weights
+that the next bucket overwrites, and a bucket on a GPU that is used while it is still on its way.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+
+from gspo_hpc.exchange.weight_broadcast import KeptWeights, WeightBroadcast, entry_of
+from gspo_hpc.ops.weight_parts import Part, Scratch
 
 RANK = """
 import datetime, os, sys
@@ -64,3 +71,31 @@ def test_ranks_of_an_engine_get_more_than_half_of_the_memory(tmp_path: Path) -> 
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], errors
+
+
+def test_kept_weights_are_copies() -> None:
+    """Of buckets that come one after the other in the same memory; the next weights take the place of the last."""
+    kept, memory, again = KeptWeights(), torch.empty(64, dtype=torch.uint8), Scratch(torch.device("cpu"))
+    for first in (1, 11):
+        kept.begin()
+        for value, size in ((first, 64), (first + 1, 32)):
+            place = memory[:size].fill_(value)
+            kept.add([entry_of(Part(f"w{value}", (size,), place), place)], place)
+        memory.fill_(0)
+        found = [(part.name, set(part.tensor.tolist())) for parts in kept.stream(again) for part in parts]
+        assert found == [(f"w{first}", {first}), (f"w{first + 1}", {first + 1})]
+
+
+def test_a_bucket_on_a_gpu_is_there_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's handle makes the stream wait, and not the host: a worker of an engine has a stream of its own."""
+    events: list[str] = []
+    work = SimpleNamespace(wait=lambda: events.append("the stream waits"))
+    stream = SimpleNamespace(synchronize=lambda: events.append("the host waits"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    made = WeightBroadcast.__new__(WeightBroadcast)
+    made._bulk = SimpleNamespace(broadcast=lambda places, options: events.append("broadcast") or work)
+    for on_gpu in (True, False):
+        place: Any = SimpleNamespace(is_cuda=on_gpu)
+        made.broadcast(place)
+        assert events == ["broadcast", "the stream waits", *(["the host waits"] if on_gpu else [])]
+        events.clear()

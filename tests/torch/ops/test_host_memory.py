@@ -1,12 +1,15 @@
 """Page-locked host memory, with a counterpart of the CUDA runtime that only notes what is locked. Milliseconds.
 
-It would catch memory that overlaps, is locked twice or never unlocked, and blocks that grow beyond what is asked for.
+It would catch memory that overlaps, is locked twice or never unlocked, blocks that grow beyond what is asked for, and a
+copy from a GPU that is still under way when its sources may change.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +119,24 @@ def test_nothing_is_copied_within_host_memory_before_somebody_waits() -> None:
     assert target.sum() == 0
     copy.finish()
     assert target.sum() == 4
+
+
+def test_what_comes_from_a_gpu_has_been_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is behind: it copies when somebody waits for it. Afterwards the source is another tensor's memory."""
+    queue: list[Callable[[], object]] = []
+    source = torch.arange(4.0)
+    on_gpu: Any = SimpleNamespace(dtype=source.dtype, device=torch.device("cuda", 0), is_cuda=True)
+    on_gpu.detach = lambda: on_gpu
+    found = torch.zeros(4)
+
+    def copy(given: Any, *, non_blocking: bool) -> None:
+        assert given is on_gpu and non_blocking
+        queue.append(lambda: found.copy_(source))
+
+    target: Any = SimpleNamespace(dtype=found.dtype, device=found.device, copy_=copy)
+    stream = SimpleNamespace(synchronize=lambda: [queue.pop()() for _ in list(queue)])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    copying = HostCopy([(target, on_gpu)])
+    source.fill_(-1.0)
+    copying.finish()
+    assert found.tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -1,10 +1,12 @@
 """The fingerprint says which weights these are, and not how they came.
 
-A second. Catches rows, columns or blocks that change places on their way, and a fingerprint that depends on the layout.
+A second. Catches rows, columns or blocks that change places on their way, bits that are read as another dtype, and a
+fingerprint that depends on the layout.
 """
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -155,6 +157,19 @@ def test_any_other_bit_name_or_shape_is_another() -> None:
         fingerprint(parts[:1]),
     }
     assert len(found) == 7
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.bfloat16, torch.float16), (torch.float32, torch.int32), (torch.int8, torch.uint8)]
+)
+@pytest.mark.parametrize("shape", [(4,), (3, 8), (40, 80)])
+def test_the_same_bits_of_another_dtype_are_others(shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+    """Numbers of 16 bits that an engine takes for the other kind are other weights, in a tensor or in a stack."""
+    whole = torch.randint(-100, 100, (2, *shape), dtype=torch.int8).repeat_interleave(dtypes[0].itemsize, -1)
+    kinds = [whole.view(dtype) for dtype in dtypes]
+    assert kinds[0].shape == kinds[1].shape == whole[..., :: dtypes[0].itemsize].shape
+    assert len({fingerprint([Part("w", shape, kind[0])]) for kind in kinds}) == 2
+    assert len({fingerprint([Part("e.{}.w", (2, *shape), kind, (0, 1))]) for kind in kinds}) == 2
 
 
 def test_values_that_change_alike_change_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import replace
@@ -113,3 +116,33 @@ def test_transformer_engines_layers_get_its_rotary_kernel(tmp_path: Path, monkey
     monkeypatch.setattr(model, "uses_transformer_engine", lambda config: True)
     with pytest.raises(ValueError, match="apply_rope_fusion is not available"):
         transformer_config(arch, config)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_transformer_engines_layers_add_to_the_gradient_buffers(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its layers of every chunk are told; Megatron's own could not be built with the setting."""
+
+    class Layer(torch.nn.Module):
+        fuse_wgrad_accumulation = False
+
+    def chunk(*unused: Any) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Sequential(Layer(), torch.nn.Linear(1, 1)), Layer())
+
+    settings: Any = SimpleNamespace(virtual_pipeline_model_parallel_size=2)
+    monkeypatch.setattr(model, "uses_transformer_engine", lambda config: fused)
+    monkeypatch.setattr(model, "transformer_config", lambda *a: settings)
+    monkeypatch.setattr(model, "_chunk", chunk)
+    arch: Any = None
+    found = [m for one in model.build(arch, from_dict({}), torch.device("cpu")) for m in one.modules()]
+    assert [m.fuse_wgrad_accumulation for m in found if isinstance(m, Layer)] == [fused] * 4
+    assert not any(hasattr(m, "fuse_wgrad_accumulation") for m in found if isinstance(m, torch.nn.Linear))
+
+
+def test_megatrons_own_layers_refuse_to_add_to_the_gradient_buffers(tmp_path: Path) -> None:
+    """Which is why its setting stays off: the output layer is one of these."""
+    (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))
+    arch = architecture.read(tmp_path)
+    settings = transformer_config(arch, from_dict({"model": {"layers": "torch"}}))
+    assert not settings.gradient_accumulation_fusion
+    made = inspect.getsource(ColumnParallelLinear.__init__)
+    assert "if config.gradient_accumulation_fusion and not _grad_accum_fusion_available" in made

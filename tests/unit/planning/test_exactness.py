@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.config import loader, paths
 from gspo_hpc.config.derived import Overlaps, overlaps
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.planning import exactness
+from gspo_hpc.planning.estimates.time import of_plan
 from gspo_hpc.planning.plan import make_plan
 
 CPU = {"platform": "cpu"}
@@ -90,3 +92,16 @@ def test_nothing_overlaps_where_ranks_are_added_up_in_their_order(platform: str,
     expected = not (platform == "cuda" and deterministic)
     assert overlaps(config) == Overlaps(expected, expected)
     assert overlaps(from_dict({"run": {"deterministic": deterministic}})) == Overlaps(False, False)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_plan_hides_sums_only_where_they_overlap(deterministic: bool) -> None:
+    preset = paths.PRESETS / "qwen3_8b_tp2_cp4_32k.yaml"
+    seconds = []
+    for overlapped in ("true", "false"):
+        more = [f"parallel.overlap_grad_reduce={overlapped}", f"run.deterministic={str(deterministic).lower()}"]
+        config = loader.load(preset, more)
+        times, _ = of_plan(config, make_plan(config))
+        assert times is not None
+        seconds.append(times.seconds["update"])
+    assert (seconds[0] == seconds[1]) == deterministic

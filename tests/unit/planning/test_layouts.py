@@ -144,7 +144,7 @@ def test_the_best_layout_is_written_as_a_config(tmp_path: Path, capsys: pytest.C
 
 
 def test_completions_go_through_one_pipeline_or_several(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["suggest", str(CONFIGS / "qwen2.5_7b_tp2.yaml"), "cluster.nodes=2"]) == 0
+    assert main.main(["suggest", str(CONFIGS / "qwen2.5_7b_tp2.yaml"), "cluster.nodes=2", "--limit", "9"]) == 0
     page = capsys.readouterr().out
     assert "128 completions of an update go through one pipeline\n" in page
     assert "64 completions of an update go through each of 2 pipelines\n" in page

@@ -67,6 +67,13 @@ def test_there_is_one_for_each_usual_layout() -> None:
 
 
 @large_by_name
+def test_gradients_are_summed_beside_the_passes_where_there_are_replicas(path: Path) -> None:
+    config = loader.load(path)
+    own = config.parallel.tensor_model_parallel_size * config.parallel.pipeline_model_parallel_size
+    assert config.parallel.overlap_grad_reduce == ((config.world_size or 1) > own)
+
+
+@large_by_name
 def test_model_and_layout_are_those_of_the_name(path: Path) -> None:
     config = loader.load(path)
     model = catalog.find(str(config.model.path))

@@ -1,0 +1,106 @@
+"""When a pass is left: before it begins where communication overlaps with it, else between two micro-batches.
+
+It costs nothing. Catches a stop that waits for a whole pass although nothing overlaps, one in the middle of a pass
+where all ranks take part in collectives, ranks with one another's experts that do not decide together, and a vote that
+is read before it has come from the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.policy import passes
+from gspo_hpc.policy.passes import Abandoned, Pass, PassMonitor
+
+BOTH = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+
+
+class Begun(Exception):
+    """The pass has gone on to its micro-batches."""
+
+
+@pytest.mark.parametrize(
+    ("parallel", "deterministic", "error"),
+    [
+        ({}, False, Begun),
+        (BOTH, False, Abandoned),
+        ({"overlap_grad_reduce": True}, False, Abandoned),
+        (BOTH, True, Begun),  # nothing overlaps where ranks are added up in their order
+    ],
+)
+def test_a_stop_is_heeded_before_a_pass_with_which_communication_overlaps(
+    parallel: dict[str, bool], deterministic: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*unused: Any, **options: Any) -> None:
+        raise Begun
+
+    monkeypatch.setattr(passes, "any_rank", lambda flag, device: flag)
+    config = from_dict({"parallel": parallel, "run": {"deterministic": deterministic}})
+    policy: Any = SimpleNamespace(
+        config=config, ranks=SimpleNamespace(device=None), routing=SimpleNamespace(begin=begin)
+    )
+    monkeypatch.setattr(passes, "_forward_flops", lambda *a: 0)
+    batch: Any = SimpleNamespace(keys=[()], tokens=SimpleNamespace(numel=lambda: 1))
+    with pytest.raises(error):
+        Pass(policy, "update", PassMonitor(lambda: True)).run(None, [batch], forward_only=False)
+
+
+@pytest.mark.parametrize(("ep_size", "group"), [(1, "tensor and context"), (2, "tensor and data")])
+def test_ranks_with_one_anothers_experts_decide_together(
+    ep_size: int, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that leaves alone would leave the others waiting in an exchange of tokens."""
+
+    def of_data(with_context_parallel: bool) -> str:
+        assert with_context_parallel
+        return "tensor and data"
+
+    monkeypatch.setattr(passes.parallel_state, "get_tensor_and_data_parallel_group", of_data)
+    monkeypatch.setattr(passes.parallel_state, "get_tensor_and_context_parallel_group", lambda: "tensor and context")
+    policy: Any = SimpleNamespace(config=from_dict({}), ranks=SimpleNamespace(ep_size=ep_size))
+    assert Pass(policy, "update")._deciding() == group
+
+
+def test_a_vote_is_read_once_it_has_come_from_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the passes: the host waits for its copy alone, and only when it needs the answer."""
+    under_way: list[Callable[[], Any]] = []
+    ready: list[Callable[[], Any]] = []  # what an event that is recorded waits for
+
+    class Event:
+        def record(self) -> None:
+            ready.extend(under_way)
+
+        def synchronize(self) -> None:
+            for copy in ready:
+                copy()
+
+    class Pinned:
+        value = 0
+
+        def copy_(self, source: torch.Tensor, non_blocking: bool) -> None:
+            assert non_blocking
+            under_way.append(lambda: setattr(self, "value", int(source)))
+
+        def item(self) -> int:
+            return self.value
+
+    def pinned(size: int, dtype: torch.dtype, pin_memory: bool) -> Pinned:
+        assert size == 1 and pin_memory
+        return Pinned()
+
+    on_gpu = {
+        "tensor": lambda values, dtype, device: torch.tensor(values, dtype=dtype),
+        "empty": pinned,
+        "cuda": SimpleNamespace(Event=Event),
+    }
+    monkeypatch.setattr(passes, "torch", SimpleNamespace(**vars(torch) | on_gpu))
+    monkeypatch.setattr(passes.dist, "all_reduce", lambda value, op, group: value.fill_(1))  # another rank says so
+    group: Any = None
+    vote = passes._Vote(False, group, torch.device("cuda"))
+    assert len(under_way) == 1 and vote.result()

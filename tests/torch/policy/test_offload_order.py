@@ -1,0 +1,67 @@
+"""Offloading, in the order of events on a GPU whose stream is behind.
+
+It costs nothing. Catches storages that are emptied while they are still being copied, for then the copy has what an
+engine, or torch's next tensor, has written there by the time that the stream comes to it; and memory that torch keeps.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_hpc.policy import offload
+from gspo_hpc.policy.offload import OffloadBuffer
+
+
+class Storage:
+    """GPU memory of a tensor, whose bytes are lost once it is emptied."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, number: int, events: list[str]) -> None:
+        self.number, self.size, self._events = number, 64, events
+
+    def nbytes(self) -> int:
+        """Return its size."""
+        return self.size
+
+    def data_ptr(self) -> int:
+        """Return where it begins."""
+        return self.number * 4096
+
+    def resize_(self, size: int) -> None:
+        """Change its size."""
+        self._events.append(f"{self.number} has {size}")
+        self.size = size
+
+
+def test_memory_is_given_up_once_the_stream_has_copied_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    storages = [Storage(number, events) for number in (1, 2, 3)]
+    tensors: list[Any] = [SimpleNamespace(untyped_storage=lambda one=one: one) for one in storages]
+    stream = SimpleNamespace(synchronize=lambda: events.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty cache"))
+    made = OffloadBuffer()
+    monkeypatch.setattr(made, "_copy", lambda place, storage: events.append(f"copy {storage.number}"))
+    assert made.offload(tensors[:2], tensors[2:]) == 3 * 64
+    assert events == ["copy 1", "copy 2", "synchronize", "1 has 0", "2 has 0", "3 has 0", "empty cache"]
+    events.clear()
+    target = {
+        one.number: SimpleNamespace(
+            copy_=lambda host, non_blocking, n=one.number: events.append(f"copy {n} from {host}"),
+            zero_=lambda n=one.number: events.append(f"zeros {n}"),
+        )
+        for one in storages
+    }
+    monkeypatch.setattr(offload, "_bytes", lambda storage: target[storage.number])
+    hosts: Any = {0: "place 0", 1: "place 1"}
+    made._host = hosts
+    made.restore()
+    sizes = [f"{number} has 64" for number in (1, 2, 3)]
+    assert events == [sizes[0], "copy 1 from place 0", sizes[1], "copy 2 from place 1", sizes[2], "zeros 3"]
+    assert not made.is_offloaded
