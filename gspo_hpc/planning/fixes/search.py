@@ -106,7 +106,7 @@ class Search:
 
     def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
         self.config, self.rows, self.models = config, rows, Models()
-        self.broken, self.topics = plan.broken, _topics(plan.broken)
+        self.broken, self.topics = plan.broken, topics_of(plan.broken)
         self.left, self.warnings = _left(plan.broken), len(plan.warnings)
         self.missing = set(config.missing())
         self.not_run = {item.feature for item in plan.not_run}
@@ -121,6 +121,7 @@ class Search:
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
         pairs = [fix for fix in self.pairs(room, alone) if not _nearly_alone(fix, singles)]
         pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
+        pairs = [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
         models = self._other_models() if only_machines else []
         models = models[:1] if singles or layout or pairs else models
         return sorted(self._shown(singles, limit) + pairs + layout + models, key=self._order)
@@ -140,7 +141,7 @@ class Search:
             size = max(size, min(size + 1, distances.Size.HARDWARE))
         return size, len(fix.changes), fix.distance
 
-    def _judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
+    def judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
         """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.
 
         Return None if a run would then lack a setting that it has now, or use what this version only plans.
@@ -150,7 +151,8 @@ class Search:
         plan = judge(config, self.rows, self.models, memory=True, enough=enough)
         return plan if self.not_run.issuperset(item.feature for item in plan.not_run) else None
 
-    def _fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
+    def fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
+        """Return these changes as a fix, if the plan that they lead to breaks no rule."""
         if plan is None or plan.broken:
             return None
         return Fix(changes, max(0, len(plan.warnings) - self.warnings))
@@ -162,10 +164,10 @@ class Search:
         change of a pair.
         """
         fixes, others = list[Fix](), list[tuple[Change, Config, PlanBuilder]]()
-        for change in _nearest(self.config, key, values, _TRIED):
+        for change in nearest(self.config, key, values, _TRIED):
             changed = with_value(self.config, key, change.value)
-            plan = self._judge(changed, self.left[0] if first else 0)
-            if fix := self._fix(plan, change):
+            plan = self.judge(changed, self.left[0] if first else 0)
+            if fix := self.fix(plan, change):
                 fixes.append(fix)
             elif first and plan is not None and _left(plan.broken) <= self.left:
                 others.append((change, changed, plan))
@@ -202,7 +204,7 @@ class Search:
             for key, value in wanted:
                 changes.append(Change(key, value_of(changed, key), value))
                 changed = with_value(changed, key, value)
-            if fix := self._fix(self._judge(changed), *changes):
+            if fix := self.fix(self.judge(changed), *changes):
                 fixes.append(replace(fix, moved=True))
         return fixes
 
@@ -259,7 +261,7 @@ class Search:
             if value != (before := value_of(self.config, key)):
                 changed = with_value(changed, key, value)
                 changes.append(Change(key, before, value))
-        fix = self._fix(self._judge(changed), *changes) if changes else None
+        fix = self.fix(self.judge(changed), *changes) if changes else None
         return [fix] if fix is not None else []
 
     def _other_models(self) -> list[Fix]:
@@ -303,23 +305,42 @@ class Search:
                 continue
             if room <= 0:
                 break
-            plan = self._judge(with_value(changed, second.key, second.value))
+            plan = self.judge(with_value(changed, second.key, second.value))
             room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
-            known[both] = self._fix(plan, *sorted((change, second), key=lambda one: one.distance))
+            known[both] = self.fix(plan, *sorted((change, second), key=lambda one: one.distance))
         return sorted((fix for fix in known.values() if fix is not None), key=self._order)
+
+    def _nearer(self, fix: Fix, alone: Collection[Setting]) -> Fix:
+        """Return a fix with the nearest values of its settings, one after another, with which it still is one."""
+        for place, change in enumerate(fix.changes):
+            others = [*fix.changes[:place], *fix.changes[place + 1 :]]
+            config = self.config
+            for other in others:
+                config = with_value(config, other.key, other.value)
+            if (plan := self.judge(config, self.left[0])) is None:
+                continue
+            values = candidates(config, plan, topics_of(plan.broken), self.rows).get(change.key, ())
+            for near in nearest(config, change.key, values, _TRIED):
+                if near.distance >= change.distance:
+                    break
+                changes = sorted((near, *others), key=lambda one: one.distance)
+                found = self.fix(self.judge(with_value(config, near.key, near.value)), *changes)
+                if found is not None and found.distance < fix.distance and _setting(near) not in alone:
+                    return self._nearer(found, alone)
+        return fix
 
     def _seconds(self, alone: Collection[Setting]) -> Iterator[tuple[Change, Config, Change]]:
         """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
         later = []
         for first, changed, plan in self.firsts:
-            topics = _topics(plan.broken)
+            topics = topics_of(plan.broken)
             better = _left(plan.broken) < self.left
             for key, values in candidates(changed, plan, topics, self.rows).items():
                 if key == first.key or _has_no_part(key, topics, server=plan.server):
                     continue
                 most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
                 soon = most if most > _NEAREST else 3 if better else 2
-                near = [change for change in _nearest(changed, key, values, most) if _setting(change) not in alone]
+                near = [change for change in nearest(changed, key, values, most) if _setting(change) not in alone]
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later
@@ -345,7 +366,7 @@ def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
     )
 
 
-def _topics(broken: Iterable[Broken]) -> frozenset[Topic]:
+def topics_of(broken: Iterable[Broken]) -> frozenset[Topic]:
     """Return the topics of broken rules."""
     return frozenset(topic(item.rule) for item in broken)
 
@@ -365,7 +386,7 @@ def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
     return key.startswith(_UNCOUNTED) or key == "parallel.sequence_parallel" or (not server and key in _OF_ENGINES)
 
 
-def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
+def nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
     """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
     before, chosen = value_of(config, key), set(values)
     if len(chosen) > most and distances.is_number(before):
