@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
@@ -74,6 +75,8 @@ def find_all(config: Config, rows: int | None = None, within: float = math.inf) 
     if plan.valid:
         return []
     whole = Search(config, rows, plan)
+    if renamed := whole.renamed():
+        return _after(config, rows, renamed, within)
     found = Nearest(whole, _OF_SETTINGS, machines=False).find(_WANTED, within)
     found = [fix for fix in found if fix.distance <= _FARTHEST * found[0].distance]
     partly = _one_by_one(config, rows) if not found and within == math.inf else None
@@ -82,6 +85,15 @@ def find_all(config: Config, rows: int | None = None, within: float = math.inf) 
     nearer = min((fix.distance for fix in found), default=within)
     found += Nearest(whole, _OF_MACHINES, machines=True).find(1, nearer)
     return found or ([partly] if partly is not None else [])
+
+
+def _after(config: Config, rows: int | None, first: Fix, within: float) -> list[Fix]:
+    """Return the fixes that give arguments of engines the name that counts before anything else is changed."""
+    changed = _with(config, first.changes)
+    if make_plan(changed, rows).valid:
+        return [first] if first.distance < within else []
+    rest = (replace(one, changes=(*first.changes, *one.changes)) for one in find_all(changed, rows, within))
+    return [fix for fix in rest if fix.left or fix.distance < within]
 
 
 def _one_by_one(config: Config, rows: int | None) -> Fix | None:

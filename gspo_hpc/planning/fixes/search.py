@@ -31,6 +31,8 @@ _NEAREST = 6  # values of a setting that are tried together with those of anothe
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
 _ROOM = 1800  # pairs of changes that are looked at
 _MEMORY_COST = 4  # pairs that take as long as one estimate of memory
+_AS_NEAR = 1.5  # times as far as the nearest fix of the same settings
+_OTHER_SIDE = 4.0  # times as far as the nearest value, on the other side of the present one
 _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens")  # the largest that fits is wanted
 _GROWTH = 16  # times that the distance to it is halved, at most ...
 _GROWN_ENOUGH = 32  # ... until it is known to one in this many
@@ -120,11 +122,11 @@ class Search:
         alone = {_setting(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
         pairs = [fix for fix in self.pairs(room, alone) if not _nearly_alone(fix, singles)]
-        pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
+        pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
         pairs = [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
         models = self._other_models() if only_machines else []
         models = models[:1] if singles or layout or pairs else models
-        return sorted(self._shown(singles, limit) + pairs + layout + models, key=self._order)
+        return sorted(self.shown(singles, limit) + pairs + layout + models, key=self._order)
 
     def _order(self, fix: Fix) -> tuple[float, ...]:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
@@ -198,15 +200,25 @@ class Search:
 
     def _moved(self) -> list[Fix]:
         """Return the changes that give arguments of engines, by themselves, the name or place where they count."""
-        fixes = []
+        fixes = (self.fix(self.judge(changed), *changes) for changed, changes in self._moves())
+        return [replace(fix, moved=True) for fix in fixes if fix is not None]
+
+    def renamed(self) -> Fix | None:
+        """Return the first change of this kind that leaves fewer rules broken, even if it does not fix the plan."""
+        for changed, changes in self._moves():
+            plan = self.judge(changed, self.left[0])
+            if plan is not None and _left(plan.broken) < self.left:
+                return Fix(tuple(changes), moved=True)
+        return None
+
+    def _moves(self) -> Iterator[tuple[Config, list[Change]]]:
+        """Yield the changes that give arguments of engines another name or place, each with the config after it."""
         for wanted in moves.candidates(self.config) if Topic.ENGINE_ARGUMENTS in self.topics else ():
             changed, changes = self.config, list[Change]()
             for key, value in wanted:
                 changes.append(Change(key, value_of(changed, key), value))
                 changed = with_value(changed, key, value)
-            if fix := self.fix(self.judge(changed), *changes):
-                fixes.append(replace(fix, moved=True))
-        return fixes
+            yield changed, changes
 
     def best_firsts(self, most: int) -> list[Change]:
         """Return changes of different settings that leave fewer rules broken: the fewest first, then the nearest.
@@ -282,13 +294,16 @@ class Search:
         arch = architecture.find(with_value(self.config, change.key, change.value))
         return parameters.parameters(arch) if arch is not None else 0
 
-    def _shown(self, fixes: list[Fix], limit: int) -> list[Fix]:
-        """Return `limit` fixes: the first of each setting, then others if there is room."""
+    def shown(self, fixes: list[Fix], limit: int) -> list[Fix]:
+        """Return `limit` fixes: the first of each setting, then others that are near it if there is room."""
         firsts: dict[frozenset[str], Fix] = {}
         for fix in fixes:
             firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
-        chosen = list(firsts.values())[:limit]
-        others = [fix for fix in fixes if fix not in chosen]
+        chosen, others = list(firsts.values())[:limit], list[Fix]()
+        for fix in fixes:
+            of_settings = [one for one in (*chosen, *others) if _settings(one) == _settings(fix)]
+            if of_settings and fix not in of_settings and _is_near(fix, of_settings):
+                others.append(fix)
         return chosen + others[: limit - len(chosen)]
 
     def pairs(self, room: int, alone: Collection[Setting] = ()) -> list[Fix]:
@@ -351,8 +366,37 @@ def _values(fix: Fix) -> tuple[Any, Any]:
     return fix.changes[0].before, fix.changes[0].value
 
 
+def _settings(fix: Fix) -> set[str]:
+    return {change.key for change in fix.changes}
+
+
+def _is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
+    """Return whether a fix is worth showing beside others of the same settings, the first of which is the nearest.
+
+    Of numbers, those on the other side of the present one that are near: 2 beside 4 where 3 is wrong, and neither 1
+    nor 8.
+    """
+    first = shown[0]
+    if len(fix.changes) > 1:
+        return fix.distance <= _AS_NEAR * first.distance
+    change, weight = fix.changes[0], distances.weight(fix.changes[0].key)
+    if not (distances.is_number(change.before) and distances.is_number(change.value)):
+        return True
+    sides = {
+        one.value > one.before for other in shown for one in other.changes if distances.is_number(one.value)
+    }  # of the present value, on which a number is shown
+    farthest = max(_OTHER_SIDE * first.distance, weight / 2)
+    return (change.value > change.before) not in sides and fix.distance <= farthest
+
+
 def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
-    """Return whether one of two changes is a fix alone but for a fiftieth: 8190 beside 8192, with another length."""
+    """Return whether one of two changes is enough alone, as it is or about so.
+
+    With another value its setting is a fix that is no farther than both, or one that is within a fiftieth: 8190 beside
+    8192, with another length.
+    """
+    if any(_settings(single) <= _settings(fix) and single.distance <= fix.distance for single in singles):
+        return True
     numbers = [
         (change.key, change.value)
         for single in singles
