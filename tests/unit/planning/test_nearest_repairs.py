@@ -20,6 +20,7 @@ from gspo_hpc.planning.fixes import nearest, repair, search
 from gspo_hpc.planning.fixes.candidates import candidates
 from gspo_hpc.planning.fixes.search import Change, Fix
 from gspo_hpc.planning.plan import judge, make_plan
+from gspo_hpc.planning.rules import registry
 from gspo_hpc.planning.settings import value_of, with_value
 from tests.unit.planning.test_fixes_of_presets import BASES
 from tests.unit.planning.test_repair import SOUND
@@ -144,3 +145,24 @@ def test_the_search_ends_when_its_room_is_used_up() -> None:
     config = drawn(300)[0]
     whole = nearest.Nearest(search.Search(config, None, make_plan(config)), 40, machines=True)
     assert whole.find(3) == [] and -60 < whole.room <= 0
+
+
+def test_other_machines_and_far_repairs_come_last_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = (Fix((Change("parallel.pipeline_model_parallel_size", 5, size),)) for size in (4, 32))
+    nodes, pair = Fix((Change("cluster.nodes", 5, 5.5),)), Fix((Change("batch.global_batch_size", 9, 900),) * 2)
+    config = drawn(300)[0]
+    monkeypatch.setattr(
+        nearest.Nearest, "find", lambda self, wanted, within: [nodes] if self.machines else [near, far]
+    )  # fmt: skip
+    monkeypatch.setattr(search, "find", lambda config, rows: [pair])
+    assert repair.offered(config) == [near, pair, nodes]
+
+
+def test_rules_that_share_a_setting_count_once() -> None:
+    """One change may mend both: a way that needs it was put behind farther ones."""
+    config = drawn(300)[0]
+    whole = nearest.Nearest(search.Search(config, None, make_plan(config)), 40, machines=True)
+    one, two, three = (item for item in list(registry.rules())[:3])
+    whole.least = {one: 3.0, two: 2.0, three: 0.5}
+    whole.settings = {one: {"a", "b"}, two: {"b"}, three: {"c"}}
+    assert whole._at_least({one, two, three}) == 3.5 and whole._at_least({two, three}) == 2.5
