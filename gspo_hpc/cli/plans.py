@@ -109,17 +109,9 @@ def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> d
 
 
 def _fixes(config: Config, rows: int | None) -> list[Fix]:
-    """Return the changes that repair a refused plan, or at least as many of its rules as can be.
+    from gspo_hpc.planning.fixes import repair  # only here: a valid plan needs none
 
-    Another model is another experiment, so that what can be repaired of this one goes before it.
-    """
-    from gspo_hpc.planning.fixes import repair, search
-
-    found = search.find(config, rows)
-    if all(change.key == "model.path" for fix in found for change in fix.changes):
-        several = repair.find(config, rows)
-        found = [*([] if several is None else [several]), *found]
-    return found
+    return repair.offered(config, rows)
 
 
 def _batch_script(config: Config) -> str | None:

@@ -140,10 +140,6 @@ class Search:
                 found.append(one)
         return found
 
-    def fits(self) -> bool:
-        """Return whether there is a layout; quicker than looking for the best."""
-        return any(holds(chosen, models=self.models) for wanted in self.allowed() for chosen, _ in self.fitting(wanted))
-
     def allowed(self) -> Iterator[Config]:
         """Yield every cut that keeps the rules that are not about memory."""
         for wanted in cuts.every(self.arch, self.config, self.keep, self.models):

@@ -47,7 +47,9 @@ def no_layout(text: str, remedies: Sequence[str]) -> Iterator[RenderableType]:
     """Yield why nothing fits, and each change with which something does."""
     yield item("", text)
     if remedies:
-        yield item("", "Each of these changes was tried, and is enough:")
+        yield item(
+            "", "Each of these changes was tried; the best layout with it leaves the share of a GPU that is given:"
+        )
     else:
         tried = "More GPUs, other GPUs, engines over nodes and shorter responses were tried, alone and in pairs"
         yield item("", f"{tried}, and so were smaller models; none is enough.")

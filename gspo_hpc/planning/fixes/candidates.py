@@ -91,6 +91,11 @@ def _multiples(unit: int, *around: int | None) -> set[int]:
     return {value for value in found if value > 0}
 
 
+def _powers(most: int) -> set[int]:
+    """Return the powers of two that are not above `most`."""
+    return {1 << exponent for exponent in range(most.bit_length())}
+
+
 def _lengths(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     rollout, cp = config.rollout, config.parallel.context_parallel_size
     prompt, response, unit = rollout.max_prompt_length, rollout.max_response_length, 2 * cp
@@ -161,13 +166,13 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     cluster, parallel = config.cluster, config.parallel
     gpus = cluster.gpus_per_node
     world = plan.world or cluster.nodes * gpus
-    sizes = set(divisors(world))
+    sizes = {*divisors(world), *_powers(world)}  # the latter for other machines, whose number is wrong, too
     names = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
     found: dict[str, set[Any]] = {f"parallel.{name}_parallel_size": set(sizes) for name in names}
     found["parallel.expert_tensor_parallel_size"] = {None, *divisors(gpus)}  # experts are not cut over nodes
     if parallel.virtual_pipeline_model_parallel_size is not None:
         found["parallel.virtual_pipeline_model_parallel_size"] = {None, 2, 3, 4}
-    found["rollout.tensor_parallel_size"] = set(divisors(gpus))
+    found["rollout.tensor_parallel_size"] = {*divisors(gpus), *_powers(gpus)}
     found["rollout.engines_per_node"] = {None, *range(1, gpus + 1)}
     found["rollout.mode"] = {"colocate", "server"}
     # As many nodes, or GPUs on each, as make whole grids, and as many DP groups as prompts can be dealt to.

@@ -95,25 +95,30 @@ def size(key: str) -> Size:
     return _SIZES.get(key, _SIZES_OF_SECTIONS.get(key.partition(".")[0], Size.SWITCH))
 
 
+def weight(key: str) -> float:
+    """Return how much a doubling of a setting changes the run."""
+    return _WEIGHTS.get(key, 2.0)
+
+
 def between(key: str, before: Any, value: Any) -> float:
     """Return the distance of two values of a setting: its weight, times the doublings between numbers."""
-    weight = _WEIGHTS.get(key, 2.0)
+    doubling = weight(key)
     if key.startswith(ENGINE) and before is not None:
         name = key.removeprefix(ENGINE)
         if value is None:  # what was given is lost
-            return _LEFT_OUT * weight
+            return _LEFT_OUT * doubling
         if value in (likely := engine_arguments.meant(name, before)):  # written as vLLM takes it
-            return (_REWRITTEN + _LATER * likely.index(value)) * weight
+            return (_REWRITTEN + _LATER * likely.index(value)) * doubling
         if not engine_arguments.takes(name, before):  # so it is no number that this one is near to
-            return weight
+            return doubling
     if is_number(before) and is_number(value) and before > 0 and value > 0:
-        return weight * abs(math.log2(value / before))
+        return doubling * abs(math.log2(value / before))
     if isinstance(before, str) and isinstance(value, str):
         if key == "cluster.gpu":
-            return _between_gpus(weight, before, value)
+            return _between_gpus(doubling, before, value)
         if key == "model.path":
-            return _between_models(weight, before, value)
-    return weight
+            return _between_models(doubling, before, value)
+    return doubling
 
 
 def is_rewritten(key: str, before: Any, value: Any) -> bool:

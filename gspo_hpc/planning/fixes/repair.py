@@ -1,17 +1,21 @@
-"""Repairs of plans with several independent faults, for which no change of one or two settings is enough.
+"""Repairs of plans with several independent faults, for which no change of one or two settings is enough or is near.
 
-Rules are repaired one after another, with the nearest of the changes that leave the fewest rules broken. Where that
-ends with a rule that nothing mends, or with other hardware, the next best changes are tried in its place.
+nearest.py has those that it can find; where it finds none, rules are repaired one after another, with the nearest of
+the changes that leave the fewest rules broken. Where that ends with a rule that nothing mends, or with other hardware,
+the next best changes are tried in its place.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes import distances
+from gspo_hpc.planning.fixes import distances, search
+from gspo_hpc.planning.fixes.nearest import Nearest
 from gspo_hpc.planning.fixes.search import Change, Fix, Search, is_same
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.rules.ids import RuleId, Topic
@@ -21,6 +25,9 @@ from gspo_hpc.planning.settings import value_of, with_value
 _LONGEST = 8  # changes of one repair
 _BRANCHES = 3  # changes that are tried in the place of one another
 _LOOKED_AT = 16  # configs on the way, at most, for which changes are searched
+_WANTED = 3  # repairs that leave the machines as they are
+_FARTHEST = 2.0  # times as far as the nearest
+_OF_SETTINGS, _OF_MACHINES = 4000, 1500  # plans that are looked at for the nearest repairs, without and with machines
 _ROOM = 600  # pairs of changes that are looked at where no single one mends anything
 
 Changes = tuple[Change, ...]
@@ -35,11 +42,62 @@ class _Way(NamedTuple):
     kept: frozenset[str] = frozenset()  # settings of changes that belong together: a layout, an argument's other name
 
 
+def offered(config: Config, rows: int | None = None) -> list[Fix]:
+    """Return what `plan` offers for a refused plan: fixes of one setting and of two, and nearer ones of several.
+
+    Another model is another experiment, so that what can be repaired of this one goes before it, even if it is not all.
+    """
+    fixes = search.find(config, rows)
+    models = [fix for fix in fixes if all(change.key == "model.path" for change in fix.changes)]
+    others = [fix for fix in fixes if fix not in models]
+    if any(len(fix.changes) == 1 for fix in others):
+        return fixes
+    found = find_all(config, rows, min((fix.distance for fix in others), default=math.inf))
+    here = [fix for fix in found if _size(fix.changes) < distances.Size.HARDWARE]
+    return [*here, *others, *(fix for fix in found if fix not in here), *models]
+
+
 def find(config: Config, rows: int | None = None) -> Fix | None:
     """Return a fix of several settings, or one after which as few rules as possible are broken (its `left`).
 
     None if no change leaves fewer rules broken, and for a valid plan. `rows` is that of make_plan.
     """
+    return next(iter(find_all(config, rows)), None)
+
+
+def find_all(config: Config, rows: int | None = None, within: float = math.inf) -> list[Fix]:
+    """Return the nearest fixes of different settings, those that leave the machines as they are first.
+
+    With `within`, only those that are nearer. Without it, where there is none, the one after which as few rules as
+    possible are broken.
+    """
+    plan = make_plan(config, rows)
+    if plan.valid:
+        return []
+    whole = Search(config, rows, plan)
+    if renamed := whole.renamed():
+        return _after(config, rows, renamed, within)
+    found = Nearest(whole, _OF_SETTINGS, machines=False).find(_WANTED, within)
+    found = [fix for fix in found if fix.distance <= _FARTHEST * found[0].distance]
+    partly = _one_by_one(config, rows) if not found and within == math.inf else None
+    if partly is not None and not partly.left:
+        found.append(partly)
+    nearer = min((fix.distance for fix in found), default=within)
+    found += Nearest(whole, _OF_MACHINES, machines=True).find(1, nearer)
+    return found or ([partly] if partly is not None else [])
+
+
+def _after(config: Config, rows: int | None, first: Fix, within: float) -> list[Fix]:
+    """Return the fixes that give arguments of engines the name that counts before anything else is changed."""
+    changed = _with(config, first.changes)
+    if make_plan(changed, rows).valid:
+        return [first] if first.distance < within else []
+    rest = (replace(one, changes=(*first.changes, *one.changes)) for one in find_all(changed, rows, within))
+    return [fix for fix in rest if fix.left or fix.distance < within]
+
+
+def _one_by_one(config: Config, rows: int | None) -> Fix | None:
+    """Return the best of the repairs in which rules are mended one after another."""
     found: list[Fix] = []
     for way, plan in _ends(config, rows):
         found.append(_needed(config, way, plan, rows))
@@ -76,13 +134,13 @@ def _nexts(config: Config, rows: int | None, plan: Plan) -> list[Fix]:
 
     Other machines come last, even if they mend everything.
     """
-    search = Search(config, rows, plan)
-    singles = search.singles()
-    here = [fix for fix in singles if _size(fix.changes) < distances.Size.HARDWARE] or search.layout()
+    here_on = Search(config, rows, plan)
+    singles = here_on.singles()
+    here = [fix for fix in singles if _size(fix.changes) < distances.Size.HARDWARE] or here_on.layout()
     if here:
         return here[:1]
-    firsts = [Fix((change,)) for change in search.best_firsts(_BRANCHES)]
-    return [*(firsts or search.pairs(_ROOM)[:1]), *singles[:1]]  # a pair: of sizes that are wrong in the same rule
+    firsts = [Fix((change,)) for change in here_on.best_firsts(_BRANCHES)]
+    return [*(firsts or here_on.pairs(_ROOM)[:1]), *singles[:1]]  # a pair: of sizes that are wrong in the same rule
 
 
 def _together(config: Config, changes: Changes) -> Changes:

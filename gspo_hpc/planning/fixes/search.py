@@ -31,6 +31,8 @@ _NEAREST = 6  # values of a setting that are tried together with those of anothe
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
 _ROOM = 1800  # pairs of changes that are looked at
 _MEMORY_COST = 4  # pairs that take as long as one estimate of memory
+_AS_NEAR = 1.5  # times as far as the nearest fix of the same settings
+_OTHER_SIDE = 4.0  # times as far as the nearest value, on the other side of the present one
 _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens")  # the largest that fits is wanted
 _GROWTH = 16  # times that the distance to it is halved, at most ...
 _GROWN_ENOUGH = 32  # ... until it is known to one in this many
@@ -106,7 +108,7 @@ class Search:
 
     def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
         self.config, self.rows, self.models = config, rows, Models()
-        self.broken, self.topics = plan.broken, _topics(plan.broken)
+        self.broken, self.topics = plan.broken, topics_of(plan.broken)
         self.left, self.warnings = _left(plan.broken), len(plan.warnings)
         self.missing = set(config.missing())
         self.not_run = {item.feature for item in plan.not_run}
@@ -120,10 +122,11 @@ class Search:
         alone = {_setting(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
         pairs = [fix for fix in self.pairs(room, alone) if not _nearly_alone(fix, singles)]
-        pairs = self._shown([fix for fix in pairs if fix.distance <= farthest], limit)
+        pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
+        pairs = [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
         models = self._other_models() if only_machines else []
         models = models[:1] if singles or layout or pairs else models
-        return sorted(self._shown(singles, limit) + pairs + layout + models, key=self._order)
+        return sorted(self.shown(singles, limit) + pairs + layout + models, key=self._order)
 
     def _order(self, fix: Fix) -> tuple[float, ...]:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
@@ -140,7 +143,7 @@ class Search:
             size = max(size, min(size + 1, distances.Size.HARDWARE))
         return size, len(fix.changes), fix.distance
 
-    def _judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
+    def judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
         """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.
 
         Return None if a run would then lack a setting that it has now, or use what this version only plans.
@@ -150,7 +153,8 @@ class Search:
         plan = judge(config, self.rows, self.models, memory=True, enough=enough)
         return plan if self.not_run.issuperset(item.feature for item in plan.not_run) else None
 
-    def _fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
+    def fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
+        """Return these changes as a fix, if the plan that they lead to breaks no rule."""
         if plan is None or plan.broken:
             return None
         return Fix(changes, max(0, len(plan.warnings) - self.warnings))
@@ -162,10 +166,10 @@ class Search:
         change of a pair.
         """
         fixes, others = list[Fix](), list[tuple[Change, Config, PlanBuilder]]()
-        for change in _nearest(self.config, key, values, _TRIED):
+        for change in nearest(self.config, key, values, _TRIED):
             changed = with_value(self.config, key, change.value)
-            plan = self._judge(changed, self.left[0] if first else 0)
-            if fix := self._fix(plan, change):
+            plan = self.judge(changed, self.left[0] if first else 0)
+            if fix := self.fix(plan, change):
                 fixes.append(fix)
             elif first and plan is not None and _left(plan.broken) <= self.left:
                 others.append((change, changed, plan))
@@ -196,15 +200,25 @@ class Search:
 
     def _moved(self) -> list[Fix]:
         """Return the changes that give arguments of engines, by themselves, the name or place where they count."""
-        fixes = []
+        fixes = (self.fix(self.judge(changed), *changes) for changed, changes in self._moves())
+        return [replace(fix, moved=True) for fix in fixes if fix is not None]
+
+    def renamed(self) -> Fix | None:
+        """Return the first change of this kind that leaves fewer rules broken, even if it does not fix the plan."""
+        for changed, changes in self._moves():
+            plan = self.judge(changed, self.left[0])
+            if plan is not None and _left(plan.broken) < self.left:
+                return Fix(tuple(changes), moved=True)
+        return None
+
+    def _moves(self) -> Iterator[tuple[Config, list[Change]]]:
+        """Yield the changes that give arguments of engines another name or place, each with the config after it."""
         for wanted in moves.candidates(self.config) if Topic.ENGINE_ARGUMENTS in self.topics else ():
             changed, changes = self.config, list[Change]()
             for key, value in wanted:
                 changes.append(Change(key, value_of(changed, key), value))
                 changed = with_value(changed, key, value)
-            if fix := self._fix(self._judge(changed), *changes):
-                fixes.append(replace(fix, moved=True))
-        return fixes
+            yield changed, changes
 
     def best_firsts(self, most: int) -> list[Change]:
         """Return changes of different settings that leave fewer rules broken: the fewest first, then the nearest.
@@ -259,7 +273,7 @@ class Search:
             if value != (before := value_of(self.config, key)):
                 changed = with_value(changed, key, value)
                 changes.append(Change(key, before, value))
-        fix = self._fix(self._judge(changed), *changes) if changes else None
+        fix = self.fix(self.judge(changed), *changes) if changes else None
         return [fix] if fix is not None else []
 
     def _other_models(self) -> list[Fix]:
@@ -280,13 +294,16 @@ class Search:
         arch = architecture.find(with_value(self.config, change.key, change.value))
         return parameters.parameters(arch) if arch is not None else 0
 
-    def _shown(self, fixes: list[Fix], limit: int) -> list[Fix]:
-        """Return `limit` fixes: the first of each setting, then others if there is room."""
+    def shown(self, fixes: list[Fix], limit: int) -> list[Fix]:
+        """Return `limit` fixes: the first of each setting, then others that are near it if there is room."""
         firsts: dict[frozenset[str], Fix] = {}
         for fix in fixes:
             firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
-        chosen = list(firsts.values())[:limit]
-        others = [fix for fix in fixes if fix not in chosen]
+        chosen, others = list(firsts.values())[:limit], list[Fix]()
+        for fix in fixes:
+            of_settings = [one for one in (*chosen, *others) if _settings(one) == _settings(fix)]
+            if of_settings and fix not in of_settings and _is_near(fix, of_settings):
+                others.append(fix)
         return chosen + others[: limit - len(chosen)]
 
     def pairs(self, room: int, alone: Collection[Setting] = ()) -> list[Fix]:
@@ -303,23 +320,42 @@ class Search:
                 continue
             if room <= 0:
                 break
-            plan = self._judge(with_value(changed, second.key, second.value))
+            plan = self.judge(with_value(changed, second.key, second.value))
             room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
-            known[both] = self._fix(plan, *sorted((change, second), key=lambda one: one.distance))
+            known[both] = self.fix(plan, *sorted((change, second), key=lambda one: one.distance))
         return sorted((fix for fix in known.values() if fix is not None), key=self._order)
+
+    def _nearer(self, fix: Fix, alone: Collection[Setting]) -> Fix:
+        """Return a fix with the nearest values of its settings, one after another, with which it still is one."""
+        for place, change in enumerate(fix.changes):
+            others = [*fix.changes[:place], *fix.changes[place + 1 :]]
+            config = self.config
+            for other in others:
+                config = with_value(config, other.key, other.value)
+            if (plan := self.judge(config, self.left[0])) is None:
+                continue
+            values = candidates(config, plan, topics_of(plan.broken), self.rows).get(change.key, ())
+            for near in nearest(config, change.key, values, _TRIED):
+                if near.distance >= change.distance:
+                    break
+                changes = sorted((near, *others), key=lambda one: one.distance)
+                found = self.fix(self.judge(with_value(config, near.key, near.value)), *changes)
+                if found is not None and found.distance < fix.distance and _setting(near) not in alone:
+                    return self._nearer(found, alone)
+        return fix
 
     def _seconds(self, alone: Collection[Setting]) -> Iterator[tuple[Change, Config, Change]]:
         """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
         later = []
         for first, changed, plan in self.firsts:
-            topics = _topics(plan.broken)
+            topics = topics_of(plan.broken)
             better = _left(plan.broken) < self.left
             for key, values in candidates(changed, plan, topics, self.rows).items():
                 if key == first.key or _has_no_part(key, topics, server=plan.server):
                     continue
                 most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
                 soon = most if most > _NEAREST else 3 if better else 2
-                near = [change for change in _nearest(changed, key, values, most) if _setting(change) not in alone]
+                near = [change for change in nearest(changed, key, values, most) if _setting(change) not in alone]
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later
@@ -330,8 +366,37 @@ def _values(fix: Fix) -> tuple[Any, Any]:
     return fix.changes[0].before, fix.changes[0].value
 
 
+def _settings(fix: Fix) -> set[str]:
+    return {change.key for change in fix.changes}
+
+
+def _is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
+    """Return whether a fix is worth showing beside others of the same settings, the first of which is the nearest.
+
+    Of numbers, those on the other side of the present one that are near: 2 beside 4 where 3 is wrong, and neither 1
+    nor 8.
+    """
+    first = shown[0]
+    if len(fix.changes) > 1:
+        return fix.distance <= _AS_NEAR * first.distance
+    change, weight = fix.changes[0], distances.weight(fix.changes[0].key)
+    if not (distances.is_number(change.before) and distances.is_number(change.value)):
+        return True
+    sides = {
+        one.value > one.before for other in shown for one in other.changes if distances.is_number(one.value)
+    }  # of the present value, on which a number is shown
+    farthest = max(_OTHER_SIDE * first.distance, weight / 2)
+    return (change.value > change.before) not in sides and fix.distance <= farthest
+
+
 def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
-    """Return whether one of two changes is a fix alone but for a fiftieth: 8190 beside 8192, with another length."""
+    """Return whether one of two changes is enough alone, as it is or about so.
+
+    With another value its setting is a fix that is no farther than both, or one that is within a fiftieth: 8190 beside
+    8192, with another length.
+    """
+    if any(_settings(single) <= _settings(fix) and single.distance <= fix.distance for single in singles):
+        return True
     numbers = [
         (change.key, change.value)
         for single in singles
@@ -345,7 +410,7 @@ def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
     )
 
 
-def _topics(broken: Iterable[Broken]) -> frozenset[Topic]:
+def topics_of(broken: Iterable[Broken]) -> frozenset[Topic]:
     """Return the topics of broken rules."""
     return frozenset(topic(item.rule) for item in broken)
 
@@ -365,7 +430,7 @@ def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
     return key.startswith(_UNCOUNTED) or key == "parallel.sequence_parallel" or (not server and key in _OF_ENGINES)
 
 
-def _nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
+def nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
     """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
     before, chosen = value_of(config, key), set(values)
     if len(chosen) > most and distances.is_number(before):

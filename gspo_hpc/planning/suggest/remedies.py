@@ -2,16 +2,17 @@
 
 The fewest GPUs or nodes, the smallest other GPU, the smallest engine over nodes, the longest responses, and the largest
 other models with which one of the layouts fits; nothing here is a guess. Where none of the first three is enough alone,
-two things are short at once, and pairs are tried.
+two things are short at once, and pairs are tried. Each has the headroom and the risk of the best layout with it, and
+beside one that may run out of memory stands the next larger change of its kind with which the best layout leaves more.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.config.schema import Config
@@ -19,10 +20,10 @@ from gspo_hpc.config.section import written
 from gspo_hpc.models import catalog
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import devices, parameters
-from gspo_hpc.planning.estimates.memory import shown
+from gspo_hpc.planning.estimates.memory import TIGHT, percent, risk, shown
 from gspo_hpc.planning.fixes import candidates, distances, repair
 from gspo_hpc.planning.fixes.search import Change
-from gspo_hpc.planning.layouts import Search
+from gspo_hpc.planning.layouts import Candidate, Search
 from gspo_hpc.planning.plan import judge
 from gspo_hpc.planning.rules.engine_arguments import takes
 from gspo_hpc.planning.settings import ENGINE, divisors, with_value
@@ -36,6 +37,14 @@ _SHORTEST = 256  # tokens of a response
 _LARGER = 1.5  # times as large as one of the family, so that a model of another family is offered, too
 _PAIRS = 2  # that are offered
 _ROOM = 6  # pairs of a kind for which all layouts are looked at, at most: that takes seconds each
+_LARGER_TRIED = 8  # changes that fit after one that may run out of memory, among which one that leaves more is wanted
+
+
+class Idea(NamedTuple):
+    """Changes that may help."""
+
+    changes: dict[str, Any]
+    text: str  # what they are
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,12 @@ class Remedy:
 
     changes: dict[str, Any]
     text: str  # what they are
+    headroom: float  # share of the card that passes of the best layout leave
+    risk: str  # the same in words
 
     def __str__(self) -> str:
         settings = " ".join(f"{key}={written(value)}" for key, value in self.changes.items())
-        return f"{settings}: {self.text}"
+        return f"{settings}: {self.text}; memory: {self.risk}, leaves {percent(self.headroom)} of a GPU"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `gspo-hpc suggest --json` prints them."""
@@ -55,14 +66,16 @@ class Remedy:
 
 
 _FIRST = "what fixes a rule that every layout breaks"
+_FITS = "with which a layout fits"
+_LEAVES = f"with which the best layout leaves at least {TIGHT:.0%} of a GPU"
 _WORDS = {  # for a smaller model
-    catalog.Kinship.LINE: "the largest smaller size of this model that fits",
-    catalog.Kinship.FAMILY: "the largest model of this family that fits",
-    catalog.Kinship.MAKER: "the largest model of this maker that fits",
-    catalog.Kinship.NONE: "the largest known model that fits",
+    catalog.Kinship.LINE: "the largest smaller size of this model",
+    catalog.Kinship.FAMILY: "the largest model of this family",
+    catalog.Kinship.MAKER: "the largest model of this maker",
+    catalog.Kinship.NONE: "the largest known model",
 }
 
-Kind = Callable[[Config], Iterator[Remedy]]  # yields changes, the one that is wanted most first
+Kind = Callable[[Config], Iterator[Idea]]  # yields changes, the one that is wanted most first
 
 
 def find(config: Config, keep: frozenset[str] = frozenset()) -> list[Remedy]:
@@ -72,10 +85,12 @@ def find(config: Config, keep: frozenset[str] = frozenset()) -> list[Remedy]:
     every change has what fixes it, too.
     """
     first = _mending(config, keep)
-    if first and _fits(config, keep, first):
-        return [Remedy(first, _FIRST)]
+    if not first:
+        return _found(config, keep)
+    if (best := _best(config, keep, first)) is not None:
+        return [_remedy(Idea(first, _FIRST), best)]
     found = _found(_changed(config, first), keep)
-    return [Remedy(first | one.changes, f"{one.text}, and {_FIRST}") for one in found] if first else found
+    return [replace(one, changes=first | one.changes, text=f"{one.text}, and {_FIRST}") for one in found]
 
 
 def _mending(config: Config, keep: frozenset[str]) -> dict[str, Any]:
@@ -114,9 +129,8 @@ def _budgets(config: Config, keep: frozenset[str]) -> dict[str, Any]:
 
 def _found(config: Config, keep: frozenset[str]) -> list[Remedy]:
     kinds = [_more_gpus, _other_gpu, *([] if _ENGINE in keep else [_engine_over_nodes])]
-    machines = [found for kind in kinds if (found := _first(config, keep, kind)) is not None]
-    shorter = _first(config, keep, _shorter_responses)
-    others = [*([] if shorter is None else [shorter]), *_smaller_models(config, keep)]
+    machines = [one for kind in kinds for one in _first(config, keep, kind)]
+    others = [*_first(config, keep, _shorter_responses), *_smaller_models(config, keep)]
     return (machines or _pairs(config, keep)) + others
 
 
@@ -150,13 +164,36 @@ def _broken_by_all(search: Search) -> str:
     return "every layout breaks a rule that is not about memory; `gspo-hpc plan` shows those of this one"
 
 
-def _first(config: Config, keep: frozenset[str], kind: Kind) -> Remedy | None:
-    """Return the first change of a kind with which a layout fits."""
-    return next((one for one in kind(config) if _fits(config, keep, one.changes)), None)
+def _first(config: Config, keep: frozenset[str], kind: Kind) -> list[Remedy]:
+    """Return the first change of a kind with which a layout fits, and one that leaves more if that is too little."""
+    return _with_larger((idea, _best(config, keep, idea.changes)) for idea in kind(config))
+
+
+def _with_larger(tried: Iterable[tuple[Idea, Candidate | None]]) -> list[Remedy]:
+    """Return the first idea that has a layout; where that may run out of memory, also the first one that leaves more.
+
+    The best layout of that has enough for what allocators reserve, so it is not one that may run out of memory, too.
+    """
+    fitting = ((idea, best) for idea, best in tried if best is not None)
+    if (first := next(fitting, None)) is None:
+        return []
+    idea, best = first
+    found = [_remedy(idea._replace(text=f"{idea.text} {_FITS}"), best)]
+    if found[0].headroom < TIGHT:
+        larger = itertools.islice(fitting, _LARGER_TRIED)
+        roomy = ((idea, best) for idea, best in larger if best.memory.headroom >= TIGHT)
+        found += [
+            _remedy(idea._replace(text=f"{idea.text} {_LEAVES}"), best) for idea, best in itertools.islice(roomy, 1)
+        ]
+    return found
+
+
+def _remedy(idea: Idea, best: Candidate) -> Remedy:
+    return Remedy(idea.changes, idea.text, best.memory.headroom, risk(best.memory.headroom))
 
 
 def _pairs(config: Config, keep: frozenset[str]) -> list[Remedy]:
-    """Return the first pair of each of several kinds with which a layout fits."""
+    """Return the first pair of each of several kinds with which a layout fits, and what leaves more, as in `_first`."""
     pairs: list[tuple[Kind, Kind]] = [
         (_other_gpu, _engine_over_nodes),
         (_more_gpus, _engine_over_nodes),
@@ -165,12 +202,14 @@ def _pairs(config: Config, keep: frozenset[str]) -> list[Remedy]:
         (_other_gpu, _shorter_responses),
     ]
     kinds = (pair for pair in pairs if _ENGINE not in keep or _engine_over_nodes not in pair)
-    found = (_pair(config, keep, *pair) for pair in kinds)
-    return list(itertools.islice((one for one in found if one is not None), _PAIRS))
+    found = (_with_larger(_tried_pairs(config, keep, *pair)) for pair in kinds)
+    return [one for both in itertools.islice(filter(None, found), _PAIRS) for one in both]
 
 
-def _pair(config: Config, keep: frozenset[str], kind: Kind, other: Kind) -> Remedy | None:
-    """Return the first change of one kind with the first of the other with which a layout fits."""
+def _tried_pairs(
+    config: Config, keep: frozenset[str], kind: Kind, other: Kind
+) -> Iterator[tuple[Idea, Candidate | None]]:
+    """Yield the changes of one kind, each with those of the other, and the best layout of both."""
     room = _ROOM
     for first in kind(config):
         for second in other(_changed(config, first.changes)):
@@ -178,15 +217,15 @@ def _pair(config: Config, keep: frozenset[str], kind: Kind, other: Kind) -> Reme
             search = _search(config, both, keep)
             if search is None or not _may_fit(search):
                 continue
-            if search.fits():
-                return Remedy(both, f"{first.text}, with {second.text}")
-            room -= any(True for _ in search.allowed())
+            best = next(iter(search.ranked(1)), None)
+            yield Idea(both, f"{first.text}, with {second.text}"), best
+            if best is None:
+                room -= any(True for _ in search.allowed())
             if room <= 0:
-                return None
-    return None
+                return
 
 
-def _more_gpus(config: Config) -> Iterator[Remedy]:
+def _more_gpus(config: Config) -> Iterator[Idea]:
     """Yield more GPUs of this kind, the fewest first: fuller nodes, or more of them."""
     cluster, total = config.cluster, config.cluster.nodes * config.cluster.gpus_per_node
     for nodes, gpus in _machines(cluster.nodes, cluster.gpus_per_node):
@@ -198,7 +237,7 @@ def _more_gpus(config: Config) -> Iterator[Remedy]:
             )
             if before != value
         }
-        yield Remedy(changes, f"{nodes * gpus} {cluster.gpu} instead of {total}, the fewest of those that were tried")
+        yield Idea(changes, f"{nodes * gpus} {cluster.gpu} instead of {total}, the fewest of those tried")
 
 
 def _machines(nodes: int, gpus: int) -> list[tuple[int, int]]:
@@ -213,47 +252,50 @@ def _machines(nodes: int, gpus: int) -> list[tuple[int, int]]:
     return sorted(found, key=lambda one: (one[0] * one[1], one))
 
 
-def _other_gpu(config: Config) -> Iterator[Remedy]:
+def _other_gpu(config: Config) -> Iterator[Idea]:
     """Yield other GPUs with more memory, the smallest first."""
     own = devices.card(config.cluster)
     assert own is not None
     larger = sorted((one for one in devices.DEVICES.values() if one.memory > own.memory), key=lambda one: one.memory)
     for device in larger:
-        yield Remedy({"cluster.gpu": device.name}, f"GPUs with {in_gib(device.memory, 0)} GiB each")
+        yield Idea({"cluster.gpu": device.name}, f"GPUs with {in_gib(device.memory, 0)} GiB each, the smallest known")
 
 
-def _engine_over_nodes(config: Config) -> Iterator[Remedy]:
+def _engine_over_nodes(config: Config) -> Iterator[Idea]:
     """Yield engines over several nodes, the smallest first."""
     for count in divisors(config.cluster.nodes):
         changes = {_ENGINE: count * config.cluster.gpus_per_node}
         if 1 < count <= _MOST_OF_ENGINE:
-            yield Remedy(changes, f"engines over {count} nodes, which this version plans and does not run")
+            yield Idea(changes, f"engines over {count} nodes, which this version plans and does not run, the smallest")
 
 
-def _shorter_responses(config: Config) -> Iterator[Remedy]:
+def _shorter_responses(config: Config) -> Iterator[Idea]:
     """Yield shorter responses, halved again and again."""
     prompt, response = config.rollout.max_prompt_length, config.rollout.max_response_length
     while (response := response // 2) >= _SHORTEST:
         changes: dict[str, Any] = {"rollout.max_response_length": response}
         if config.batch.micro_batch_tokens:
             changes["batch.micro_batch_tokens"] = min(config.batch.micro_batch_tokens, prompt + response)
-        yield Remedy(changes, "shorter responses, and micro-batches of one")
+        yield Idea(changes, "shorter responses, and micro-batches of one, the longest of those tried")
 
 
 def _smaller_models(config: Config, keep: frozenset[str]) -> list[Remedy]:
     """Return the largest smaller model that fits of the nearest kin, and the largest of all if that is much larger."""
     names = candidates.models(config)
     sizes, smaller = _sizes(config, names), _smaller(config, names)
-    fits = cache(lambda path: _fits(config, keep, {"model.path": path}))
-    first = next(filter(fits, smaller), None)
-    if first is None:
+    best = cache(lambda path: _best(config, keep, {"model.path": path}))
+
+    def first(paths: Iterable[str], kinship: catalog.Kinship | None = None) -> list[Remedy]:
+        """Return the first of these models with which a layout fits, and one that leaves more."""
+        kin = ((path, catalog.kinship(str(config.model.path), path) if kinship is None else kinship) for path in paths)
+        return _with_larger((Idea({"model.path": path}, _WORDS[kind]), best(path)) for path, kind in kin)
+
+    found = first(smaller)
+    if not found:
         return []
-    larger = [path for path in smaller if sizes[path] > _LARGER * sizes[first]]
-    largest = next(filter(fits, sorted(larger, key=lambda path: (-sizes[path], path))), None)
-    found = [Remedy({"model.path": first}, _WORDS[catalog.kinship(str(config.model.path), first)])]
-    if largest is not None:
-        found.append(Remedy({"model.path": largest}, _WORDS[catalog.Kinship.NONE]))
-    return found
+    larger = [path for path in smaller if sizes[path] > _LARGER * sizes[found[0].changes["model.path"]]]
+    found += first(sorted(larger, key=lambda path: (-sizes[path], path)), catalog.Kinship.NONE)
+    return [one for place, one in enumerate(found) if one.changes not in [other.changes for other in found[:place]]]
 
 
 def _smaller(config: Config, names: Iterable[str]) -> list[str]:
@@ -269,9 +311,10 @@ def _sizes(config: Config, names: Iterable[str]) -> dict[str, int]:
     return {name: parameters.parameters(one.arch) for name, one in found.items() if one is not None}
 
 
-def _fits(config: Config, keep: frozenset[str], changes: dict[str, Any]) -> bool:
+def _best(config: Config, keep: frozenset[str], changes: dict[str, Any]) -> Candidate | None:
+    """Return the layout that `suggest` ranks first with these changes; None if none fits."""
     search = _search(config, changes, keep)
-    return search is not None and _may_fit(search) and search.fits()
+    return next(iter(search.ranked(1)), None) if search is not None and _may_fit(search) else None
 
 
 def _may_fit(search: Search) -> bool:

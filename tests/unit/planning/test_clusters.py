@@ -193,9 +193,9 @@ def test_what_would_have_to_change_was_tried(
     found = remedies.find(config)
     assert any("cluster.nodes" in one.changes or "cluster.gpus_per_node" in one.changes for one in found)
     for one in found:
-        changed = with_all(config, one.changes)
-        assert layouts.find(changed, limit=1), str(one)
-    (machine,) = (one for one in found if "cluster.nodes" in one.changes or "cluster.gpus_per_node" in one.changes)
+        (best,) = layouts.find(with_all(config, one.changes), limit=1)
+        assert (one.headroom, one.risk) == (best.headroom, best.risk), str(one)
+    machine = next(one for one in found if "cluster.nodes" in one.changes or "cluster.gpus_per_node" in one.changes)
     larger = with_all(config, machine.changes).cluster
     for count in range(nodes + 1, larger.nodes):
         fewer = with_all(config, {"cluster.nodes": count, "cluster.gpus_per_node": larger.gpus_per_node})
@@ -207,11 +207,30 @@ def test_what_would_have_to_change_was_tried(
     page = " ".join(capsys.readouterr().out.split())
     assert f"no layout of {nodes * gpus} {gpu} holds this model" in page and "GiB of a GPU in" in page
     assert all(" ".join(str(one).split()) in page for one in found)
+    assert all(f"memory: {one.risk}, leaves {memory.percent(one.headroom)} of a GPU" in page for one in found)
     assert main.main(["suggest", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
-    assert [one["changes"] for one in told["changes"]] == [one.changes for one in found] and "GiB of a GPU in" in told[
-        "errors"
-    ][0]
+    assert told["changes"] == [one.to_json() for one in found] and "GiB of a GPU in" in told["errors"][0]
+    assert all({"changes", "text", "headroom", "risk"} == one.keys() for one in told["changes"])
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "gpus", "gpu", "kind", "counts"),
+    [
+        ("Qwen3-235B-A22B", 1, 8, "H200", "cluster.nodes", [4, 5]),
+        ("Qwen2.5-7B", 1, 1, "H100", "cluster.gpu", ["H200-141GB", "B200-180GB"]),
+        ("Qwen3-14B", 1, 1, "H100", "model.path", ["Qwen3-4B", "Qwen3-1.7B"]),
+    ],
+)
+def test_a_larger_change_stands_beside_one_that_may_run_out_of_memory(
+    model: str, nodes: int, gpus: int, gpu: str, kind: str, counts: list[Any]
+) -> None:
+    """The next one of its kind that leaves enough: 4 nodes leave 7 % of a GPU, and that was said nowhere."""
+    found = [one for one in remedies.find(made(model, nodes, gpus, gpu)) if kind in one.changes]
+    assert [one.changes[kind] for one in found] == counts
+    small, large = found
+    assert small.risk == "may run out of memory" and small.headroom < memory.TIGHT <= large.headroom
+    assert "fits" in small.text and "leaves at least 14% of a GPU" in large.text
 
 
 def test_a_refused_plan_is_offered_a_layout_before_another_model() -> None:

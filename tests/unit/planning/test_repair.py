@@ -126,7 +126,7 @@ def test_a_setting_that_is_changed_twice_is_told_from_its_first_value(monkeypatc
 
     config = from_dict(faulty([("batch", "num_generations", 7)]))
     monkeypatch.setattr(repair, "_nexts", scripted)
-    found = repair.find(config)
+    found = repair._one_by_one(config, None)
     assert found is not None and [(one.before, one.value) for one in found.changes] == [(7, 4)]
 
 

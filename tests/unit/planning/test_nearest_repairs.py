@@ -1,0 +1,168 @@
+"""Repairs of plans with two and three faults, against brute force over the same settings and values (30 s).
+
+Catches a repair that is far where a near one is enough, such as 8 pipeline stages for 5 where 4 fit, and one of whose
+settings could be changed less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.fixes import nearest, repair, search
+from gspo_hpc.planning.fixes.candidates import candidates
+from gspo_hpc.planning.fixes.search import Change, Fix
+from gspo_hpc.planning.plan import judge, make_plan
+from gspo_hpc.planning.rules import registry
+from gspo_hpc.planning.settings import value_of, with_value
+from tests.unit.planning.test_fixes_of_presets import BASES
+from tests.unit.planning.test_repair import SOUND
+
+ALL = BASES | {"sound": from_dict(SOUND)}
+FAULTS: dict[str, list[Any]] = {
+    "batch.num_generations": [3, 5, 7, 9, 11, 127],
+    "batch.micro_batch_tokens": [100, 1000, 2000],
+    "batch.global_batch_size": [17, 30, 33, 100, 500],
+    "batch.steps_per_generation": [5, 7],
+    "rollout.tensor_parallel_size": [3, 5, 6, 16],
+    "rollout.max_response_length": [2047, 7001],
+    "parallel.tensor_model_parallel_size": [3, 5, 7],
+    "parallel.pipeline_model_parallel_size": [3, 5, 7],
+    "parallel.virtual_pipeline_model_parallel_size": [2, 3, 4],
+    "parallel.context_parallel_size": [3, 5],
+    "parallel.expert_model_parallel_size": [3, 5, 7],
+    "memory.recompute_modules": [("mlpp",)],
+    "memory.recompute_num_layers": [5, 7],
+    "slurm.signal_seconds": [60000],
+    "cluster.gpus_per_node": [3, 5, 6, 7],
+    "cluster.nodes": [3, 5],
+    "rollout.engines_per_node": [3, 16],
+}
+VALUES = 7  # of a setting that brute force tries
+
+
+def drawn(seed: int) -> tuple[Config, Config, list[str]]:
+    """Return a config with two or three faults, the one without them, and where they are."""
+    draw = random.Random(seed)
+    while True:
+        base = ALL[draw.choice(sorted(ALL))]
+        keys = draw.sample(sorted(FAULTS), draw.choice([2, 3, 3]))
+        config = with_all(base, [Change(key, None, draw.choice(FAULTS[key])) for key in keys])
+        if make_plan(config).broken:
+            return config, base, keys
+
+
+def with_all(config: Config, changes: list[Change]) -> Config:
+    for change in changes:
+        config = with_value(config, change.key, change.value)
+    return config
+
+
+def values(config: Config, key: str) -> list[Change]:
+    """Return the changes of a setting that the package would try there, the nearest first."""
+    plan = judge(config)
+    known = candidates(config, plan, search.topics_of(plan.broken), None).get(key, set())
+    return search.nearest(config, key, known, 60)
+
+
+def brute_force(config: Config, base: Config, keys: list[str], within: float) -> Iterator[Fix]:
+    """Yield every fix of these settings, by the values that are tried there or were there before the fault."""
+    whole = search.Search(config, None, make_plan(config))
+    tried = {}
+    for key in keys:
+        before = Change(key, value_of(config, key), value_of(base, key))
+        tried[key] = [*dict.fromkeys([*values(config, key)[:VALUES], before])]
+    for number in range(1, len(keys) + 1):
+        for chosen in itertools.combinations(keys, number):
+            for changes in itertools.product(*(tried[key] for key in chosen)):
+                if sum(change.distance for change in changes) < within:
+                    fix = whole.fix(whole.judge(with_all(config, [*changes])), *changes)
+                    if fix is not None and fix.distance < within:
+                        yield fix
+
+
+SEEDS = range(300, 340)
+
+
+@pytest.fixture(scope="module")
+def offers() -> dict[int, list[Fix]]:
+    return {seed: repair.offered(drawn(seed)[0]) for seed in SEEDS}
+
+
+def test_nearly_always_nothing_is_nearer_than_what_is_offered(offers: dict[int, list[Fix]]) -> None:
+    """One in six of such plans had a nearer repair than any that was offered."""
+    nearer = {}
+    for seed, fixes in offers.items():
+        config, base, keys = drawn(seed)
+        within = min((fix.distance for fix in fixes if not fix.left), default=math.inf)
+        if found := next(brute_force(config, base, keys, within - 1e-9), None):
+            nearer[seed] = (list(map(str, fixes)), str(found))
+    assert len(nearer) <= len(offers) // 20, nearer
+
+
+def test_what_is_offered_is_valid_and_no_setting_can_be_changed_less(offers: dict[int, list[Fix]]) -> None:
+    for seed, fixes in offers.items():
+        config = drawn(seed)[0]
+        whole = search.Search(config, None, make_plan(config))
+        assert fixes and not any(fix.left for fix in fixes), seed
+        for fix in fixes:
+            assert make_plan(with_all(config, [*fix.changes])).valid, (seed, str(fix))
+            for change in fix.changes if len(fix.changes) > 1 else ():
+                others = [one for one in fix.changes if one is not change]
+                assert not make_plan(with_all(config, others)).valid, (seed, str(fix), f"{change} is needless")
+                for less in values(with_all(config, others), change.key):
+                    if less.distance < change.distance:
+                        better = whole.fix(whole.judge(with_all(config, [*others, less])), *others, less)
+                        assert better is None or better.distance >= fix.distance, (seed, str(fix), str(less))
+
+
+@pytest.mark.parametrize(
+    ("sections", "first"),
+    [
+        (
+            {"parallel": {"context_parallel_size": 3, "pipeline_model_parallel_size": 5}},
+            "parallel.pipeline_model_parallel_size=4 parallel.context_parallel_size=2",
+        ),
+        (
+            {"parallel": {"tensor_model_parallel_size": 3}, "rollout": {"tensor_parallel_size": 3}},
+            "rollout.tensor_parallel_size=4 parallel.tensor_model_parallel_size=4",
+        ),
+    ],
+)
+def test_the_nearest_sizes_that_fit_together_are_offered(sections: dict[str, Any], first: str) -> None:
+    raw = {name: SOUND.get(name, {}) | sections.get(name, {}) for name in SOUND.keys() | sections.keys()}
+    assert {*first.split()} in [{*str(fix).split()} for fix in repair.offered(from_dict(raw))]
+
+
+def test_the_search_ends_when_its_room_is_used_up() -> None:
+    config = drawn(300)[0]
+    whole = nearest.Nearest(search.Search(config, None, make_plan(config)), 40, machines=True)
+    assert whole.find(3) == [] and -60 < whole.room <= 0
+
+
+def test_other_machines_and_far_repairs_come_last_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = (Fix((Change("parallel.pipeline_model_parallel_size", 5, size),)) for size in (4, 32))
+    nodes, pair = Fix((Change("cluster.nodes", 5, 5.5),)), Fix((Change("batch.global_batch_size", 9, 900),) * 2)
+    config = drawn(300)[0]
+    monkeypatch.setattr(
+        nearest.Nearest, "find", lambda self, wanted, within: [nodes] if self.machines else [near, far]
+    )  # fmt: skip
+    monkeypatch.setattr(search, "find", lambda config, rows: [pair])
+    assert repair.offered(config) == [near, pair, nodes]
+
+
+def test_rules_that_share_a_setting_count_once() -> None:
+    """One change may mend both: a way that needs it was put behind farther ones."""
+    config = drawn(300)[0]
+    whole = nearest.Nearest(search.Search(config, None, make_plan(config)), 40, machines=True)
+    one, two, three = (item for item in list(registry.rules())[:3])
+    whole.least = {one: 3.0, two: 2.0, three: 0.5}
+    whole.settings = {one: {"a", "b"}, two: {"b"}, three: {"c"}}
+    assert whole._at_least({one, two, three}) == 3.5 and whole._at_least({two, three}) == 2.5
