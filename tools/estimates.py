@@ -299,7 +299,7 @@ its value.
 Some scripts of ms-swift state the memory that Megatron reported for an update: the most that torch's allocator has
 reserved on a GPU. The estimate is ours for the same update, without an engine, without what CUDA and NCCL take beside
 the allocator (about 1.1 GiB in an estimate), and with the logits of the whole vocabulary, as they compute them, in
-place of our blocks of logits.
+place of our blocks of logits: of the pass over layers and that over the head, on any stage, the larger one.
 
 | run | published GiB | estimated GiB | published more by |
 |---|---|---|---|
@@ -312,7 +312,7 @@ median would not fit, and both say that a run may run out of memory. With {HEADR
 These rows determine those shares, so none of them is held out; they determine nothing that is counted, which tests
 compare with what autograd saves.
 
-Mixtures are no further off than dense models: if what the two dense models reserve besides ({by_dense:+.0%} in the
+Mixtures are about as far off as dense models: if what the two dense models reserve besides ({by_dense:+.0%} in the
 middle) is added to the estimates of mixtures, on which this has no influence, the published figures of mixtures differ
 by {min(off):+.0%} to {max(off):+.0%}. For them the estimate has, besides weights, gradients and the
 optimizer's state, what Megatron-Core's source (transformer/moe) shows to be held: the sorted inputs of experts,

@@ -14,7 +14,7 @@ import yaml
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import devices, engines, memory, passes, time
+from gspo_hpc.planning.estimates import devices, engines, memory, moments, parameters, passes, time
 from gspo_hpc.planning.estimates.time import Times
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.system.text import GIB
@@ -288,6 +288,7 @@ def planned_only() -> str:
 
 
 SWIFT = "https://github.com/modelscope/ms-swift/blob/main/examples/megatron/"
+_BLOCKWISE = ("logits", "head_input")  # what our head takes, and theirs does not
 _LOGITS = 2 + 4 + 4  # bytes of a logit where none is cut into blocks: in 16 bits, in fp32, and its gradient
 
 
@@ -306,13 +307,17 @@ class Held:
         What CUDA and NCCL take for themselves is left out: it is not the allocator's.
         """
         config = from_dict(self.config)
-        device, arch = devices.find(str(config.cluster.gpu)), architecture.find(config)
+        arch = architecture.find(config)
         assert arch is not None
-        parts = memory.estimate(arch, config, device).phase("update").parts
-        tokens = memory.micro_batch_tokens(config) / config.parallel.context_parallel_size
+        tokens = moments.micro_batch_tokens(config) / config.parallel.context_parallel_size
         logits = arch.vocab_size / config.parallel.tensor_model_parallel_size * tokens * _LOGITS
-        others = (parts[name] for name in ("logits", "engine_asleep", "cuda_and_nccl"))
-        return (sum(parts.values()) - sum(others) + logits) / GIB
+        sizes: list[float] = []
+        for stage in memory.stages(config):
+            passes = moments.of_update(arch, config, stage, parameters.state(arch, config, stage))
+            sizes.append(sum(passes["update"].values()))
+            if head := passes.get("head_backward"):
+                sizes.append(sum(size for name, size in head.items() if name not in _BLOCKWISE) + logits)
+        return max(sizes) / GIB
 
 
 def _swift(

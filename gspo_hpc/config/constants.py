@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Logits that are in memory at once, in fp32 (ops/logprobs.py); on the CPU: what a shared cache holds.
 LOGITS_BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+# Tokens whose logits these are, at most.
+LOGITS_BLOCK_TOKENS = {"cpu": 512, "cuda": 4096}
 # Weights that a trainer gathers at once (policy/weight_stream.py): more would fall out of a CPU's caches, fewer leave a
 # GPU's links idle.
 GATHER_BUCKET_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
@@ -12,6 +14,8 @@ GATHER_BUCKET_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
 TRANSFER_BUCKET_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 # Parts of an optimizer's state that are on their way between the ranks that share it (checkpoint/shared_optimizer.py).
 SAVE_TRANSIT_BYTES = 256 << 20
+# Prompts of the probe, at most (training/probe.py).
+PROBE_PROMPTS = 4
 # NCCL's buffers, an estimate, since they depend on channels and peers: on a GPU for each group that its rank is in, and
 # in /dev/shm for each rank of a node.
 NCCL_BYTES = 32 << 20

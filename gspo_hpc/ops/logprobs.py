@@ -5,8 +5,10 @@ Shapes: R response tokens, H hidden size, V the true vocabulary, V_local rows of
 The forward pass goes over blocks of (tokens x vocabulary) and keeps, per token, the running maximum, the sum of
 exponentials and the target's logit. The backward pass computes each block's logits again and turns them into the two
 gradients. At any time one block (two with entropy) of at most BLOCK_BYTES is in memory, in fp32; the backward pass of
-16-bit inputs takes three and a half, for it has the block in 16 bits, too, and the gradient of its rows twice. On the
-CPU a block stays in the cache, which makes the element-wise part cheap compared with the matrix products.
+16-bit inputs takes up to three and a half, for it has the block in 16 bits, too, and the gradient of its rows twice.
+Besides, a backward pass has copies of all hidden states, and all of the head's gradient: planning/estimates/head.py
+counts them. On the CPU a block stays in the cache, which makes the element-wise part cheap compared with the matrix
+products.
 
 For log-prob l = (x_target - logsumexp(x)), x = W h / temperature and upstream gradient g, with p = softmax(x)::
 
@@ -23,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gspo_hpc.config.constants import LOGITS_BLOCK_BYTES
+from gspo_hpc.config.constants import LOGITS_BLOCK_BYTES, LOGITS_BLOCK_TOKENS
 
 BLOCK_BYTES = LOGITS_BLOCK_BYTES  # size of a block of logits, by device
-TOKENS = {"cpu": 512, "cuda": 4096}  # tokens of a block, unless the caller gives another number
+TOKENS = LOGITS_BLOCK_TOKENS  # of a block, by device, unless the caller gives another number
 
 
 def token_logprobs(
@@ -138,37 +140,63 @@ class _TokenLogprobs(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         counted = upstream[0].nonzero()[:, 0]
         hidden, local, log_total = (x.index_select(0, counted) for x in (all_hidden, all_local, all_log_total))
-        blocks = _Blocks(hidden, weight, real_rows, inverse_temperature, chunk_tokens)
-        scale = upstream[0].index_select(0, counted)[:, None] * inverse_temperature
-        grad_hidden = hidden.new_zeros(hidden.shape, dtype=blocks.dtype) if needs_hidden else None
-        grad_weight = _gradient_of(weight, real_rows if counted.numel() else 0) if needs_weight else None
-        # -g / temperature * h: with it the block itself, p - onehot, needs no scaling.
-        scaled = blocks.operand(-scale * hidden) if needs_weight else None
-        for rows in blocks.vocabulary():
-            head = blocks.head(rows)
-            grad_rows = None
-            if grad_weight is not None:
-                same = weight.dtype == blocks.dtype
-                grad_rows = grad_weight[rows] if same else head.new_empty(head.shape, dtype=blocks.dtype)
-            for part in blocks.tokens():
-                x = blocks.logits(part, head)
-                x.sub_(log_total[part, None]).exp_()
-                at, here = _targets_in(local[part], rows)
-                x.scatter_add_(1, at[:, None], -here[:, None].to(x.dtype))
-                block = blocks.operand(x)
-                if grad_hidden is not None:
-                    blocks.add_product(grad_hidden[part], block, head)
-                if grad_rows is not None and scaled is not None:
-                    blocks.add_product(grad_rows, block.t(), scaled[part], first=part.start == 0)
-            if grad_weight is not None and grad_rows is not None and not same:
-                grad_weight[rows] = grad_rows.to(grad_weight.dtype)
+        grad_hidden, grad_weight = _gradients(
+            hidden,
+            weight,
+            local,
+            log_total,
+            upstream[0].index_select(0, counted)[:, None] * inverse_temperature,
+            _Blocks(hidden, weight, real_rows, inverse_temperature, chunk_tokens),
+            *(needs_hidden, needs_weight),
+        )
+        del hidden  # all that is as large as the hidden states, but for their gradient, goes before the result comes
         result = None
         if grad_hidden is not None:
-            grad_hidden.mul_(-scale)
             if tp_group is not None and counted.numel():
                 dist.all_reduce(grad_hidden, group=tp_group)
             result = torch.zeros_like(all_hidden).index_copy_(0, counted, grad_hidden.to(all_hidden.dtype))
         return result, grad_weight, *[None] * 7
+
+
+def _gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    local: Tensor,
+    log_total: Tensor,
+    scale: Tensor,
+    blocks: _Blocks,
+    needs_hidden: bool,
+    needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients for `hidden`, in fp32 and of this rank's rows alone, and for `weight`; `scale` is [R, 1].
+
+    planning/estimates/head.py counts what is in memory here at the worst moment.
+    """
+    # -g / temperature * h: with it the block itself, p - onehot, needs no scaling. It is made first, in fp32 for a
+    # moment, while there is no gradient yet.
+    scaled = blocks.operand(-scale * hidden) if needs_weight else None
+    grad_hidden = hidden.new_zeros(hidden.shape, dtype=blocks.dtype) if needs_hidden else None
+    grad_weight = _gradient_of(weight, blocks.real_rows if hidden.shape[0] else 0) if needs_weight else None
+    same = weight.dtype == blocks.dtype
+    for rows in blocks.vocabulary():
+        head = blocks.head(rows)
+        grad_rows = None
+        if grad_weight is not None:
+            grad_rows = grad_weight[rows] if same else head.new_empty(head.shape, dtype=blocks.dtype)
+        for part in blocks.tokens():
+            x = blocks.logits(part, head)
+            x.sub_(log_total[part, None]).exp_()
+            at, here = _targets_in(local[part], rows)
+            x.scatter_add_(1, at[:, None], -here[:, None].to(x.dtype))
+            block = blocks.operand(x)
+            if grad_hidden is not None:
+                blocks.add_product(grad_hidden[part], block, head)
+            if grad_rows is not None and scaled is not None:
+                blocks.add_product(grad_rows, block.t(), scaled[part], first=part.start == 0)
+            del block  # before there is the next
+        if grad_weight is not None and grad_rows is not None and not same:
+            grad_weight[rows] = grad_rows.to(grad_weight.dtype)
+    return None if grad_hidden is None else grad_hidden.mul_(-scale), grad_weight
 
 
 class _Blocks:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gspo_hpc.config.constants import PROBE_PROMPTS
 from gspo_hpc.config.derived import GapLimits, gap_limits
 from gspo_hpc.data.records import Floats, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
@@ -34,7 +35,7 @@ class ProbeMismatch(RuntimeError):
 
 def probe_sequences(prompts: Sequence[Prompt], budget: int) -> list[list[int]]:
     """Return up to four token sequences of the prompts, together at most `budget` tokens, at least 2 each."""
-    chosen = prompts[: max(1, min(4, budget // 2, len(prompts)))]
+    chosen = prompts[: max(1, min(PROBE_PROMPTS, budget // 2, len(prompts)))]
     each = max(2, budget // len(chosen))
     return [prompt.tokens[-each:].tolist() for prompt in chosen if len(prompt.tokens) >= 2]
 

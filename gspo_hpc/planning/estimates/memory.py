@@ -1,7 +1,8 @@
 """The memory that a run takes of each GPU, phase by phase, and of each node, estimated before there is a GPU.
 
 Weights, gradients and the optimizer are exact (parameters.py), activations are what autograd
-keeps (activations.py), the blocks of logits and the buckets of weights are this package's own constants. What
+keeps (activations.py), what a head takes is counted as the code takes it (head.py), and the buckets of weights are this
+package's own constants. What
 CUDA, NCCL and vLLM take for themselves is a figure of experience and marked so: it is the part that can be off.
 """
 
@@ -10,39 +11,44 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.constants import (
     GATHER_BUCKET_BYTES,
-    LOGITS_BLOCK_BYTES,
     NCCL_BYTES,
     SAVE_TRANSIT_BYTES,
     TRANSFER_BUCKET_BYTES,
 )
-from gspo_hpc.config.derived import engine_itemsize, offload_trainer, offloaded_parts, pass_sizes
+from gspo_hpc.config.derived import engine_itemsize, offload_trainer, offloaded_parts
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.parts import Piece, divide_experts
-from gspo_hpc.planning.estimates import activations, devices, parameters
+from gspo_hpc.planning.estimates import activations, devices, moments, parameters
 from gspo_hpc.system.text import GIB
 
 HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts are used unevenly
-TIGHT = 0.14  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
+TIGHT = 0.16  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
 
 # Figures of experience.
 CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
 ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
 
+
 OF_ENGINES = frozenset({"engine_weights", "engine_working", "engine_asleep", "kv_cache"})  # parts of generation
-_BLOCK = LOGITS_BLOCK_BYTES["cuda"]  # of logits at a time: two, or three and a half where a gradient is made
+
+
+BESIDE_ENGINES = frozenset({"engine_start", "generation", "evaluation"})  # phases whose memory vLLM fills by itself
+PASSES = frozenset({"head_backward", "update", "logprobs", "optimizer_step"})  # of a step, over what it trains on
 
 
 class Phase(NamedTuple):
     """The bytes that a GPU holds at the worst moment of a phase, by what they are for."""
 
-    name: str  # "engine_start", "update", "optimizer_step", "logprobs", "sync", "generation", "save", "load"
+    # "load", "engine_start", "head_backward", "update", "optimizer_step", "logprobs", "sync", "probe", "generation",
+    # "evaluation", "save". An update's passes take most in layers ("update"), or where the head's gradient is made.
+    name: str
     parts: dict[str, int]
 
     @property
@@ -73,14 +79,13 @@ class Estimate:
     @property
     def peak(self) -> Phase:
         """The phase that takes most of the card, but for generation, in which vLLM fills it by itself."""
-        own = (phase for phase in self.phases if phase.name not in ("engine_start", "generation"))
+        own = (phase for phase in self.phases if phase.name not in BESIDE_ENGINES)
         return max(own, key=lambda phase: phase.total)
 
     @property
     def busiest(self) -> Phase:
         """The pass that takes most: one in which what is in use goes up and down."""
-        passes = ("update", "logprobs", "optimizer_step")
-        return max((phase for phase in self.phases if phase.name in passes), key=lambda phase: phase.total)
+        return max((phase for phase in self.phases if phase.name in PASSES), key=lambda phase: phase.total)
 
     @property
     def headroom(self) -> float:
@@ -103,7 +108,31 @@ class Estimate:
 
 def estimate(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
     """The layout must be one that the plan accepts; lengths are the longest that the config allows."""
-    stage, state, update = _worst_stage(arch, config)
+    return _estimate(arch, config, device, *_worst_stage(arch, config))
+
+
+def of_evaluation(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
+    """Return the estimate of `gspo-hpc eval`: one rank, which has weights and buffers of gradients, but no optimizer.
+
+    `config` is that of the command, which puts the layout of one rank in place of the run's.
+    """
+    state = parameters.state(arch, config, 0)._replace(optimizer=0, gradient_copies=0)
+    found = _estimate(arch, config, device, 0, state, {})
+    names = ("load", "engine_start", "sync", "probe")
+    phases = [phase for phase in found.phases if phase.name in names]
+    phases.append(Phase("evaluation", found.phase("generation").parts))
+    host = {name: size for name, size in found.host.items() if name not in ("checkpoint_copy", "reference_and_policy")}
+    return replace(found, phases=tuple(phases), host=host)
+
+
+def _estimate(
+    arch: Architecture,
+    config: Config,
+    device: devices.Device,
+    stage: int,
+    state: parameters.Bytes,
+    passes: dict[str, dict[str, int]],
+) -> Estimate:
     engine = _engine(arch, config, device)
     colocated = config.rollout.mode == "colocate"
     asleep = {"engine_asleep": ENGINE} if colocated else {}
@@ -126,6 +155,8 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
             "buckets": _buckets(arch, config) + _loading(arch, config),  # of a weight sync, in which the cache stays
             "cuda_and_nccl": ENGINE,
         }
+    probing = {name: size for name, size in sync.items() if name not in ("buckets", "padded_vocabulary")}
+    probing |= moments.of_forward(arch, config, stage, *moments.probe_tokens(config))
     copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
     stepping = Phase("optimizer_step", trainer | copies | own | asleep)
     transit = SAVE_TRANSIT_BYTES * (config.optimizer.distributed and _shares_optimizer(config))
@@ -133,11 +164,13 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
     phases = (
         Phase("load", trainer | own | coming_and_going),
         *((Phase("engine_start", generation),) if colocated else ()),
-        Phase("update", update | own | asleep),
+        *(Phase(name, parts | own | asleep) for name, parts in passes.items()),
         *((stepping,) if config.memory.offload_optimizer or copies else ()),
-        Phase("logprobs", _logprobs(arch, config, stage, state) | own | asleep),
+        Phase("logprobs", moments.of_logprobs(arch, config, stage, state) | own | asleep),
         Phase("sync", sync),
+        Phase("probe", probing),
         Phase("generation", generation),
+        *((Phase("evaluation", generation),) if _evaluates(config) else ()),
         Phase("save", trainer | own | asleep | ({"transit": transit} if transit else {})),
     )
     cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
@@ -155,15 +188,17 @@ def of_node(arch: Architecture, config: Config) -> dict[str, int]:
 
 
 def _copied(arch: Architecture, config: Config) -> int:
-    return max(parameters.copied_by_node(arch, config, stage) for stage in _stages(config))
+    return max(parameters.copied_by_node(arch, config, stage) for stage in stages(config))
 
 
-def _worst_stage(arch: Architecture, config: Config) -> tuple[int, parameters.Bytes, dict[str, int]]:
-    """Return the pipeline stage that takes most in the update, what it keeps between steps, and what it takes."""
-    states = {stage: parameters.state(arch, config, stage) for stage in _stages(config)}
-    updates = {stage: _update(arch, config, stage, state) for stage, state in states.items()}
-    worst = max(updates, key=lambda stage: max(sum(updates[stage].values()), _step(states[stage])))
-    return worst, states[worst], updates[worst]
+def _worst_stage(arch: Architecture, config: Config) -> tuple[int, parameters.Bytes, dict[str, dict[str, int]]]:
+    """Return the pipeline stage that takes most in an update, what it keeps between steps, and what its passes take."""
+    states = {stage: parameters.state(arch, config, stage) for stage in stages(config)}
+    passes = {stage: moments.of_update(arch, config, stage, state) for stage, state in states.items()}
+    worst = max(
+        passes, key=lambda stage: max(_step(states[stage]), *(sum(one.values()) for one in passes[stage].values()))
+    )
+    return worst, states[worst], passes[worst]
 
 
 def _step(state: parameters.Bytes) -> int:
@@ -171,7 +206,7 @@ def _step(state: parameters.Bytes) -> int:
     return state.total + state.gradient_copies
 
 
-def _stages(config: Config) -> Iterable[int]:
+def stages(config: Config) -> Iterable[int]:
     """Return the pipeline stages that differ: those in between are like the second, and keep less."""
     pp = config.parallel.pipeline_model_parallel_size
     return range(pp) if pp <= 2 else (0, 1, pp - 1)
@@ -228,67 +263,12 @@ def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
     return 2 * arch.num_layers * heads * arch.head_dim * item
 
 
-def micro_batch_tokens(config: Config, name: str = "update") -> int:
-    """The tokens of a micro-batch of that pass, at most: its budget, or as many of the longest samples as it has."""
-    size = pass_sizes(config)[name]
-    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    return size.micro_batch_tokens or (size.micro_batch_size or 1) * longest
-
-
-def in_flight(config: Config, stage: int) -> float:
-    """Return how many micro-batches, in whole stages, a stage holds the activations of at once.
-
-    That is what Megatron's warm-up lets in, one forward pass before the first backward one, interleaved or not; never
-    more than an update has.
-    """
-    parallel, batch = config.parallel, config.batch
-    pp, chunks = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size or 1
-    ahead = pp - stage - 1
-    most = (2 * ahead + (chunks - 1) * pp + 1) / chunks if chunks > 1 else ahead + 1
-    if batch.global_batch_size is None:
-        return most
-    replicas = config.world_size // (parallel.tensor_model_parallel_size * pp * parallel.context_parallel_size)
-    completions = max(1, batch.global_batch_size // max(1, replicas))
-    return min(most, completions / (batch.micro_batch_size or 1))
-
-
-def _update(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
-    item = activations.itemsize(config)
-    tokens = micro_batch_tokens(config) / config.parallel.context_parallel_size
-    kept = activations.kept(arch, config, parameters.layers_of(arch, config, stage))
-    last = stage == config.parallel.pipeline_model_parallel_size - 1
-    ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
-    elements = (kept.held + ends) * in_flight(config, stage) + kept.again + activations.working(arch, config)
-    return {
-        "weights": state.weights,
-        "gradients": state.gradients,
-        "optimizer": state.optimizer * (not config.memory.offload_optimizer),
-        "activations": int(elements * tokens * item),
-        "logits": 7 * _BLOCK // 2 * last,
-    } | _quantized(arch, config, stage, with_gradient=True)
-
-
-def _logprobs(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
-    """A forward pass keeps nothing but what one layer works on."""
-    sizes = pass_sizes(config)
-    names = [name for name in ("old_logprobs", "reference") if sizes[name].needed] or ["old_logprobs"]
-    tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
-    last = stage == config.parallel.pipeline_model_parallel_size - 1
-    elements = activations.working(arch, config, saved=False) + 2 * arch.hidden_size
-    parts = {
-        "weights": state.weights,
-        "activations": int(elements * tokens * activations.itemsize(config)),
-        "logits": 2 * _BLOCK * last,
-    } | _quantized(arch, config, stage, with_gradient=False)
-    moved = offloaded_parts(config)
-    parts |= {} if "gradients" in moved else {"gradients": state.gradients}
-    parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
-    return parts
-
-
-def _quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: bool) -> dict[str, int]:
-    size = parameters.quantized(arch, config, stage, with_gradient=with_gradient)
-    return {"fp8_weights": size} if size else {}
+def _evaluates(config: Config) -> bool:
+    """Return whether a run evaluates, if its data has anything to evaluate on."""
+    options, data = config.eval, config.data
+    return (options.before or options.after or options.interval is not None) and (
+        data.eval is not None or data.train_ratio < 1
+    )
 
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
@@ -393,5 +373,9 @@ _SHOWN = {
     "cuda_and_nccl": "CUDA and NCCL",
     "kv_cache": "KV cache",
     "gradient_copies": "gradients in fp32",
+    "head_backward": "head backward",
+    "head_input": "head's input",
+    "head_gradient": "head's gradient",
+    "embedding_gradient": "embedding's gradient",
     "fp8_weights": "weights in FP8",
 }

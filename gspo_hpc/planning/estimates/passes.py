@@ -13,7 +13,7 @@ from gspo_hpc.config.derived import offloaded_parts, overlaps
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.parts import divide_experts
 from gspo_hpc.planning import divisions
-from gspo_hpc.planning.estimates import memory, rates
+from gspo_hpc.planning.estimates import moments, rates
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.engines import efficiency
 from gspo_hpc.planning.estimates.work import Sizes, Work
@@ -70,7 +70,7 @@ def seconds(
     """
     at = grid(config)
     chunks = config.parallel.virtual_pipeline_model_parallel_size or 1
-    batches = max(1.0, tokens / updates / at.replicas / memory.micro_batch_tokens(config))
+    batches = max(1.0, tokens / updates / at.replicas / moments.micro_batch_tokens(config))
     computing = work_factor * forward / (config.world_size * device.sustained_flops * efficiency(model))
     computing *= _unevenness(model, config)
     own = tokens / at.replicas / at.cp  # of one rank

@@ -11,11 +11,13 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.evaluation import evaluate as evaluation
-from gspo_hpc.models import hub
+from gspo_hpc.models import architecture, hub
+from gspo_hpc.planning.estimates import devices, memory
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start, stop
 from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.text import in_gib
 from gspo_hpc.training import probe
 from gspo_hpc.training.bringup import (
     ONE_RANK,
@@ -36,6 +38,8 @@ def evaluate(
     """
     run = RunDir(target) if (target / "run.json").exists() else None
     config = _load_config(target, run, overrides)
+    if (lack := lack_of_memory(config)) is not None:
+        remark(lack)
     ranks = start(config)
     worker = None
     try:
@@ -81,6 +85,27 @@ def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> 
             "reward.functions is not set: give a reward function, such as reward.functions=[{function: number_match}]"
         )
     return hub_data.with_files(hub.with_folder(config))
+
+
+def lack_of_memory(config: Config) -> str | None:
+    """Return in a line that one GPU of the config's kind has too little memory to evaluate, or None.
+
+    It is no error: the GPU that is here may be another one.
+    """
+    arch = architecture.find(config)
+    device = devices.card(config.cluster)
+    if arch is None or device is None:
+        return None
+    found = memory.of_evaluation(arch, config, device)
+    worst = max(found.phases, key=lambda phase: phase.total)
+    if worst.total <= found.card:
+        return None
+    largest = max(worst.parts, key=lambda name: worst.parts[name])
+    taken = f"{in_gib(worst.total)} of the {in_gib(found.card)} GiB of one {device.name}"
+    most = f"{in_gib(worst.parts[largest])} of them {memory.shown(largest)}"
+    fixes = ["optimizer.grad_reduce_in_fp32=false"] * (largest == "gradients" and config.optimizer.grad_reduce_in_fp32)
+    fix = " or ".join([*fixes, "a larger GPU, or let the run evaluate (eval.interval, eval.after) on all of its GPUs"])
+    return f"evaluation may run out of memory: {memory.shown(worst.name)} takes {taken}, {most}; use {fix}"
 
 
 def _shown(prompts: int, scores: Mapping[str, float], as_json: bool) -> str:

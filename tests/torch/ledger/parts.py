@@ -2,9 +2,9 @@
 
 The loop, the syncs, the turns, the recovery, the sampler, the evaluator, the policy's moves between GPU and host, the
 sender of weights, the step around Megatron's optimizer, and the engine object are the package's own. Replaced are the
-tensors, Megatron's passes, vLLM and what writes files. Buckets, logits and what vLLM takes to load a layer have the
-sizes that the code gives them (sizes.py); activations, the context, and an engine's weights, cache and workspaces have
-those of the plan.
+tensors, Megatron's passes, vLLM and what writes files. Buckets, what a head takes and what vLLM takes to load a layer
+have the sizes that the code gives them (sizes.py); activations, weights in FP8, the context, and an engine's weights,
+cache and workspaces have those of the plan. docs/gpu.md says which of these are measured elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,16 +25,18 @@ import torch
 from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
 from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES
+from gspo_hpc.config.derived import pass_sizes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.engine.weight_buffers import HostBuffer
+from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
 from gspo_hpc.planning.estimates import parameters
-from gspo_hpc.planning.estimates.memory import Estimate, micro_batch_tokens
+from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.policy import schedule
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
@@ -81,31 +84,65 @@ class Job:
         """The sizes of a weight sync."""
         return travelling(self.arch, self.config)
 
-    def logits(self, tokens: int, *, with_gradient: bool) -> int:
-        """Return what the blocks of logits of so many tokens take, on a stage that has a head."""
+    def head(self, tokens: int, *, with_gradient: bool) -> dict[str, int]:
+        """Return what log-probs of so many tokens take, on a stage that has a head; with a gradient by its names."""
         parallel = self.config.parallel
         if self.estimate.stage != parallel.pipeline_model_parallel_size - 1:
-            return 0
+            return {}
         rows = -(-self.arch.vocab_size // parallel.tensor_model_parallel_size)
-        size = (tokens, self.arch.hidden_size, rows, ITEMS[self.config.model.dtype])
-        return max(of_head(*size, with_gradient=gradient) for gradient in {False, with_gradient})
+        item = ITEMS[self.config.model.dtype]
+        everything = of_head(tokens, self.arch.hidden_size, rows, item, with_gradient=with_gradient)
+        if not with_gradient:
+            return {"blocks of logits": everything}
+        gradient = rows * self.arch.hidden_size * item
+        return {"the head's gradient": gradient, "the head's pass": everything - gradient}
+
+    def responses(self, name: str) -> int:
+        """Return the tokens that a rank predicts in a micro-batch of a pass, at most."""
+        rollout, cp = self.config.rollout, self.config.parallel.context_parallel_size
+        if name == "probe":
+            return -(-min(rollout.probe_tokens, 4 * rollout.max_prompt_length) // cp)
+        passes = ["update"] if name == "update" else [p for p in ("old_logprobs", "reference") if self.sizes[p].needed]
+        sizes = [self.sizes[one] for one in passes or ["old_logprobs"]]
+        return max(
+            -(-(one.micro_batch_tokens or (one.micro_batch_size or 1) * rollout.max_response_length) // cp)
+            for one in sizes
+        )
+
+    @functools.cached_property
+    def sizes(self) -> Mapping[str, Any]:
+        """The sizes of micro-batches, by pass."""
+        return {str(name): size for name, size in pass_sizes(self.config).items()}
 
     def engine_gpus(self) -> list[int]:
         """Return the GPUs of the engine that this rank owns."""
         return list(range(self.world.rank, self.world.rank + self.config.rollout.tensor_parallel_size))
 
-    @contextlib.contextmanager
-    def pass_of(self, phase: str) -> Iterator[None]:
-        """Hold what a pass of the trainer takes beside the model's state."""
+    def update(self) -> None:
+        """Hold what the passes of an update take beside the model's state: those of the head, then those of layers."""
+        waiting: dict[str, int] = {}
+        if any(phase.name == "head_backward" for phase in self.estimate.phases):
+            head = self.head(self.responses("update"), with_gradient=True)
+            self._hold("head_backward", self._borrowed("head_backward") | head)
+            if self.arch.tie_word_embeddings and self.estimate.stage == 0:
+                waiting = {"the head's gradient": head["the head's gradient"]}
+        self._hold("update", self._borrowed("update") | waiting)
+
+    def forward(self, name: str) -> None:
+        """Hold what a pass without gradient takes beside the model's state."""
+        self._hold(name, self._borrowed(name) | self.head(self.responses(name), with_gradient=False))
+
+    def _borrowed(self, phase: str) -> dict[str, int]:
+        """Return what this ledger has from the plan: what layers and an embedding take."""
+        parts = self.parts(phase)
+        return {name: parts[name] for name in ("activations", "embedding_gradient", "fp8_weights") if name in parts}
+
+    def _hold(self, phase: str, passing: Mapping[str, int]) -> None:
         gpu, world = self.world.rank, self.world
-        passing = {name: size for name, size in self.parts(phase).items() if name not in (*STATE, OWN, ASLEEP)}
-        tokens = micro_batch_tokens(self.config) // self.config.parallel.context_parallel_size
-        passing["logits"] = self.logits(tokens, with_gradient=phase == "update")
         with self.node.phase(gpu, phase):
             for name, size in passing.items():
                 world.dawdle()
                 self.node.put(gpu, name, size)
-            yield
             for name in passing:
                 self.node.drop(gpu, name)
 
@@ -147,10 +184,17 @@ class LedgerPolicy(Policy):
         provider: Any = SimpleNamespace(stream=lambda chunks, memory: self._stream(memory))
         self.provider, self.arch = provider, job.arch
         state = parameters.state(self.arch, job.config, job.estimate.stage)
+        if all(phase.name != "update" for phase in job.estimate.phases):  # of the command that evaluates
+            state = state._replace(optimizer=0)
         self.optimizer = Optimizer(job, state.optimizer)
-        job.node.put(job.world.rank, OWN, job.parts("update")[OWN])
+        job.node.put(job.world.rank, OWN, job.parts("load")[OWN])
         buffers: Any = [Buffer(job, name, getattr(state, name)) for name in STATE]
         self.weight_offload, self.gradient_offload, self.state_offload = buffers
+
+    def load(self, folder: str | Path) -> None:
+        """Load weights into what there is for them, beside all that a new model has."""
+        with self.job.node.phase(self.job.world.rank, "load"):
+            pass
 
     def parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         """Hold the buckets while weights travel, where no engine's memory holds them."""
@@ -247,8 +291,7 @@ class Buckets(HostBuffer):
 def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult:
     """Move the state as the real step does: for the passes, then for the optimizer."""
     policy.restore_for_update()
-    with policy.job.pass_of("update"):
-        pass
+    policy.job.update()
     with policy.job.node.phase(policy.job.world.rank, "optimizer_step"):
         schedule._apply(policy)
     return StepResult({}, {}, {}, 1.0, False, False, 1e-6)
@@ -257,8 +300,13 @@ def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult
 def logprob_pass(policy: LedgerPolicy) -> None:
     """Move the state as a log-prob pass does."""
     policy.settle()
-    with policy.job.pass_of("logprobs"):
-        pass
+    policy.job.forward("logprobs")
+
+
+def probe_pass(policy: LedgerPolicy) -> None:
+    """Move the state as the trainer's pass over the probe does, beside engines that have their weights."""
+    policy.settle()
+    policy.job.forward("probe")
 
 
 class Reference:
@@ -280,7 +328,7 @@ class LLM:
 
     def __init__(self, job: Job) -> None:
         self.job, self.gpus = job, job.engine_gpus()
-        parts, share = job.parts("generation"), float(job.config.rollout.engine.get("gpu_memory_utilization", 0.9))
+        parts, share = job.parts("engine_start"), float(job.config.rollout.engine.get("gpu_memory_utilization", 0.9))
         self._sizes = {"weights": parts["engine_weights"], "kv_cache": parts["kv_cache"] + parts["engine_working"]}
         for gpu in self.gpus:
             free, wanted = job.node.free(gpu), share * job.node.card
@@ -421,7 +469,8 @@ class LedgerWorker(RolloutWorker):
         """Return completions of one token, after what the script has for this call."""
         job, engine = self.job, self.engine
         event, self.calls = job.script.get(self.calls, ""), self.calls + 1
-        with job.node.phase(job.world.rank, "generation"):
+        phase = "evaluation" if request.rollout == EVAL_ROLLOUT else "generation"
+        with job.node.phase(job.world.rank, phase):
             self._check_awake()
             if event == "death":
                 self._die()

@@ -17,16 +17,23 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES, TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.constants import (
+    GATHER_BUCKET_BYTES,
+    LOGITS_BLOCK_BYTES,
+    LOGITS_BLOCK_TOKENS,
+    TRANSFER_BUCKET_BYTES,
+)
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import logprobs
 from gspo_hpc.policy import weight_stream
 from tests.storages import Storages
+from tests.torch.ledger.card import OnCard, Wide
 
 _ONE_AT_A_TIME = threading.Lock()  # names of modules are replaced, and ranks are threads
 ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
+LEAST = 1 << 20  # bytes: what has one value for each token is left out
 
 
 @dataclass(frozen=True)
@@ -84,25 +91,6 @@ def _travelling(arch: Architecture, tp: int, ep: int, etp: int, engine: int, ite
     )
 
 
-class _OnCard(logprobs._Blocks):
-    """Blocks as they are on a GPU: products of 16-bit operands, without copies of these in fp32."""
-
-    def __init__(self, hidden: torch.Tensor, *others: Any) -> None:
-        super().__init__(hidden, *others)
-        if hidden.itemsize == 2:
-            self.narrow, self.hidden = hidden.dtype, hidden
-
-
-class _Torch:
-    """torch with a product of 16-bit matrices in fp32, which it has for GPUs only."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def mm(self, a: torch.Tensor, b: torch.Tensor, out_dtype: Any = None, out: Any = None) -> torch.Tensor:
-        return a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype or a.dtype) if out is None else out
-
-
 class _Counted:
     """An upstream gradient all of whose tokens count; that of tensors without memory cannot be asked."""
 
@@ -117,10 +105,9 @@ class _Counted:
 
 
 def of_head(tokens: int, hidden: int, rows: int, item: int, *, with_gradient: bool) -> int:
-    """Return the bytes of blocks that log-probs and entropies of so many tokens take on a GPU, at the worst moment.
+    """Return the bytes that log-probs and entropies of so many tokens take on a GPU, at the worst moment.
 
-    `rows` is this rank's part of the vocabulary. Not counted: what a pass keeps whole, that is everything with a value
-    for each element of the hidden states or of the head.
+    `rows` is this rank's part of the vocabulary. Not counted: the hidden states that come in.
     """
     with _ONE_AT_A_TIME:
         return _of_head(tokens, hidden, rows, item, with_gradient)
@@ -134,18 +121,16 @@ def _of_head(tokens: int, hidden: int, rows: int, item: int, with_gradient: bool
         mark_non_differentiable=lambda *tensors: None,
         needs_input_grad=(True, True),
     )
-    names: dict[str, Any] = {"_Blocks": _OnCard, "torch": _Torch()}
+    names: dict[str, Any] = {"_Blocks": OnCard, "torch": Wide(computes=False)}
     names["BLOCK_BYTES"] = {"cpu": LOGITS_BLOCK_BYTES["cuda"]}
-    names["TOKENS"] = {"cpu": logprobs.TOKENS["cuda"]}
+    names["TOKENS"] = {"cpu": LOGITS_BLOCK_TOKENS["cuda"]}
     with mock.patch.multiple(logprobs, **names), FakeTensorMode(), torch.no_grad():
         states, head = torch.empty(tokens, hidden, dtype=dtype), torch.empty(rows, hidden, dtype=dtype)
         targets = torch.empty(tokens, dtype=torch.int64)
         function: Any = logprobs._TokenLogprobs
-        with Storages(least=1 << 20) as storages:
+        with Storages(least=LEAST) as storages:
             function.forward(context, states, head, targets, 1.0, None, 0, rows, None, True)
-        if not with_gradient:
-            return storages.peak
-        with Storages(least=1 << 20) as storages:
-            function.backward(context, _Counted(tokens))
-    # The states of the tokens that count, twice, and their gradient in fp32; the gradient of the head.
-    return storages.peak - tokens * hidden * (2 * item + 4) - rows * hidden * item
+        if with_gradient:
+            with Storages(least=LEAST) as storages:
+                function.backward(context, _Counted(tokens))
+    return storages.peak

@@ -135,10 +135,11 @@ def test_weights_in_fp8_are_there_during_passes(parallel: dict[str, int]) -> Non
         products += 3 * arch.hidden_size * arch.ffn_hidden_size // tp
     else:
         products += 3 * arch.hidden_size * arch.experts.ffn_hidden_size * arch.experts.count // ep
-    for name, copies in (("update", 2), ("logprobs", 1)):
+    passes = {"update": 2, "head_backward": 2, "logprobs": 1, "probe": 1}
+    for name, copies in passes.items():
         assert found.phase(name).parts["fp8_weights"] == pytest.approx(copies * products * arch.num_layers, rel=0.01)
     added = {phase.name for phase, one in zip(found.phases, before.phases, strict=True) if phase.parts != one.parts}
-    assert added == {"update", "logprobs"}
+    assert added == set(passes)
 
 
 @pytest.mark.parametrize("cp", [2, 4])

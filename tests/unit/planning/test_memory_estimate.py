@@ -18,7 +18,7 @@ from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.config.schema import Config, as_dict, replace
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import activations, devices, memory, parameters
+from gspo_hpc.planning.estimates import activations, devices, memory, moments, parameters
 from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, Phase
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -89,14 +89,14 @@ def test_parts_are_those_of_the_model_and_of_the_layers() -> None:
         state.optimizer,
     ]
     held = activations.kept(arch, config, parameters.layers_of(arch, config, 0)).held
-    assert memory.in_flight(config, 0) == 4 and memory.in_flight(config, 3) == 1
+    assert moments.in_flight(config, 0) == 4 and moments.in_flight(config, 3) == 1
     assert phase(found, "update").parts["activations"] >= held * 2 * 16384 * (4 if found.stage == 0 else 1)
 
 
 def test_interleaving_holds_more_micro_batches() -> None:
     """L / p layers a stage and p micro-batches in flight make L; interleaved, (1 + (p - 1) / (p v)) L."""
     parallel = {"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 7}
-    assert memory.in_flight(made(parallel=parallel), 0) == pytest.approx(4 * (1 + 3 / (4 * 7)))
+    assert moments.in_flight(made(parallel=parallel), 0) == pytest.approx(4 * (1 + 3 / (4 * 7)))
 
 
 def test_what_does_not_fit_is_refused_and_fixed() -> None:
@@ -392,14 +392,14 @@ def test_a_dispatcher_holds_tokens_as_often_as_they_have_experts(router: str | N
         arrived = sent * activations.IMBALANCE
         summed = 0.0 if slices == 1 else wider * (arrived * slices * (wider > 1) + arrived)
         held = (
-            arch.hidden_size * (sent + arrived + 2 * arrived * slices + summed) * 2 * memory.micro_batch_tokens(config)
+            arch.hidden_size * (sent + arrived + 2 * arrived * slices + summed) * 2 * moments.micro_batch_tokens(config)
         )
         copies, routing = sent + arrived + 2 * arrived * slices + summed, activations._ROUTING * arch.experts.count / 8
         for saved, more_held in ((True, 0.0), (False, arrived * slices)):
             working = arch.hidden_size * (2 + copies + more_held) + routing
             assert activations.working(arch, config, saved=saved) == pytest.approx(working)
         kept = activations.kept(arch, config, parameters.layers_of(arch, config, 0))
-        kept_bytes = (kept.held + kept.again) * 2 * memory.micro_batch_tokens(config)
+        kept_bytes = (kept.held + kept.again) * 2 * moments.micro_batch_tokens(config)
         found[slices] = phase(estimated(config), "update").parts["activations"]
         assert found[slices] > kept_bytes + held
     assert found[4] > found[1]

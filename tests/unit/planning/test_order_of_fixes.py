@@ -61,7 +61,7 @@ def test_a_layout_is_offered_where_only_a_switch_brings_the_lack_of_memory_to_li
         ["model.path=Qwen/Qwen3-30B-A3B", "parallel.sequence_parallel=false"],
         ["memory.recompute_granularity=null", "batch.micro_batch_tokens=24576"],
         ["rollout.engine.gpu_memory_utilization=0.15"],
-        ["cluster.gpu=A100-40GB"],
+        ["cluster.gpu=A100-40GB", "batch.micro_batch_tokens=20480"],
     ],
 )
 def test_a_switch_goes_before_a_layout_before_a_batch_before_hardware_before_a_model(settings: list[str]) -> None:

@@ -1,0 +1,117 @@
+"""Memory that the trainer's passes take of a GPU at their worst moments: in a layer, in the head, at the embedding.
+
+A pass is never in two of these places at once, so what they take is not added up. Only blocks
+of logits in a pass without gradient, which are small, are counted beside what a layer works on.
+"""
+
+from __future__ import annotations
+
+from gspo_hpc.config.constants import PROBE_PROMPTS
+from gspo_hpc.config.derived import PassName, offloaded_parts, pass_sizes
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.estimates import activations, parameters
+from gspo_hpc.planning.estimates.head import Head
+
+_AT_EMBEDDING = 3  # times the hidden states, in the backward pass of an embedding
+
+
+def micro_batch_tokens(config: Config, name: PassName = "update") -> int:
+    """The tokens of a micro-batch of that pass, at most: its budget, or as many of the longest samples as it has."""
+    size = pass_sizes(config)[name]
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    return size.micro_batch_tokens or (size.micro_batch_size or 1) * longest
+
+
+def in_flight(config: Config, stage: int) -> float:
+    """Return how many micro-batches, in whole stages, a stage holds the activations of at once.
+
+    That is what Megatron's warm-up lets in, one forward pass before the first backward one, interleaved or not; never
+    more than an update has.
+    """
+    parallel, batch = config.parallel, config.batch
+    pp, chunks = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size or 1
+    ahead = pp - stage - 1
+    most = (2 * ahead + (chunks - 1) * pp + 1) / chunks if chunks > 1 else ahead + 1
+    if batch.global_batch_size is None:
+        return most
+    replicas = config.world_size // (parallel.tensor_model_parallel_size * pp * parallel.context_parallel_size)
+    completions = max(1, batch.global_batch_size // max(1, replicas))
+    return min(most, completions / (batch.micro_batch_size or 1))
+
+
+def of_update(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, dict[str, int]]:
+    """Return what the passes of an update take of a GPU of a stage, at the worst moments in the head and in layers."""
+    item, parallel = activations.itemsize(config), config.parallel
+    size = micro_batch_tokens(config) / parallel.context_parallel_size * item  # bytes of an element of each token
+    kept = activations.kept(arch, config, parameters.layers_of(arch, config, stage))
+    last = stage == parallel.pipeline_model_parallel_size - 1
+    ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
+    micro_batch, flight = (kept.held + ends) * size, in_flight(config, stage)
+    beside = {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer * (not config.memory.offload_optimizer),
+    } | _quantized(arch, config, stage, with_gradient=True)
+    head = _head(arch, config, -(-_response_tokens(config, "update") // parallel.context_parallel_size))
+    # The embedding's gradient is added to the head's where they are one matrix: it waits for the end of the pass.
+    waiting = {"head_gradient": head.gradient} if last and stage == 0 and arch.tie_word_embeddings else {}
+    working = (kept.again + activations.working(arch, config)) * size
+    moments = [{"activations": int(micro_batch * flight + working)} | waiting]
+    if stage == 0:  # at its end the micro-batch has none: its gradient as it comes, gathered, and masked
+        rest = micro_batch * max(0.0, flight - 1.0) + _AT_EMBEDDING * arch.hidden_size * size
+        moments.append({"activations": int(rest), "embedding_gradient": head.gradient} | waiting)
+    passes = {"update": beside | max(moments, key=lambda moment: sum(moment.values()))}
+    if not last:
+        return passes
+    backward = {"head_input": head.inputs, "head_gradient": head.gradient, "logits": head.backward_blocks}
+    return {"head_backward": beside | {"activations": int(micro_batch * flight)} | backward} | passes
+
+
+def of_logprobs(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
+    """A forward pass keeps nothing but what one layer works on."""
+    sizes = pass_sizes(config)
+    passes: tuple[PassName, ...] = ("old_logprobs", "reference")
+    names = [name for name in passes if sizes[name].needed] or [passes[0]]
+    tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
+    cp = config.parallel.context_parallel_size
+    responses = max(-(-_response_tokens(config, name) // cp) for name in names)
+    parts = {"weights": state.weights} | of_forward(arch, config, stage, tokens, responses)
+    moved = offloaded_parts(config)
+    parts |= {} if "gradients" in moved else {"gradients": state.gradients}
+    parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
+    return parts
+
+
+def probe_tokens(config: Config) -> tuple[int, int]:
+    """Return the tokens of the probe on one rank, at most, and how many are predicted: all but the first of each."""
+    longest = min(max(2, config.rollout.probe_tokens), PROBE_PROMPTS * config.rollout.max_prompt_length)
+    tokens = -(-longest // config.parallel.context_parallel_size)
+    return tokens, tokens
+
+
+def of_forward(arch: Architecture, config: Config, stage: int, tokens: float, responses: int) -> dict[str, int]:
+    """Return what a forward pass over a micro-batch takes of a rank beside its weights."""
+    last = stage == config.parallel.pipeline_model_parallel_size - 1
+    elements = activations.working(arch, config, saved=False) + 2 * arch.hidden_size
+    return {
+        "activations": int(elements * tokens * activations.itemsize(config)),
+        "logits": _head(arch, config, responses).forward_blocks * last,
+    } | _quantized(arch, config, stage, with_gradient=False)
+
+
+def _head(arch: Architecture, config: Config, responses: int) -> Head:
+    """Return the head of a rank of the last stage, which gets so many response tokens."""
+    rows = -(-arch.vocab_size // config.parallel.tensor_model_parallel_size)
+    return Head(responses, arch.hidden_size, rows, activations.itemsize(config))
+
+
+def _response_tokens(config: Config, name: PassName) -> int:
+    """Return the response tokens of a micro-batch of that pass, at most: with a budget, prompts may be short."""
+    size = pass_sizes(config)[name]
+    return size.micro_batch_tokens or (size.micro_batch_size or 1) * config.rollout.max_response_length
+
+
+def _quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: bool) -> dict[str, int]:
+    size = parameters.quantized(arch, config, stage, with_gradient=with_gradient)
+    return {"fp8_weights": size} if size else {}
