@@ -23,7 +23,7 @@ from gspo_hpc.system.terminal import paint
 if TYPE_CHECKING:
     from gspo_hpc.launch.preflight import Problem
     from gspo_hpc.planning.estimates.time import Times
-    from gspo_hpc.planning.fixes.search import Fix
+    from gspo_hpc.planning.fixes.change import Fix
 
 
 def plan(

@@ -17,7 +17,7 @@ from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from gspo_hpc.planning.fixes.search import Change, Fix
+    from gspo_hpc.planning.fixes.change import Change, Fix
 
 _MEANING = {
     "world_size": "ranks that train",

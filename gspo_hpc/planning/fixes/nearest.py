@@ -18,7 +18,8 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.fixes import by_type, distances
 from gspo_hpc.planning.fixes.candidates import candidates
-from gspo_hpc.planning.fixes.search import Change, Fix, Search, nearest, topics_of
+from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.fixes.search import Search, nearest, topics_of
 from gspo_hpc.planning.mentions import mentioned
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import distances, search
+from gspo_hpc.planning.fixes.change import Change, Fix
 from gspo_hpc.planning.fixes.nearest import Nearest
-from gspo_hpc.planning.fixes.search import Change, Fix, Search, is_same
+from gspo_hpc.planning.fixes.search import Search, is_same
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic

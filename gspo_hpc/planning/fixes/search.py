@@ -9,19 +9,19 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.config.section import written
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Broken, PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.fixes import by_type, distances, moves
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
+from gspo_hpc.planning.fixes.change import Change, Fix, Setting, is_near, is_nearly_alone, setting_of, settings_of
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
-from gspo_hpc.planning.rules.ids import RuleId, Topic
+from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.registry import topic
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
@@ -31,8 +31,6 @@ _NEAREST = 6  # values of a setting that are tried together with those of anothe
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
 _ROOM = 1800  # pairs of changes that are looked at
 _MEMORY_COST = 4  # pairs that take as long as one estimate of memory
-_AS_NEAR = 1.5  # times as far as the nearest fix of the same settings
-_OTHER_SIDE = 4.0  # times as far as the nearest value, on the other side of the present one
 _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens")  # the largest that fits is wanted
 _GROWTH = 16  # times that the distance to it is halved, at most ...
 _GROWN_ENOUGH = 32  # ... until it is known to one in this many
@@ -41,55 +39,6 @@ _WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "bat
 _UNCOUNTED = ("memory.", ENGINE, "optimizer.", "model.", "moe.", "algorithm.", "cluster.gpu", "rollout.max_")
 _ARITHMETIC = frozenset({Topic.COUNTS, Topic.SEQUENCES})  # topics in which batch sizes come first
 _OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of one setting, by its dotted name. `value` None is the setting's default, written null."""
-
-    key: str
-    before: Any
-    value: Any
-
-    @property
-    def distance(self) -> float:
-        """The distance from the config: how much the run changes."""
-        return distances.between(self.key, self.before, self.value)
-
-    def __str__(self) -> str:
-        return f"{self.key}={written(self.value)}"
-
-
-Setting = tuple[str, Any]  # a key and its value
-
-
-def _setting(change: Change) -> Setting:
-    return change.key, change.value
-
-
-@dataclass(frozen=True)
-class Fix:
-    """Changes that together make every rule hold, or all but those in `left`."""
-
-    changes: tuple[Change, ...]
-    warnings: int = 0  # how many more warnings the plan has then
-    left: tuple[RuleId, ...] = ()  # rules that are broken even then, in a repair of as many as can be
-    moved: bool = False  # what is given stays, under another name
-
-    def __str__(self) -> str:
-        return " ".join(map(str, self.changes))
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return plain values, as `gspo-hpc plan --json` prints them."""
-        return [vars(change) for change in self.changes]
-
-    @property
-    def distance(self) -> float:
-        """The distance from the config.
-
-        Every doubling or halving counts by the weight of its setting; a new warning counts 2, another name little.
-        """
-        return (distances.MOVED if self.moved else sum(one.distance for one in self.changes)) + 2.0 * self.warnings
 
 
 def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = _ROOM) -> list[Fix]:
@@ -119,9 +68,9 @@ class Search:
         singles = self.singles()
         only_machines = all(distances.size(fix.changes[0].key) == distances.Size.HARDWARE for fix in singles)
         layout = self.layout() if only_machines else []
-        alone = {_setting(fix.changes[0]) for fix in singles}
+        alone = {setting_of(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
-        pairs = [fix for fix in self.pairs(room, alone) if not _nearly_alone(fix, singles)]
+        pairs = [fix for fix in self.pairs(room, alone) if not is_nearly_alone(fix, singles)]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
         pairs = [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
         models = self._other_models() if only_machines else []
@@ -301,8 +250,8 @@ class Search:
             firsts.setdefault(frozenset(change.key for change in fix.changes), fix)
         chosen, others = list(firsts.values())[:limit], list[Fix]()
         for fix in fixes:
-            of_settings = [one for one in (*chosen, *others) if _settings(one) == _settings(fix)]
-            if of_settings and fix not in of_settings and _is_near(fix, of_settings):
+            of_settings = [one for one in (*chosen, *others) if settings_of(one) == settings_of(fix)]
+            if of_settings and fix not in of_settings and is_near(fix, of_settings):
                 others.append(fix)
         return chosen + others[: limit - len(chosen)]
 
@@ -315,7 +264,7 @@ class Search:
         self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, first[0].distance))
         known: dict[frozenset[Setting], Fix | None] = {}
         for change, changed, second in self._seconds(alone):
-            both = frozenset((_setting(change), _setting(second)))
+            both = frozenset((setting_of(change), setting_of(second)))
             if both in known:
                 continue
             if room <= 0:
@@ -340,7 +289,7 @@ class Search:
                     break
                 changes = sorted((near, *others), key=lambda one: one.distance)
                 found = self.fix(self.judge(with_value(config, near.key, near.value)), *changes)
-                if found is not None and found.distance < fix.distance and _setting(near) not in alone:
+                if found is not None and found.distance < fix.distance and setting_of(near) not in alone:
                     return self._nearer(found, alone)
         return fix
 
@@ -355,7 +304,7 @@ class Search:
                     continue
                 most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
                 soon = most if most > _NEAREST else 3 if better else 2
-                near = [change for change in nearest(changed, key, values, most) if _setting(change) not in alone]
+                near = [change for change in nearest(changed, key, values, most) if setting_of(change) not in alone]
                 yield from ((first, changed, second) for second in near[:soon])
                 later += [(first, changed, second) for second in near[soon:]]
         yield from later
@@ -364,50 +313,6 @@ class Search:
 def _values(fix: Fix) -> tuple[Any, Any]:
     """Return what the first change of a fix changes, and into what."""
     return fix.changes[0].before, fix.changes[0].value
-
-
-def _settings(fix: Fix) -> set[str]:
-    return {change.key for change in fix.changes}
-
-
-def _is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
-    """Return whether a fix is worth showing beside others of the same settings, the first of which is the nearest.
-
-    Of numbers, those on the other side of the present one that are near: 2 beside 4 where 3 is wrong, and neither 1
-    nor 8.
-    """
-    first = shown[0]
-    if len(fix.changes) > 1:
-        return fix.distance <= _AS_NEAR * first.distance
-    change, weight = fix.changes[0], distances.weight(fix.changes[0].key)
-    if not (distances.is_number(change.before) and distances.is_number(change.value)):
-        return True
-    sides = {
-        one.value > one.before for other in shown for one in other.changes if distances.is_number(one.value)
-    }  # of the present value, on which a number is shown
-    farthest = max(_OTHER_SIDE * first.distance, weight / 2)
-    return (change.value > change.before) not in sides and fix.distance <= farthest
-
-
-def _nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
-    """Return whether one of two changes is enough alone, as it is or about so.
-
-    With another value its setting is a fix that is no farther than both, or one that is within a fiftieth: 8190 beside
-    8192, with another length.
-    """
-    if any(_settings(single) <= _settings(fix) and single.distance <= fix.distance for single in singles):
-        return True
-    numbers = [
-        (change.key, change.value)
-        for single in singles
-        for change in single.changes
-        if distances.is_number(change.value)
-    ]
-    return any(
-        key == change.key and distances.is_number(change.value) and abs(change.value - value) < value / 50
-        for change in fix.changes
-        for key, value in numbers
-    )
 
 
 def topics_of(broken: Iterable[Broken]) -> frozenset[Topic]:

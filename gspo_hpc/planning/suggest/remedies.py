@@ -22,7 +22,7 @@ from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.memory import TIGHT, percent, risk, shown
 from gspo_hpc.planning.fixes import candidates, distances, repair
-from gspo_hpc.planning.fixes.search import Change
+from gspo_hpc.planning.fixes.change import Change
 from gspo_hpc.planning.layouts import Candidate, Search
 from gspo_hpc.planning.plan import judge
 from gspo_hpc.planning.rules.engine_arguments import takes

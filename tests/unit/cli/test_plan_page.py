@@ -12,7 +12,7 @@ from gspo_hpc.cli.pages.plan import page
 from gspo_hpc.cli.pages.render import lines
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.reading.places import Places
-from gspo_hpc.planning.fixes.search import Change, Fix
+from gspo_hpc.planning.fixes.change import Change, Fix
 from gspo_hpc.planning.plan import make_plan
 
 

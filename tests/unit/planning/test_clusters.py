@@ -155,7 +155,7 @@ def test_less_headroom_counts_against_a_layout_and_there_is_no_cliff() -> None:
 def test_memory_is_saved_only_where_a_layout_needs_it() -> None:
     roomy = layouts.find(made("Qwen2.5-1.5B", 1, 8, "H200"))[0]
     assert roomy.settings["memory.recompute_granularity"] is None and roomy.risk == "comfortable"
-    assert not roomy.settings["memory.offload_optimizer"] and len(roomy.settings) == 10
+    assert not roomy.settings["memory.offload_optimizer"] and len(roomy.settings) == 11
     tight = layouts.find(made("Qwen2.5-7B", 1, 2, "H100", batch={"micro_batch_tokens": 24576}))[0]
     assert tight.risk == "tight" and tight.settings["batch.micro_batch_tokens"] == 8192
     kept = frozenset({"memory.recompute_granularity", "memory.offload_optimizer", "batch.micro_batch_tokens"})
@@ -230,7 +230,7 @@ def test_a_larger_change_stands_beside_one_that_may_run_out_of_memory(
     assert [one.changes[kind] for one in found] == counts
     small, large = found
     assert small.risk == "may run out of memory" and small.headroom < memory.TIGHT <= large.headroom
-    assert "fits" in small.text and "leaves at least 14% of a GPU" in large.text
+    assert "fits" in small.text and f"leaves at least {memory.TIGHT:.0%} of a GPU" in large.text
 
 
 def test_a_refused_plan_is_offered_a_layout_before_another_model() -> None:

@@ -15,6 +15,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config, keys, plain_type, replace
 from gspo_hpc.planning.builder import Broken
 from gspo_hpc.planning.fixes import by_type, distances, search
+from gspo_hpc.planning.fixes.change import Change, Fix, is_nearly_alone
 from gspo_hpc.planning.plan import holds, make_plan
 from gspo_hpc.planning.plan import judge as judge_plan
 from gspo_hpc.planning.rules.data import DataRule
@@ -171,7 +172,7 @@ def is_a_fix(base: Config, after: Config) -> bool:
     return {item.feature for item in plan.not_run} <= {item.feature for item in judge_plan(base).not_run}
 
 
-def judge(base: Config, offered: list[search.Fix], keys: list[str]) -> None:
+def judge(base: Config, offered: list[Fix], keys: list[str]) -> None:
     """Every fix fixes; wherever one of `keys` alone can, by brute force, it is offered; a batch size is the nearest."""
     for fix in offered:
         after = base
@@ -308,25 +309,25 @@ def test_the_longest_response_that_fits_is_offered_to_one_in_thirty(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 30_000}))
     lengths, key = {"max_prompt_length": 512, "max_response_length": 100_000}, "rollout.max_response_length"
     refused = from_dict({"model": {"path": str(tmp_path)}, "rollout": lengths})
-    known = search.Fix((search.Change(key, 100_000, 1000),))
+    known = Fix((Change(key, 100_000, 1000),))
     (found,) = search.Search(refused, None, make_plan(refused))._grown(key, [known])
     value = found.changes[0].value
     assert 29_488 * (1 - 1 / 30) < value <= 29_488 and make_plan(changed(refused, key, value)).valid
 
 
 def test_a_change_that_brings_a_warning_is_two_farther() -> None:
-    change = search.Change("batch.global_batch_size", 16, 32)
-    assert search.Fix((change,)).distance == 1.0 and search.Fix((change,), warnings=2).distance == 5.0
+    change = Change("batch.global_batch_size", 16, 32)
+    assert Fix((change,)).distance == 1.0 and Fix((change,), warnings=2).distance == 5.0
 
 
 @pytest.mark.parametrize(("value", "alike"), [(8190, True), (8196, True), (8040, True), (7900, True), (8400, False)])
 def test_a_pair_whose_first_is_nearly_a_fix_alone_is_left_out(value: int, alike: bool) -> None:
     """Within a fiftieth of a value that is enough by itself, and where that alone is no farther than both."""
-    key, other = "rollout.max_response_length", search.Change("batch.micro_batch_tokens", 4096, 4100)
-    singles = [search.Fix((search.Change(key, 16384, 8192),))]
-    pair = search.Fix((search.Change(key, 16384, value), other))
-    assert search._nearly_alone(pair, singles) == alike
-    assert not search._nearly_alone(search.Fix((other,)), singles)
+    key, other = "rollout.max_response_length", Change("batch.micro_batch_tokens", 4096, 4100)
+    singles = [Fix((Change(key, 16384, 8192),))]
+    pair = Fix((Change(key, 16384, value), other))
+    assert is_nearly_alone(pair, singles) == alike
+    assert not is_nearly_alone(Fix((other,)), singles)
 
 
 @pytest.mark.parametrize("refused", [config(1, gpus=8, **sizes(3, 40, 3, 6)), config(2, 8, 4, **sizes(2, 12, 3, 5))])

@@ -18,7 +18,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import nearest, repair, search
 from gspo_hpc.planning.fixes.candidates import candidates
-from gspo_hpc.planning.fixes.search import Change, Fix
+from gspo_hpc.planning.fixes.change import Change, Fix
 from gspo_hpc.planning.plan import judge, make_plan
 from gspo_hpc.planning.rules import registry
 from gspo_hpc.planning.settings import value_of, with_value

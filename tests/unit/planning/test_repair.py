@@ -16,6 +16,7 @@ from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import repair, search
+from gspo_hpc.planning.fixes.change import Change, Fix
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 
@@ -91,7 +92,7 @@ def test_random_faults_are_repaired_with_no_change_too_many(seed: int) -> None:
         return
     assert found.left == ()
 
-    def plan_with(changes: list[search.Change]) -> Plan:
+    def plan_with(changes: list[Change]) -> Plan:
         changed = config
         for change in changes:
             changed = with_value(changed, change.key, change.value)
@@ -120,9 +121,9 @@ def test_a_setting_that_is_changed_twice_is_told_from_its_first_value(monkeypatc
     """Each step of a repair starts from the config of the step before, and the reader from the first one."""
     values = iter([6, 4])
 
-    def scripted(config: Config, rows: int | None, plan: Plan) -> list[search.Fix]:
+    def scripted(config: Config, rows: int | None, plan: Plan) -> list[Fix]:
         key = "batch.num_generations"
-        return [search.Fix((search.Change(key, value_of(config, key), next(values)),))]
+        return [Fix((Change(key, value_of(config, key), next(values)),))]
 
     config = from_dict(faulty([("batch", "num_generations", 7)]))
     monkeypatch.setattr(repair, "_nexts", scripted)

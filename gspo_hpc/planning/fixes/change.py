@@ -1,0 +1,123 @@
+"""Fixes: the changes of settings they consist of, how far they are from the config, and which are worth showing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_hpc.config.section import written
+from gspo_hpc.planning.fixes import distances
+from gspo_hpc.planning.rules.ids import RuleId
+
+_AS_NEAR = 1.5  # times as far as the nearest fix of the same settings
+_OTHER_SIDE = 4.0  # times as far as the nearest value, on the other side of the present one
+# Both ends of a pipeline: of 94 layers on 4 stages 23 for each are more even than 22 for one.
+_CHOSEN_AS_ONE = {f"parallel.num_layers_in_{end}_pipeline_stage" for end in ("first", "last")}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one setting, by its dotted name. `value` None is the setting's default, written null."""
+
+    key: str
+    before: Any
+    value: Any
+
+    @property
+    def distance(self) -> float:
+        """The distance from the config: how much the run changes."""
+        return distances.between(self.key, self.before, self.value)
+
+    def __str__(self) -> str:
+        return f"{self.key}={written(self.value)}"
+
+
+Setting = tuple[str, Any]  # a key and its value
+
+
+def setting_of(change: Change) -> Setting:
+    """Return the setting that a change leads to."""
+    return change.key, change.value
+
+
+@dataclass(frozen=True)
+class Fix:
+    """Changes that together make every rule hold, or all but those in `left`."""
+
+    changes: tuple[Change, ...]
+    warnings: int = 0  # how many more warnings the plan has then
+    left: tuple[RuleId, ...] = ()  # rules that are broken even then, in a repair of as many as can be
+    moved: bool = False  # what is given stays, under another name
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.changes))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return plain values, as `gspo-hpc plan --json` prints them."""
+        return [vars(change) for change in self.changes]
+
+    @property
+    def distance(self) -> float:
+        """The distance from the config.
+
+        Every doubling or halving counts by the weight of its setting; a new warning counts 2, another name little.
+        """
+        return (distances.MOVED if self.moved else sum(one.distance for one in self.changes)) + 2.0 * self.warnings
+
+
+def settings_of(fix: Fix) -> set[str]:
+    """Return the names of the settings that a fix changes."""
+    return {change.key for change in fix.changes}
+
+
+def is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
+    """Return whether a fix is worth showing beside others of the same settings, the first of which is the nearest.
+
+    Of numbers, those on the other side of the present one that are near: 2 beside 4 where 3 is wrong, and neither 1
+    nor 8. And a power of two that is about as large as the present one, which people prefer: 8 beside 7 for 6.
+    """
+    first = shown[0]
+    if len(fix.changes) > 1:
+        return fix.distance <= _AS_NEAR * first.distance
+    change, weight = fix.changes[0], distances.weight(fix.changes[0].key)
+    if not (distances.is_number(change.before) and distances.is_number(change.value)):
+        return True
+    sides = {
+        one.value > one.before for other in shown for one in other.changes if distances.is_number(one.value)
+    }  # of the present value, on which a number is shown
+    if is_round(change):
+        return True
+    farthest = max(_OTHER_SIDE * first.distance, weight / 2)
+    return (change.value > change.before) not in sides and fix.distance <= farthest
+
+
+def is_round(change: Change) -> bool:
+    """Return whether a number becomes a power of two that is less than half a doubling away."""
+    value, before = change.value, change.before
+    if not (isinstance(value, int) and distances.is_number(before)):
+        return False
+    return value > 0 and value & (value - 1) == 0 and before / 1.414 < value < before * 1.414
+
+
+def is_nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
+    """Return whether one of two changes is enough alone, as it is or about so.
+
+    With another value its setting is a fix that is no farther than both, or one that is within a fiftieth: 8190 beside
+    8192, with another length. Settings that people choose as one are left as they are.
+    """
+    if settings_of(fix) == _CHOSEN_AS_ONE:
+        return False
+    if any(settings_of(single) <= settings_of(fix) and single.distance <= fix.distance for single in singles):
+        return True
+    numbers = [
+        (change.key, change.value)
+        for single in singles
+        for change in single.changes
+        if distances.is_number(change.value)
+    ]
+    return any(
+        key == change.key and distances.is_number(change.value) and abs(change.value - value) < value / 50
+        for change in fix.changes
+        for key, value in numbers
+    )
