@@ -8,10 +8,12 @@ syntax of commands. Those that install are not run: they need a package index, a
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import re
 import subprocess
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from gspo_hpc.doctor.packages import requirement, satisfies
 from tests import pages
@@ -39,6 +41,15 @@ def resolved() -> list[dict[str, str]]:
         versions = {name: re.findall(rf"{name} ([\d.]+(?: and [\d.]+)*)", text)[0] for name in NAMES.values()}
         found.append({name: version.replace(" and ", " or ") for name, version in versions.items()})
     return found
+
+
+@pytest.mark.parametrize("name", ["cpu", "dev", "trackers"])
+def test_every_pin_of_this_machine_takes_the_first_release_of_the_oldest_python(name: str) -> None:
+    """Debian 12 has Python 3.11.2, and a package that asks for 3.11.5 ended the set-up there."""
+    path = pages.PROJECT / "tools" / "requirements" / f"{name}.txt"
+    pins = [line.split("==")[0] for line in path.read_text("utf-8").splitlines() if "==" in line and line[0] != "#"]
+    asked = {pin: importlib.metadata.metadata(pin).get("Requires-Python", "") for pin in pins}
+    assert pins and [pin for pin, asks in asked.items() if "3.11.0" not in SpecifierSet(asks)] == []
 
 
 def test_the_packages_for_gpus_are_those_that_were_resolved() -> None:
