@@ -30,35 +30,56 @@ from gspo_hpc.policy.offload import OffloadBuffer
 from gspo_hpc.policy.process_groups import Ranks
 
 
+class ForwardOnly(torch.nn.Module):
+    """A part of a model that is not trained, in place of Megatron's wrapper and its buffers of gradients."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module.requires_grad_(False)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return what the module makes of its inputs."""
+        return self.module(*inputs, **named)
+
+
 class Policy:
     """This rank's part of the model, with its gradients, optimizer and learning-rate schedule."""
 
-    def __init__(self, arch: Architecture, config: Config, ranks: Ranks) -> None:
+    def __init__(self, arch: Architecture, config: Config, ranks: Ranks, *, trains: bool = True) -> None:
+        """Build the model with weights that are still to be loaded.
+
+        One that does not train has no buffers of gradients, which take more memory than its weights.
+        """
         self.arch = arch
         self.config = config
         self.ranks = ranks
         self.provider = provider.make(arch, config)
         self.chunks = self.provider.build(ranks.device)  # one, or several with a virtual pipeline
         self.routing = moe.routing(self.chunks)
-        settings = self.chunks[0].config
+        self.weight_offload, self.gradient_offload, self.state_offload = (OffloadBuffer() for _ in range(3))
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self.state_copy = HostCopy(())  # the newest, which a checkpoint is written from beside training
+        self.wrapped: list[Any] = self._for_training() if trains else [ForwardOnly(chunk) for chunk in self.chunks]
+
+    def _for_training(self) -> list[DistributedDataParallel]:
+        """Return the chunks with buffers of gradients, which are summed over replicas."""
+        config, settings = self.config, self.chunks[0].config
         reduction = DistributedDataParallelConfig(
             grad_reduce_in_fp32=config.optimizer.grad_reduce_in_fp32,
             overlap_grad_reduce=overlaps(config).grad_reduce,
             overlap_param_gather=overlaps(config).param_gather,
             use_distributed_optimizer=config.optimizer.distributed,
         )
-        self.wrapped = [
+        wrapped = [
             DistributedDataParallel(config=settings, ddp_config=reduction, module=chunk, disable_bucketing=number > 0)
             for number, chunk in enumerate(self.chunks)
         ]
         settings.finalize_model_grads_func = finalize_model_grads
         if reduction.overlap_grad_reduce:  # not before the last micro-batch
-            functions = [wrapped.no_sync for wrapped in self.wrapped]
+            functions = [one.no_sync for one in wrapped]
             settings.no_sync_func = functions if len(functions) > 1 else functions[0]
-        self.weight_offload, self.gradient_offload, self.state_offload = (OffloadBuffer() for _ in range(3))
-        self.optimizer: Any = None
-        self.scheduler: Any = None
-        self.state_copy = HostCopy(())  # the newest, which a checkpoint is written from beside training
+        return wrapped
 
     @property
     def token_share(self) -> tuple[int, int]:
@@ -77,7 +98,7 @@ class Policy:
 
     def held(self) -> dict[str, int]:
         """Return the bytes of weights, gradients and optimizer state that are on this rank, by kind."""
-        buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
+        buffers = self._gradient_buffers()
         masters = list(self._masters())  # whose gradients are copies in fp32 where the buffers have 16 bits
         kinds = {
             "weights": [parameter.data for parameter in self.parameters()],
@@ -88,6 +109,10 @@ class Policy:
             kind: {t.untyped_storage().data_ptr(): t.untyped_storage() for t in ts} for kind, ts in kinds.items()
         }
         return {kind: sum(storage.nbytes() for storage in found.values()) for kind, found in storages.items()}
+
+    def _gradient_buffers(self) -> list[Any]:
+        wrapped = [one for one in self.wrapped if isinstance(one, DistributedDataParallel)]
+        return [buffer for one in wrapped for buffer in (*one.buffers, *one.expert_parallel_buffers)]
 
     def before_change(self) -> None:
         """Finish a copy of the state that is under way. Called before weights or optimizer change or move."""
@@ -113,8 +138,7 @@ class Policy:
         parts = memory.offload_parts if parts is None else parts
         freed = self._offload_state() if "optimizer" in parts or memory.offload_optimizer else 0
         if "gradients" in parts and not self.gradient_offload.is_offloaded:
-            buffers = [b for w in self.wrapped for b in (*w.buffers, *w.expert_parallel_buffers)]
-            freed += self.gradient_offload.offload((), [buffer.grad_data for buffer in buffers])
+            freed += self.gradient_offload.offload((), [buffer.grad_data for buffer in self._gradient_buffers()])
         if "weights" in parts and not keep_weights and not self.weight_offload.is_offloaded:
             freed += self.weight_offload.offload([parameter.data for parameter in self.parameters()])
         return freed
@@ -172,7 +196,7 @@ class Policy:
         Collective.
         """
         self.weight_offload.restore()
-        if overlaps(self.config).param_gather:
+        if overlaps(self.config).param_gather and self.optimizer is not None:
             self.before_change()
             for wrapped in self.wrapped:
                 wrapped.start_param_sync(force_sync=True)

@@ -112,11 +112,11 @@ def estimate(arch: Architecture, config: Config, device: devices.Device) -> Esti
 
 
 def of_evaluation(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
-    """Return the estimate of `gspo-hpc eval`: one rank, which has weights and buffers of gradients, but no optimizer.
+    """Return the estimate of `gspo-hpc eval`: one rank, which has weights alone.
 
     `config` is that of the command, which puts the layout of one rank in place of the run's.
     """
-    state = parameters.state(arch, config, 0)._replace(optimizer=0, gradient_copies=0)
+    state = parameters.state(arch, config, 0)._replace(gradients=0, optimizer=0, gradient_copies=0)
     found = _estimate(arch, config, device, 0, state, {})
     names = ("load", "engine_start", "sync", "probe")
     phases = [phase for phase in found.phases if phase.name in names]

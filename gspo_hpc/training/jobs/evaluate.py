@@ -43,7 +43,7 @@ def evaluate(
     ranks = start(config)
     worker = None
     try:
-        policy = Policy(read_architecture(config), config, ranks)
+        policy = Policy(read_architecture(config), config, ranks, trains=False)
         if run is not None:
             sharded.load_weights(policy, whole_checkpoint(run, step, remark))
         else:
@@ -103,9 +103,10 @@ def lack_of_memory(config: Config) -> str | None:
     largest = max(worst.parts, key=lambda name: worst.parts[name])
     taken = f"{in_gib(worst.total)} of the {in_gib(found.card)} GiB of one {device.name}"
     most = f"{in_gib(worst.parts[largest])} of them {memory.shown(largest)}"
-    fixes = ["optimizer.grad_reduce_in_fp32=false"] * (largest == "gradients" and config.optimizer.grad_reduce_in_fp32)
-    fix = " or ".join([*fixes, "a larger GPU, or let the run evaluate (eval.interval, eval.after) on all of its GPUs"])
-    return f"evaluation may run out of memory: {memory.shown(worst.name)} takes {taken}, {most}; use {fix}"
+    return (
+        f"evaluation may run out of memory: {memory.shown(worst.name)} takes {taken}, {most}; use a larger GPU, or let "
+        "the run evaluate (eval.interval, eval.after) on all of its GPUs"
+    )
 
 
 def _shown(prompts: int, scores: Mapping[str, float], as_json: bool) -> str:

@@ -27,7 +27,7 @@ def export(run_dir: Path, step: int | None, out: Path, remark: Callable[[str], N
     if known:
         hugging_face.to_hugging_face(whole / "megatron", arch, config, out)
     else:
-        policy = Policy(arch, config, ranks)
+        policy = Policy(arch, config, ranks, trains=False)
         sharded.load_weights(policy, whole)
         shapes = [(name, tuple(tensor.shape)) for name, tensor in policy.stream()]
         dtype = next(policy.parameters()).dtype

@@ -177,7 +177,7 @@ class Buffer:
 class LedgerPolicy(Policy):
     """The policy's own moves, with buffers that count."""
 
-    def __init__(self, job: Job, ranks: Ranks) -> None:
+    def __init__(self, job: Job, ranks: Ranks, *, trains: bool = True) -> None:
         self.job, self.config, self.ranks = job, job.config, ranks
         self.chunks, self.wrapped = [], []
         self.state_copy = HostCopy(())
@@ -185,7 +185,7 @@ class LedgerPolicy(Policy):
         self.provider, self.arch = provider, job.arch
         state = parameters.state(self.arch, job.config, job.estimate.stage)
         if all(phase.name != "update" for phase in job.estimate.phases):  # of the command that evaluates
-            state = state._replace(optimizer=0)
+            state = state._replace(optimizer=0, gradients=state.gradients * trains)
         self.optimizer = Optimizer(job, state.optimizer)
         job.node.put(job.world.rank, OWN, job.parts("load")[OWN])
         buffers: Any = [Buffer(job, name, getattr(state, name)) for name in STATE]
