@@ -87,9 +87,7 @@ class Pass:
         self._monitor = PassMonitor() if monitor is None else monitor
         self.abandoned = False  # True once this rank skips the rest of the pass
         self._vote: _Vote | None = None  # of the ranks that decide together, begun before the micro-batch before
-        # Gradients and parameters that travel beside the passes wait for every layer of every rank: such a pass is left
-        # before it begins, or not at all.
-        self._overlaps = any(overlaps(policy.config))
+        self._overlaps = False  # what travels beside this pass
 
     def run(
         self, forward_step: Any, batches: Sequence[PackedBatch], *, forward_only: bool, record_experts: bool = False
@@ -99,6 +97,10 @@ class Pass:
         Raises Abandoned, on all ranks, if one of them left the pass.
         """
         policy = self._policy
+        # Gradients and parameters that travel beside a pass wait for every layer of every rank: such a pass is left
+        # before it begins, or not at all. Without a backward pass no gradients travel.
+        found = overlaps(policy.config)
+        self._overlaps = found.param_gather or (found.grad_reduce and not forward_only)
         if self._overlaps and any_rank(self._monitor.stop_requested(), policy.ranks.device):
             raise Abandoned
         factor = flops.FORWARD if forward_only else flops.FORWARD_AND_BACKWARD

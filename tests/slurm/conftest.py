@@ -47,7 +47,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Show in the report of a failed test what its runs recorded and said: their folders may be gone by then."""
     if call.when == "call" and call.excinfo is not None:
         for run in item.stash.get(_SUBMITTED, []):
-            attempts = "\n".join(f"{record['reason']}: {record['detail']}" for record in run.attempts())
+            attempts = "\n".join(f"{record.get('reason')}: {record.get('detail')}" for record in run.attempts())
             item.add_report_section("call", "runs", f"{attempts}\n{run.log(0)}\n{run.attempt_logs()}")
     return (yield)
 
