@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch
 
 Entry = dict[str, Any]  # what a receiver must know of a part: plain values
@@ -115,9 +116,13 @@ class SentMemory(Scratch):
 
 
 class KeptWeights:
-    """A copy of the newest weights in host memory, from which an engine that was started again is filled."""
+    """A copy of the newest weights in host memory, from which an engine that was started again is filled.
+
+    It is page-locked where weights come from a GPU: the next bucket waits until the one before is copied.
+    """
 
     def __init__(self) -> None:
+        self._memory = HostMemory()
         self._buckets: list[tuple[list[Entry], torch.Tensor]] = []
         self._filled = 0
 
@@ -129,9 +134,9 @@ class KeptWeights:
         """Keep the parts of one bucket."""
         if self._filled == len(self._buckets) or self._buckets[self._filled][1].numel() != place.numel():
             del self._buckets[self._filled :]
-            self._buckets.append((entries, torch.empty(place.numel(), dtype=torch.uint8)))
+            self._buckets.append((entries, self._memory.empty(place.shape, torch.uint8, locked=place.is_cuda)))
         _, copy = self._buckets[self._filled]
-        self._buckets[self._filled] = entries, copy.copy_(place)
+        self._buckets[self._filled] = entries, copy.copy_(place)  # a copy that the host waits for
         self._filled += 1
 
     def stream(self, memory: Memory, relay: WeightBroadcast | None = None) -> Iterator[Sequence[Part]]:

@@ -218,11 +218,13 @@ def steps(
     stop_rank: int = -1,
     given: bool = False,
     recorded: tuple[int, ...] = (),
+    uneven: bool = False,
     **sections: Any,
 ) -> Arrays:
     """Logits, log-probs, losses, gradient norms and all weights after `count` optimizer steps on one rollout.
 
     `stop_rank`: a rank that is asked to stop in a log-prob pass and in a step before those, after a micro-batch.
+    `uneven`: every second step is on one group, in other micro-batches than the step before.
     `given`: tokens go to experts that are given. `recorded`: slots whose log-probs the first step keeps on holders.
     """
     settings = config(model, world, **sections)
@@ -249,10 +251,11 @@ def steps(
     gradients: Arrays = {}
     if nan_rank < 0:
         gradients = _gradients(made, lambda: update.step(made, rollout, objective, settings))
-    for _ in range(count):
+    for number in range(count):
         if nan_rank == ranks.rank:
             _poison(made)
-        result = update.step(made, rollout, objective, settings, recorded=recorded)
+        part = rollout.at(rollout.table.slots[:1]) if uneven and number % 2 else rollout
+        result = update.step(made, part, objective, settings, recorded=recorded)
         assert result is not None
         assert {slot for slot, _ in result.logprobs} <= {*rollout.own} & {*recorded}, "each holder has its own"
         results.append(result)

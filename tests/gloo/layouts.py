@@ -67,11 +67,14 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what the
 }
 REDUCED = {"overlap_grad_reduce": True}
 BOTH = REDUCED | {"overlap_param_gather": True}
-# What layouts of presets look like when communication overlaps: ranks, model, what they share, and what overlaps.
+# Every kind of layout of the presets, with whatever overlaps: ranks, model, what they share, and what overlaps.
 OVERLAPPED: dict[str, tuple[int, str, dict[str, Any], dict[str, bool]]] = {
     "dp2": (2, "llama-tied", DISTRIBUTED, REDUCED),
     "ep2-bfloat16": (2, EXPERTS[-1], {"model_dtype": "bfloat16", "parallel": EP2, **DISTRIBUTED}, REDUCED),
     "tp2-sp-dp2": (4, "llama-tied", {"parallel": TP2 | SP, **DISTRIBUTED}, BOTH),
+    "cp2-dp2": (4, "llama-tied", {"parallel": CP2, **DISTRIBUTED}, REDUCED),
+    "pp2-dp2": (4, "llama-tied", {"parallel": PP2, **DISTRIBUTED}, REDUCED),
+    "etp2-dp2": (4, EXPERTS[-1], {"parallel": TP2 | SP, **DISTRIBUTED}, REDUCED),
     "pp2-vpp2-dp2": (4, "llama-tied", {"parallel": PP2 | VPP2, **DISTRIBUTED}, BOTH),
     "tp2-ep2-etp1": (4, EXPERTS[-1], {**EXPERT_LAYOUTS["tp2-ep2-etp1"][1], **DISTRIBUTED}, REDUCED),
 }
@@ -262,9 +265,9 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         work |= {f"steps-{name}": ("steps", given), f"exported-{name}": ("exported", given)}
     for name, (world, model, sections, switches) in OVERLAPPED.items():
         work, path = {2: two, 4: four}[world], str(models[model])
-        work[f"overlapping-{name}-off"] = ("steps", {"model": path, **sections})
+        work[f"overlapping-{name}-off"] = ("steps", {"model": path, "uneven": True, **sections})
         parallel = {"parallel": sections.get("parallel", {}) | switches}
-        work[f"overlapping-{name}-on"] = ("steps", {"model": path, **sections, **parallel})
+        work[f"overlapping-{name}-on"] = ("steps", {"model": path, "uneven": True, **sections, **parallel})
     four |= {f"exported-tp4-{f}": ("exported", {"model": str(models[f]), **PRODUCTS["tp4"]}) for f in DENSE}
     separate = {"batch": {"share_prompts": False}}
     worlds = {1: one, 2: two, 4: four}

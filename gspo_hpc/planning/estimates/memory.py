@@ -151,9 +151,9 @@ def _estimate(
     if colocated:
         generation = engine | own | resting
     else:  # on a GPU of its own, where nothing sleeps
-        generation = {name: size for name, size in engine.items() if name != "engine_asleep"} | {
+        generation = engine | {
             "buckets": _buckets(arch, config) + _loading(arch, config),  # of a weight sync, in which the cache stays
-            "cuda_and_nccl": ENGINE,
+            "cuda_and_nccl": CONTEXT + NCCL_BYTES,  # of the rank that receives them, in a group of all that do
         }
     probing = {name: size for name, size in sync.items() if name not in ("buckets", "padded_vocabulary")}
     probing |= moments.of_forward(arch, config, stage, *moments.probe_tokens(config))

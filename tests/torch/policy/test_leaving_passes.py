@@ -26,21 +26,27 @@ class Begun(Exception):
 
 
 @pytest.mark.parametrize(
-    ("parallel", "deterministic", "error"),
+    ("parallel", "deterministic", "forward_only", "error"),
     [
-        ({}, False, Begun),
-        (BOTH, False, Abandoned),
-        ({"overlap_grad_reduce": True}, False, Abandoned),
-        (BOTH, True, Begun),  # nothing overlaps where ranks are added up in their order
+        ({}, False, False, Begun),
+        (BOTH, False, False, Abandoned),
+        ({"overlap_grad_reduce": True}, False, False, Abandoned),
+        ({"overlap_grad_reduce": True}, False, True, Begun),  # no gradients travel: it is left in its middle
+        (BOTH, False, True, Abandoned),
+        (BOTH, True, False, Begun),  # nothing overlaps where ranks are added up in their order
     ],
 )
-def test_a_stop_is_heeded_before_a_pass_with_which_communication_overlaps(
-    parallel: dict[str, bool], deterministic: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+def test_a_stop_of_any_rank_is_heeded_before_a_pass_with_which_communication_overlaps(
+    parallel: dict[str, bool],
+    deterministic: bool,
+    forward_only: bool,
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def begin(*unused: Any, **options: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr(passes, "any_rank", lambda flag, device: flag)
+    monkeypatch.setattr(passes, "any_rank", lambda flag, device: True)  # another rank was told
     config = from_dict({"parallel": parallel, "run": {"deterministic": deterministic}})
     policy: Any = SimpleNamespace(
         config=config, ranks=SimpleNamespace(device=None), routing=SimpleNamespace(begin=begin)
@@ -48,7 +54,15 @@ def test_a_stop_is_heeded_before_a_pass_with_which_communication_overlaps(
     monkeypatch.setattr(passes, "_forward_flops", lambda *a: 0)
     batch: Any = SimpleNamespace(keys=[()], tokens=SimpleNamespace(numel=lambda: 1))
     with pytest.raises(error):
-        Pass(policy, "update", PassMonitor(lambda: True)).run(None, [batch], forward_only=False)
+        Pass(policy, "update", PassMonitor(lambda: False)).run(None, [batch], forward_only=forward_only)
+
+
+def test_a_pass_with_which_communication_overlaps_is_not_left_in_its_middle() -> None:
+    """A bucket whose last gradient never comes is never sent, and every rank waits for it."""
+    policy: Any = SimpleNamespace(config=from_dict({}), ranks=SimpleNamespace(ep_size=1))
+    begun = Pass(policy, "update", PassMonitor(lambda: True))
+    begun._overlaps = True
+    assert not begun._abandons() and not begun.abandoned
 
 
 @pytest.mark.parametrize(("ep_size", "group"), [(1, "tensor and context"), (2, "tensor and data")])
