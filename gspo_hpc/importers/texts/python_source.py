@@ -58,6 +58,8 @@ def read(text: str) -> PythonRun:
     known = Constants(tree)
     imports = tuple(dict.fromkeys(_imports(module)))
     calls = tree.calls
+    if other := trl_kinds.class_of_another(tree):
+        return PythonRun({}, False, (*imports, "trl"), other)
     configs = OwnConfigs(tree, known)
     own = configs.names
     made = [call for call in calls if called(call) in own and (call.keywords or call.args)]

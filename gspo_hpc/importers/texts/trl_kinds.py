@@ -6,10 +6,13 @@ those with which completions are sampled and compared decides for it; names of f
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gspo_hpc.importers.texts.syntax import Tree, called
 
 CONVERTED = "convert reads GRPO alone"
 _ASK = "--from trl takes it for a run of GRPO"
@@ -262,6 +265,25 @@ def other_trainer(word: str, reads: str) -> str | None:
         if plain in {_letters(text) for text in (name, *trainer.words.split("|"), *classes)} - {""}:
             return f"{word} is another trainer of TRL: convert reads {reads} ({trainer.why})"
     return None
+
+
+def class_of_another(tree: Tree) -> str:
+    """Return the class of another trainer that a file uses in place of GRPO's, "" if there is none.
+
+    GRPO's names may stand for another class, or its config be made beside the one trainer that is another's.
+    """
+    for name in ("GRPOConfig", "GRPOTrainer"):
+        behind = tree.originals.get(name, name)
+        if own := tree.classes.get(name):
+            bases = [ast.unparse(base).rsplit(".", 1)[-1] for base in own.bases]
+            behind = next((tree.originals.get(base, base) for base in bases), name)
+        if behind != name and (behind == "TrainingArguments" or other_trainer(behind, "")):
+            return behind
+    made = [tree.originals.get(called(call), called(call)) for call in tree.calls]
+    derived = {name for name, own in tree.classes.items() if any("GRPO" in ast.unparse(base) for base in own.bases)}
+    if any(name.endswith("GRPOTrainer") or name in derived for name in made):
+        return ""
+    return next((name for name in made if name.endswith("Trainer") and other_trainer(name, "")), "")
 
 
 def _letters(text: str) -> str:

@@ -114,6 +114,28 @@ def test_a_file_named_grpo_without_a_sign_is_converted_and_told() -> None:
 # -- scripts at hand
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("from trl import DPOConfig as GRPOConfig, DPOTrainer\nDPOTrainer(args=GRPOConfig(beta=0.1))", "DPOConfig"),
+        ("from transformers import TrainingArguments as GRPOConfig\nGRPOConfig(max_steps=3)", "TrainingArguments"),
+        ("import trl\nclass GRPOConfig(trl.SFTConfig): ...\nGRPOConfig(max_steps=3)", "SFTConfig"),
+        ("from trl import GRPOConfig, RLOOTrainer\nRLOOTrainer(args=GRPOConfig(max_steps=3))", "RLOOTrainer"),
+        ("from trl import *\na = GRPOConfig(max_steps=3)\nSFTTrainer(args=SFTConfig(max_steps=2))", "SFTTrainer"),
+        ("from trl import GRPOConfig, GRPOTrainer as T\nT(args=GRPOConfig(max_steps=3))", None),
+        ("from trl import *\nclass Mine(GRPOTrainer): ...\nMine(args=GRPOConfig(max_steps=3))\nSFTTrainer()", None),
+        ("import trl\nclass GRPOConfig(trl.GRPOConfig): ...\nGRPOConfig(max_steps=3)", None),
+    ],
+)
+def test_a_class_of_another_trainer_is_seen_whatever_it_is_called(text: str, told: str | None, tmp_path: Path) -> None:
+    """Names of GRPO's that stood for another class made a config of GRPO."""
+    if told is None:
+        assert convert(text, folder=tmp_path, name="train.py").config.run.max_steps == 3
+        return
+    with pytest.raises(ValueError, match=told):
+        convert(text, folder=tmp_path, name="train.py")
+
+
 @pytest.mark.parametrize("source", [None, "trl"])
 def test_a_script_at_hand_that_trains_with_another_trainer_is_refused_by_its_class(
     tmp_path: Path, source: str | None

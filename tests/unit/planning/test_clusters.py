@@ -150,6 +150,8 @@ def test_less_headroom_counts_against_a_layout_and_there_is_no_cliff() -> None:
     assert layouts._short(0.1) == pytest.approx(1.25)
     assert memory.risk(0.2) == "comfortable" and memory.risk(0.19) == "tight"
     assert memory.risk(memory.TIGHT - 0.001) == "may run out of memory"
+    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text("utf-8")
+    assert f"change of its kind that leaves at least {memory.TIGHT * 100:.0f} %" in page
 
 
 def test_memory_is_saved_only_where_a_layout_needs_it() -> None:
