@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_hpc.config.section import written
@@ -21,7 +21,7 @@ class Change:
     """A change of one setting, by its dotted name. `value` None is the setting's default, written null."""
 
     key: str
-    before: Any
+    before: Any = field(hash=False)  # a config may say anything, also a list
     value: Any
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes import distances, search
+from gspo_hpc.planning.fixes import distances, repair, search
 from gspo_hpc.planning.fixes.change import Change, Fix, is_round
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import with_value
@@ -74,3 +74,9 @@ def test_of_pairs_with_the_same_settings_those_about_as_near_are_shown() -> None
     ]
     found = search.Search(config, None, make_plan(config)).shown(pairs, 6)
     assert [fix.changes[0].value for fix in found] == [8, 6]
+
+
+def test_what_a_config_says_wrong_may_be_a_list() -> None:
+    """Changes of it were put into a set."""
+    config = with_value(with_value(ALL["sound"], "rollout.engine.max_num_seqs", []), "batch.num_generations", 7)
+    assert search.find(config) or repair.offered(config)
