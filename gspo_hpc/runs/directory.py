@@ -12,14 +12,14 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.runs.same_run import data_hash, refuse_changes
+from gspo_hpc.runs.same_run import changes, data_hash, made_progress
 from gspo_hpc.runs.snapshot import fingerprints
 from gspo_hpc.system.environment import slurm_job_id
 from gspo_hpc.system.files import (
@@ -29,6 +29,8 @@ from gspo_hpc.system.files import (
     plain_disk_full,
     read_json,
     read_lines,
+    remove_tree,
+    sync_dir,
     write_all,
     write_atomically,
     write_json,
@@ -93,7 +95,7 @@ class RunDir:
     def new_attempt(self, config: Config) -> Attempt:
         """Open the record of a new attempt. The caller holds the lock."""
         make_private_dir(self.attempts)
-        number = max((int(path.name) for path in self._attempt_dirs()), default=0) + 1
+        number = max((int(path.name) for path in self.attempt_folders()), default=0) + 1
         attempt = Attempt(number, self.attempts / f"{number:04d}")
         make_private_dir(attempt.path)
         write_atomically(attempt.config, loader.dump(config))
@@ -113,7 +115,7 @@ class RunDir:
         """
         holder = self.holder()
         records = []
-        for path in self._attempt_dirs():
+        for path in self.attempt_folders():
             record: dict[str, Any] = {"attempt": int(path.name), "ended": None}
             if (path / ATTEMPT_FILE).exists():
                 record = read_json(path / ATTEMPT_FILE)
@@ -130,7 +132,7 @@ class RunDir:
 
         It is the run's own before the first attempt, and where an attempt was killed before it wrote its config.
         """
-        numbers = [int(path.name) for path in self._attempt_dirs()] if attempt is None else [attempt]
+        numbers = [int(path.name) for path in self.attempt_folders()] if attempt is None else [attempt]
         path = self.attempt(numbers[-1]).config if numbers else self.config
         return loader.load(path if path.exists() else self.config, overrides)
 
@@ -161,7 +163,8 @@ class RunDir:
                 )
             yield record, line
 
-    def _attempt_dirs(self) -> list[Path]:
+    def attempt_folders(self) -> list[Path]:
+        """Return attempts/NNNN, oldest first."""
         names = [path for path in self.attempts.iterdir() if path.name.isdigit()] if self.attempts.is_dir() else []
         return sorted(names, key=lambda path: int(path.name))
 
@@ -260,28 +263,80 @@ class Lock:
 
 
 def open_run(config: Config) -> tuple[RunDir, bool]:
-    """Return the run directory of `config`, new (False) or resumed (True).
+    """Return the run directory of `config`, new (False) or resumed (True); see :func:`open_locked`."""
+    run, resumed, lock = open_locked(config)
+    lock.close()
+    return run, resumed
 
-    Raises ValueError where the run is live, the directory belongs to something else, the config differs in a key that
-    makes it another experiment, or the training data are not those the run began with.
+
+def open_locked(config: Config, vet: Callable[[RunDir], object] = lambda run: None) -> tuple[RunDir, bool, Lock]:
+    """Return the run directory of `config`, new (False) or resumed (True), and its lock, which the caller releases.
+
+    A run that has made no step and has no checkpoint is begun anew where the config differs, or the data or the code
+    of the user's own do. `vet` is called before anything of a run that is there is changed, and may raise. Raises
+    ValueError where the run is live, the directory belongs to something else, or where the difference would make
+    another experiment of a run that has begun.
     """
     run = of_this_run(config)
     make_private_dir(run.path)
-    with run.lock():
+    lock = run.lock()
+    try:
         for left in run.path.glob(".*.tmp"):  # left by a write that was killed
             left.unlink(missing_ok=True)
         resumed = run.info.exists()
         if resumed:
-            refuse_changes(run, config)
+            changed = changes(run, config)
+            _refuse_if_begun(run, changed)
+            vet(run)
+            _refuse_if_begun(run, changed)  # what `vet` has ended may have gone on until then
+            if changed:
+                _begin_anew(run, config)
         else:
             run.path.chmod(0o700)
             for path in (run.attempts, run.rollouts, run.checkpoints):
                 make_private_dir(path)
             write_atomically(run.config, loader.dump(config))
-            info = {"run_id": secrets.token_hex(8), "created": _now(), "versions": _versions(), "seed": config.run.seed}
-            info |= {"data_sha256": data_hash(config.data.train), "graders_sha256": fingerprints(config)}
-            write_json(run.info, info)
-    return run, resumed
+            write_json(run.info, {"run_id": secrets.token_hex(8)} | _begun(config))
+    except BaseException:
+        lock.close()
+        raise
+    return run, resumed, lock
+
+
+def _begun(config: Config) -> dict[str, Any]:
+    """Return what run.json says of the instant in which a run of `config` begins."""
+    return {
+        "created": _now(),
+        "versions": _versions(),
+        "seed": config.run.seed,
+        "data_sha256": data_hash(config.data.train),
+        "graders_sha256": fingerprints(config),
+    }
+
+
+def _refuse_if_begun(run: RunDir, changed: str) -> None:
+    if changed and made_progress(run):
+        raise ValueError(changed)
+
+
+def _begin_anew(run: RunDir, config: Config) -> None:
+    """Make a run that has made no step one of `config`; the logs of its attempts stay.
+
+    What it has sampled goes first: journals carry the fingerprint of the weights, which other settings have in common
+    with these, and so would its evaluation before the first step. Whatever kills this in between leaves a run without
+    a step, of the old config or of the new one, whose config.yaml is written last.
+    """
+    for folder in (run.rollouts, run.record, run.path / "tensorboard"):  # other trackers find theirs by the id
+        if folder.exists():
+            remove_tree(folder)
+    for file in (run.samples, run.experts, run.metrics):
+        file.unlink(missing_ok=True)
+    make_private_dir(run.rollouts)
+    sync_dir(run.path)
+    first = max((int(path.name) for path in run.attempt_folders()), default=0) + 1
+    own = {"tracked_id": secrets.token_hex(8), "first_attempt": first}
+    write_json(run.info, run.read_info() | _begun(config) | own)
+    write_atomically(run.config, loader.dump(config))
 
 
 def of_this_run(config: Config) -> RunDir:
