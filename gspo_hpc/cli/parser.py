@@ -91,7 +91,11 @@ def _as_setting(word: str) -> str:
     """Return how a setting is written that was given as an option, as TRL and ms-swift take them."""
     key, _, value = word.lstrip("-").partition("=")
     if "." not in key:
-        return "; settings are written section.key=value, and gspo-hpc keys WORD finds them"
+        from gspo_hpc.config.reading.peer_names import PEER_NAMES  # only here: most commands are right
+
+        key = PEER_NAMES.get(key.lower().replace("-", "_"), "")
+        if " " in key or "." not in key:
+            return "; settings are written section.key=value, and gspo-hpc keys WORD finds them"
     return f"; write {key}={value or 'VALUE'}, without dashes"
 
 
