@@ -62,7 +62,8 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRA
     plan = require(config)  # with the model's own sizes
     check_model(config)
     run, _, lock = open_locked(config, _end_leftovers)
-    with lock, Notices(config, run) as notices, _stop_flag() as flag:
+    # The inner one frees the lock before messages are waited for, the outer one if there cannot be any.
+    with lock, Notices(config, run) as notices, lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]
         code = RESTART
         while code == RESTART:

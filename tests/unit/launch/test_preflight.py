@@ -337,9 +337,9 @@ def test_gpus_that_this_machine_cannot_have_are_missed_before_there_is_a_run(
     seen: str | None, gpus: int, told: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan of the same config is valid: it may be for another machine."""
-    monkeypatch.setattr("gspo_hpc.system.accelerators.has_driver", lambda: seen is not None)
-    monkeypatch.setattr("gspo_hpc.system.accelerators.devices", lambda: 0)
-    monkeypatch.setattr("gspo_hpc.system.accelerators.torch_build", lambda: "2.13.0+cu130")
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.has_driver", lambda: seen is not None)
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.devices", lambda: 0)
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.torch_build", lambda: "2.13.0+cu130")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
@@ -355,8 +355,8 @@ def test_gpus_that_this_machine_cannot_have_are_missed_before_there_is_a_run(
 
 
 def test_a_torch_without_cuda_is_told_before_there_is_a_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gspo_hpc.system.accelerators.has_driver", lambda: True)
-    monkeypatch.setattr("gspo_hpc.system.accelerators.torch_build", lambda: "2.13.0+cpu")
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.has_driver", lambda: True)
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.torch_build", lambda: "2.13.0+cpu")
     assert "torch 2.13.0+cpu is built for CPUs" in str(trained(project, [*GPUS]))
     assert not (project / "runs").exists()
 
