@@ -73,6 +73,8 @@ class Parser(argparse.ArgumentParser):
             options = [text for action in self._actions for text in action.option_strings]
             wrong = next((word.split("=")[0] for word in names.split() if word.startswith("-")), "")
             hint = near_miss(wrong, options)
+            if any(action.metavar == "key=value" for action in self._actions) and (not hint or "." in wrong):
+                hint = _as_setting(next(word for word in names.split() if word.startswith("-")))
         text = f"{self.prog}: {message}{hint}"
         self._print_message(f"{text}\n{self.format_usage()}", sys.stderr)
         raise UsageError(text)
@@ -83,6 +85,18 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             hint = near_miss(str(value), [str(choice) for choice in action.choices or ()])
             raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
+
+
+def _as_setting(word: str) -> str:
+    """Return how a setting is written that was given as an option, as TRL and ms-swift take them."""
+    key, _, value = word.lstrip("-").partition("=")
+    if "." not in key:
+        from gspo_hpc.config.reading.peer_names import PEER_NAMES  # only here: most commands are right
+
+        key = PEER_NAMES.get(key.lower().replace("-", "_"), "")
+        if " " in key or "." not in key:
+            return "; settings are written section.key=value, and gspo-hpc keys WORD finds them"
+    return f"; write {key}={value or 'VALUE'}, without dashes"
 
 
 def parser_of(command: str) -> Parser:

@@ -47,7 +47,7 @@ def plan(
     check_positive("--price", price)
     check_positive("--response-tokens", response_tokens)
     config = _with_cached_files(config)
-    rows = _rows(config.data.train)
+    rows = preflight.rows(config, WHOLE_FILE_BYTES)
     found = make_plan(config, rows)
     problems = preflight.problems(config)
     found = replace(found, errors=tuple(_lines(problems, places)))
@@ -119,7 +119,7 @@ def _batch_script(config: Config) -> str | None:
     from gspo_hpc.launch.slurm import submit  # submitit comes with it, which a plan can do without
 
     try:
-        return submit.dry_run(config)
+        return submit.script(config)
     except ValueError as error:
         print(f"{paint('no batch script:', '33', sys.stderr)} {error}", file=sys.stderr)
         return None
@@ -136,15 +136,6 @@ def cut(config: Config, response_tokens: float | None) -> Iterator[str]:
     longest = config.rollout.max_response_length
     if response_tokens is not None and response_tokens > longest:
         yield f"--response-tokens {response_tokens:,.0f} is cut to rollout.max_response_length ({longest:,})."
-
-
-def _rows(path: str | None) -> int | None:
-    """Return the rows of a data file; None if it is not there, or so large that counting takes long."""
-    if path is None or not preflight.is_there(path):
-        return None
-    from gspo_hpc.data.counting import count_rows
-
-    return count_rows(path, WHOLE_FILE_BYTES)
 
 
 def _lines(problems: Sequence[Problem], places: Places) -> Iterator[str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import glob
 import itertools
 import json
+import re
 from pathlib import Path
 
 JSONL, PARQUET = DATA_FILES = (".jsonl", ".parquet")  # suffixes of files with prompts
 # Usual names of the field with the prompt, the likeliest first.
 PROMPT_FIELDS = ("prompt", "question", "problem", "query", "instruction", "input", "messages")
+_DATASET = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
 _FIRST, _FIRST_BYTES = 20, 2**20  # lines of a JSONL file that are looked at, and bytes of each
 
 
@@ -31,7 +33,10 @@ def wrong_name(path: str | Path) -> str | None:
     """Return what is wrong with the name of a data file, whether it is there or not; None if nothing is."""
     if Path(path).suffix in DATA_FILES:
         return None
-    return f"{path}: the name of a data file must end in {' or '.join(DATA_FILES)}"
+    wrong = f"{path}: the name of a data file must end in {' or '.join(DATA_FILES)}"
+    if _DATASET.fullmatch(str(path)) and not Path(path).suffix[1:].isalpha() and not Path(path).exists():
+        return f"{wrong}; if it is a data set on the hub, name its file, too, as {path}:FILE"
+    return wrong
 
 
 def count_rows(path: str | Path | None, most_bytes: float = float("inf")) -> int | None:

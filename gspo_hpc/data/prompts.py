@@ -77,12 +77,12 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
     if unread:
         log.warning("data.chat_template_kwargs: the chat template has no %s, so it changes nothing", ", ".join(unread))
     prompts = []
-    overlong: list[str] = []
+    overlong: list[tuple[int, str]] = []  # tokens, and the row
     for row, text, tokens in zip(rows, texts, _encode(rows, texts, tokenizer, data), strict=True):
         if not tokens:
             raise ValueError(f"{row.where}: the prompt has no tokens")
         if len(tokens) > max_prompt_length:
-            overlong.append(f"{row.where}: {len(tokens)} tokens")
+            overlong.append((len(tokens), row.where))
             if data.overlong != "truncate_left":
                 continue
             tokens = tokens[-max_prompt_length:]
@@ -90,10 +90,15 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
         prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, row.fields))
     found = f"{len(overlong)} of {len(rows)} prompts are longer than rollout.max_prompt_length ({max_prompt_length})"
     if overlong and data.overlong == "error":
-        fix = "raise this limit, or set data.overlong to drop or truncate_left"
-        raise ValueError(listed(f"{found}; {fix}", overlong))
+        most, where = max(overlong, key=lambda one: one[0])
+        ways = "truncate_left" if len(overlong) == len(rows) else "drop or truncate_left"
+        raise ValueError(
+            f"{found}, first {overlong[0][1]} with {overlong[0][0]} tokens, at most {most} ({where})\n"
+            f"set rollout.max_prompt_length={most}, or data.overlong to {ways}"
+        )
     if not prompts:
-        raise ValueError(f"{found}, and data.overlong=drop leaves none: raise this limit")
+        most = max(tokens for tokens, _ in overlong)
+        raise ValueError(f"{found}, and data.overlong=drop leaves none: set rollout.max_prompt_length={most}")
     if overlong:
         done = "dropped" if data.overlong == "drop" else "cut to their last tokens"
         log.warning("%s: they are %s", found, done)

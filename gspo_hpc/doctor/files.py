@@ -97,7 +97,7 @@ def try_folder(section: Section, folder: Path) -> bool:
 
 
 def try_lock(section: Section, path: Path, folder: Path) -> bool:
-    """Try the lock that keeps two starts of one run apart (runs.directory.Lock), within this machine."""
+    """Try the lock that keeps two starts of one run apart (runs.lock.Lock), within this machine."""
     fix = "mount it with locks (Lustre: -o flock; NFS: without nolock and local_lock), or choose another run.dir"
     first, second = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for _ in range(2))
     try:

@@ -174,7 +174,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if not row:
             continue
-        if len(row) != len(QUERY) or not row[0].strip().isdigit():
+        if len(row) != len(QUERY) or not row[0].strip().isdecimal():
             raise ValueError(f"nvidia-smi printed {shortened(','.join(row), 100)!r}, not {len(QUERY)} values per GPU")
         index, name, uuid, total, used, mig, ecc, mode, persistence, version = (value.strip() for value in row)
         on = {"Enabled": True, "Disabled": False}.get(persistence)
@@ -189,7 +189,7 @@ def parse_apps(text: str) -> tuple[App, ...]:
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if not row:
             continue
-        if len(row) < len(APPS_QUERY) or not row[1].strip().isdigit():
+        if len(row) < len(APPS_QUERY) or not row[1].strip().isdecimal():
             raise ValueError(
                 f"nvidia-smi printed {shortened(','.join(row), 100)!r}, not {len(APPS_QUERY)} values per process"
             )
@@ -392,4 +392,4 @@ def _mebibytes(text: str) -> int | None:
 def _number(text: str) -> int | None:
     """Parse a number; None for [N/A], [Not Supported], [Unknown Error] and the like."""
     digits = text.removesuffix("MiB").strip()
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdecimal() else None

@@ -85,8 +85,8 @@ def parse_nodes(text: str) -> list[Node]:
         words = [word.strip() for word in line.split("|", 5)]
         if len(words) == 6:
             name, state, gres, cpus, memory, reason = words
-            size = int(memory) * 2**20 if memory.isdigit() else 0
-            found.append(Node(name, state.lower(), gres, int(cpus) if cpus.isdigit() else 0, size, reason))
+            size = int(memory) * 2**20 if memory.isdecimal() else 0
+            found.append(Node(name, state.lower(), gres, int(cpus) if cpus.isdecimal() else 0, size, reason))
     return found
 
 
@@ -220,7 +220,7 @@ def _nodes(section: Section, config: Config, name: str, pairs: Mapping[str, str]
     )
     more = f" and {len(away) - 5} more" if len(away) > 5 else ""
     most = pairs.get("MaxNodes", "UNLIMITED")
-    if most.isdigit() and cluster.nodes > int(most):
+    if most.isdecimal() and cluster.nodes > int(most):
         section.fail(
             "nodes", f"cluster.nodes is {cluster.nodes}, but {name} gives a job at most {most}", f"cluster.nodes={most}"
         )

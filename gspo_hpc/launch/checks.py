@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.counting import count_rows
+from gspo_hpc.data import hub_data
 from gspo_hpc.data.rows import load_rows
 from gspo_hpc.launch import preflight
 from gspo_hpc.launch.notify import addresses
+from gspo_hpc.models import hub
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
 from gspo_hpc.rewards import registry
+from gspo_hpc.system.terminal import paint
 
 
 def require(config: Config) -> Plan:
-    """Return the plan of a config that can be run.
+    """Return the plan of a config that can be run, with the rows of its data as far as they can be counted.
 
     Raises ValueError for missing settings, for addresses of notifications that are not there, for what this version
     only plans, and for every broken rule.
@@ -22,10 +27,44 @@ def require(config: Config) -> Plan:
     if missing := config.missing():
         raise ValueError(f"to train, give also: {', '.join(missing)}")
     addresses.resolve(config.notify)
-    plan = make_plan(config)
-    nearest = search.find(config, limit=1) if plan.broken and not plan.not_run else []
+    return _planned(config)
+
+
+def _planned(config: Config) -> Plan:
+    """Return a plan whose rules hold. Raises ValueError, with the nearest fix, if one is broken."""
+    rows = preflight.rows(config)
+    plan = make_plan(config, rows)
+    nearest = search.find(config, rows, limit=1) if plan.broken and not plan.not_run else []
     plan.require(f"nearest fix: {nearest[0]} (gspo-hpc plan shows others)" if nearest else "")
     return plan
+
+
+def rehearse(
+    config: Config, more: Sequence[preflight.Check] = (), *, here: bool = True, tried: set[str] | None = None
+) -> Config:
+    """Return the config of a dry run, with the paths that caches of the hub have.
+
+    Raises ValueError for whatever a run would be refused for in what is given and is on this machine: its plan, its
+    inputs, its model, its run directory, and `more`. What is not there is said on standard error. `tried` is that of
+    several dry runs: inputs that have passed, and what was said.
+    """
+    tried = set() if tried is None else tried
+    config = hub_data.with_cached_files(hub.with_cached_folder(config))
+    config = with_steps(config, preflight.rows(config))
+    _planned(config)
+    found = preflight.problems(config, [*preflight.CHECKS, *more])
+    if wrong := [problem for problem in found if not problem.absent]:
+        raise ValueError("\n".join(map(str, wrong)))
+    for text in (f"{problem.key} {problem.text}" for problem in found):
+        if text not in tried:
+            print(f"{paint('not checked:', '33', sys.stderr)} {text}", file=sys.stderr)
+            tried.add(text)
+    inputs = repr((config.data, config.reward))
+    whole = config.reward.functions and not any(problem.key.startswith(("data.", "reward.")) for problem in found)
+    if whole and inputs not in tried:
+        check_inputs(config, here=here)
+        tried.add(inputs)
+    return config
 
 
 def resolved(config: Config) -> Config:
@@ -35,7 +74,7 @@ def resolved(config: Config) -> Config:
     """
     if config.run.max_epochs is None or config.run.max_steps is not None or config.data.train is None:
         return config  # if something is missing or given twice, the plan says so
-    rows = count_rows(config.data.train)
+    rows = preflight.rows(config)
     if rows is None:
         preflight.refuse(config, [preflight.data])
         raise ValueError(

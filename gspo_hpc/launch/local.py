@@ -24,12 +24,12 @@ from typing import Any
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
-from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
+from gspo_hpc.launch import preflight
+from gspo_hpc.launch.checks import check_inputs, check_model, rehearse, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.notify.notices import Notices
 from gspo_hpc.models import hub
-from gspo_hpc.planning.plan import make_plan
-from gspo_hpc.runs.directory import Attempt, RunDir, open_run
+from gspo_hpc.runs.directory import Attempt, RunDir, open_locked
 from gspo_hpc.system import environment, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
 from gspo_hpc.system.files import open_log, read_json, write_atomically, write_json
@@ -56,15 +56,15 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRA
     _refuse_several_nodes(config)
     config = resolved(hub_data.with_files(config))
     require(config)
+    preflight.refuse(config, preflight.ON_THIS_MACHINE)
     check_inputs(config)
     config = hub.with_folder(config)
     plan = require(config)  # with the model's own sizes
     check_model(config)
-    run, resumed = open_run(config)
-    with Notices(config, run) as notices, run.lock() as lock, _stop_flag() as flag:
+    run, _, lock = open_locked(config, _end_leftovers)
+    # The inner one frees the lock before messages are waited for, the outer one if there cannot be any.
+    with lock, Notices(config, run) as notices, lock, _stop_flag() as flag:
         run_id = run.read_info()["run_id"]
-        if resumed and (count := processes.kill_marked(run_id)):
-            _say(f"ended {count} processes that an earlier, killed start of this run had left")
         code = RESTART
         while code == RESTART:
             attempt = run.new_attempt(config)
@@ -85,14 +85,19 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRA
     return code
 
 
+def _end_leftovers(run: RunDir) -> None:
+    if count := processes.kill_marked(run.read_info()["run_id"]):
+        _say(f"ended {count} processes that an earlier, killed start of this run had left")
+
+
 def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRACE) -> list[dict[str, Any]] | int:
     """Start all ranks on this machine only to join their process groups, and return the place of each.
 
     Return the exit code instead if a rank fails or the dry run is stopped. Nothing is loaded, and nothing is left.
-    Raises ValueError for several nodes, and for a plan that breaks a rule or is not run by this version.
+    Raises ValueError for several nodes, and for what :func:`train` refuses of what is there; the rest may be missing.
     """
     _refuse_several_nodes(config)
-    make_plan(config).require()
+    config = rehearse(config, preflight.ON_THIS_MACHINE)
     run_id = secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix="gspo-dry-run-") as name, _stop_flag() as flag:
         folder = Path(name)

@@ -7,6 +7,7 @@ what one part of a config names, and yields a problem for each thing that is wro
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -51,14 +52,19 @@ def refuse(config: Config, checks: Sequence[Check] | None = None) -> None:
 
 
 def notifications(config: Config) -> Iterator[Problem]:
-    """Check that there is an address at every place, and that nobody else may read it."""
+    """Check that there is an address at every place, that nobody else may read it, and that apprise knows its service.
+
+    An address may hold a password, and is not shown.
+    """
     if not config.notify.urls:
         return
-    from gspo_hpc.launch.notify import addresses
+    from gspo_hpc.launch.notify import addresses, sender
 
     for place in config.notify.urls:
         try:
-            addresses.at(place)
+            for number in sender.unknown(addresses.at(place)):
+                text = f"{place}: apprise knows no service of address {number}"
+                yield Problem("notify.urls", text, "correct it; addresses look like SERVICE://..., such as json://HOST")
         except addresses.AddressAbsent as mistake:
             yield Problem("notify.urls", _bare(mistake), absent="A run needs it")
         except ValueError as mistake:
@@ -88,6 +94,17 @@ def observers(config: Config) -> Iterator[Problem]:
         except ValueError as mistake:
             absent = "A run needs the file" if isinstance(mistake, own_code.FileAbsent) else ""
             yield Problem(f"tracking.observers[{number}]", f"{name}: {mistake}", absent=absent)
+
+
+def prometheus(config: Config) -> Iterator[Problem]:
+    """Check that the folder is there into which rank 0 writes for Prometheus. It may be one of the node only."""
+    folder = config.tracking.prometheus
+    if folder is None or os.path.isdir(folder):
+        return
+    if os.path.lexists(folder):
+        yield Problem("tracking.prometheus", f"{folder} is not a folder")
+    else:
+        yield Problem("tracking.prometheus", f"there is no folder {folder}", "make it", "The node of rank 0 needs it")
 
 
 def data(config: Config) -> Iterator[Problem]:
@@ -194,7 +211,9 @@ def run_directory(config: Config) -> Iterator[Problem]:
     try:
         run = directory.of_this_run(config)
         if run.info.exists() and (started := _as_started(config)) is not None:
-            same_run.refuse_changes(run, started, most_bytes=WHOLE_FILE_BYTES)
+            changed = same_run.changes(run, started, most_bytes=WHOLE_FILE_BYTES)
+            if changed and (run.holder() is not None or same_run.made_progress(run)):
+                yield Problem("run.dir", changed)
     except ValueError as mistake:
         yield Problem("run.dir", str(mistake))
     except OSError as error:
@@ -238,5 +257,33 @@ def is_there(path: str) -> bool:
     return bool(files(path))
 
 
+def accelerators(config: Config) -> Iterator[Problem]:
+    """Check that this machine can have the GPUs of a run whose ranks are started on it."""
+    from gspo_hpc.launch import accelerators
+
+    if config.cluster.platform != "cuda":
+        return
+    wanted, torch = config.cluster.gpus_per_node, accelerators.torch_build()
+    if not accelerators.has_driver():
+        text = "cuda, but this machine has no NVIDIA driver (no /dev/nvidiactl, no nvidia-smi)"
+        yield Problem("cluster.platform", text, "start the run where the GPUs are, or set cluster.platform=cpu")
+    elif torch is not None and torch.endswith("+cpu"):
+        yield Problem("cluster.platform", f"cuda, but torch {torch} is built for CPUs", "install torch for CUDA")
+    elif (seen := accelerators.visible()) is not None and seen[0] < wanted:
+        count, why = seen
+        text = f"{wanted} ranks need a GPU each, but {why}"
+        fix = f"set cluster.gpus_per_node={count}" if count else "set cluster.platform=cpu"
+        yield Problem("cluster.gpus_per_node", text, f"{fix}, or start the run where the GPUs are")
+
+
+def rows(config: Config, most_bytes: float = math.inf) -> int | None:
+    """Return the rows of data.train; None if they cannot be counted, or if it is a file of more than `most_bytes`."""
+    from gspo_hpc.data.counting import count_rows
+
+    path = config.data.train
+    return count_rows(path, most_bytes) if path is not None and is_there(path) else None
+
+
 INPUTS: tuple[Check, ...] = (notifications, reward_functions, observers, data)
-CHECKS: tuple[Check, ...] = (*INPUTS, model, run_directory, batch_script)
+CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, run_directory, batch_script)
+ON_THIS_MACHINE: tuple[Check, ...] = (accelerators, prometheus)  # of a run whose ranks are started here

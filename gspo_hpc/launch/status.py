@@ -208,16 +208,20 @@ def follow(path: Path, *, forever: bool, done: Callable[[], bool]) -> Iterator[s
 def first_error(path: Path, attempt: int | None = None) -> tuple[Path, str] | None:
     """Return the log and the text of the traceback that the other failures of an attempt follow from.
 
-    Without a traceback it is the stacks of the rank that hung, if the attempt was ended for one. `attempt`: its number;
-    by default the newest that has either. Returns None if no rank left any; raises ValueError if `path` is no run.
+    Without a traceback it is the stacks of the rank that hung, if the attempt was ended for one. Where a rank refused
+    the run it is the mistake as the person was told it: where in this package it was found helps nobody. `attempt`: its
+    number; by default the newest that has any. Returns None if no rank left any; raises ValueError if `path` is no run.
     """
     run = _existing(path)
+    refused = {record["attempt"] for record in reader.read_attempts(run)[0] if record.get("reason") == "refused"}
     details = {record["attempt"]: str(record.get("detail") or "") for record in reader.read_attempts(run)[0]}
     for number in [attempt] if attempt is not None else reversed(details):
         found: dict[int, tuple[Path, str]] = {}
         failures = []
         for rank, log in run.attempt(number).logs().items():
             if (text := last_traceback(tail(log, _TAIL))) is not None:
+                if number in refused and details[number]:
+                    text = f"{details[number]}\n"
                 found[rank] = log, text
                 failures.append(Failure(rank, text.rstrip().splitlines()[-1], at=log.stat().st_mtime))
         if failures:

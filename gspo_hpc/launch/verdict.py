@@ -133,8 +133,13 @@ def _groups_in(folder: Path) -> int:
 
 
 def failures_without_progress(run: RunDir) -> int:
-    """Return the number of failed attempts since the one that first came as far as the run is now."""
-    records = [record for record in run.read_attempts() if record.get("reached") is not None]
+    """Return the number of failed attempts since the one that first came as far as the run is now.
+
+    Attempts from before the run was begun anew, with another config, do not count.
+    """
+    first = run.read_info().get("first_attempt", 1)
+    attempts = (record for record in run.read_attempts() if record["attempt"] >= first)
+    records = [record for record in attempts if record.get("reached") is not None]
     reached = [tuple(record["reached"]) for record in records]
     if not reached:
         return 0

@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass
 
 from gspo_hpc.launch import status
-from gspo_hpc.report.summary import STATES
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import RunData
 from gspo_hpc.system.text import shortened, tail
 
-BAD = ("failed", "killed", "refused")
+_ENDED = {"failed": "failed", "killed": "was killed", "refused": "was refused"}
+BAD = tuple(_ENDED)
 LINES = 24  # of a log that are shown
 LONGEST_LINE = 400  # characters
 _TAIL = 64 * 1024  # bytes of a log that are read
@@ -33,10 +33,11 @@ def failure(run: RunData) -> Failure | None:
     if not run.attempts or run.attempts[-1].reason not in BAD:
         return None
     last = run.attempts[-1]
-    steps = f" after step {last.steps[1]}" if last.steps else " before its first step"
-    where, text = _log(RunDir(run.path), last.number)
+    steps = f" after step {last.steps[1]}" if last.steps and last.steps[1] else " before its first step"
+    told = last.reason == "refused" and last.detail  # a mistake of the user's, which no log explains better
+    where, text = ("", "") if told else _log(RunDir(run.path), last.number)
     return Failure(
-        title=f"Attempt {last.number} {STATES[last.reason]}{steps}",
+        title=f"Attempt {last.number} {_ENDED[last.reason]}{steps}",
         cause=last.detail or ("nothing of it could say why" if last.reason == "killed" else "no reason is on record"),
         where=where,
         log=text,

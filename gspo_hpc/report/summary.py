@@ -22,7 +22,7 @@ STATES = {
     "cancelled": "cancelled, can be resumed",
     "failed": "failed",
     "killed": "killed, can be resumed",
-    "refused": "refused to start",
+    "refused": "refused",
     "new": "not started",
 }
 _TONES = {"done": "good", "failed": "bad", "killed": "bad", "refused": "bad", "running": "", "new": ""}

@@ -93,6 +93,11 @@ def list_committed(root: Path) -> list[Path]:
     return [path for path in _steps(root).values() if (path / COMMITTED).is_file()]
 
 
+def holds_any(root: Path) -> bool:
+    """Return whether there is a checkpoint that was once committed, be it damaged or in the middle of a replacement."""
+    return root.is_dir() and any(not path.name.startswith(_STAGING) for path in root.iterdir())
+
+
 def verify(path: Path, part: int = 0, parts: int = 1) -> list[str]:
     """Read and hash the files of a committed checkpoint, and return what is wrong; an empty list if it is whole.
 

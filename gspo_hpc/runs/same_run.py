@@ -16,18 +16,25 @@ if TYPE_CHECKING:
     from gspo_hpc.runs.directory import RunDir
 
 
-def refuse_changes(run: RunDir, config: Config, *, most_bytes: float = math.inf) -> None:
-    """Raise ValueError where `config`, the data or the reward functions would change an existing run into another.
+def refuse_changes(run: RunDir, config: Config) -> None:
+    """Raise ValueError where `config`, the data or the reward functions would change an existing run into another."""
+    if changed := changes(run, config):
+        raise ValueError(changed)
 
-    Data of more than `most_bytes` are not read, nor held against those that the run began with.
+
+def changes(run: RunDir, config: Config, *, most_bytes: float = math.inf) -> str:
+    """Return what of `config`, the data or the reward functions would change an existing run into another, and a fix.
+
+    The text is empty if nothing does. Data of more than `most_bytes` are not read, nor held against those that the run
+    began with. Raises ValueError where the directory's record is not that of a run.
     """
-    if changes := config_changes.refused_changes(loader.load(run.config), config):
-        lines = [f"  {key}: {old} -> {new}" for key, old, new in changes]
-        fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
-        raise ValueError("\n".join([f"{run.path} was started with another config:", *lines, fix]))
     info = run.read_info()
-    if missing := {"data_sha256", "graders_sha256"} - info.keys():
-        raise ValueError(f"{run.info}: not the record of a run: it lacks {' and '.join(sorted(missing))}")
+    if missing := {"run_id", "data_sha256", "graders_sha256"} - info.keys():
+        raise ValueError(f"{run.info}: not the record of a run: it lacks {', '.join(sorted(missing))}")
+    if changed := config_changes.refused_changes(loader.load(run.config), config):
+        lines = [f"  {key}: {old} -> {new}" for key, old, new in changed]
+        fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
+        return "\n".join([f"{run.path} was started with another config:", *lines, fix])
     files = []
     if math.isinf(most_bytes) or _size(config.data.train) <= most_bytes:
         files.append(("data.train", config.data.train, info["data_sha256"], data_hash(config.data.train)))
@@ -35,10 +42,22 @@ def refuse_changes(run: RunDir, config: Config, *, most_bytes: float = math.inf)
     files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
     for what, name, before, now in files:
         if before != now:
-            raise ValueError(
+            return (
                 f"{what} ({name}) is not the file {run.path} was started with: sha256 "
                 f"{str(before)[:12]} -> {str(now)[:12]}; restore the old file, or start another run"
             )
+    return ""
+
+
+def made_progress(run: RunDir) -> bool:
+    """Return whether a run has made a step or has a checkpoint, damaged or not.
+
+    One that has neither holds nothing that other settings would contradict, once its rollouts are gone: it may take
+    them. Raises ValueError where metrics.jsonl cannot be read.
+    """
+    from gspo_hpc.runs import commit  # only here: threads and hashes, which most commands can do without
+
+    return any(record["step"] > 0 for record in run.read_metrics()) or commit.holds_any(run.checkpoints)
 
 
 def _data_files(path: str | None) -> list[Path]:

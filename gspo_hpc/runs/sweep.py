@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.runs.directory import Lock
+from gspo_hpc.runs.lock import Lock
 from gspo_hpc.system.files import read_json, write_json
 
 _RECORD = "sweep.json"

@@ -27,8 +27,13 @@ class Service:
 
 
 def tracked_run(run: RunDir, config: Config) -> TrackedRun:
-    """Return what trackers know of a run; secrets are left out."""
-    return TrackedRun(run.path, str(run.read_info()["run_id"]), config.run.name, redact(as_dict(config)))
+    """Return what trackers know of a run; secrets are left out.
+
+    A run that was begun anew has another id than before: what they have is of the old config.
+    """
+    info = run.read_info()
+    own = str(info.get("tracked_id") or info["run_id"])
+    return TrackedRun(run.path, own, config.run.name, redact(as_dict(config)))
 
 
 def chosen(tracking: Tracking, *, sync: bool = False) -> list[Service]:

@@ -115,10 +115,28 @@ def signature(path: Path, name: str) -> inspect.Signature:
         raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in defined:
+        if (other := _other_kind(tree, name)) is not None:
+            raise ValueError(f"{path}: {name!r} is {other}, and must be a function that `def` makes in this file")
         raise ValueError(
             f"{path} has no function {name!r} at its top level{near_miss(name, sorted(defined), known=True)}"
         )
     return _signature(defined[name].args)
+
+
+def _other_kind(tree: ast.Module, name: str) -> str | None:
+    """Return what a name at the top level of a file means, if it is no plain function; None if it means nothing."""
+    for node in reversed(tree.body):
+        match node:
+            case ast.AsyncFunctionDef(name=found) if found == name:
+                return "asynchronous"
+            case ast.ClassDef(name=found) if found == name:
+                return "a class"
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                if name in [one.asname or one.name for one in names]:
+                    return "imported"
+            case ast.Assign(targets=[*targets]) if name in [one.id for one in targets if isinstance(one, ast.Name)]:
+                return "a value that is assigned"
+    return None
 
 
 def check_observer(text: str) -> None:

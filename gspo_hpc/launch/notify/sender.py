@@ -11,6 +11,16 @@ from typing import Any
 Say = Callable[[str], None]
 
 
+def unknown(addresses: Sequence[str]) -> list[int]:
+    """Return the places, from 1, of the addresses of which apprise knows no service; none where it is not installed."""
+    try:
+        import apprise
+    except ModuleNotFoundError:
+        return []
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # its lines show addresses
+    return [place for place, address in enumerate(addresses, 1) if apprise.Apprise.instantiate(address) is None]
+
+
 class Sender:
     """A thread that sends messages one after the other. What goes wrong is said once, without an address.
 

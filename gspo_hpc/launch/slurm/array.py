@@ -16,6 +16,7 @@ from pathlib import Path
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, replace, run_name
 from gspo_hpc.config.sweep import Point
+from gspo_hpc.launch.checks import rehearse
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.compat import Executor
 from gspo_hpc.launch.slurm.submit import (
@@ -32,7 +33,7 @@ from gspo_hpc.launch.slurm.submit import (
 from gspo_hpc.runs import reader, snapshot
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.runs.jobs import discard, job_ids, new_job_folder, record_job
-from gspo_hpc.runs.same_run import refuse_changes
+from gspo_hpc.runs.same_run import changes, made_progress
 from gspo_hpc.runs.sweep import SweepDir
 from gspo_hpc.system.files import make_private_dir, remove_tree, write_atomically
 
@@ -52,6 +53,9 @@ class Submitted:
 def dry_run(points: Mapping[Point, Config], limit: int | None) -> str:
     """Return the batch script of a sweep, and how a task starts attempts. Writes nothing and asks Slurm nothing."""
     own = _each(points, _safe)
+    runs = {point: _of_point(point, config) for point, config in own.items()}
+    tried: set[str] = set()
+    _each(runs, lambda config: rehearse(config, here=False, tried=tried))
     sweep = _sweep(points)
     jobs = {number: sweep.path / point.name / "jobs" / "NNNN" for number, point in enumerate(own)}
     folder = sweep.path / "jobs" / "NNNN"
@@ -208,12 +212,14 @@ def _record_found(sweep: SweepDir, mark: str, known: Iterable[tuple[str, str]]) 
 
 
 def _state(config: Config, active: set[str]) -> str:
-    """Return "active", "done" or "todo" for a run. Raises ValueError if it was begun with another config."""
+    """Return "active", "done" or "todo" for a run. Raises ValueError if it has begun, or waits, with another config."""
     run = RunDir(config.run_dir)
     if not run.info.exists():
         return "todo"
-    refuse_changes(run, config)
-    if run.holder() is not None or active & set(job_ids(run)):
+    is_active = run.holder() is not None or bool(active & set(job_ids(run)))
+    if (changed := changes(run, config)) and (is_active or made_progress(run)):
+        raise ValueError(changed)
+    if is_active:
         return "active"
     records = reader.read_records(run)
     return "done" if records and records[-1]["step"] >= (config.run.max_steps or 0) else "todo"

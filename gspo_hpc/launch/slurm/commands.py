@@ -22,6 +22,7 @@ _UNREACHABLE = re.compile(
     r"connection refused|connect failure|unable to (?:process configuration file|establish configuration source)",
     re.IGNORECASE,
 )
+_UNCONFIGURED = re.compile(r"(?:unable to|could not) establish (?:a )?configuration source", re.IGNORECASE)
 _START_SECONDS = 5  # the clocks of two nodes may differ by a few of them
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _PAIR = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
@@ -177,6 +178,20 @@ def is_away(error: str) -> bool:
     return _AWAY.search(error) is not None
 
 
+def explained(error: str) -> str:
+    """Return the error of a command in two lines if Slurm does not answer: what to do, and the last that it printed.
+
+    The lines before that only lead up to it.
+    """
+    if _UNCONFIGURED.search(error):
+        fix = "Slurm is not set up on this machine: give the command on a login node of the cluster, or set SLURM_CONF"
+    elif is_away(error):
+        fix = "Slurm's controller does not answer: give the command again when `scontrol ping` says that it is up"
+    else:
+        return error
+    return f"{fix}\n{error.splitlines()[-1]}"
+
+
 def run(command: Sequence[str], patience: float = 60.0, told: Callable[[], None] | None = None) -> str:
     """Run one of Slurm's commands and return its standard output. Raises SlurmError with its standard error.
 
@@ -198,7 +213,7 @@ def run(command: Sequence[str], patience: float = 60.0, told: Callable[[], None]
             return done.stdout
         error = done.stderr.strip() or done.stdout.strip()
         if not is_away(error) or time.monotonic() > deadline:
-            raise SlurmError(error or f"{command[0]} ended with exit code {done.returncode}")
+            raise SlurmError(explained(error) or f"{command[0]} ended with exit code {done.returncode}")
         if told is not None:
             told()
             told = None

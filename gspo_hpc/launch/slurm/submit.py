@@ -21,13 +21,13 @@ from gspo_hpc.config.derived import cpus_per_task
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.launch import preflight
-from gspo_hpc.launch.checks import check_inputs, check_model, require, resolved
+from gspo_hpc.launch.checks import check_inputs, check_model, rehearse, require, resolved
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.launch.slurm.compat import Executor, SubmitError
 from gspo_hpc.models import hub
 from gspo_hpc.runs import snapshot
-from gspo_hpc.runs.directory import RunDir, open_run
+from gspo_hpc.runs.directory import RunDir, open_locked
 from gspo_hpc.runs.jobs import discard, job_ids, new_job_folder, record_job
 from gspo_hpc.system import environment
 from gspo_hpc.system.environment import CONTROL, CONTROL_TOKEN
@@ -58,6 +58,11 @@ class Unconfirmed(SlurmError):
 
 
 def dry_run(config: Config) -> str:
+    """Return :func:`script` of a config that would not be refused for what of it is on this machine."""
+    return script(rehearse(config, [preflight.path_in_script], here=False))
+
+
+def script(config: Config) -> str:
     """Return the batch script and the command it leads to. Writes nothing and asks Slurm nothing."""
     require_safe(config)
     run = RunDir(config.run_dir)
@@ -83,14 +88,9 @@ def submit(config: Config, told: Callable[[], None] | None = None) -> str:
     """
     config = checked(config, set())
     known = commands.own_jobs(PATIENCE, told)  # before anything is written: Slurm must answer
-    run, resumed = open_run(config)
-    with run.lock(), undone(lambda: None if resumed else discard(run)):
-        # By their comment, too: a submit that was killed after sbatch has not recorded its job.
-        mark = f"gspo_hpc:{run.read_info()['run_id']}:"
-        for waiting in dict.fromkeys([*job_ids(run), *(job_id for job_id, comment in known if mark in comment)]):
-            job = commands.job(waiting)
-            if job is not None and job.active:
-                raise ValueError(f"{run.path}: job {waiting} is {job.state.lower()} already; cancel it first")
+    run, resumed, lock = open_locked(config, lambda run: _refuse_active(run, known))
+    with lock, undone(lambda: None if resumed else discard(run)):
+        mark = _mark(run)
         job_dir = new_job_folder(run.path)
         with undone(lambda: remove_tree(job_dir)):
             snapshot.take(job_dir / srun.CODE, config)
@@ -102,6 +102,21 @@ def submit(config: Config, told: Callable[[], None] | None = None) -> str:
             job_id = hand_in(lambda: executor.hand_in(task), job_dir, comment)
         record_job(job_dir, job_id, comment)
     return job_id
+
+
+def _mark(run: RunDir) -> str:
+    """Return what the comments of all jobs of a run have in common."""
+    return f"gspo_hpc:{run.read_info()['run_id']}:"
+
+
+def _refuse_active(run: RunDir, known: Sequence[tuple[str, str]]) -> None:
+    """Raise ValueError if a job of the run runs or waits; `known` are jobs of this user with their comments."""
+    # By their comment, too: a submit that was killed after sbatch has not recorded its job.
+    mark = _mark(run)
+    for waiting in dict.fromkeys([*job_ids(run), *(job_id for job_id, comment in known if mark in comment)]):
+        job = commands.job(waiting)
+        if job is not None and job.active:
+            raise ValueError(f"{run.path}: job {waiting} is {job.state.lower()} already; cancel it first")
 
 
 def checked(config: Config, tried: set[str]) -> Config:
@@ -271,10 +286,10 @@ def hand_in(send: Callable[[], str], job_dir: Path, comment: str) -> str:
                 return send()
         except SubmitError as error:
             if not commands.is_away(str(error)):
-                raise SlurmError(str(error)) from None
+                raise SlurmError(commands.explained(str(error))) from None
             unsure = not commands.is_unreachable(str(error))
             if last:
-                raise _unconfirmed(str(error)) if unsure else SlurmError(str(error)) from None
+                raise _unconfirmed(str(error)) if unsure else SlurmError(commands.explained(str(error))) from None
         try:
             known = commands.own_jobs(PATIENCE)
         except SlurmError as error:

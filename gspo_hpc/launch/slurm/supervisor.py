@@ -32,7 +32,8 @@ from gspo_hpc.launch.slurm.ending import say
 from gspo_hpc.launch.slurm.takeover import take_over
 from gspo_hpc.launch.verdict import Verdict, failures_without_progress, judge, progress, task_failed
 from gspo_hpc.planning.plan import make_plan
-from gspo_hpc.runs.directory import Attempt, Lock, RunDir
+from gspo_hpc.runs.directory import Attempt, RunDir
+from gspo_hpc.runs.lock import Lock
 from gspo_hpc.runs.same_run import refuse_changes
 from gspo_hpc.system import environment, leftovers
 from gspo_hpc.system.control import Server

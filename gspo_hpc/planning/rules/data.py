@@ -26,7 +26,8 @@ def _rows(plan: PlanBuilder) -> Iterator[str]:
     prompts = plan.quantities.get("num_rollout_prompts")
     if plan.rows is not None and not _all_held_out(plan) and prompts is not None and plan.rows < prompts:
         yield (
-            f"the training data has {plan.rows} prompts, but one rollout needs num_rollout_prompts ({show(prompts)})"
+            f"the training data has {plan.rows} prompts, but one rollout needs num_rollout_prompts ({show(prompts)}): "
+            "give more of them, or make the rollout smaller"
         )
 
 

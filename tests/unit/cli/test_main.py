@@ -123,6 +123,11 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
         (["export", "FOLDER/zzzqq", "--out", "x"], "FOLDER/zzzqq: no such run directory\n"),  # run-1 is not like it
         (["report", "FOLDER/nothing/there"], "no such run directory"),
         (["eval", "FOLDER/nothing/there"], "no such config, run directory or model folder"),
+        (["eval", "FOLDER"], "FOLDER: neither a run directory (it has no run.json) nor the folder of a model"),
+        (["train", "CONFIG", "--optimizer.lr=1e-4"], "--optimizer.lr=1e-4; write optimizer.lr=1e-4, without dashes"),
+        (["train", "CONFIG", "--optimizer.lr", "1e-4"], "; write optimizer.lr=VALUE, without dashes"),
+        (["train", "CONFIG", "--learning_rate", "1e-4"], "; write optimizer.lr=VALUE, without dashes"),
+        (["plan", "CONFIG", "--zzz=1"], "; settings are written section.key=value, and gspo-hpc keys WORD finds them"),
     ],
 )
 def test_mistakes_are_explained_and_refused(

@@ -227,11 +227,15 @@ def test_overlong_prompts_by_each_rule(tokenizer: Any, caplog: pytest.LogCapture
     rows = rows_of("a", "abcdefgh", "xy")  # 4, 11, 5 tokens with the template's three
     with pytest.raises(ValueError, match=r"1 of 3 prompts are longer than rollout.max_prompt_length \(5\)") as caught:
         build_prompts(rows, tokenizer, Data(), 5)
-    assert "f.jsonl:2: 11 tokens" in str(caught.value)
+    told = str(caught.value).splitlines()
+    assert len(told) == 2 and "first f.jsonl:2 with 11 tokens, at most 11 (f.jsonl:2)" in told[0]
+    assert told[1] == "set rollout.max_prompt_length=11, or data.overlong to drop or truncate_left"
+    with pytest.raises(ValueError, match=r"max_prompt_length=11, or data\.overlong to truncate_left$"):
+        build_prompts(rows, tokenizer, Data(), 3)  # to drop all of them would leave none
     dropped = build_prompts(rows, tokenizer, Data(overlong="drop"), 5)
     assert [prompt.index for prompt in dropped] == [0, 2]
     assert "1 of 3 prompts" in caplog.text
-    with pytest.raises(ValueError, match="leaves none"):
+    with pytest.raises(ValueError, match=r"leaves none: set rollout\.max_prompt_length=11$"):
         build_prompts(rows, tokenizer, Data(overlong="drop"), 3)
     cut = build_prompts(rows, tokenizer, Data(overlong="truncate_left"), 5)
     assert [prompt.text for prompt in cut] == ["<|user|>a<|end|><|assistant|>", "fgh<|end|><|assistant|>", cut[2].text]

@@ -301,7 +301,7 @@ def test_somebody_else_on_a_gpu() -> None:
     assert found.state == "warn" and "process 4711" in found.finding and "1.0 GiB of GPU 1" in found.finding
 
 
-@pytest.mark.parametrize("text", ["No devices were found\n", "0, a\n", "GPU, x" + ", 0" * 8])
+@pytest.mark.parametrize("text", ["No devices were found\n", "0, a\n", "GPU, x" + ", 0" * 8, "²" + ", 0" * 9])
 def test_another_format_is_said(text: str) -> None:
     with pytest.raises(ValueError, match="nvidia-smi printed"):
         doctor_gpus.parse_gpus(text)

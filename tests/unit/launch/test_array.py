@@ -75,7 +75,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 8)
     (tmp_path / "c.yaml").write_text(
         f"run: {{name: demo, max_steps: 10}}\nmodel: {{path: {model_folder(tmp_path / 'model')}}}\n"
         "batch: {micro_batch_size: 1, global_batch_size: 64, num_generations: 8}\ndata: {train: train.jsonl}\n"
@@ -168,6 +168,25 @@ def test_the_same_command_again_submits_what_is_neither_done_nor_active(
     assert (
         "submitted: 4 runs" in told and "#SBATCH --array=1-2,4-5\n" in next(folder.glob("jobs/0003/*.sh")).read_text()
     )
+
+
+def test_points_without_a_step_take_other_settings_unless_they_wait_or_run(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm(config, monkeypatch)
+    other = ("rollout.temperature=0.5", *SWEEP)
+    submitted(config, capsys)
+    slurm(config, monkeypatch, waiting="77_0 \n")
+    assert main(["submit", str(config), *other]) == 2
+    said = capsys.readouterr().err
+    assert "seed-1_lr-1e-6 was started with another config" in said
+    slurm(config, monkeypatch, taken="Submitted batch job 78")
+    assert "job array 78 submitted: 4 runs" in submitted(config, capsys, *other)
+    run = RunDir(config.parent / "runs" / "demo" / "seed-1_lr-1e-6")
+    assert loader.load(run.config).rollout.temperature == 0.5
+    run.append_metrics({"step": 1})
+    assert main(["submit", str(config), *SWEEP]) == 2
+    assert "was started with another config" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [(), SWEEP])

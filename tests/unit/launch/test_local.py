@@ -139,7 +139,7 @@ sys.exit(train(config_file.load(sys.argv[1]), worker=sys.argv[2:]))
 
 def make_config(tmp_path: Path, *overrides: str, ranks: int = 2) -> Config:
     data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    data.write_text('{"prompt": "1+1", "answer": "2"}\n' * 8)
     if not (tmp_path / "model").exists():
         model_folder(tmp_path / "model")
     given = [
@@ -461,10 +461,27 @@ def test_what_is_refused_makes_no_run_directory(tmp_path: Path, out: Path) -> No
 
 def test_a_changed_config_starts_no_attempt(tmp_path: Path, out: Path) -> None:
     config = make_config(tmp_path)
-    open_run(config)
+    open_run(config)[0].append_metrics({"step": 1})
     with pytest.raises(ValueError, match=r"run\.seed: 42 -> 1"):
         train(make_config(tmp_path, "run.seed=1"), worker=worker(out, "environment"))
     assert RunDir(tmp_path / "r").read_attempts() == []
+
+
+def test_a_run_that_was_refused_before_its_first_step_takes_the_fix(
+    tmp_path: Path, out: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is left of its processes is ended first: it would go on to write into the new run."""
+    assert train(make_config(tmp_path), worker=worker(out, "refused")) == 2
+    run = RunDir(tmp_path / "r")
+    assert run.read_attempts()[-1]["reason"] == "refused"
+    mark = processes.mark(run.read_info()["run_id"], 1)
+    left = subprocess.Popen(["sleep", "100"], env=os.environ | mark)
+    fixed = make_config(tmp_path, "rollout.max_prompt_length=64")
+    assert train(fixed, worker=worker(out, "environment")) == 0
+    assert left.wait(timeout=10) == -signal.SIGKILL and "ended 1 processes" in capfd.readouterr().err
+    assert loader.load(run.config) == fixed == run.load_config()
+    assert [one["reason"] for one in run.read_attempts()] == ["refused", "done"]
+    assert run.attempt(1).log_path(1).exists(), "what was refused can still be read"
 
 
 # Export and evaluation ------------------------------------------------------------------------------------------------
@@ -597,7 +614,7 @@ def test_what_is_only_planned_is_refused_before_anything_is_made(tmp_path: Path)
 
 def test_malformed_rows_are_refused_before_anything_is_made(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": 7}\n')
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": 7}\n' * 4)
     with pytest.raises(ValueError, match=r"data\.jsonl:2"):
         train(config)
     assert not (tmp_path / "r").exists()

@@ -1,6 +1,6 @@
 """What `train` refuses before it starts ranks, `plan` refuses with the same words: a table of bad inputs, both asked.
 
-Ten seconds. It catches a config that is called valid, with exit code 0, although a look at the files of this machine
+Twenty seconds. It catches a config that is called valid, with exit code 0, although a look at the files of this machine
 shows that no run can be made of it; and a check that only one of the two commands has.
 """
 
@@ -85,7 +85,7 @@ def file(name: str, content: str | bytes, *words: str) -> Fault:
         path = project / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        path.chmod(0o644)
+        path.chmod(0o600 if b"secret" in path.read_bytes() else 0o644)
         return list(words)
 
     return fault
@@ -146,9 +146,11 @@ def cut_off(project: Path) -> Words:
     return []
 
 
-def other_run(*changed: str) -> Fault:
+def other_run(*changed: str, steps: int = 0) -> Fault:
     def fault(project: Path) -> Words:
-        open_run(loader.load("run.yaml"))
+        run, _ = open_run(loader.load("run.yaml"))
+        for step in range(steps + 1):
+            run.append_metrics({"step": step})
         return list(changed)
 
     return fault
@@ -164,11 +166,18 @@ def other_record(content: str) -> Fault:
 
 
 def other_data(project: Path) -> Words:
-    open_run(loader.load("run.yaml"))
+    other_run(steps=1)(project)
     write_rows(project / "rows.jsonl", *ROWS, ROW)
     return []
 
 
+KIND = {  # what the refusal has to say in these cases
+    "data: a data set without its file": "name its file, too, as openai/gsm8k:FILE",
+    "reward: asynchronous": "'mark' is asynchronous",
+    "reward: a class": "'mark' is a class",
+    "reward: imported": "'mark' is imported",
+    "data: less than a rollout": "give more of them",
+}
 MESSAGES = [{"role": "user", "content": "a"}]
 
 # The first half was known when the checks were written, the other half was not.
@@ -233,11 +242,17 @@ HELD_OUT: dict[str, Fault] = {
     "reward: an expression is missing": reward("regex"),
     "reward: an answer without a number": rows(*[ROW | {"answer": "none"}] * 40),
     "observer: another signature": file("see.py", "def see():\n    pass\n", "tracking.observers=[see.py:see]"),
+    "data: a data set without its file": words("data.train=openai/gsm8k"),
+    "reward: a class": own("class mark:\n    pass\n"),
+    "reward: imported": own("from math import sqrt as mark\n"),
+    "notify: a service that apprise does not know": file("to", "slak://secret/a/b\n", "notify.urls=[file:to]"),
+    "prometheus: a file": file("prom", "", "tracking.prometheus=prom"),
     "notify: others may read it": file("to", "json://localhost\n", "notify.urls=[file:to]"),
     "run: a file": file("runs/run", "a", "run.dir=runs/run"),
     "run: below a file": file("runs", "a", "run.dir=runs/run"),
     "run: a folder of something else": file("runs/notes.txt", "a", "run.dir=runs"),
-    "run: another config": other_run("run.seed=7"),
+    "data: less than a rollout": rows(*ROWS[:3]),
+    "run: another config": other_run("run.seed=7", steps=1),
     "run: other data": other_data,
     "run: a record that is none": other_record("[]"),
     "run: a record that lacks something": other_record("{}"),
@@ -259,7 +274,91 @@ def test_what_train_refuses_plan_refuses_with_the_same_words(
         if not line.startswith("nearest fix"):
             assert bare in said.replace("\\'", "'"), (line, said)
             assert " ".join(bare.split())[:40] in page, (bare, page)
-    assert "valid as far as checked" not in page
+    assert "valid as far as checked" not in page and "secret" not in refused + page
+    assert KIND.get(name, "") in refused
+
+
+GPUS = ("cluster.platform=cuda", "rollout.engine.gpu_memory_utilization=0.1")
+DRY = {
+    "another reward function": reward("number_mach"),
+    "a reward function of TRL": own("def mark(prompts, completions, answer):\n    return 1\n"),
+    "a reward function that is not Python": own("def mark(:\n"),
+    "a reward function that raises": own(f"def mark({HEAD}):\n    return fields['solution']\n"),
+    "less than a rollout": rows(*ROWS[:3]),
+    "a row in the middle": rows(*ROWS, [1], *ROWS),
+    "a shard that is cut off": cut_off,
+    "the run directory of another config": other_run("run.seed=7", steps=1),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "submit", "array"])
+@pytest.mark.parametrize("name", DRY)
+def test_a_dry_run_passes_nothing_that_would_be_refused(
+    name: str, command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = DRY[name](project)
+    words = {"train": ["train"], "submit": ["submit"], "array": ["submit", "--array", "optimizer.lr=1e-6,2e-6"]}
+    if command == "array" and name.startswith("the run"):
+        folder = project / "runs" / "run"
+        folder.rename(project / "runs" / "lr-1e-6")
+        folder.mkdir()
+        (project / "runs" / "lr-1e-6").rename(folder / "lr-1e-6")
+    first, *more = words[command]
+    refused = trained(project, given) if command == "train" else None
+    assert main([first, "run.yaml", *given, "--dry-run", *more]) == 2
+    said = capsys.readouterr()
+    told = [line.removeprefix("error: ") for line in said.err.splitlines() if line.startswith("error: ")]
+    assert said.out == "" and 0 < len(told) < 5 and "Traceback" not in said.err
+    if refused is not None:
+        assert all(line.strip() in "\n".join(told) for line in refused.splitlines()), (told, refused)
+
+
+@pytest.mark.parametrize("more", [[], ["--array", "optimizer.lr=1e-6,2e-6"]])
+def test_a_dry_run_says_what_is_not_on_this_machine(
+    more: Words, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "run.yaml", "data.train=/elsewhere/rows.jsonl", "--dry-run", *more]) == 0
+    said = capsys.readouterr()
+    assert "#SBATCH" in said.out and said.err.count("not checked: ") == 1, said.err
+    assert "not checked: data.train /elsewhere/rows.jsonl is not there\n" in said.err
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus", "told"),
+    [
+        (None, 1, "cluster.platform: cuda, but this machine has no NVIDIA driver"),
+        ("", 1, "cluster.gpus_per_node: 1 ranks need a GPU each, but CUDA_VISIBLE_DEVICES= names no GPUs"),
+        ("2, 3", 4, "cluster.gpus_per_node: 4 ranks need a GPU each, but CUDA_VISIBLE_DEVICES=2, 3 names 2 GPUs"),
+        ("0,-1,1", 2, "but CUDA_VISIBLE_DEVICES=0,-1,1 names 1 GPU\nset cluster.gpus_per_node=1, or"),
+        ("0,1,2,3", 4, ""),
+    ],
+)
+def test_gpus_that_this_machine_cannot_have_are_missed_before_there_is_a_run(
+    seen: str | None, gpus: int, told: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of the same config is valid: it may be for another machine."""
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.has_driver", lambda: seen is not None)
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.devices", lambda: 0)
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.torch_build", lambda: "2.13.0+cu130")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    given = [*GPUS, f"cluster.gpus_per_node={gpus}"]
+    assert main(["plan", "run.yaml", *given]) == 0
+    refused = trained(project, given)
+    assert (refused is None) == (told == "")
+    if refused is not None:
+        assert told in refused and len(refused.splitlines()) == 2 and not (project / "runs").exists()
+        with pytest.raises(ValueError, match="cluster") as dry:
+            local.dry_run(loader.load("run.yaml", given))
+        assert str(dry.value) == refused
+
+
+def test_a_torch_without_cuda_is_told_before_there_is_a_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.has_driver", lambda: True)
+    monkeypatch.setattr("gspo_hpc.launch.accelerators.torch_build", lambda: "2.13.0+cpu")
+    assert "torch 2.13.0+cpu is built for CPUs" in str(trained(project, [*GPUS]))
+    assert not (project / "runs").exists()
 
 
 def test_a_run_directory_that_no_batch_script_can_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,6 +375,7 @@ def _absent() -> Iterator[tuple[str, Fault, str]]:
     yield "hub", words("data.train=owner/sums:train.jsonl"), "is not in the cache of the hub"
     yield "reward", reward("/elsewhere/own.py:mark"), "/elsewhere/own.py is not there"
     yield "observer", words("tracking.observers=[/elsewhere/see.py:see]"), "/elsewhere/see.py is not there"
+    yield "prometheus", words("tracking.prometheus=/elsewhere"), "there is no folder /elsewhere"
     yield "address", words("notify.urls=[env:NOT_SET_HERE]"), "the variable NOT_SET_HERE is not set"
     weights = ("model/model-1.safetensors", "model/model-2.safetensors")
     yield "weights", without(*weights), "model.path model: model-1.safetensors is missing"
@@ -303,6 +403,8 @@ def test_what_is_not_on_this_machine_is_said_and_not_refused(
         own(f"def mark({HEAD}, scale=1):\n    return scale\n", args="{scale: 2}"),
         other_run(),
         other_run("run.max_steps=4"),
+        other_run("run.max_steps=4", steps=1),
+        other_run("run.seed=7", "rollout.temperature=0.5"),
         other_run("run.max_steps=null", "run.max_epochs=1"),
         folder("runs/run", "run.dir=runs/run"),
     ],

@@ -219,6 +219,18 @@ def test_the_first_error_is_the_cause(run: RunDir, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"{run.path}: no error: there is no traceback in the log of any rank\n"
 
 
+def test_of_a_run_that_was_refused_the_mistake_is_shown_and_no_traceback(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run.lock():
+        begun = run.new_attempt(loader.load(run.config))
+    begun.finish("refused", 2, "data.jsonl:3: no prompt\ndata.jsonl:4: no prompt")
+    begun.log_path(1).write_text(TRACE.format("ValueError: data.jsonl:3: no prompt") + "error: data.jsonl:3: ...\n")
+    assert main(["logs", str(run.path), "--errors"]) == 0
+    mistake = "data.jsonl:3: no prompt\ndata.jsonl:4: no prompt\n"
+    assert capsys.readouterr().out == f"{begun.log_path(1)}\n{mistake}"
+
+
 def test_a_run_that_is_done_has_no_time_left(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that is done may stand before max_steps, if that was raised since."""
     run.append_metrics({"step": 1, "seconds": 4.0})

@@ -19,6 +19,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.slurm import commands, submit
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.runs.directory import RunDir
 from tests.folders import model_folder
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -200,7 +201,7 @@ def fake_commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str)
 
 def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "train.jsonl"
-    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 8)
     fake_commands(
         tmp_path,
         monkeypatch,
@@ -219,7 +220,7 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: py
 
 def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "train.jsonl"
-    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 8)
     fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
     made = config(
         run={"dir": str(tmp_path / "run")},
@@ -244,7 +245,7 @@ def test_job_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submit that was killed after sbatch had taken the job: there must not be a second one."""
     data = tmp_path / "train.jsonl"
-    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 8)
     fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
     made = config(
         run={"dir": str(tmp_path / "run")},
@@ -259,6 +260,73 @@ def test_a_job_that_was_not_written_down_is_found(tmp_path: Path, monkeypatch: p
     fake_commands(tmp_path, monkeypatch, squeue=f"echo '77 {comment}'; echo '78 '", scontrol=state)
     with pytest.raises(ValueError, match="job 77 is pending already"):
         submit.submit(made)
+    other = loader.with_settings(made, ["rollout.temperature=0.5"])
+    with pytest.raises(ValueError, match="job 77 is pending already"):
+        submit.submit(other)
+    run = RunDir(tmp_path / "run")
+    assert loader.load(run.config) == made, "what waits is of this config"
+    refused = "echo 'sbatch: error: invalid account' >&2; exit 1"
+    fake_commands(tmp_path, monkeypatch, squeue="exit 0", scontrol=f"{state} | sed s/PENDING/FAILED/", sbatch=refused)
+    with pytest.raises(SlurmError, match="invalid account"):
+        submit.submit(other)
+    fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 78")
+    assert submit.submit(other) == "78" and loader.load(run.config) == other
+    run.append_metrics({"step": 1})
+    with pytest.raises(ValueError, match="was started with another config"):
+        submit.submit(made)
+
+
+def test_what_only_the_inputs_show_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No look at first rows or at the syntax of a file shows it: all rows are read, and the functions are called."""
+    fake_commands(tmp_path, monkeypatch, sbatch="echo Submitted batch job 77", squeue="exit 0")
+    data, code = tmp_path / "train.jsonl", tmp_path / "own.py"
+    head = "def {}(completion, *, prompt, fields):\n    return {}\n"
+    code.write_text(head.format("good", "1") + head.format("bad", "fields['solution']"))
+    whole = {
+        "run": {"dir": str(tmp_path / "run")},
+        "model": {"path": str(model_folder(tmp_path / "model"))},
+        "data": {"train": str(data)},
+    }
+    row = '{"prompt": "1 + 1 =", "answer": "2"}\n'
+    data.write_text(row * 8 + f'{{"filler": "{"a" * 2**20}", "prompt": "a", "answer": 1}}\n[1]\n')
+    with pytest.raises(ValueError, match=r"train\.jsonl:10"):
+        submit.submit(config(**whole))
+    data.write_text(row * 8)
+    for names in (["bad"], ["good", "bad"]):
+        functions = [{"function": f"{code}:{name}"} for name in names]
+        with pytest.raises(ValueError, match=r"own\.py:bad raised KeyError: 'solution'"):
+            submit.submit(config(**whole, reward={"functions": functions}))
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"has none of tokenizer\.json"):
+        submit.submit(config(**whole))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "squeue: error: DNS SRV lookup failed\nsqueue: fatal: Could not establish a configuration source",
+            "Slurm is not set up on this machine: give the command on a login node of the cluster, or set SLURM_CONF\n"
+            "squeue: fatal: Could not establish a configuration source",
+        ),
+        (
+            "squeue: error: a\nslurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+            "Slurm's controller does not answer: give the command again when `scontrol ping` says that it is up\n"
+            "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        ),
+        ("squeue: error: Invalid user: nobody", "squeue: error: Invalid user: nobody"),
+    ],
+)
+def test_where_slurm_does_not_answer_two_lines_say_what_to_do(
+    said: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_commands(tmp_path, monkeypatch, squeue=f"cat >&2 <<'END'\n{said}\nEND\nexit 1")
+    with pytest.raises(SlurmError) as refused:
+        commands.own_jobs(0.0)
+    assert str(refused.value) == told
 
 
 LINE = (

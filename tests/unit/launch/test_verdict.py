@@ -148,6 +148,17 @@ def test_failures_count_from_the_attempt_that_came_furthest(run: RunDir) -> None
     assert failures_without_progress(run) == 0
 
 
+def test_failures_of_another_config_do_not_count(tmp_path: Path) -> None:
+    first = loader.from_dict({"run": {"dir": str(tmp_path / "run")}})
+    run, _ = open_run(first)
+    for _ in range(3):
+        attempt(run, "failed", (0, 7))
+    open_run(loader.with_settings(first, ["run.seed=7"]))
+    assert failures_without_progress(run) == 0
+    attempt(run, "failed", (-1, 0))
+    assert failures_without_progress(run) == 1
+
+
 def test_progress_is_steps_and_groups(run: RunDir) -> None:
     assert progress(run) == (-1, 0)
     run.append_metrics({"step": 4})

@@ -485,12 +485,24 @@ def test_what_failed_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Pat
     assert html.index(">What failed<") < html.index("<figure") and "<b>answer" not in html
 
 
+def test_what_was_refused_is_told_without_a_traceback_and_as_what_it_is(tmp_path: Path) -> None:
+    """An evaluation before the first step is no step, and a run that was refused in a rollout had started."""
+    run = make_run(tmp_path / "run", FULL)
+    run.attempt(2).log_path(0).write_text('Traceback (most recent call last):\n  File "x.py"\nValueError: no answer\n')
+    run.attempt(2).finish("refused", 2, "every reward failed: no answer")
+    page = report(run)
+    assert "Attempt 2 was refused after step 20" in page.text and "every reward failed: no answer" in page.text
+    assert "refused to start" not in page.text and page.within("log") == [] and "x.py" not in page.text
+    run.metrics.write_text('{"step": 0, "eval/accuracy": 0.5, "attempt": 2}\n')
+    assert "Attempt 2 was refused before its first step" in report(run).text
+
+
 def test_a_failure_without_a_traceback_shows_the_end_of_the_console(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", FULL)
     (run.path / "attempts/0002/attempt.json").unlink()  # killed before it could say anything
     run.attempt(2).console.write_text("".join(f"row {number}\n" for number in range(99)) + "x" * 5000)
     page = report(run)
-    assert "Attempt 2 killed, can be resumed after step 20" in page.text
+    assert "Attempt 2 was killed after step 20" in page.text
     (log,) = page.within("log")
     assert log.splitlines()[0] == "row 76" and log.endswith("\u2026") and len(log.splitlines()[-1]) == 400
     assert "attempts/0002/console.log" in page.text

@@ -1,4 +1,8 @@
-"""The run directory: modes, atomic writes, a full disk, the lock between real processes, attempts, metrics, resume."""
+"""The run directory: modes, atomic writes, a full disk, the lock between real processes, attempts, metrics, resume.
+
+It would catch a run that goes on with another config, data or code than its steps were made with, and one without a
+step that takes another config and keeps what the old one sampled. Half a minute.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,10 @@ import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.runs.directory import RunDir, open_run, write_atomically
+from gspo_hpc.runs.directory import RunDir, open_locked, open_run, write_atomically
+from gspo_hpc.runs.journal import Journal
 from gspo_hpc.system import files
+from gspo_hpc.trackers.registry import tracked_run
 
 ROOT = Path(__file__).parents[3]
 
@@ -412,6 +418,7 @@ def test_start_writes_config_and_ids_and_resume_keeps_them(tmp_path: Path) -> No
 
 def test_a_changed_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     run, _ = open_run(make_config(tmp_path / "r", "optimizer.lr=1e-6"))
+    run.append_metrics({"step": 1})
     with pytest.raises(ValueError) as caught:
         open_run(make_config(tmp_path / "r", "optimizer.lr=2e-6", "run.seed=1", "tracking.wandb=disabled"))
     text = str(caught.value)
@@ -435,7 +442,7 @@ def test_keys_that_may_change_are_kept_with_the_attempt(tmp_path: Path) -> None:
 
 def test_changed_training_data_are_refused(tmp_path: Path) -> None:
     config = make_config(tmp_path / "r")
-    open_run(config)
+    open_run(config)[0].append_metrics({"step": 1})
     data = Path(str(config.data.train))
     data.write_text(data.read_text().replace("1+1", "1+2"))
     with pytest.raises(ValueError, match=r"data\.train .* is not the file"):
@@ -458,6 +465,136 @@ def test_a_foreign_directory_or_file_is_refused_and_left_alone(tmp_path: Path) -
         RunDir(foreign).read_info()
 
 
+OTHER = ("rollout.temperature=0.5", "optimizer.lr=2e-6")
+
+
+def journaled(config: Config, rollout: int = 0) -> tuple[RunDir, Path]:
+    """A run that was killed in the middle of a rollout, before its first step."""
+    run, _ = open_run(config)
+    run.new_attempt(config)
+    folder = run.rollouts / f"{rollout:06d}"
+    Journal(folder, 0, fingerprint="of the weights", rollout=rollout).close()
+    run.append_metrics({"step": 0, "eval/accuracy": 0.5})
+    run.append_samples([{"step": 0, "phase": "eval"}])
+    (run.record / "000000").mkdir(parents=True)
+    (run.path / "tensorboard").mkdir()
+    (run.checkpoints / ".tmp-000001").mkdir()
+    return run, folder
+
+
+def test_a_run_without_a_step_takes_another_config_and_nothing_that_it_sampled(tmp_path: Path) -> None:
+    """Journals name the weights only, which are the same: groups of the old temperature would be trained on."""
+    old, new = make_config(tmp_path / "r"), make_config(tmp_path / "r", *OTHER)
+    run, journal = journaled(old)
+    before = run.read_info()
+    again, resumed = open_run(new)
+    assert resumed and loader.load(run.config) == new and not journal.exists() and run.rollouts.is_dir()
+    assert again.read_metrics() == [] and not any(
+        path.exists() for path in (run.metrics, run.samples, run.record, run.path / "tensorboard")
+    )
+    info = run.read_info()
+    assert info["run_id"] == before["run_id"], "by which processes and jobs of the run are found"
+    assert tracked_run(run, new).id == info["tracked_id"] != before["run_id"]
+    assert [one["attempt"] for one in run.read_attempts()] == [1] and run.attempt(1).config.exists()
+    assert info["first_attempt"] == 2
+    run.new_attempt(new)
+    assert open_run(new)[0].read_info() == info and run.load_config() == new
+
+
+@pytest.mark.parametrize("given", [(), ("run.max_steps=9", "checkpoint.keep=5"), ("rollout.kv_cache_gb=0.5",)])
+def test_a_run_without_a_step_keeps_what_it_sampled_where_the_settings_count_as_the_same(
+    given: tuple[str, ...], tmp_path: Path
+) -> None:
+    run, journal = journaled(make_config(tmp_path / "r"))
+    info = run.read_info()
+    open_run(make_config(tmp_path / "r", *given))
+    assert (journal / "rank-0000.journal").exists() and run.read_info() == info
+    assert run.read_metrics() == [{"step": 0, "eval/accuracy": 0.5}]
+
+
+def test_a_run_without_a_step_takes_other_data_and_an_edited_reward_function(tmp_path: Path) -> None:
+    code = tmp_path / "own.py"
+    code.write_text("def mark(completion, *, prompt, fields):\n    return 1\n")
+    config = make_config(tmp_path / "r", f"reward.functions=[{{function: {code}:mark}}]")
+    run, journal = journaled(config)
+    first = run.read_info()
+    code.write_text(code.read_text().replace("1", "0"))
+    open_run(config)
+    assert not journal.exists() and run.read_info()["graders_sha256"] != first["graders_sha256"]
+    Path(str(config.data.train)).write_text('{"prompt": "1+2", "answer": "3"}\n')
+    _, journal = run, Journal(run.rollouts / "000000", 0, fingerprint="of the weights", rollout=0)
+    journal.close()
+    open_run(config)
+    assert not journal.path.exists() and run.read_info()["data_sha256"] != first["data_sha256"]
+
+
+@pytest.mark.parametrize("kept", ["step", "000001", ".old-000001", "damaged-000001"])
+def test_a_run_that_has_a_step_or_a_checkpoint_is_refused_and_left_alone(kept: str, tmp_path: Path) -> None:
+    old = make_config(tmp_path / "r")
+    run, journal = journaled(old)
+    if kept == "step":
+        run.append_metrics({"step": 1})
+    else:
+        (run.checkpoints / kept).mkdir()
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(ValueError, match=r"rollout\.temperature: 1\.0 -> 0\.5"):
+        open_run(make_config(tmp_path / "r", *OTHER))
+    assert loader.load(run.config) == old and sorted(run.path.rglob("*")) == before and journal.is_dir()
+
+
+def test_nothing_is_begun_anew_while_somebody_holds_the_run_or_against_who_vets_it(tmp_path: Path) -> None:
+    old, new = make_config(tmp_path / "r"), make_config(tmp_path / "r", *OTHER)
+    run, journal = journaled(old)
+
+    def steps(run: RunDir) -> None:
+        run.append_metrics({"step": 1})  # as a process would that is ended here
+
+    with run.lock(), pytest.raises(ValueError, match="is running already"):
+        open_run(new)
+    with pytest.raises(ValueError, match="job 7 is pending"):
+        open_locked(new, refuse)
+    with pytest.raises(ValueError, match="was started with another config"):
+        open_locked(new, steps)
+    assert loader.load(run.config) == old and journal.is_dir() and run.holder() is None
+    _, _, lock = open_locked(old)
+    with lock, pytest.raises(ValueError, match="is running already"):
+        open_run(new)
+
+
+def refuse(run: RunDir) -> None:
+    raise ValueError("job 7 is pending")
+
+
+def test_a_run_that_is_begun_anew_is_never_of_the_new_config_with_what_the_old_one_sampled(tmp_path: Path) -> None:
+    """Killed at any call that changes something, it can be started with either config."""
+    finished, points, seen = False, 0, set()
+    while not finished:
+        root = tmp_path / str(points)
+        old, new = make_config(root), make_config(root, *OTHER)
+        run, journal = journaled(old)
+        first = run.read_info()
+        source = tmp_path / f"{points}.yaml"
+        source.write_text(loader.dump(new))
+        child = python(START, source, points)
+        child.communicate(timeout=60)
+        finished = child.returncode == 0
+        assert finished or child.returncode == -signal.SIGKILL
+        is_new = loader.load(run.config) == new
+        assert is_new or loader.load(run.config) == old
+        kept = list(run.path.glob("rollouts/*/*.journal"))
+        if is_new:
+            info = run.read_info()
+            assert not kept and not run.metrics.exists() and info["tracked_id"] and info["first_attempt"] == 2
+        seen.add((is_new, bool(kept)))
+        config = old if points // 2 % 2 else new
+        open_run(config)
+        assert loader.load(run.config) == config and run.read_info()["run_id"] == first["run_id"]
+        assert not list(root.glob(".*")) and (config == old or not list(run.path.glob("rollouts/*/*")))
+        points += 2
+        assert points < 400
+    assert seen == {(False, True), (False, False), (True, False)} and points > 10
+
+
 START = """
 import os, sys
 from gspo_hpc.config import loader as config_file
@@ -471,7 +608,7 @@ def dies(real):
             os.kill(os.getpid(), 9)
         return real(*args, **kwargs)
     return call
-for name in ("mkdir", "open", "write", "fsync", "rename", "ftruncate", "chmod", "fchmod"):
+for name in ("mkdir", "open", "write", "fsync", "rename", "ftruncate", "chmod", "fchmod", "unlink", "rmdir"):
     setattr(os, name, dies(getattr(os, name)))
 open_run(config_file.load(sys.argv[1]))
 """

@@ -36,4 +36,8 @@ def run(args: argparse.Namespace) -> int:
         with contextlib.suppress(ValueError):  # the name of a preset
             args.target = Path(find_config(str(args.target)))
     require_path(args.target, "config, run directory or model folder")
+    if args.target.is_dir() and not any((args.target / name).exists() for name in ("run.json", "config.json")):
+        raise ValueError(
+            f"{args.target}: neither a run directory (it has no run.json) nor the folder of a model (no config.json)"
+        )
     return evaluate(args.target, args.step, args.overrides, args.json)
