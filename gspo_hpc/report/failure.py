@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 
 from gspo_hpc.launch import status
 from gspo_hpc.report.summary import STATES
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import RunData
+from gspo_hpc.system.terminal import program
 from gspo_hpc.system.text import shortened, tail
 
 BAD = ("failed", "killed", "refused")
@@ -33,14 +35,15 @@ def failure(run: RunData) -> Failure | None:
     if not run.attempts or run.attempts[-1].reason not in BAD:
         return None
     last = run.attempts[-1]
-    steps = f" after step {last.steps[1]}" if last.steps else " before its first step"
+    steps = f" after step {last.steps[1]}" if last.steps and last.steps[1] else " before its first step"
+    how = "was refused" if last.reason == "refused" else STATES[last.reason]
     where, text = _log(RunDir(run.path), last.number)
     return Failure(
-        title=f"Attempt {last.number} {STATES[last.reason]}{steps}",
+        title=f"Attempt {last.number} {how}{steps}",
         cause=last.detail or ("nothing of it could say why" if last.reason == "killed" else "no reason is on record"),
         where=where,
         log=text,
-        more=f"gspo-hpc logs {run.path.name} --attempt {last.number}" if text else "",
+        more=f"{program()} logs {shlex.quote(str(run.path))} --attempt {last.number}" if text else "",
     )
 
 

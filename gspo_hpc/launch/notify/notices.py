@@ -15,6 +15,7 @@ from gspo_hpc.runs import learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.environment import node_name
 from gspo_hpc.system.exit_codes import FAILED, REFUSED
+from gspo_hpc.system.terminal import pasteable
 from gspo_hpc.trackers.protocol import Record, Sent
 from gspo_hpc.trackers.reader import MetricsReader
 
@@ -124,13 +125,13 @@ class Notices:
                     continue  # an evaluation
                 if rollout and _rollout(record) != _rollout(rollout[0]):
                     if all(one.values.get("empty") for one in rollout):
-                        self._tell("no_signal", _nothing(rollout))
+                        self._tell("no_signal", pasteable(_nothing(rollout), self._run.path))
                         return
                     rollout = []
                 rollout.append(record)
             if over:
                 if rollout and all(one.values.get("empty") for one in rollout):
-                    self._tell("no_signal", _nothing(rollout))
+                    self._tell("no_signal", pasteable(_nothing(rollout), self._run.path))
                 return
 
 
@@ -140,4 +141,4 @@ def _rollout(record: Record) -> float:
 
 def _nothing(rollout: list[Record]) -> str:
     steps = f"step {rollout[0].step}" if len(rollout) == 1 else f"steps {rollout[0].step} to {rollout[-1].step}"
-    return f"{steps}: all completions of each group had the same reward (gspo-hpc diagnose)"
+    return f"{steps}: all completions of each group had the same reward (gspo-hpc diagnose RUN)"

@@ -481,8 +481,16 @@ def test_what_failed_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Pat
     text = Page(html).text
     assert "Attempt 2 failed after step 20" in text and "rank 0 ended with exit code 1" in text
     assert Page(html).within("log") == [trace.rstrip()]
-    assert "attempts/0002/rank-0.log; all of it: gspo-hpc logs run --attempt 2" in text
+    assert f"attempts/0002/rank-0.log; all of it: gspo-hpc logs {run.path} --attempt 2" in text
     assert html.index(">What failed<") < html.index("<figure") and "<b>answer" not in html
+
+
+def test_a_run_that_is_refused_in_its_first_rollout_had_started(tmp_path: Path) -> None:
+    """It has the evaluation before the first step, which is step 0."""
+    for number, (records, when) in enumerate([(FULL[:1], "before its first step"), (FULL[:4], "after step 3")]):
+        run = make_run(tmp_path / str(number), records)
+        run.attempt(2).finish("refused", 2, "a rollout takes 16 prompts and the data has 1")
+        assert f"Attempt 2 was refused {when}" in report(run).text
 
 
 def test_a_failure_without_a_traceback_shows_the_end_of_the_console(tmp_path: Path) -> None:
