@@ -487,8 +487,9 @@ def test_what_failed_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Pat
 
 def test_a_run_that_is_refused_in_its_first_rollout_had_started(tmp_path: Path) -> None:
     """It has the evaluation before the first step, which is step 0."""
-    for number, (records, when) in enumerate([(FULL[:1], "before its first step"), (FULL[:4], "after step 3")]):
-        run = make_run(tmp_path / str(number), records)
+    for at, (last, when) in enumerate([(1, "before its first step"), (4, "after step 3")]):
+        records = [one | {"attempt": 2} for one in FULL[:last]]
+        run = make_run(tmp_path / str(at), records)
         run.attempt(2).finish("refused", 2, "a rollout takes 16 prompts and the data has 1")
         assert f"Attempt 2 was refused {when}" in report(run).text
 
