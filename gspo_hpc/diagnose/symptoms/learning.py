@@ -232,47 +232,6 @@ def _narrow_sampling(rollout: Rollout) -> dict[str, str]:
 
 
 @symptom(
-    "learnt_nothing",
-    severity="problem",
-    shows="a run that is over, or has made four steps, never had a gradient: rewards without variance, or no reward",
-    change="the reward functions, the prompts, `rollout.temperature`, `batch.num_generations`",
-)
-def learnt_nothing(run: Evidence) -> Finding | None:
-    """Find a run in which no step can have taught the model anything."""
-    found = run.learning
-    if found is None or not found.nothing or (run.state in ("running", "new") and len(run.records) < ENOUGH):
-        return None
-    if reward_always_zero(run) is not None:  # which says the same and more
-        return None
-    sampling = _narrow_sampling(run.config.rollout)
-    return Finding(
-        (found.worry, found.numbers),
-        "the reward function gives all completions of a group the same reward, or none",
-        tuple(sampling.values()),
-        ("samples.jsonl: compare completions with their rewards", "reward.functions: python -m pytest test_reward.py"),
-    )
-
-
-@symptom(
-    "lost_what_it_learnt",
-    severity="warning",
-    shows="accuracy on unseen prompts, or reward, is clearly below what it was before",
-    change="`optimizer.lr`, `algorithm.kl_beta`, the reward functions; an earlier checkpoint",
-)
-def lost_what_it_learnt(run: Evidence) -> Finding | None:
-    """Find a run that was better before than at its end."""
-    found = run.learning
-    if found is None or found.grade != "lost":
-        return None
-    return Finding(
-        (found.worry, found.numbers),
-        "the reward pays for something else than right answers, or updates are too large and the policy collapsed",
-        (f"optimizer.lr={rounded(run.config.optimizer.lr / 10)}", "algorithm.kl_beta=0.001"),
-        ("samples.jsonl: see what earns the reward", "gspo-hpc export RUN --step N: an earlier checkpoint"),
-    )
-
-
-@symptom(
     "reward_always_zero",
     severity="problem",
     shows="the reward of every completion was 0",
