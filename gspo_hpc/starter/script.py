@@ -11,6 +11,7 @@ from typing import Any
 
 from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data import hub_data
 from gspo_hpc.data.counting import DATA_FILES, count_rows
 from gspo_hpc.importers.convert import Converted
 from gspo_hpc.models import hub_cache
@@ -19,9 +20,16 @@ from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.starter import rewards
 from gspo_hpc.starter.python_code import Code, Dataset
 from gspo_hpc.starter.rewards import Rewards
+from gspo_hpc.system.text import first_line
 
 _ROUNDS = 4  # fixes that are made one after another; each mends at least one rule
 _DATASET = re.compile(rf"(?:HF::|MS::)?(?P<repo>{hub_cache.REPO})(?::(?P<subset>[\w.-]+))?(?:#\d+)?")
+
+# What is written for a setting that a script does not give, and why.
+_INSTEAD: dict[str, tuple[Any, str]] = {
+    "model.path": ("Qwen/Qwen3-0.6B", "the model of the original is not known"),
+    "batch.micro_batch_size": (1, "the original gives none; as many as fit into memory are faster"),
+}
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,13 @@ def completed(converted: Converted, script: str, source: Path, folder: Path, dat
     elif not converted.config.reward.functions:
         text.put("reward.functions", [{"function": function}], "that of the original is not known")
         notes.append("reward is that of this project, for the original's is not known")
-    notes += _repaired(text, folder)
-    prompts = int(make_plan(text.config()).quantities.get("num_rollout_prompts") or 1)
+    notes += _given(text)
+    try:
+        notes += _repaired(text, folder)
+        prompts = int(make_plan(text.config()).quantities.get("num_rollout_prompts") or 1)
+    except ValueError as error:  # of a model whose config cannot be read
+        notes.append(f"the sizes cannot be checked: {first_line(str(error))}")
+        prompts = 1
     return Completed(text.text, made, prompts if own_data else 0, tuple(notes))
 
 
@@ -114,6 +127,9 @@ def _put_path(text: Text, key: str, value: str, source: Path, folder: Path, note
     there = [place / path for place in (source.parent, Path()) if whole and (place / path).exists()]
     if there:
         text.put(key, os.path.relpath(there[0], folder), f"{value}, from the folder of this config")
+    elif whole and key.startswith("data.") and not hub_data.is_name(path):
+        text.put(key, os.path.relpath(source.parent / path, folder), f"{value}, as if it lay beside {source.name}")
+        notes.append(f"{key}: {value} is not there")
     elif path != value:
         text.put(key, path, f"{value} of the user who made this config")
 
@@ -162,6 +178,20 @@ def _numbers(given: Any) -> list[float]:
         return [float(one) for one in (given if isinstance(given, list) else str(given or "").split())]
     except (TypeError, ValueError):
         return []
+
+
+def _given(text: Text) -> list[str]:
+    """Write what a run needs and the script does not say; return what that is."""
+    notes = []
+    for needed in text.config().missing():
+        key = needed.split(" ")[0]  # of "A or B", the first
+        if key in _INSTEAD:
+            value, why = _INSTEAD[key]
+            text.put(key, value, why)
+            notes.append(f"{key} is {value}: {why}")
+        else:
+            notes.append(f"{needed} is not given: write it into the config")
+    return notes
 
 
 def _repaired(text: Text, folder: Path) -> list[str]:

@@ -312,3 +312,19 @@ def test_what_no_project_begins_from_is_said(
     assert main(["init", *words]) == 2
     said = capsys.readouterr().err
     assert told in said and "name one with --from" not in said and not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    "lacks", ["actor_rollout_ref.model.path=", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu="]
+)
+def test_what_a_script_does_not_say_is_written_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacks: str
+) -> None:
+    """A script takes much from defaults that are not in it; the config has to be whole all the same."""
+    text = " ".join(
+        word for word in VERL.format(eval="data/x.parquet", more="").split(" ") if not word.startswith(lacks)
+    )
+    config = begun(tmp_path, monkeypatch, "run.sh", text)
+    told = capsys.readouterr().out
+    assert config.data.eval == "../data/x.parquet" and "data.eval: data/x.parquet is not there" in told
+    assert "of the original is not known" in told or "the original gives none" in told
