@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["COLUMNS"] = "120"  # pages are as wide as into a pipe, whatever terminal runs the tests
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment
 os.environ.pop("WANDB_API_KEY", None)  # a test must never write to someone's account
 
 settings.register_profile("project", deadline=None)  # a busy machine is no reason to fail

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gspo_hpc.api.run import Run, open_run
 from gspo_hpc.config.schema import Config
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
+from gspo_hpc.system.terminal import pasteable
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.plan import Plan
@@ -18,7 +19,7 @@ class RunFailed(RuntimeError):
     """A run that ended with a failure; `path` is its directory, whose logs tell more."""
 
     def __init__(self, path: Path, detail: str) -> None:
-        super().__init__(f"{path}: {detail or 'failed'} (gspo-hpc logs {path} --errors)")
+        super().__init__(f"{path}: {detail or 'failed'} ({pasteable('gspo-hpc logs RUN', path)} --errors)")
         self.path = path
 
 

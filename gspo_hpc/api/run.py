@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.runs import reader
+from gspo_hpc.system.terminal import pasteable
 
 if TYPE_CHECKING:
     from gspo_hpc.launch.status import Status
@@ -126,7 +128,10 @@ def findings(run_dir: Path) -> list[ShownFinding]:
     from gspo_hpc.diagnose import gather
     from gspo_hpc.report.findings import ShownFinding
 
+    def look(places: Sequence[str]) -> list[str]:
+        return [pasteable(place, run_dir) for place in places]
+
     return [
-        ShownFinding(one.severity, one.name.replace("_", " "), one.cause, one.evidence, one.settings, one.look)
+        ShownFinding(one.severity, one.name.replace("_", " "), one.cause, one.evidence, one.settings, look(one.look))
         for one in gather.diagnose(run_dir).symptoms
     ]

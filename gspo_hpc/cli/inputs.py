@@ -11,7 +11,7 @@ from pathlib import Path
 from gspo_hpc.config import loader
 from gspo_hpc.config.reading.config_files import find_config
 from gspo_hpc.config.schema import Config
-from gspo_hpc.system.terminal import paint
+from gspo_hpc.system.terminal import paint, pasteable
 from gspo_hpc.system.text import near_miss
 
 
@@ -64,4 +64,4 @@ def print_warnings(config: Config) -> None:
     with suppress(ValueError):
         found = objective.warnings(config)
     for text in found:
-        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
+        print(f"{paint('warning:', '33', sys.stderr)} {pasteable(text)}", file=sys.stderr)

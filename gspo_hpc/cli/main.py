@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from gspo_hpc.cli.parser import COMMANDS, UsageError, parser_of, parsers
 from gspo_hpc.system.exit_codes import DONE, FAILED, INTERRUPTED, OUTPUT_CLOSED, REFUSED
-from gspo_hpc.system.terminal import paint
+from gspo_hpc.system.terminal import paint, pasteable
 from gspo_hpc.system.text import near_miss
 
 _BRIEF = ("plan", "suggest", "keys", "schema", "completion")  # commands that compute, print and end
@@ -89,7 +89,7 @@ def _complain(error: Exception, as_json: bool) -> None:
     elif isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     else:
-        text = str(error) or type(error).__name__
+        text = pasteable(str(error)) or type(error).__name__
     for line in text.splitlines():
         print(f"{paint('error:', '31', sys.stderr)} {line}", file=sys.stderr)
     if as_json:

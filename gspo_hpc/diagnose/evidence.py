@@ -16,6 +16,7 @@ from typing import Any
 from gspo_hpc.config import loader
 from gspo_hpc.config.derived import updates_per_rollout
 from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.runs.learning import Learning
 from gspo_hpc.runs.reader import Damage, value
 
 Point = tuple[int, float]  # a step, and a number that was logged for it
@@ -72,6 +73,7 @@ class Evidence:
     job_excerpts: tuple[Excerpt, ...] = ()  # lines of the newest Slurm job's logs that match a pattern of a symptom
     seconds_since_step: float | None = None  # only of a run that is running
     reward_failures: Mapping[str, int] = field(default_factory=dict)  # what failed -> how often, as far as it is known
+    learning: Learning | None = None  # the judgement that console, status and report show; None before the first step
     damaged: tuple[Damage, ...] = ()  # files whose content is missing from all of the above
 
     @property

@@ -25,7 +25,7 @@ from gspo_hpc.diagnose.symptoms.speed import COMMUNICATION, DEVICE_USE
 from gspo_hpc.launch import status
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
-from gspo_hpc.runs import reader
+from gspo_hpc.runs import learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_logs
 from gspo_hpc.runs.reader import RunData, value
@@ -120,6 +120,7 @@ def gather(path: Path) -> tuple[Evidence, int | None]:
         ),
         seconds_since_step=_silence(data),
         reward_failures=_reward_failures(run, data),
+        learning=learning.judge(data.records),
         damaged=data.damaged,
     )
     return evidence, data.max_steps

@@ -7,9 +7,10 @@ file, without a shell and without the projects themselves. What is not carried o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import parts as parts
@@ -34,6 +35,7 @@ class Converted:
     """A run of another project as a config of ours. Each argument of the run is in exactly one of three lists."""
 
     project: str
+    values: Mapping[str, Any]  # all arguments of the run, by their present names
     config: Config
     text: str  # the YAML, with everything that is to be said as comments
     carried: tuple[Argument, ...]
@@ -117,6 +119,7 @@ def convert(
     written = "\n".join(head) + "\n" + body + "\n".join(tail) + "\n"
     return Converted(
         project,
+        draft.values,
         config,
         written,
         tuple(carried),

@@ -233,7 +233,8 @@ def data(draft: Draft, name: str, key: str) -> None:
             draft.drop(name, "all rows of the file are used here")
     elif files:
         rows = "the rows of all of these" if len(files) > 1 else "its rows"
-        draft.drop(name, f"{key} is one JSONL or parquet file here: write {rows}, each with its prompt, to such a file")
+        text = f"{key} takes JSONL or parquet files, also of a dataset on the hub (OWNER/NAME:FILE)"
+        draft.drop(name, f"{text}: name them, or write {rows}, each with its prompt, to such a file")
 
 
 def prompt_length(draft: Draft, name: str, window: str, response: int, comment: str) -> int:

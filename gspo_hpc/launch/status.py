@@ -22,7 +22,7 @@ from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.planning import exactness
-from gspo_hpc.runs import reader
+from gspo_hpc.runs import learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
 from gspo_hpc.runs.sweep import SweepDir, expand
@@ -49,6 +49,8 @@ class Status:
     max_steps: int | None
     reward: float | None
     accuracy: float | None  # on unseen prompts, of the latest evaluation
+    learnt: str | None  # of a run that is over: "learnt", "doubtful", "lost" or "nothing"; None before its first step
+    worry: str  # what is wrong with what a run that is over has learnt; empty if nothing is
     seconds_spent: float  # in the steps so far, evaluations and saves included
     seconds_since_step: float | None  # since the latest step was logged, while the run goes on
     tokens_per_s: float | None
@@ -64,6 +66,13 @@ class Status:
     def is_over(self) -> bool:
         """True if nothing goes on with the run by itself."""
         return self.state in ENDED
+
+    @property
+    def shown(self) -> str:
+        """The state for people: a run that taught its model nothing does not look well."""
+        if not self.worry:
+            return self.state
+        return f"{self.state}, {'learnt nothing' if self.learnt == 'nothing' else 'in doubt'}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values, for --json."""
@@ -114,6 +123,7 @@ def read(path: Path) -> Status:
     when = reader.value(last, "time") if state == "running" else None
     seconds = [reader.value(record, "seconds") for record in records[-_RECENT:]]
     recent = [one for one in seconds if one is not None]
+    learnt = learning.judge(logged) if state in ENDED else None
     left = (max_steps or 0) - step
     per_step = sum(recent) / len(recent) if recent else None
     end = job.end_time if job is not None and job.state == "RUNNING" else None
@@ -128,6 +138,8 @@ def read(path: Path) -> Status:
         max_steps=max_steps,
         reward=reader.value(last, "reward"),
         accuracy=scores[-1] if scores else None,
+        learnt=None if learnt is None else learnt.grade,
+        worry=learnt.worry if learnt is not None and (state == "done" or learnt.nothing) else "",
         seconds_spent=sum(reader.value(record, "seconds") or 0.0 for record in records),
         seconds_since_step=None if when is None else max(0.0, time.time() - when),
         tokens_per_s=reader.value(last, "completion_tokens_per_s"),

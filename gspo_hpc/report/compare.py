@@ -17,7 +17,7 @@ from gspo_hpc.report.charts import Chart, Line, line_chart
 from gspo_hpc.report.curves import Figure, readouts
 from gspo_hpc.report.render import asset, render
 from gspo_hpc.report.scales import moving_average, number
-from gspo_hpc.report.summary import STATES, when
+from gspo_hpc.report.summary import state, when
 from gspo_hpc.runs.reader import RunData, read_run, value
 from gspo_hpc.system.files import write_atomically
 
@@ -106,7 +106,7 @@ def _names(runs: Sequence[RunData]) -> list[str]:
 
 def _results(runs: Sequence[RunData]) -> Iterator[Compared]:
     """Yield how each run went: state, steps, reward and accuracy at first and at last, speed."""
-    yield Compared("state", tuple(STATES.get(run.state, run.state) for run in runs))
+    yield Compared("state", tuple(map(state, runs)))
     totals = ("" if run.max_steps is None else f" of {run.max_steps}" for run in runs)
     yield Compared("steps", tuple(f"{run.steps}{total}" for run, total in zip(runs, totals, strict=True)))
     yield Compared("reward, first and last tenth", tuple(_ends(run) for run in runs))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 
 from gspo_hpc.launch import status
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import RunData
+from gspo_hpc.system.terminal import program
 from gspo_hpc.system.text import shortened, tail
 
 _ENDED = {"failed": "failed", "killed": "was killed", "refused": "was refused"}
@@ -41,7 +43,7 @@ def failure(run: RunData) -> Failure | None:
         cause=last.detail or ("nothing of it could say why" if last.reason == "killed" else "no reason is on record"),
         where=where,
         log=text,
-        more=f"gspo-hpc logs {run.path.name} --attempt {last.number}" if text else "",
+        more=f"{program()} logs {shlex.quote(str(run.path))} --attempt {last.number}" if text else "",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gspo_hpc.planning import exactness
 from gspo_hpc.report.scales import number
+from gspo_hpc.runs.learning import Learning, judge
 from gspo_hpc.runs.reader import RunData, unix_time, value
 from gspo_hpc.system.text import duration
 
@@ -48,13 +49,22 @@ class Summary:
     name: str
     state: str
     tone: str
+    worry: str  # what is wrong with what the run learnt; empty if nothing is
     words: tuple[str, ...]
     facts: tuple[Fact, ...]
 
 
 def summary(run: RunData) -> Summary:
     """Return the head of the page."""
-    return Summary(run.name, STATES.get(run.state, run.state), tone(run.state), tuple(_words(run)), tuple(_facts(run)))
+    found = _learning(run)
+    worry, how = ("", tone(run.state)) if found is None else (found.worry, "bad" if found.nothing else "mid")
+    return Summary(run.name, state(run), how, worry, tuple(_words(run)), tuple(_facts(run)))
+
+
+def state(run: RunData) -> str:
+    """Return the state of a run for people; that of a finished run says so if the run learnt nothing, or may have."""
+    found, told = _learning(run), STATES.get(run.state, run.state)
+    return told if found is None else f"{told}, {'but learnt nothing' if found.nothing else 'in doubt'}"
 
 
 def tone(reason: str) -> str:
@@ -65,6 +75,12 @@ def tone(reason: str) -> str:
 def when(time: float) -> str:
     """Return unix seconds as a date and time in UTC."""
     return f"{datetime.fromtimestamp(time, UTC):%-d %b %Y %H:%M} UTC"
+
+
+def _learning(run: RunData) -> Learning | None:
+    """Return what a run that is over learnt, if that is a worry: of one that may go on, only that it was nothing."""
+    found = judge(run.records) if run.state not in ("running", "new") else None
+    return found if found is not None and found.worry and (run.state == "done" or found.nothing) else None
 
 
 def _words(run: RunData) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -15,11 +14,21 @@ from gspo_hpc.config.schema import run_name
 from gspo_hpc.data import counting
 from gspo_hpc.importers.convert import Converted, convert
 from gspo_hpc.importers.inputs import read_text
+from gspo_hpc.starter.script import completed
 
 FILES = paths.PACKAGE / "starter" / "files"
 CONFIG, DATA, REWARD, TEST = "config.yaml", "train.jsonl", "reward.py", "test_reward.py"
 _ANSWERS = ("answer", "solution", "ground_truth", "target", "label", "output", "response")
+_VERL_ANSWER = ("reward_model", "ground_truth")
 _ROWS = 20
+# Data that pandas reads, and how; no script and no config is called so.
+_TABLES = {
+    ".csv": "read_csv('{}')",
+    ".tsv": "read_csv('{}', sep='\\t')",
+    ".arrow": "read_feather('{}')",
+    ".feather": "read_feather('{}')",
+    ".xlsx": "read_excel('{}')",
+}
 
 
 @dataclass(frozen=True)
@@ -38,36 +47,82 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
     `cuda`: whether the config is for a GPU. Raises ValueError if one of the files is there already, and if the source
     cannot be read; nothing is written then.
     """
-    names = {"prompt": "prompt", "answer": "answer"}
+    row = _Row("prompt", ("answer",))
     texts: dict[str, str] = {}
     notes: list[str] = []
-    converted = None
+    converted, own = None, None
     about = "This run learns to add numbers: replace its data and its reward with your own."
     if source is not None and source.suffix in counting.DATA_FILES:
-        names, notes = _fields(source)
+        row, notes = _fields(source)
         about = f"This run trains on {source.name}."
     elif source is not None:
-        converted = convert(read_text(source), project, None, None, source.parent, source.name)
-    if source is None or converted is not None:
+        _refuse_tables(source)
+        script = read_text(source)
+        try:
+            converted = convert(script, project, None, None, source.parent, source.name)
+        except ValueError as error:
+            raise ValueError(f"{source}: {str(error).replace('--from', '--project')}") from None
+        done = completed(converted, script, source, folder, DATA, f"{REWARD}:reward")
+        texts[CONFIG], own = done.text, done.rewards
+        notes += done.notes
+        if done.own_rows:
+            texts[DATA] = _sums(done.own_rows)
+        elif converted.project == "verl":  # its data files have one form, whatever they hold
+            row = _Row("prompt", _VERL_ANSWER)
+    else:
         texts[DATA] = _sums()
     if converted is None:
         train = DATA if source is None else os.path.relpath(source, folder)
-        values = names | {"about": about, "name": _name(folder), "train": train}
+        values = row.names() | {"about": about, "name": _name(folder), "train": train, "rows": _rows(train)}
         texts[CONFIG] = _filled("config_cuda.yaml" if cuda else "config_cpu.yaml", values)
-    else:
-        texts[CONFIG], more = _completed(converted)
-        notes += more
-        if DATA not in texts[CONFIG]:
-            del texts[DATA]
-    texts[REWARD], texts[TEST] = _filled(f"{REWARD}.txt", names), _filled(f"{TEST}.txt", names)
+    texts[REWARD] = own.text if own is not None else _filled(f"{REWARD}.txt", row.names())
+    texts[TEST] = own.test if own is not None else _filled(f"{TEST}.txt", row.names())
     if there := [name for name in texts if (folder / name).exists()]:
         are = "is" if len(there) == 1 else "are"
         raise ValueError(f"{folder}: {', '.join(there)} {are} there already; name another folder")
+    if files := [path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()]:
+        raise ValueError(f"{folder}: {files[0]} is a file; name a folder for the project, or the file with --from")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         with (folder / name).open("x", encoding="utf-8") as file:
             file.write(text)
     return Project(tuple(folder / name for name in texts), converted, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The fields of a row that are its prompt and its answer, which may lie in a field of a field."""
+
+    prompt: str
+    answer: tuple[str, ...]
+
+    def names(self) -> dict[str, str]:
+        """Return what the templates call them."""
+        value: object = "42"
+        for name in reversed(self.answer[1:]):
+            value = {name: value}
+        return {
+            "prompt": self.prompt,
+            "answer": ".".join(self.answer),
+            "answer_of": "".join(f'["{name}"]' for name in self.answer),
+            "answer_field": self.answer[0],
+            "answer_value": json.dumps(value),
+        }
+
+
+def _rows(train: str) -> str:
+    return "parquet, a row for each prompt" if train.endswith(counting.PARQUET) else "one JSON object a line"
+
+
+def _refuse_tables(source: Path) -> None:
+    """Raise ValueError, with the command that helps, for data in a form that is not read here."""
+    if source.suffix in _TABLES:
+        to = source.with_suffix(counting.PARQUET).name
+        reader = _TABLES[source.suffix].format(source.name)
+        raise ValueError(
+            f"{source}: data must be {' or '.join(counting.DATA_FILES)}; this writes it so:\n"
+            f"python -c \"import pandas; pandas.{reader}.to_parquet('{to}')\""
+        )
 
 
 def _filled(name: str, values: dict[str, str]) -> str:
@@ -80,50 +135,35 @@ def _name(folder: Path) -> str:
     return run_name(folder.absolute().name) or "run"
 
 
-def _fields(source: Path) -> tuple[dict[str, str], list[str]]:
+def _fields(source: Path) -> tuple[_Row, list[str]]:
     """Return which fields of a data file are prompt and answer, and what is to be looked at."""
     found = counting.fields(source)
     if found is None:
-        raise ValueError(f"{source}: its first rows cannot be read: every line must be a JSON object")
+        if source.is_file() and not source.stat().st_size:
+            raise ValueError(f"{source}: it is empty: it needs at least one row with a prompt")
+        what = "every line must be a JSON object" if source.suffix == counting.JSONL else "is it a parquet file?"
+        raise ValueError(f"{source}: its first rows cannot be read: {what}")
     prompt = next((name for name in counting.PROMPT_FIELDS if name in found), None)
     answer = next((name for name in _ANSWERS if name in found and name != prompt), None)
     if prompt is None:
         raise ValueError(f"{source}: no field is a prompt; it has {', '.join(found)}: call one of them prompt")
     notes = [f"data.prompt_key is {prompt}; the fields of a row are {', '.join(found)}"]
-    if answer is None:
+    if _VERL_ANSWER[0] in found and "data_source" in found:  # the form of verl's data
+        row = _Row(prompt, _VERL_ANSWER)
+    else:
+        row = _Row(prompt, (answer or "answer",))
+    if row.answer[0] not in found:
         notes.append(f"no field is an answer: {REWARD} reads fields['answer'], which you have to change")
     else:
-        notes.append(f"{REWARD} compares the last number of a completion with the field {answer}")
-    return {"prompt": prompt, "answer": answer or "answer"}, notes
+        notes.append(f"{REWARD} compares the last number of a completion with the field {'.'.join(row.answer)}")
+    return row, notes
 
 
-def _completed(converted: Converted) -> tuple[str, list[str]]:
-    """Return a converted config with the data and the reward of this project where it has none."""
-    text, notes = converted.text, []
-    sections = {
-        "data": (converted.config.data.train, f"data:\n  train: {DATA} # the data of the original is not known\n"),
-        "reward": (
-            converted.config.reward.functions,
-            f"reward:\n  functions:\n    - function: {REWARD}:reward # that of the original is not known\n",
-        ),
-    }
-    for name, (given, written) in sections.items():
-        if given:
-            continue
-        if re.search(rf"^{name}:", text, re.MULTILINE):
-            notes.append(f"{CONFIG}: section {name} is not complete; gspo-hpc plan says what is missing")
-            continue
-        config, remarks, rest = text.partition("\n#\n")  # what the conversion says follows the config
-        text = f"{config.rstrip()}\n\n{written}{remarks}{rest}"
-        notes.append(f"{CONFIG}: {name} is that of this project, for the original's is not known")
-    return text, notes
-
-
-def _sums() -> str:
-    """Return rows of data: sums of two numbers up to 20, always the same."""
+def _sums(least: int = 0) -> str:
+    """Return rows of data: sums of two numbers up to 20, always the same; at least so many as a rollout takes."""
     draw = random.Random(0)
     rows = []
-    for _ in range(_ROWS):
+    for _ in range(max(_ROWS, least)):
         a, b = draw.randint(1, 20), draw.randint(1, 20)
         rows.append({"prompt": f"What is {a} + {b}? Answer with the number only.", "answer": a + b})
     return "".join(f"{json.dumps(row)}\n" for row in rows)

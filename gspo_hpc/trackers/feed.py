@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.terminal import pasteable
 from gspo_hpc.trackers.protocol import TrackedRun, Tracker, in_one_line
 from gspo_hpc.trackers.reader import MetricsReader
 from gspo_hpc.trackers.registry import Service
@@ -24,7 +25,7 @@ Say = Callable[[str], None]
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {pasteable(text)}", file=sys.stderr)
 
 
 def _one_at_a_time(*functions: Say) -> tuple[Say, ...]:
@@ -80,7 +81,7 @@ class Feed(threading.Thread):
     def __init__(self, service: Service, run: TrackedRun, warn: Say, announce: Say) -> None:
         super().__init__(name=f"tracking {service.name}", daemon=True)
         self.service = service
-        self.remedy = f"`gspo-hpc sync {run.path}` sends what is missing"
+        self.remedy = f"`{pasteable('gspo-hpc sync RUN', run.path)}` sends what is missing"
         self._run, self._warn, self._announce = run, warn, announce
         self._news = threading.Event()
         self._exit_code: int | None = None

@@ -10,6 +10,7 @@ from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.diagnose.evidence import ENOUGH
 from gspo_hpc.diagnose.gather import Diagnosis
 from gspo_hpc.diagnose.registry import SEVERITIES, Severity
+from gspo_hpc.system.terminal import pasteable
 
 _COLOURS: dict[Severity, str] = {"problem": "red", "warning": "yellow", "note": "cyan"}
 
@@ -37,7 +38,7 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
             yield item("  set      ", f"{' or '.join(on_resume)}   (may change when this run is resumed)")
         if symptom.new_run:
             yield item("  set      ", f"{' or '.join(symptom.new_run)}   (only for a new run)")
-        yield from (item("  next     ", place) for place in symptom.look)
+        yield from (item("  next     ", pasteable(place, run.path)) for place in symptom.look)
     if 0 < len(run.records) < ENOUGH:
         yield ""
         steps = f"{len(run.records)} step{'s' * (len(run.records) > 1)}"

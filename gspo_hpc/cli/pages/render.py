@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gspo_hpc.system.terminal import coloured
+from gspo_hpc.system.terminal import coloured, pasteable
 from gspo_hpc.system.text import printable
 
 _NARROWEST, _WIDEST = 60, 120  # columns of a page
@@ -50,6 +50,11 @@ def lines(parts: Iterable[RenderableType], stream: TextIO | None = None) -> Iter
         yield from (line.rstrip(" ") for line in ours.file.getvalue().removesuffix("\n").split("\n"))
 
 
+def _shown(text: str) -> str:
+    """Return a text that moves no cursor, and whose commands can be pasted."""
+    return pasteable(printable(text))
+
+
 def _console(stream: TextIO) -> Console:
     """Return a console that prints text as it is, in colour only if `stream` shows it."""
     return Console(
@@ -72,7 +77,7 @@ def show(parts: Iterable[RenderableType]) -> None:
 
 def text(*spans: Span) -> Text:
     """Return a line that is never broken, however long: it has a path in it, or is short."""
-    cleaned = (printable(span) if isinstance(span, str) else (printable(span[0]), span[1]) for span in spans)
+    cleaned = (_shown(span) if isinstance(span, str) else (_shown(span[0]), span[1]) for span in spans)
     return Text.assemble(*cleaned)
 
 
@@ -83,7 +88,7 @@ def item(head: str | Text, prose: str) -> Text:
     """
     first = text(head) if isinstance(head, str) else head
     room = max(width() - first.cell_len, _NARROWEST // 2)
-    wrapped = textwrap.wrap(printable(prose), room, break_long_words=False, break_on_hyphens=False)
+    wrapped = textwrap.wrap(_shown(prose), room, break_long_words=False, break_on_hyphens=False)
     return Text.assemble(first, ("\n" + " " * first.cell_len).join(wrapped))
 
 
@@ -95,7 +100,7 @@ def grid(
     `align` has a letter for each column, l or r (default: l). The last `wrapped` columns give way where the page is
     narrow; all others stay whole. `first` is the least width of the first column.
     """
-    cleaned = [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    cleaned = [[_shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     if (whole := _whole(cleaned, align, first)) is not None:
         return whole
     table = Table(box=None, show_header=False, padding=(0, 0, 0, 2))

@@ -25,7 +25,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
 
     Those of a `sweep` are always a table, below a line that counts them; runs are then named by their folders in it.
     """
-    counts = Counter(state.state for state in states)
+    counts = Counter(state.shown for state in states)
     counted = ", ".join(f"{count} {state}" for state, count in counts.items())
     title = [] if sweep is None else [f"{sweep}: {len(states)} runs, {counted}"]
     if sweep is not None:
@@ -40,7 +40,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns: dict[str, list[RenderableType]] = {
         "run": [text((state.run, "bold")) for state in states],
-        "state": [text((state.state, _COLOURS.get(state.state, "yellow"))) for state in states],
+        "state": [text((state.shown, _colour(state))) for state in states],
         "step": [f"{state.step}{'' if state.max_steps is None else f' of {state.max_steps}'}" for state in states],
         "reward": ["" if state.reward is None else f"{state.reward:.3f}" for state in states],
         "accuracy": ["" if state.accuracy is None else f"{state.accuracy:.3f}" for state in states],
@@ -61,7 +61,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
     told: dict[str, list[str]] = {}  # runs of which the same is said are named together
     for state in states:
-        for line in (state.reason, f"waits for {state.waits_for}" if state.waits_for else ""):
+        for line in (state.reason, state.worry, f"waits for {state.waits_for}" if state.waits_for else ""):
             if line:
                 told.setdefault(line, []).append(state.run)
     reasons = [
@@ -76,7 +76,8 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
 def _plain(state: Status) -> Iterator[str]:
     """Yield the state of a run in a few lines."""
     total = "" if state.max_steps is None else f" of {state.max_steps}"
-    yield f"{state.run}: {state.state}" + (f" ({printable(state.reason)})" if state.reason else "")
+    worry = f", but {state.worry}" if state.worry else ""
+    yield f"{state.run}: {state.state}{worry}" + (f" ({printable(state.reason)})" if state.reason else "")
     reward = "" if state.reward is None else f", reward {state.reward:.3f}"
     speed = "" if state.tokens_per_s is None else f", {state.tokens_per_s:,.0f} tokens/s"
     accuracy = "" if state.accuracy is None else f", accuracy {state.accuracy:.3f}"
@@ -99,6 +100,12 @@ def _plain(state: Status) -> Iterator[str]:
         yield from (f"    {text}" for text in _remedy(state))
     ended = _ended(state)
     yield f"  {state.attempts} attempt{'' if state.attempts == 1 else 's'}" + (f": {ended}" if ended else "")
+
+
+def _colour(state: Status) -> str:
+    if state.worry:
+        return "red" if state.learnt == "nothing" else "yellow"
+    return _COLOURS.get(state.state, "yellow")
 
 
 def _remedy(state: Status) -> list[str]:

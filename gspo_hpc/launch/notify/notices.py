@@ -6,15 +6,16 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.notify import addresses
 from gspo_hpc.launch.notify.sender import Sender
-from gspo_hpc.runs import reader
+from gspo_hpc.runs import learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.environment import node_name
 from gspo_hpc.system.exit_codes import FAILED, REFUSED
+from gspo_hpc.system.terminal import pasteable
 from gspo_hpc.trackers.protocol import Record, Sent
 from gspo_hpc.trackers.reader import MetricsReader
 
@@ -27,6 +28,8 @@ _TITLES = {
     "gap": "stopped: engine and trainer disagree",
     "no_signal": "learns nothing",
 }
+
+_BUT_NOTHING = "is done, but learnt nothing"
 
 
 def _say(text: str) -> None:
@@ -53,14 +56,14 @@ class Notices:
 
     def __enter__(self) -> Self:
         if self._sender is not None and "no_signal" in self._notify.events:
-            self._watch = threading.Thread(target=self._look, name="notices", daemon=True)
+            known = reader.read_records(self._run)  # what is logged from here on belongs to this attempt
+            metrics = MetricsReader(self._run, Sent(known[-1]["step"] if known else -1))
+            self._watch = threading.Thread(target=self._look, args=(metrics,), name="notices", daemon=True)
             self._watch.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        if self._watch is not None:
-            self._watch.join(1.0)
+        self._stop_looking()
         if self._sender is not None:
             self._sender.close(self._notify.timeout)
 
@@ -70,7 +73,10 @@ class Notices:
         if self._sender is None:
             return
         if reason == "done":
-            self._tell("done", "")
+            self._stop_looking()  # so that a rollout without a signal is told of before the end
+            found = learning.judge(reader.read_records(self._run))
+            worry = found.worry if found is not None else ""
+            self._tell("done", worry and f"It {worry}", _BUT_NOTHING if found is not None and found.nothing else "")
         elif reason == "preempted":
             count = sum(record["reason"] == "preempted" for record in reader.read_attempts(self._run)[0])
             if count % self._notify.preempted == 0:
@@ -83,11 +89,18 @@ class Notices:
         if exit_code in (FAILED, REFUSED) and self._sender is not None and not _GAP.search(self._detail):
             self._tell("failed", self._detail)
 
-    def _tell(self, event: str, text: str) -> None:
+    def _stop_looking(self) -> None:
+        self._over.set()
+        if self._watch is not None:
+            self._watch.join(1.0)
+
+    def _tell(self, event: str, text: str, title: str = "") -> None:
         if self._sender is None or event not in self._notify.events:
             return
         lines = [text, self._progress(), f"{self._run.path} on {node_name()}"]
-        self._sender.send(f"gspo-hpc: {self._name} {_TITLES[event]}", "\n".join(line for line in lines if line))
+        self._sender.send(
+            f"gspo-hpc: {self._name} {title or _TITLES[event]}", "\n".join(line for line in lines if line)
+        )
 
     def _progress(self) -> str:
         """Return a line with the step, the reward and the accuracy; empty before the first step."""
@@ -102,10 +115,8 @@ class Notices:
                 parts.append(f"{name} {known[-1]:.3f}")
         return ", ".join(parts)
 
-    def _look(self) -> None:
+    def _look(self, metrics: MetricsReader) -> None:
         """Read metrics.jsonl as it grows, and tell once of a rollout in which no update had anything to learn from."""
-        known: list[dict[str, Any]] = reader.read_records(self._run)
-        metrics = MetricsReader(self._run, Sent(known[-1]["step"] if known else -1))
         rollout: list[Record] = []
         while True:
             over = self._over.wait(_POLL)
@@ -114,13 +125,13 @@ class Notices:
                     continue  # an evaluation
                 if rollout and _rollout(record) != _rollout(rollout[0]):
                     if all(one.values.get("empty") for one in rollout):
-                        self._tell("no_signal", _nothing(rollout))
+                        self._tell("no_signal", pasteable(_nothing(rollout), self._run.path))
                         return
                     rollout = []
                 rollout.append(record)
             if over:
                 if rollout and all(one.values.get("empty") for one in rollout):
-                    self._tell("no_signal", _nothing(rollout))
+                    self._tell("no_signal", pasteable(_nothing(rollout), self._run.path))
                 return
 
 
@@ -130,4 +141,4 @@ def _rollout(record: Record) -> float:
 
 def _nothing(rollout: list[Record]) -> str:
     steps = f"step {rollout[0].step}" if len(rollout) == 1 else f"steps {rollout[0].step} to {rollout[-1].step}"
-    return f"{steps}: all completions of each group had the same reward (gspo-hpc diagnose)"
+    return f"{steps}: all completions of each group had the same reward (gspo-hpc diagnose RUN)"

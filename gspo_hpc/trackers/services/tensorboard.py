@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from gspo_hpc.system.terminal import program
 from gspo_hpc.trackers.protocol import Record, Sent, encodable
 
 
@@ -19,7 +21,7 @@ class TensorBoard:
     """An event file. A step is one event, so a kill leaves the whole of it or nothing."""
 
     def __init__(self, log_dir: Path) -> None:
-        self.place = f"TensorBoard: tensorboard --logdir {log_dir}"
+        self.place = f"TensorBoard: {program('tensorboard')} --logdir {shlex.quote(str(log_dir))}"
         self.sent = Sent(max(_steps(log_dir), default=-1))
         self._writer = EventFileWriter(str(log_dir))
 

@@ -5,12 +5,14 @@ Records go straight into the database: trackio's own run holds them back for a w
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from trackio.sqlite_storage import SQLiteStorage
 
 from gspo_hpc.system.files import plain
+from gspo_hpc.system.terminal import program
 from gspo_hpc.trackers.protocol import Record, Sent, TrackedRun
 
 
@@ -22,7 +24,7 @@ class Trackio:
         self._project, self._run = project, run
         last = SQLiteStorage.get_last_step(project, run=run.name, run_id=run.id)
         self.sent = Sent(-1 if last is None else int(last))
-        self.place = f"Trackio: trackio show --project {project}"
+        self.place = f"Trackio: {program('trackio')} show --project {shlex.quote(project)}"
 
     def log(self, records: Sequence[Record]) -> None:
         """Add a row for each record."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +77,8 @@ def start(tracking: Tracking, run: TrackedRun, warn: Callable[[str], None]) -> W
     except Exception as error:
         if mode == "offline":
             raise
-        warn(f"W&B does not answer ({in_one_line(error)}); logging to wandb/, and `gspo-hpc sync {run.path}` sends it")
+        later = f"`gspo-hpc sync {shlex.quote(str(run.path))}` sends it"
+        warn(f"W&B does not answer ({in_one_line(error)}); logging to wandb/, and {later}")
         wandb.teardown()  # else the id is still taken, by the run that did not start
         return _open(wandb, "offline", tracking, run, warn, FINISH_SECONDS)
 

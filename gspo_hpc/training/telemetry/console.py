@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO
 
 from gspo_hpc.config.constants import COLLAPSED, OVERCLIPPED
 from gspo_hpc.runs.console_columns import COLUMNS, Column
+from gspo_hpc.system.terminal import pasteable
 from gspo_hpc.system.text import duration, rounded
 from gspo_hpc.training.telemetry.lenient_stream import LenientStream
 from gspo_hpc.training.telemetry.numbers import count, fixed, number, short
@@ -74,11 +75,11 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print something worth a line."""
-        self._print(text, "dim")
+        self._print(pasteable(text), "dim")
 
     def warn(self, text: str) -> None:
         """Print something that should not be overlooked."""
-        self._print(f"warning: {text}", "yellow")
+        self._print(f"warning: {pasteable(text)}", "yellow")
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Print one row of the table; a record without a reward and without a loss (an evaluation) has no row."""

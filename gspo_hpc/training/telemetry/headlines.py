@@ -5,7 +5,7 @@ Nothing here is collective: rank 0 calls it with what it has.
 
 from __future__ import annotations
 
-import statistics
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,9 @@ from typing import Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan
-from gspo_hpc.runs import commit
+from gspo_hpc.runs import commit, learning
 from gspo_hpc.system.terminal import program
 from gspo_hpc.system.text import duration
-
-_PART = 10  # the first and the last part of a run that are compared: a tenth of its rollouts each
 
 
 def opening(config: Config, plan: Plan, where: str, prompts: tuple[int, int]) -> list[str]:
@@ -58,47 +56,24 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
         yield f"{reason}: no step was made", True
         return
     spent = duration(sum(float(record["seconds"]) for record in steps))
+    own, found = program(), learning.judge(records)
+    nothing = found is not None and found.nothing
     if reason == "done":
-        yield f"done: {_count(step, 'step')} in {spent}", False
+        yield f"done{', but learnt nothing' * nothing}: {_count(step, 'step')} in {spent}", nothing
     else:
         yield f"stopped after step {step:,} of {last:,}, and saved; {spent} of steps so far", False
-    yield _learnt(records, steps)
+    if found is not None and found.worry:
+        yield f"{found.numbers}; {found.worry}: {own} diagnose {shlex.quote(str(run))} names what to look at", True
+    elif found is not None:
+        yield found.numbers, False
     whole = commit.list_committed(run / "checkpoints")
     kept = f"checkpoint {int(whole[-1].name)}, " if whole else "no checkpoint, "
     yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False
     if reason == "done":
-        own = program()
-        yield f"next: {own} report {run}, {own} export {run} --out FOLDER; a higher run.max_steps goes on", False
+        named = shlex.quote(str(run))
+        yield f"next: {own} report {named}, {own} export {named} --out FOLDER; a higher run.max_steps goes on", False
     else:
         yield "next: the same command goes on from there", False
-
-
-def _learnt(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
-    """Return how reward and accuracy went, and whether neither rose."""
-    rollouts: dict[int, list[float]] = {}
-    for record in steps:
-        if record.get("reward") is not None:
-            rollouts.setdefault(int(record.get("rollout", record["step"])), []).append(float(record["reward"]))
-    means = [statistics.fmean(rewards) for rewards in rollouts.values()]
-    scores = [float(record["eval/accuracy"]) for record in records if record.get("eval/accuracy") is not None]
-    parts, rose = [], False
-    if len(means) >= 2:
-        some = max(1, len(means) // _PART)
-        first, end = statistics.fmean(means[:some]), statistics.fmean(means[-some:])
-        parts.append(f"reward {first:.3f} -> {end:.3f}")
-        rose = end > first
-    elif means:
-        parts.append(f"reward {means[0]:.3f} in the only rollout")
-        rose = means[0] != 0.0
-    if len(scores) >= 2:
-        parts.append(f"accuracy on unseen prompts {scores[0]:.3f} -> {scores[-1]:.3f}")
-        rose = rose or scores[-1] > scores[0]
-    if empty := sum(bool(record.get("empty")) for record in steps):
-        parts.append(f"{empty:,} of {_count(len(steps), 'step')} had nothing to learn from")
-    text = "; ".join(parts) or "no completion got a reward"
-    if rose and empty * 2 < len(steps):
-        return text, False
-    return f"{text}: gspo-hpc diagnose names what to look at", True
 
 
 def _expected(config: Config, plan: Plan) -> str:

@@ -158,6 +158,24 @@ def test_a_tracker_that_is_new_to_a_run_gets_all_of_it(name: str, tmp_path: Path
     assert "sent 1 record, steps 4 to 4" in sync(run, f"tracking.{name.lower()}=true").stdout
 
 
+PATHS = ("/abs/r.py:f", "./r.py:f", "r.py:f", "../r.py:f", "r.py:f#2", "my (new)/é, r.py:f", f"{'deep/' * 60}r.py:f")
+
+
+@pytest.mark.parametrize("name", ["TensorBoard", "MLflow", "Trackio"])
+def test_reward_functions_may_be_given_by_any_path(name: str, tmp_path: Path) -> None:
+    """The name of a number has the path in it, and MLflow takes few names: a run with others had no record there."""
+    run = make_run(tmp_path / "run", {"wandb": "disabled"})
+    for step in range(2):
+        run.append_metrics(record(step) | {f"reward/{path}": at + step for at, path in enumerate(PATHS)})
+    done = sync(run, f"tracking.{name.lower()}=true")
+    assert done.returncode == 0, done.stderr
+    rows = stores.READERS[name](run.path, run.read_info()["run_id"])
+    assert sorted(step for step, _ in rows) == [0, 1]
+    for step, values in rows:
+        parts = [value for key, value in values.items() if key.startswith("reward/")]
+        assert sorted(parts) == [at + step for at in range(len(PATHS))], values.keys()
+
+
 def test_a_server_that_is_down_is_said_without_its_password(tmp_path: Path) -> None:
     """The other trackers get their records all the same."""
     run = make_run(tmp_path / "run", {"wandb": "disabled", "mlflow": True, "tensorboard": True})

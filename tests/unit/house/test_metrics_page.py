@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from gspo_hpc.algorithms.loss import MAX_NAMES, SUM_NAMES
 from gspo_hpc.config.constants import PHASES
 from gspo_hpc.config.derived import PassName
+from gspo_hpc.trackers.protocol import Sent
+from gspo_hpc.trackers.services import wandb
 from gspo_hpc.training.step_record import MEAN_OF
 from tests import metrics_page, pages
 
@@ -40,6 +43,13 @@ PARTS = {
     "eval/avg@*": ["4"],
     "eval/pass@*": ["16"],
 }
+
+
+def test_the_console_of_the_page_names_the_tracker_as_the_program_does() -> None:
+    """The sample is of a real run; this line of it had been changed in the program alone."""
+    (line,) = [one for one in metrics_page.PAGE.splitlines() if one.startswith("tracker: ")]
+    run = SimpleNamespace(dir=f"{line.rpartition(' ')[2]}/files", offline=True)
+    assert line == f"tracker: {wandb.Wandb(run, Sent(), lambda _: None, print, 0.0).place}"
 
 
 def text_of(node: ast.expr | None) -> str | None:

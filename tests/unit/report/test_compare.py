@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gspo_hpc.cli.main import main
-from gspo_hpc.config.schema import Optimizer
+from gspo_hpc.config.schema import Optimizer, Rollout
 from gspo_hpc.report import compare
 from gspo_hpc.report.compare import Compared, differences, write_comparison
 from gspo_hpc.runs.directory import RunDir
@@ -40,6 +40,17 @@ def test_settings_that_differ_and_results(tmp_path: Path, capsys: pytest.Capture
     assert table["completion tokens per second"][1] == "50" and table["optimizer.lr"] == list(found[0].cells)
     assert str(runs[0].path) in " ".join(text for _, text in page.texts), "runs of one name have their folders"
     assert not any(name in html for name in ("http://", "https://")) or "www.w3.org" in html
+
+
+def test_settings_that_only_a_later_run_has_differ(tmp_path: Path) -> None:
+    """Engines and algorithms have settings of their own, which the first run need not have."""
+    own = Rollout(engine={"enforce_eager": True})
+    runs = [made(tmp_path / "a", 1e-6), made(tmp_path / "b", 1e-6, rollout=own), made(tmp_path / "c", 1e-6)]
+    wanted = Compared("rollout.engine.enforce_eager", ("", "true", ""))
+    for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+        cells = tuple(wanted.cells[at] for at in order)
+        found = list(differences([read_run(runs[at].path) for at in order]))
+        assert found == [Compared(wanted.name, cells)], order
 
 
 def test_each_curve_is_that_of_its_run(tmp_path: Path) -> None:

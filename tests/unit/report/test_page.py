@@ -481,7 +481,7 @@ def test_what_failed_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Pat
     text = Page(html).text
     assert "Attempt 2 failed after step 20" in text and "rank 0 ended with exit code 1" in text
     assert Page(html).within("log") == [trace.rstrip()]
-    assert "attempts/0002/rank-0.log; all of it: gspo-hpc logs run --attempt 2" in text
+    assert f"attempts/0002/rank-0.log; all of it: gspo-hpc logs {run.path} --attempt 2" in text
     assert html.index(">What failed<") < html.index("<figure") and "<b>answer" not in html
 
 
@@ -495,6 +495,15 @@ def test_what_was_refused_is_told_without_a_traceback_and_as_what_it_is(tmp_path
     assert "refused to start" not in page.text and page.within("log") == [] and "x.py" not in page.text
     run.metrics.write_text('{"step": 0, "eval/accuracy": 0.5, "attempt": 2}\n')
     assert "Attempt 2 was refused before its first step" in report(run).text
+
+
+def test_a_run_that_is_refused_in_its_first_rollout_had_started(tmp_path: Path) -> None:
+    """It has the evaluation before the first step, which is step 0."""
+    for at, (last, when) in enumerate([(1, "before its first step"), (4, "after step 3")]):
+        records = [one | {"attempt": 2} for one in FULL[:last]]
+        run = make_run(tmp_path / str(at), records)
+        run.attempt(2).finish("refused", 2, "a rollout takes 16 prompts and the data has 1")
+        assert f"Attempt 2 was refused {when}" in report(run).text
 
 
 def test_a_failure_without_a_traceback_shows_the_end_of_the_console(tmp_path: Path) -> None:

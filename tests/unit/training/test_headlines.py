@@ -67,7 +67,7 @@ def test_a_run_that_learnt_nothing_does_not_look_healthy(
     rewards: list[float | None], more: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     _, (text, bad), *_ = closing(CONFIG, steps(rewards, **more), "done", tmp_path)
-    assert bad and told in text and text.endswith(": gspo-hpc diagnose names what to look at")
+    assert bad and told in text and text.endswith(f": {program()} diagnose {tmp_path} names what to look at")
 
 
 def test_a_run_without_a_step_says_so(tmp_path: Path) -> None:

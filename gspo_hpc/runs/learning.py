@@ -1,0 +1,137 @@
+"""Judge from its records whether a run learnt anything, for the console, status, the report and messages alike.
+
+A run that ends well as a program may have taught its model nothing, or have harmed it, and must not look healthy.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gspo_hpc.runs.reader import value
+from gspo_hpc.system.text import rounded
+
+Grade = Literal["learnt", "doubtful", "lost", "nothing"]
+_PART = 10  # the first and the last part of a run that are compared: a tenth of its rollouts each
+_LONG = 20  # rollouts from which on a part has several, so that its mean is more than the luck of one
+_FELL = 0.1  # of the accuracy, where a record does not have its interval
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Account of what a run learnt, in words: `numbers` say how reward and accuracy went, and `worry` what is wrong."""
+
+    grade: Grade
+    numbers: str
+    worry: str = ""  # a clause that goes on after "done": "learnt nothing: ..."; empty if nothing is wrong
+
+    @property
+    def nothing(self) -> bool:
+        """Return whether no step can have taught the model anything."""
+        return self.grade == "nothing"
+
+
+def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
+    """Judge the records of metrics.jsonl, in their order; None before the first step."""
+    steps = [record for record in records if (value(record, "step") or 0.0) > 0 and _is_update(record)]
+    if not steps:
+        return None
+    means, scores = _rollout_means(steps), [one for record in records if (one := _Score.of(record)) is not None]
+    empty = sum(bool(record.get("empty")) for record in steps)
+    parts, rose = [], False
+    if len(means) >= 2:
+        first, end = _ends(means)
+        parts.append(f"reward {first:.3f} -> {end:.3f}")
+        rose = end > first
+    elif means:
+        parts.append(f"reward {means[0]:.3f} in the only rollout")
+        rose = means[0] != 0.0
+    if len(scores) >= 2:
+        parts.append(f"accuracy on unseen prompts {scores[0].share:.3f} -> {scores[-1].share:.3f}")
+        rose = rose or scores[-1].share > scores[0].share
+    if empty:
+        parts.append(f"{empty:,} of {len(steps):,} step{'s' * (len(steps) != 1)} had nothing to learn from")
+    numbers = "; ".join(parts) or "no completion got a reward"
+    if cause := _no_gradient(steps):
+        return Learning("nothing", numbers, f"learnt nothing: {cause}")
+    if worry := _lost(means, scores):
+        return Learning("lost", numbers, worry)
+    if empty * 2 >= len(steps):
+        return Learning("doubtful", numbers, "learnt little: most steps had nothing to learn from")
+    if not rose:
+        return Learning("doubtful", numbers, "may have learnt nothing: neither reward nor accuracy rose")
+    return Learning("learnt", numbers)
+
+
+@dataclass(frozen=True)
+class _Score:
+    """The accuracy of one evaluation, and its 95 % interval."""
+
+    step: int
+    share: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> _Score | None:
+        share = value(record, "eval/accuracy")
+        if share is None:
+            return None
+        low, high = value(record, "eval/accuracy_low"), value(record, "eval/accuracy_high")
+        low, high = share - _FELL / 2 if low is None else low, share + _FELL / 2 if high is None else high
+        return cls(int(record["step"]), share, low, high)
+
+
+def _is_update(record: Mapping[str, Any]) -> bool:
+    return any(key in record for key in ("reward", "loss", "seconds"))
+
+
+def _rollout_means(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the mean reward of each rollout, in their order."""
+    rollouts: dict[int, list[float]] = {}
+    for record in steps:
+        if (reward := value(record, "reward")) is not None:
+            rollouts.setdefault(int(record.get("rollout", record["step"])), []).append(reward)
+    return [statistics.fmean(rewards) for rewards in rollouts.values()]
+
+
+def _ends(means: Sequence[float]) -> tuple[float, float]:
+    some = max(1, len(means) // _PART)
+    return statistics.fmean(means[:some]), statistics.fmean(means[-some:])
+
+
+def _no_gradient(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return why no step can have changed the model for the better; empty if one can."""
+    rewards = [reward for record in steps if (reward := value(record, "reward")) is not None]
+    if not rewards and any("reward" in record for record in steps):
+        return "no completion got a reward"
+    spreads = [value(record, "reward_std") for record in steps]
+    if rewards and all(spread == 0.0 for spread in spreads) and max(rewards) == min(rewards):
+        return f"the reward of every completion was {rounded(rewards[0])}"
+    if all(record.get("empty") for record in steps):
+        return "in every group all completions had the same reward, so no step had a gradient"
+    if all(record.get("empty") or record.get("skipped") for record in steps):
+        return "no step had a gradient that is finite"
+    norms = [value(record, "grad_norm") for record in steps]
+    if all(norm == 0.0 for norm in norms):
+        return "the gradient of every step was 0"
+    return ""
+
+
+def _lost(means: Sequence[float], scores: Sequence[_Score]) -> str:
+    """Return in words that accuracy or reward was better before than at the end; empty if it was not."""
+    if len(scores) >= 2:
+        best, last = max(scores, key=lambda score: score.share), scores[-1]
+        if last.high < best.low:
+            return (
+                f"lost accuracy: {best.share:.3f} on unseen prompts at step {best.step:,}, {last.share:.3f} at the end"
+            )
+    if len(means) >= _LONG:
+        first, end = _ends(means)
+        some = len(means) // _PART
+        best_part = max(statistics.fmean(means[at : at + some]) for at in range(0, len(means) - some + 1, some))
+        if first < best_part and end - first < (best_part - first) / 2:
+            return f"lost reward: {best_part:.3f} at best, {end:.3f} at the end"
+    return ""

@@ -1,0 +1,157 @@
+"""The one judgement of what a run learnt, and every place that shows it. Takes seconds.
+
+It would catch a finished run that learnt nothing, or lost what it had learnt, and looks healthy somewhere: on the
+console, in status or its JSON, at the head of the report, in a comparison, in a message, or in diagnose.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.config import loader
+from gspo_hpc.diagnose.gather import diagnose
+from gspo_hpc.launch import status
+from gspo_hpc.launch.notify import notices
+from gspo_hpc.report.summary import summary
+from gspo_hpc.runs import learning
+from gspo_hpc.runs.directory import RunDir, open_run
+from gspo_hpc.runs.reader import read_run
+from gspo_hpc.training.telemetry.headlines import closing
+
+Records = list[dict[str, Any]]
+
+
+def steps(rewards: list[float | None], std: float = 0.3, **more: Any) -> Records:
+    """One rollout of one step for each reward."""
+    made = {"seconds": 1.0, "reward_std": std, "empty": 0, "skipped": 0, "grad_norm": 0.5} | more
+    return [{"step": at + 1, "rollout": at, "reward": reward} | made for at, reward in enumerate(rewards)]
+
+
+def scored(records: Records, *scores: float, count: int = 200) -> Records:
+    """Records with evaluations at equal distances, the first before the first step."""
+    every = len(records) // (len(scores) - 1)
+    for at, score in enumerate(scores[1:], 1):
+        records[at * every - 1] |= intervals(score, count)
+    return [{"step": 0} | intervals(scores[0], count), *records]
+
+
+def intervals(score: float, count: int) -> dict[str, float]:
+    """An evaluation as it is recorded; the width is roughly that of a 95 % interval."""
+    half = count**-0.5
+    return {"eval/accuracy": score, "eval/accuracy_low": score - half, "eval/accuracy_high": score + half}
+
+
+NOTHING: dict[str, tuple[Records, str]] = {
+    "always 0": (steps([0.0] * 4, 0.0, empty=1, grad_norm=0.0), "the reward of every completion was 0"),
+    "always 0.7": (steps([0.7] * 4, 0.0, empty=1, grad_norm=0.0), "the reward of every completion was 0.7"),
+    "one step": (steps([1.0], 0.0, empty=1, grad_norm=0.0), "the reward of every completion was 1"),
+    "equal in each group": (steps([0.1, 0.5, 0.2, 0.6], empty=1, grad_norm=0.0), "no step had a gradient"),
+    "rising, but equal in each group": (steps([0.1, 0.2, 0.3, 0.4], empty=1), "no step had a gradient"),
+    "all skipped": (steps([0.1, 0.2, 0.3, 0.4], skipped=1, grad_norm=None), "no step had a gradient that is finite"),
+    "all clipped": (steps([0.1, 0.2, 0.3, 0.4], grad_norm=0.0), "the gradient of every step was 0"),
+    "no reward": (steps([None] * 4, empty=1), "no completion got a reward"),
+}
+LOST: dict[str, tuple[Records, str]] = {
+    "accuracy collapsed": (scored(steps([0.1, 0.2, 0.8, 0.9]), 0.8, 0.3, 0.1), "lost accuracy: 0.800"),
+    "accuracy rose and collapsed": (scored(steps([0.1, 0.2, 0.8, 0.9]), 0.1, 0.9, 0.2), "lost accuracy: 0.900"),
+    "reward collapsed": (steps([at / 20 for at in range(20)] + [0.1] * 10), "lost reward"),
+}
+LEARNT: dict[str, Records] = {
+    "reward rose": steps([0.1, 0.2, 0.3, 0.4]),
+    "accuracy fell by noise": scored(steps([0.1, 0.2, 0.3, 0.4]), 0.50, 0.60, 0.58),
+    "some steps were empty": [*steps([0.1, 0.2, 0.3]), *steps([0.1, 0.2, 0.3, 0.9], empty=1)[3:]],
+    "accuracy rose": scored(steps([0.4, 0.3, 0.4, 0.4]), 0.2, 0.6, 0.7),
+}
+
+
+@pytest.mark.parametrize(("records", "why"), NOTHING.values(), ids=NOTHING)
+def test_a_run_without_a_gradient_learnt_nothing(records: Records, why: str) -> None:
+    found = learning.judge(records)
+    assert found is not None and found.nothing and found.worry.startswith("learnt nothing: ") and why in found.worry
+
+
+@pytest.mark.parametrize(("records", "why"), LOST.values(), ids=LOST)
+def test_a_run_that_was_better_before_is_not_healthy(records: Records, why: str) -> None:
+    found = learning.judge(records)
+    assert found is not None and found.grade == "lost" and found.worry.startswith(why)
+
+
+@pytest.mark.parametrize("records", LEARNT.values(), ids=LEARNT)
+def test_a_run_that_learnt_is_healthy(records: Records) -> None:
+    found = learning.judge(records)
+    assert found is not None and found.grade == "learnt" and found.worry == ""
+
+
+@pytest.mark.parametrize(
+    ("records", "worry"),
+    [("", ""), *((name, f"learnt nothing: {NOTHING[name][1]}") for name in ("always 0", "always 0.7"))],
+    ids=["healthy", "always 0", "always 0.7"],
+)
+def test_every_place_shows_the_same(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    records: str,
+    worry: str,
+) -> None:
+    run = finished(tmp_path / "run", NOTHING[records][0] if records else LEARNT["reward rose"])
+    assert main(["status", str(run.path)]) == 0
+    assert (f"run: done, but {worry}\n" in capsys.readouterr().out) is bool(worry)
+    assert main(["status", "--json", str(run.path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["state"], told["learnt"], told["worry"]) == ("done", "nothing" if worry else "learnt", worry)
+    assert status.read(run.path).shown == ("done, learnt nothing" if worry else "done")
+    head = summary(read_run(run.path))
+    expected = ("done, but learnt nothing", "bad", worry) if worry else ("done", "good", "")
+    assert (head.state, head.tone, head.worry) == expected
+    lines = list(closing(run.load_config(), run.read_metrics(), "done", run.path))
+    assert lines[0][0].startswith("done, but learnt nothing: 4 steps" if worry else "done: 4 steps")
+    assert [bad for _, bad in lines] == [bool(worry), bool(worry), False, False] and worry in lines[1][0]
+    problems = {one.name for one in diagnose(run.path).symptoms if one.severity == "problem"}
+    assert bool(problems & {"learnt_nothing", "reward_always_zero"}) is bool(worry)
+    sent = messages(run, monkeypatch)
+    if worry:
+        assert [title for title, _ in sent] == ["run learns nothing", "run is done, but learnt nothing"]
+        assert f"It {worry}\n" in sent[1][1]
+    else:
+        assert [title for title, _ in sent] == ["run is done"] and "nothing" not in sent[0][1]
+
+
+def finished(folder: Path, records: Records) -> RunDir:
+    """A run whose only attempt is done."""
+    settings = {"run": {"dir": str(folder), "name": "run", "max_steps": 4}, "notify": {"urls": ["env:NOTES"]}}
+    run, _ = open_run(loader.from_dict(settings))
+    with run.lock():
+        begun = run.new_attempt(loader.load(run.config))
+        for record in records:
+            run.append_metrics(record)
+        begun.finish("done", 0)
+    return run
+
+
+def messages(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What people are sent, in its order, when a run ends whose steps were logged in this attempt."""
+    sent: list[tuple[str, str]] = []
+
+    class Sender:
+        def __init__(self, *_: object) -> None: ...
+
+        def send(self, title: str, text: str) -> None:
+            sent.append((title.removeprefix("gspo-hpc: "), text))
+
+        def close(self, timeout: float) -> None: ...
+
+    monkeypatch.setenv("NOTES", "json://127.0.0.1")
+    monkeypatch.setattr(notices, "Sender", Sender)
+    records = run.metrics.read_text()
+    run.metrics.write_text("")
+    with notices.Notices(run.load_config(), run) as made:
+        run.metrics.write_text(records)
+        made.ended("done", "")
+        made.over(0)
+    return sent
