@@ -40,7 +40,7 @@ def test_every_suggestion_is_a_valid_plan_with_room(preset: Path) -> None:
 
 
 def test_preference_decides_between_times_that_are_alike_and_only_there() -> None:
-    """The constant that calls times alike: without it nobody would be preferred; twice as large it costs 2.8 % (3 s)."""
+    """The constant that calls times alike: without it nobody would be preferred, twice as large costs 2.8 % (3 s)."""
     slower = []
     larger = ["batch.micro_batch_tokens=32768"]
     for preset, more in (("qwen2.5_7b_tp2", larger), ("qwen3_8b_tp2_cp4_32k", [])):
