@@ -160,6 +160,15 @@ def test_the_version_has_its_section_and_its_citation(project: Path) -> None:
     assert heads[:2] == ["Unreleased", f"{__version__} - {cited['date-released']}"]
 
 
+def test_the_changelog_has_the_sections_that_it_promises(project: Path) -> None:
+    """Lines of a version used to be one list, in which nobody finds what was fixed or is gone."""
+    sections = ["Added", "Changed", "Fixed", "Removed", "Security"]
+    for version in re.split(r"(?m)^## ", (project / "CHANGELOG.md").read_text("utf-8"))[1:]:
+        heads = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert heads == [one for one in sections if one in heads], version.splitlines()[0]
+        assert not version.partition("\n")[2].partition("###")[0].strip().startswith("-"), "a line outside of them"
+
+
 def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

@@ -89,7 +89,7 @@ def test_what_the_package_reads_of_itself_is_read_from_the_archive(archive: Path
         "  'models': list(catalog.names()), 'rules': list(rules()), 'partition': config.slurm.partition,\n"
         "  'modules': sorted(one.name for one in pkgutil.walk_packages(gspo_hpc.__path__, 'gspo_hpc.')),\n"
         "  'assets': [bool(asset(one.name)) for one in paths.files(ASSETS, '')],\n"
-        "  'starter': bool(project._filled('reward.py.txt', {'prompt': 'prompt', 'answer': 'answer'}))}))",
+        "  'starter': bool(project._filled('reward.py.txt', project._Row('prompt', ('answer',)).names()))}))",
     )
     assert found["file"].startswith(f"{archive}/gspo_hpc/")
     assert found["algorithms"] == list(plugins.algorithms()) and found["models"] == list(catalog.names())
