@@ -72,8 +72,9 @@ def test_a_run_that_slurm_does_not_take_leaves_nothing(
     try:
         for more in ((), sweep):
             said = refused(*more)
-            *waits, last = said.splitlines()  # of which the first is said if there is time for another question
-            assert last.startswith("error: ") and "Unable to contact slurm controller" in last, said
+            *waits, fix, last = said.splitlines()  # of which the first is said if there is time for another question
+            assert fix.startswith("error: Slurm's controller does not answer: give the command again"), said
+            assert "Unable to contact slurm controller" in last, said
             assert waits in ([], ["Slurm's controller does not answer: trying again for 1 s"]), said
     finally:
         cluster.start_controller()
