@@ -42,7 +42,8 @@ class EnginePeers:
             lengths[self._group.rank()] = len(payload)
             self._group.allreduce([lengths]).wait()
             mine = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-            mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            if payload:  # torch makes no tensor of an empty buffer
+                mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
             every = [torch.empty_like(mine) for _ in range(self._size)]
             self._group.allgather([every], [mine]).wait()
         return [one[:length].numpy().tobytes() for one, length in zip(every, lengths.tolist(), strict=True)]

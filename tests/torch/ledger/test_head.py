@@ -116,8 +116,9 @@ def test_a_head_s_gradient_waits_for_the_embedding_s_where_they_are_one(
         left = found["after"] - found["leaves"] - found["backward_begins"]
         kept = head.tokens * case.hidden * head.item
         scalars = 64 * head.tokens
+        # Threads of gloo let go of what they have gathered or scattered when they come to it.
         gathered = case.sequence_parallel * found["tokens"] * case.hidden * head.item
-        assert -scalars - gathered <= left + kept - case.tied * head.gradient <= scalars, (case, found)
+        assert abs(left + kept - case.tied * head.gradient) <= scalars + gathered, (case, found)
 
 
 def test_an_embedding_s_gradient_is_added_where_the_head_s_waits(
