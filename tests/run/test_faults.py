@@ -194,7 +194,8 @@ def test_a_malformed_row_is_told_by_file_and_line_before_anything_starts(
     tiny_config: Path, tmp_path: Path, row: str, fault: str
 ) -> None:
     data = tmp_path / "rows.jsonl"
-    data.write_text('{"prompt": "What is 2 + 1?", "answer": 3}\n' + row + "\n")
+    good = '{"prompt": "What is 2 + 1?", "answer": 3}\n'
+    data.write_text(good + row + "\n" + 20 * good)  # enough for a rollout, which is counted first
     command = harness.command(tiny_config, tmp_path / "run", f"data.train={data}")
     done = subprocess.run(command, capture_output=True, text=True, env=harness.environment() | dict(os.environ))
     assert done.returncode == 2, done.stdout + done.stderr
