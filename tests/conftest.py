@@ -20,7 +20,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 SHARED = ("gloo", "engine", "run", "slurm")  # tiers whose tests stay on one worker
-ALONE = ("tests/run/test_failed_starts.py", "tests/run/test_mixture.py")  # but for files that share nothing with others
+# But for files that share little or nothing with others: the worker that is free takes them beside the rest.
+ALONE = tuple(f"tests/run/test_{name}.py" for name in ("begun_anew", "failed_starts", "mixture", "server"))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by anything
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
