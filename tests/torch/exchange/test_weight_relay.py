@@ -74,7 +74,7 @@ def test_ranks_of_an_engine_get_more_than_half_of_the_memory(tmp_path: Path) -> 
 
 
 def test_kept_weights_are_copies() -> None:
-    """Of buckets that come one after the other in the same memory; the next weights take the place of the last."""
+    """Buckets that follow each other in the same memory are kept; the next weights take the place of the last."""
     kept, memory, again = KeptWeights(), torch.empty(64, dtype=torch.uint8), Scratch(torch.device("cpu"))
     for first in (1, 11):
         kept.begin()

@@ -1,4 +1,4 @@
-"""What a GPU's products of 16-bit matrices allocate, on a CPU: no copies of their operands in fp32."""
+"""Products of 16-bit matrices on a CPU that allocate what a GPU's do: no copies of their operands in fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head's two passes allocate in a real step, against the plan's figures for it.
+"""The memory that a head's two passes allocate in a real step equals the plan's figures.
 
 Costs five imports of Megatron and steps of models of one layer (40 s). Catches a copy of the hidden states, or a block,
 that ops/logprobs.py takes or keeps and planning/estimates/head.py does not count, and the reverse; and a gradient of
@@ -116,9 +116,8 @@ def test_a_head_s_gradient_waits_for_the_embedding_s_where_they_are_one(
         left = found["after"] - found["leaves"] - found["backward_begins"]
         kept = head.tokens * case.hidden * head.item
         scalars = 64 * head.tokens
-        # Threads of gloo let go of what they have gathered or scattered when they come to it.
         gathered = case.sequence_parallel * found["tokens"] * case.hidden * head.item
-        assert abs(left + kept - case.tied * head.gradient) <= scalars + gathered, (case, found)
+        assert -scalars - gathered <= left + kept - case.tied * head.gradient <= scalars, (case, found)
 
 
 def test_an_embedding_s_gradient_is_added_where_the_head_s_waits(

@@ -1,4 +1,4 @@
-"""What vLLM's own code says of an engine's size: `python vllm_sizes.py CASES`, a JSON list of [model, ranks] each.
+"""Print an engine's size by vLLM's own code: `python vllm_sizes.py CASES`, a JSON list of [model, ranks] each.
 
 Its models are built without memory, as one of so many tensor-parallel ranks; a cache's page has the size that vLLM's
 specification of it computes. The answer is a list of [parameters, bytes of a token in the cache].

@@ -1,4 +1,4 @@
-"""What Transformer Engine keeps between micro-batches: weights in 8 bits, and tensors in place of gradients.
+"""Tensors that Transformer Engine keeps between micro-batches are dropped: 8-bit weights, stand-ins for gradients.
 
 Costs the import of Megatron and two passes of the tiny model (20 s). Catches copies of one or two bytes a weight that
 stay beside the engine, which neither an offload nor the plan's phases of engines know, and tensors as large as weights

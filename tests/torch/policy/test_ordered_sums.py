@@ -1,4 +1,4 @@
-"""What the rank that adds up parts makes of them: as tests/gloo does with real ranks, here of 16 bits.
+"""Sums of parts on the rank that adds them up: as tests/gloo does with real ranks, here of 16 bits.
 
 It costs nothing. Catches sums that are rounded to 16 bits after every rank, and means that are not.
 """

@@ -1,4 +1,4 @@
-"""What ranks that train and ranks that generate say to each other in server mode, without engines.
+"""Messages between ranks that train and ranks that generate in server mode, without engines.
 
 It takes seconds. It would catch a store that grows with every command, engines that are stopped where there is time to
 finish, memory of a generating node that nobody is told of, and a sync whose gap is that of one engine.

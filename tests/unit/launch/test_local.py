@@ -470,7 +470,7 @@ def test_a_changed_config_starts_no_attempt(tmp_path: Path, out: Path) -> None:
 def test_a_run_that_was_refused_before_its_first_step_takes_the_fix(
     tmp_path: Path, out: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is left of its processes is ended first: it would go on to write into the new run."""
+    """Processes that are left of it are ended first: they would go on to write into the new run."""
     assert train(make_config(tmp_path), worker=worker(out, "refused")) == 2
     run = RunDir(tmp_path / "r")
     assert run.read_attempts()[-1]["reason"] == "refused"

@@ -1,4 +1,4 @@
-"""What `train` refuses before it starts ranks, `plan` refuses with the same words: a table of bad inputs, both asked.
+"""`plan` refuses whatever `train` refuses before it starts ranks, with the same words, over a table of inputs.
 
 Twenty seconds. It catches a config that is called valid, with exit code 0, although a look at the files of this machine
 shows that no run can be made of it; and a check that only one of the two commands has.

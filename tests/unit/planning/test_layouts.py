@@ -40,13 +40,12 @@ def test_every_suggestion_is_a_valid_plan_with_room(preset: Path) -> None:
 
 
 def test_preference_decides_between_times_that_are_alike_and_only_there() -> None:
-    """The constant that calls times alike: without it nobody would be preferred, twice as large costs 2.8 % (3 s)."""
+    """The constant that calls times alike: without it nobody would be preferred, twice as large costs 2.5 % (3 s)."""
     slower = []
-    larger = ["batch.micro_batch_tokens=32768"]
-    for preset, more in (("qwen2.5_7b_tp2", larger), ("qwen3_8b_tp2_cp4_32k", [])):
-        found = layouts.find(load(CONFIGS / f"{preset}.yaml", more), limit=1000)
+    for more in ([], ["cluster.nodes=2"]):
+        found = layouts.find(load(CONFIGS / "qwen2.5_7b_tp2.yaml", more), limit=1000)
         slower.append(found[0].seconds / min(layout.seconds for layout in found))
-    assert 1.0 < max(slower) < 1.025
+    assert 1.0 < max(slower) < 1.02
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Of a setting's values, a page of fixes names those that are near: random slips and worked cases (5 s).
+"""A page of fixes names only those values of a setting that are near: random slips and worked cases (5 s).
 
 Catches 8 offered for a size of 3 beside 2 and 4, 32 nodes beside 4, 127 beside 128, and a pair of changes that gains
 nothing over one of them alone.

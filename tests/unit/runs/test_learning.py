@@ -135,7 +135,7 @@ def finished(folder: Path, records: Records) -> RunDir:
 
 
 def messages(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What people are sent, in its order, when a run ends whose steps were logged in this attempt."""
+    """Messages that people get, in their order, when a run ends whose steps were logged in this attempt."""
     sent: list[tuple[str, str]] = []
 
     class Sender:

@@ -163,7 +163,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str)
 
 
 def graded(config: Config, completion: str, prompt: str, fields: dict[str, object]) -> list[float]:
-    """What the reward functions of a config give, called as the pool calls them."""
+    """The rewards that a config's functions give, called as the pool calls them."""
     found = [registry.load(term.function) for term in config.reward.functions]
     return [float(one(completion, prompt=prompt, fields=fields)) for one in found]
 
@@ -283,7 +283,7 @@ def test_rows_of_verl_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def preflight_trial(config: Config) -> str | None:
-    """What is wrong with the rewards of the first row; None if nothing is."""
+    """The mistake in the rewards of the first row; None if there is none."""
     (row, *_) = load_rows(str(config.data.train), config.data)
     try:
         graded(config, "42", row.text, dict(row.fields))
