@@ -23,7 +23,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates import devices, rates, time
 from gspo_hpc.planning.estimates.activations import IMBALANCE
-from gspo_hpc.planning.estimates.memory import HEADROOM, TIGHT
+from gspo_hpc.planning.estimates.phases import FRAGMENTATION, HEADROOM
 from gspo_hpc.planning.plan import make_plan
 
 NCCL = "https://github.com/NVIDIA/nccl/issues"
@@ -167,17 +167,20 @@ def _lengths() -> float:
 
 
 def _memory() -> str:
-    return "\n".join(
-        f"| [{one.title}]({one.source}) | {one.gib:g} | {one.estimate():.0f} | {one.gib / one.estimate() - 1.0:+.0%} |"
-        for one in HELD
-    )
+    rows = []
+    for one in HELD:
+        used = "prediction" if one.mixture else "calibration"
+        tensors = one.estimate()
+        counted = tensors * (1 + FRAGMENTATION)
+        above = f"{one.gib / tensors - 1:+.0%} | {one.gib / counted - 1:+.0%}"
+        rows.append(f"| [{one.title}]({one.source}) | {used} | {one.gib:g} | {tensors:.0f} | {counted:.0f} | {above} |")
+    return "\n".join(rows)
 
 
-def _mixtures_by_dense() -> tuple[float, list[float]]:
-    """Return what dense models reserve beyond an estimate, and how far published mixtures are from theirs with it."""
-    mixtures = [one for one in HELD if "A3B" in one.title]
-    dense = statistics.median(one.gib / one.estimate() - 1.0 for one in HELD if one not in mixtures)
-    return dense, [one.gib / (one.estimate() * (1.0 + dense)) - 1.0 for one in mixtures]
+def _published_more(*, mixtures: bool, fragmentation: float) -> list[float]:
+    """Return by what share published figures of mixtures, or of dense models, are above what is counted."""
+    chosen = [one for one in HELD if one.mixture == mixtures]
+    return [one.gib / (one.estimate() * (1.0 + fragmentation)) - 1.0 for one in chosen]
 
 
 def page() -> str:
@@ -194,8 +197,9 @@ def page() -> str:
         f"| {model} | " + ", ".join(f"{gpus:,}: {cost:.1f}" for gpus, cost in growth(model, parallel, engine)) + " |"
         for model, parallel, engine in GROWTH
     )
-    (low, high), reserved = spread(), [one.gib / one.estimate() - 1.0 for one in HELD]
-    by_dense, off = _mixtures_by_dense()
+    low, high = spread()
+    dense = statistics.median(_published_more(mixtures=False, fragmentation=0.0))
+    off = _published_more(mixtures=True, fragmentation=FRAGMENTATION)
     return f"""# Estimates of time and memory, compared with published runs
 
 `gspo-hpc plan` estimates seconds from data sheets, numbers of operations and bytes, and a few constants
@@ -301,29 +305,28 @@ reserved on a GPU. The estimate is ours for the same update, without an engine, 
 the allocator (about 1.1 GiB in an estimate), and with the logits of the whole vocabulary, as they compute them, in
 place of our blocks of logits: of the pass over layers and that over the head, on any stage, the larger one.
 
-| run | published GiB | estimated GiB | published more by |
-|---|---|---|---|
+| run | used as | published GiB | tensors GiB | estimated GiB | published above tensors | above estimate |
+|---|---|---|---|---|---|---|
 {_memory()}
 
-An estimate counts what tensors need. What the allocator has reserved differs from that by {min(reserved):+.0%} to
-{max(reserved):+.0%}, in the median by {statistics.median(reserved):+.0%}. This is why {HEADROOM:.0%} of a GPU should be
-left: `suggest` calls a layout comfortable only then, and `plan` warns of less. With less than {TIGHT:.0%} left the
-median would not fit, and both say that a run may run out of memory. With {HEADROOM:.0%} left all of these runs fit.
-These rows determine those shares, so none of them is held out; they determine nothing that is counted, which tests
-compare with what autograd saves.
+The allocator reserves more than tensors need: freed blocks into which nothing fits, which is called fragmentation. The
+two dense models reserve {dense:.0%} more in the middle, so `plan` adds {FRAGMENTATION:.0%} of the tensors to every pass
+(`FRAGMENTATION` in gspo_hpc/planning/estimates/phases.py). Mixtures have no part in that figure, and their published
+figures differ from the estimate with it by {min(off):+.0%} to {max(off):+.0%}.
 
-Mixtures are about as far off as dense models: if what the two dense models reserve besides ({by_dense:+.0%} in the
-middle) is added to the estimates of mixtures, on which this has no influence, the published figures of mixtures differ
-by {min(off):+.0%} to {max(off):+.0%}. For them the estimate has, besides weights, gradients and the
-optimizer's state, what Megatron-Core's source (transformer/moe) shows to be held: the sorted inputs of experts,
-both halves of their first product and what is made of them; the tokens as they are sent, as they arrive, and as
-results before and after they are put in order; a copy in the router's dtype where experts are sliced; the router's
-logits and weights in fp32 with its maps, while it works; and a busiest rank with {IMBALANCE:g} times the mean of
-tokens. Not counted is what the allocator has reserved and not in use: the sizes of experts' tensors vary with the
-routing, and a block that is a little too small is not used again. Nor are the workspaces of grouped products and
-the indices that Transformer Engine's kernels keep, or a rank that is busier than that. The published figures do not
-tell these apart. The 60 GiB of Qwen3-30B-A3B were first published for another layout with the same experts on each
-GPU (TP 2, PP 1).
+A layout of which {HEADROOM:.0%} of a GPU is left beyond the estimate is called comfortable, and `plan` warns of less.
+Where tensors fit and their fragmentation does not, a run may run out of memory: the allocator gives back what it does
+not use before it fails, which is slow, and not always enough.
+
+For mixtures the estimate has, besides weights, gradients and the optimizer's state, what Megatron-Core's source
+(transformer/moe) shows to be held: the sorted inputs of experts, both halves of their first product and what is made of
+them; the tokens as they are sent, as they arrive, and as results before and after they are put in order; a copy in the
+router's dtype where experts are sliced; the router's logits and weights in fp32 with its maps, while it works; and a
+busiest rank with {IMBALANCE:g} times the mean of tokens. Not counted are the workspaces of grouped products, the
+indices that Transformer Engine's kernels keep, a rank that is busier than that, and that mixtures fragment more than
+dense models, because the sizes of experts' tensors vary with the routing. The published figures do not tell these
+apart. The 60 GiB of Qwen3-30B-A3B were first published for another layout with the same experts on each GPU (TP 2,
+PP 1).
 
 ## How cost grows from 8 to 16,384 GPUs
 

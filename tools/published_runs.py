@@ -301,10 +301,18 @@ class Held:
     gib: float
     config: dict[str, Any]
 
-    def estimate(self) -> float:
-        """Return the GiB that we count for the same update, with their logits in place of ours, and no engine.
+    @property
+    def mixture(self) -> bool:
+        """True if the model has experts."""
+        arch = architecture.find(from_dict(self.config))
+        assert arch is not None
+        return arch.experts is not None
 
-        What CUDA and NCCL take for themselves is left out: it is not the allocator's.
+    def estimate(self) -> float:
+        """Return the GiB of tensors that we count for the same update.
+
+        Logits are as many as they compute at once, and there is no engine. What CUDA and NCCL take for themselves is
+        left out: it is not the allocator's.
         """
         config = from_dict(self.config)
         arch = architecture.find(config)

@@ -10,7 +10,6 @@ from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.system.text import gib
 
 _CAPACITY = re.compile(r"total capacity of ([0-9.]+) GiB")  # in torch's error
-_TIGHT = 0.14  # of a GPU: with less left than this a pass may run out of memory (docs/estimates.md)
 
 
 def lighter(run: Evidence, settings: Sequence[str], error: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -30,10 +29,10 @@ def lighter(run: Evidence, settings: Sequence[str], error: str) -> tuple[tuple[s
         if before is None or before.memory is None or after is None or after.memory is None:
             chosen.setdefault(key, text)
             continue
-        busiest = after.memory.busiest.total
-        if busiest >= before.memory.busiest.total:
+        busiest = after.memory.busiest.reserved
+        if busiest >= before.memory.busiest.reserved:
             continue
-        estimates[text] = (after.memory.headroom < _TIGHT or not after.valid, busiest)
+        estimates[text] = (after.memory.headroom < 0 or not after.valid, busiest)
         if key not in chosen or estimates.get(chosen[key], (False, 0))[0]:  # the one before is too large
             chosen[key] = text
     known = [text for text in chosen.values() if text in estimates]
@@ -42,11 +41,11 @@ def lighter(run: Evidence, settings: Sequence[str], error: str) -> tuple[tuple[s
     found = [*fitting, *others, *(text for text in chosen.values() if text not in estimates)]
     if not found or found[0] not in estimates or before is None or before.memory is None:
         return tuple(found), ()
-    now = f"{gib(before.memory.busiest.total)} of {gib(before.memory.card)} in the largest pass"
+    now = f"{gib(before.memory.busiest.reserved)} of {gib(before.memory.card)} in the largest pass"
     told = f"estimated memory of a GPU: {now}, {gib(estimates[found[0]][1])} with {found[0]}"
     together = None if fitting else _plan(run, [*card, *known])
     if together is not None and together.memory is not None:
-        told += f"; none of the settings is enough alone, all of them take {gib(together.memory.busiest.total)}"
+        told += f"; none of the settings is enough alone, all of them take {gib(together.memory.busiest.reserved)}"
     return tuple(found), (told,)
 
 

@@ -20,7 +20,8 @@ from gspo_hpc.config.section import written
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
-from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate, percent, risk, shown
+from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.estimates.phases import HEADROOM, percent, risk, shown
 from gspo_hpc.planning.plan import holds, judge
 from gspo_hpc.planning.settings import value_of
 from gspo_hpc.planning.suggest import batches, cuts, savings
@@ -204,8 +205,8 @@ def _reasons(search: Search, one: Candidate, later: Sequence[Candidate]) -> Iter
     phases = sorted(times.seconds.items(), key=lambda item: -item[1])
     beside = ", side by side" * times.side_by_side
     yield ", ".join(f"{shown(name)} {part / times.rollout:.0%}" for name, part in phases[:3]) + " of the time" + beside
-    left = f"{in_gib(max(0, memory.card - memory.busiest.total), 0)} GiB are left for peaks"
-    yield f"{shown(memory.busiest.name)} takes {in_gib(memory.busiest.total, 0)} GiB of a GPU; {left}"
+    left = f"{in_gib(max(0, memory.card - memory.busiest.reserved), 0)} GiB are left for peaks"
+    yield f"{shown(memory.busiest.name)} takes {in_gib(memory.busiest.reserved, 0)} GiB of a GPU; {left}"
     if memory.headroom < HEADROOM:
         yield from _watch(search, one)
     yield from _saved(search.config, chosen)

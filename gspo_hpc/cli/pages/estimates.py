@@ -10,7 +10,8 @@ from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid, item, text, width
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.estimates.memory import ENGINE, Estimate, percent, risk, shown
+from gspo_hpc.planning.estimates.memory import ENGINE, Estimate
+from gspo_hpc.planning.estimates.phases import percent, risk, shown
 from gspo_hpc.system.text import GIB, in_gib
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def answer(
 ) -> Iterator[tuple[str, str]]:
     """Yield in three rows how well a run fits, the seconds of a step, and the hours and the cost of the run."""
     card, peak = config.cluster.gpu or "GPU", found.busiest
-    fits = f"{in_gib(peak.total)} of the {in_gib(found.card)} GiB of each {card} ({shown(peak.name)})"
+    fits = f"{in_gib(peak.reserved)} of the {in_gib(found.card)} GiB of each {card} ({shown(peak.name)})"
     yield "fits", f"{risk(found.headroom)}: {fits}; {percent(found.headroom)} are left for peaks"
     if times is None:
         yield "time", "not estimated: cluster.gpu does not name the GPU"
@@ -52,7 +53,7 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     yield item("  ", f"GiB of one {card}; pipeline stage {found.stage} needs the most:")
     phases: list[tuple[str, RenderableType]] = []
     generation: list[tuple[str, RenderableType]] = []
-    totals = {phase.name: f"{in_gib(phase.total):>5}" for phase in found.phases}
+    totals = {phase.name: f"{in_gib(phase.reserved):>5}" for phase in found.phases}
     for name, bar, legend in bars(found, min(50, width() - 27)):
         rows = generation if apart and name == "generation" else phases
         rows.append((shown(name), f"|{bar}| {totals[name]}"))
@@ -84,12 +85,12 @@ def bars(found: Estimate, width: int = 50) -> Iterator[tuple[str, str, str]]:
     """
     largest: dict[str, int] = {}
     for phase in found.phases:
-        for name, size in phase.parts.items():
+        for name, size in phase.reserved_parts.items():
             largest[name] = max(size, largest.get(name, 0))
     marks = dict(zip((name for name, _ in sorted(largest.items(), key=lambda part: -part[1])), _MARKS, strict=False))
     for phase in found.phases:
         drawn, so_far, legend = "", 0, []
-        for name, size in sorted(phase.parts.items(), key=lambda part: -part[1]):
+        for name, size in sorted(phase.reserved_parts.items(), key=lambda part: -part[1]):
             so_far += size
             drawn += marks[name] * (round(so_far / found.card * width) - len(drawn))
             if size >= 0.005 * found.card:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from gspo_hpc.cli.pages.render import grid, item, width
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
-from gspo_hpc.planning.estimates.memory import percent
+from gspo_hpc.planning.estimates.phases import percent
 from gspo_hpc.planning.layouts import PRINTED, Layout
 from gspo_hpc.planning.settings import value_of
 

@@ -17,18 +17,8 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.devices import Device
-from gspo_hpc.planning.estimates.memory import (
-    HEADROOM,
-    OF_ENGINES,
-    TIGHT,
-    Estimate,
-    Phase,
-    cache_bytes_per_token,
-    engine_bytes,
-    node_memory,
-    percent,
-    shown,
-)
+from gspo_hpc.planning.estimates.memory import Estimate, cache_bytes_per_token, engine_bytes, node_memory
+from gspo_hpc.planning.estimates.phases import FRAGMENTATION, HEADROOM, OF_ENGINES, Phase, percent, shown
 from gspo_hpc.system.text import in_gib
 
 MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
@@ -45,18 +35,18 @@ class Case(NamedTuple):
 
     def describe(self, phase: Phase) -> str:
         """Return what a phase takes of the card, with its largest parts."""
-        largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
+        largest = sorted(phase.reserved_parts.items(), key=lambda item: -item[1])[:3]
         parts = [f"{shown(name)} {in_gib(size)}" for name, size in largest if size]
         card = f"{in_gib(self.found.card)} GiB of {self.device.name}"
-        return f"{shown(phase.name)} takes {in_gib(phase.total)} GiB of the {card} ({', '.join(parts)})"
+        return f"{shown(phase.name)} takes {in_gib(phase.reserved)} GiB of the {card} ({', '.join(parts)})"
 
-    def lighter(self, most: float) -> str:
-        """Return what brings the trainer's passes down to this many bytes; nothing where nobody reads it."""
+    def lighter(self, *headrooms: float) -> str:
+        """Return what leaves so much of the card: the first of these shares that can be had. Nothing if not read."""
         if not self.explained:
             return ""
         from gspo_hpc.planning.estimates import lighter  # only here: most plans fit
 
-        return lighter.ways(self.arch, self.config, self.device, most)
+        return lighter.ways(self.arch, self.config, self.device, headrooms)
 
     @property
     def generation(self) -> Phase:
@@ -76,7 +66,7 @@ def trainer(case: Case) -> Iterator[str]:
     """Yield that the fullest phase of the trainer does not fit, and what would fix it."""
     peak = case.found.peak
     if peak.total > case.found.card:
-        yield f"{case.describe(peak)}: out of memory; {case.lighter(case.found.card)}"
+        yield f"{case.describe(peak)}: out of memory; {case.lighter(0.0, -FRAGMENTATION)}"
 
 
 def engine(case: Case) -> Iterator[str]:
@@ -119,10 +109,10 @@ def warnings(case: Case) -> Iterator[str]:
     """Yield warnings of what fits only just."""
     found = case.found
     if found.peak.total <= found.card and found.headroom < HEADROOM:
-        least = f"less than {HEADROOM:.0%} is left for peaks"
-        if found.headroom < TIGHT:
-            least += f" ({percent(max(0.0, found.headroom))}: the run may run out of memory)"
-        yield f"{case.describe(found.busiest)}: {least}; {case.lighter((1 - HEADROOM) * found.card)}"
+        least = f"{percent(found.headroom)} are left for peaks, less than {HEADROOM:.0%}"
+        if found.headroom < 0:
+            least = "its tensors fit, but not the fragmentation beside them, so the run may run out of memory"
+        yield f"{case.describe(found.busiest)}: {least}; {case.lighter(HEADROOM)}"
     yield from node(case, certain=False)
 
 

@@ -7,7 +7,9 @@ otherwise only more of them, or larger ones, can.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from gspo_hpc.config.derived import offload_trainer, pass_sizes
@@ -27,22 +29,29 @@ _PASSES = {"update": "", "old_logprobs": "logprob_", "reference": "reference_"} 
 Settings = tuple[tuple[str, Any], ...]
 
 
-def ways(arch: Architecture, config: Config, device: Device, most: float) -> str:
-    """Return what brings every phase of the trainer onto a GPU and its passes down to `most` bytes: a message's end.
+def ways(arch: Architecture, config: Config, device: Device, headrooms: Sequence[float]) -> str:
+    """Return what brings every phase of the trainer onto a GPU and leaves as much of it for passes: a message's end.
 
-    Of settings, each is enough alone; where none is, as few as are enough together.
+    Of settings, each is enough alone; where none is, as few as are enough together. Of `headrooms`, shares of the card,
+    the first counts with which there are any.
     """
     found = memory.estimate(arch, config, device)
-    lacks = memory.lacks_host_memory(found, config)
+    lacks, changes = memory.lacks_host_memory(found, config), tuple(_changes(arch, config, found))
 
-    def enough(changes: tuple[Settings, ...]) -> bool:
-        changed = _with(config, itertools.chain(*changes))
+    @cache
+    def left(chosen: tuple[Settings, ...]) -> float:
+        """Return the headroom with these changes, or less than any where they do not fit."""
+        changed = _with(config, itertools.chain(*chosen))
         new = memory.estimate(arch, changed, device)
-        fits = new.peak.total <= device.memory and new.busiest.total <= most
-        return fits and (lacks or not memory.lacks_host_memory(new, changed))
+        fits = new.peak.total <= device.memory and (lacks or not memory.lacks_host_memory(new, changed))
+        return new.headroom if fits else -math.inf
 
-    options = [text(itertools.chain(*changes)) for changes in _fewest(tuple(_changes(arch, config, found)), enough)]
-    return " or ".join([*options, _machines(arch, config, most)])
+    def leaving(least: float) -> list[tuple[Settings, ...]]:
+        return _fewest(changes, lambda chosen: left(chosen) >= least)
+
+    options = next(filter(None, map(leaving, headrooms)), [])
+    texts = [text(itertools.chain(*chosen)) for chosen in options]
+    return " or ".join([*texts, _machines(arch, config, device)])
 
 
 def engine_sizes(config: Config, arch: Architecture) -> Iterator[tuple[Config, Settings]]:
@@ -120,11 +129,11 @@ def _smaller(config: Config) -> Iterator[Settings]:
                 yield ((key, least),)
 
 
-def _machines(arch: Architecture, config: Config, most: float) -> str:
+def _machines(arch: Architecture, config: Config, device: Device) -> str:
     """Return which GPUs have room: the same in another layout if the model can be cut so that a part fits."""
     parallel, world = config.parallel, config.world_size or 1
     ranks = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
     least = parameters.STATE * parameters.parameters(arch) / world + memory.CONTEXT
-    if world > ranks and least <= most:
+    if world > ranks and least <= device.memory:
         return "another layout (gspo-hpc suggest)"
     return f"more GPUs that train, or {LARGER}"

@@ -1,18 +1,17 @@
 """The memory that a run takes of each GPU, phase by phase, and of each node, estimated before there is a GPU.
 
-Weights, gradients and the optimizer are exact (parameters.py), activations are what autograd
-keeps (activations.py), what a head takes is counted as the code takes it (head.py), and the buckets of weights are this
-package's own constants. What
-CUDA, NCCL and vLLM take for themselves is a figure of experience and marked so: it is the part that can be off.
+Weights, gradients and the optimizer are exact (parameters.py), activations are what autograd keeps (activations.py),
+what a head takes is counted as the code takes it (head.py), and the buckets of weights are this package's own
+constants. What torch's allocator reserves beyond its tensors is a share of them (phases.py). What CUDA, NCCL and vLLM
+take for themselves is a figure of experience and marked so: it is the part that can be off.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from gspo_hpc.config.constants import (
     GATHER_BUCKET_BYTES,
@@ -26,35 +25,12 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.parts import Piece, divide_experts
 from gspo_hpc.planning.estimates import activations, devices, moments, parameters
+from gspo_hpc.planning.estimates.phases import BESIDE_ENGINES, HEADROOM, PASSES, Phase
 from gspo_hpc.system.text import GIB
-
-HEADROOM = 0.2  # of the card, kept for peaks: allocators leave holes, experts are used unevenly
-TIGHT = 0.16  # of the card: less is not enough for what allocators reserve besides (docs/estimates.md)
 
 # Figures of experience.
 CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
 ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
-
-
-OF_ENGINES = frozenset({"engine_weights", "engine_working", "engine_asleep", "kv_cache"})  # parts of generation
-
-
-BESIDE_ENGINES = frozenset({"engine_start", "generation", "evaluation"})  # phases whose memory vLLM fills by itself
-PASSES = frozenset({"head_backward", "update", "logprobs", "optimizer_step"})  # of a step, over what it trains on
-
-
-class Phase(NamedTuple):
-    """The bytes that a GPU holds at the worst moment of a phase, by what they are for."""
-
-    # "load", "engine_start", "head_backward", "update", "optimizer_step", "logprobs", "sync", "probe", "generation",
-    # "evaluation", "save". An update's passes take most in layers ("update"), or where the head's gradient is made.
-    name: str
-    parts: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        """The sum of all parts."""
-        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -85,19 +61,19 @@ class Estimate:
     @property
     def busiest(self) -> Phase:
         """The pass that takes most: one in which what is in use goes up and down."""
-        return max((phase for phase in self.phases if phase.name in PASSES), key=lambda phase: phase.total)
+        return max((phase for phase in self.phases if phase.name in PASSES), key=lambda phase: phase.reserved)
 
     @property
     def headroom(self) -> float:
-        """The share of the card that passes leave, below 0 where they do not fit."""
-        return 1.0 - self.busiest.total / self.card
+        """The share of the card that passes leave, below 0 where what the allocator reserves for them does not fit."""
+        return 1.0 - self.busiest.reserved / self.card
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `gspo-hpc plan --json` prints them."""
         return {
             "card_bytes": self.card,
             "pipeline_stage": self.stage,
-            "phases": {phase.name: {**phase.parts, "total": phase.total} for phase in self.phases},
+            "phases": {phase.name: {**phase.reserved_parts, "total": phase.reserved} for phase in self.phases},
             "headroom": self.headroom,
             "host_bytes": {**self.host, "total": sum(self.host.values())},
             "sleep_level": self.sleep_level,
@@ -213,7 +189,10 @@ def stages(config: Config) -> Iterable[int]:
 
 
 def fits(found: Estimate, config: Config) -> bool:
-    """Return whether every phase fits on the card, a sequence in the cache, and the rest on a node.
+    """Return whether the tensors of every phase fit on the card, a sequence in the cache, and the rest on a node.
+
+    Whether there is room for fragmentation, too, is what the headroom says: short of memory, the allocator gives back
+    what it does not use before it fails.
 
     The rules about memory say the same (planning/rules/memory.py); this takes a tenth of their time.
     """
@@ -227,18 +206,6 @@ def has_room(found: Estimate, config: Config) -> bool:
     """Return whether every phase fits, and leaves as much of the card and of a node as it should."""
     room = node_memory(config)
     return fits(found, config) and found.headroom >= HEADROOM and (room is None or sum(found.host.values()) <= room)
-
-
-def risk(headroom: float) -> str:
-    """Return in words what a share of the card that passes leave means."""
-    if headroom >= HEADROOM:
-        return "comfortable"
-    return "tight" if headroom >= TIGHT else "may run out of memory"
-
-
-def percent(headroom: float) -> str:
-    """Return a share of the card that is left, rounded down, as the risk is judged: 19.6 % is no 20 %."""
-    return f"{math.floor(100 * headroom)}%"
 
 
 def lacks_host_memory(found: Estimate, config: Config) -> bool:
@@ -360,22 +327,3 @@ def node_memory(config: Config) -> int | None:
     if match is None:
         return None
     return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()] or None
-
-
-def shown(name: str) -> str:
-    """A part or a phase as people read it."""
-    return _SHOWN.get(name, name.replace("_", " "))
-
-
-_SHOWN = {
-    "logprobs": "log-probs",
-    "old_logprobs": "old log-probs",
-    "cuda_and_nccl": "CUDA and NCCL",
-    "kv_cache": "KV cache",
-    "gradient_copies": "gradients in fp32",
-    "head_backward": "head backward",
-    "head_input": "head's input",
-    "head_gradient": "head's gradient",
-    "embedding_gradient": "embedding's gradient",
-    "fp8_weights": "weights in FP8",
-}

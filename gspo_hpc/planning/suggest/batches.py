@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gspo_hpc.config.derived import updates_per_rollout
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.planning.estimates import memory
-from gspo_hpc.planning.estimates.memory import HEADROOM
+from gspo_hpc.planning.estimates.phases import HEADROOM
 from gspo_hpc.planning.plan import judge
 
 if TYPE_CHECKING:

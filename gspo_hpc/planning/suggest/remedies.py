@@ -20,7 +20,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.models import catalog
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import devices, parameters
-from gspo_hpc.planning.estimates.memory import TIGHT, percent, risk, shown
+from gspo_hpc.planning.estimates.phases import percent, risk, shown
 from gspo_hpc.planning.fixes import candidates, distances, repair
 from gspo_hpc.planning.fixes.change import Change
 from gspo_hpc.planning.layouts import Candidate, Search
@@ -67,7 +67,7 @@ class Remedy:
 
 _FIRST = "what fixes a rule that every layout breaks"
 _FITS = "with which a layout fits"
-_LEAVES = f"with which the best layout leaves at least {TIGHT:.0%} of a GPU"
+_LEAVES = "with which the best layout has room for fragmentation, too"
 _WORDS = {  # for a smaller model
     catalog.Kinship.LINE: "the largest smaller size of this model",
     catalog.Kinship.FAMILY: "the largest model of this family",
@@ -179,9 +179,9 @@ def _with_larger(tried: Iterable[tuple[Idea, Candidate | None]]) -> list[Remedy]
         return []
     idea, best = first
     found = [_remedy(idea._replace(text=f"{idea.text} {_FITS}"), best)]
-    if found[0].headroom < TIGHT:
+    if found[0].headroom < 0:
         larger = itertools.islice(fitting, _LARGER_TRIED)
-        roomy = ((idea, best) for idea, best in larger if best.memory.headroom >= TIGHT)
+        roomy = ((idea, best) for idea, best in larger if best.memory.headroom >= 0)
         found += [
             _remedy(idea._replace(text=f"{idea.text} {_LEAVES}"), best) for idea, best in itertools.islice(roomy, 1)
         ]

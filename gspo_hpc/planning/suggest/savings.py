@@ -14,9 +14,10 @@ from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.config.schema import Batch, Config, replace
 from gspo_hpc.config.section import written
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import advice, memory
+from gspo_hpc.planning.estimates import advice, memory, phases
 from gspo_hpc.planning.estimates.devices import Device
-from gspo_hpc.planning.estimates.memory import HEADROOM, Estimate
+from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.estimates.phases import HEADROOM
 from gspo_hpc.planning.settings import ENGINE, with_value
 
 UTILIZATION = f"{ENGINE}gpu_memory_utilization"
@@ -147,7 +148,7 @@ def _with_engine_share(
     generation = found.phase("generation")
     if UTILIZATION in keep or (generation.total <= found.card and found.cache_tokens >= longest):
         return config, found
-    beside = sum(size for name, size in generation.parts.items() if name not in memory.OF_ENGINES)
+    beside = sum(size for name, size in generation.parts.items() if name not in phases.OF_ENGINES)
     most = min(advice.MOST, math.floor(100 * (1 - beside / device.memory)) / 100)
     if most <= 0:
         return config, found

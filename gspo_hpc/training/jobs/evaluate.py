@@ -12,7 +12,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.evaluation import evaluate as evaluation
 from gspo_hpc.models import architecture, hub
-from gspo_hpc.planning.estimates import devices, memory
+from gspo_hpc.planning.estimates import devices, memory, phases
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start, stop
@@ -102,9 +102,9 @@ def lack_of_memory(config: Config) -> str | None:
         return None
     largest = max(worst.parts, key=lambda name: worst.parts[name])
     taken = f"{in_gib(worst.total)} of the {in_gib(found.card)} GiB of one {device.name}"
-    most = f"{in_gib(worst.parts[largest])} of them {memory.shown(largest)}"
+    most = f"{in_gib(worst.parts[largest])} of them {phases.shown(largest)}"
     return (
-        f"evaluation may run out of memory: {memory.shown(worst.name)} takes {taken}, {most}; use a larger GPU, or let "
+        f"evaluation may run out of memory: {phases.shown(worst.name)} takes {taken}, {most}; use a larger GPU, or let "
         "the run evaluate (eval.interval, eval.after) on all of its GPUs"
     )
 

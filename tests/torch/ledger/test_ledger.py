@@ -35,7 +35,7 @@ from gspo_hpc.models import architecture, catalog
 from gspo_hpc.ops.weight_parts import ALIGNMENT
 from gspo_hpc.planning.estimates import devices, memory, parameters
 from gspo_hpc.planning.estimates.head import Head
-from gspo_hpc.planning.estimates.memory import Phase
+from gspo_hpc.planning.estimates.phases import Phase
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks

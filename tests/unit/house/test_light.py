@@ -77,10 +77,10 @@ def named(modules: set[str], names: Sequence[str]) -> list[str]:
     [
         ("--help", (*HEAVY, *OURS, *CONFIG, "rich"), 8, 25),
         ("plan smollm2_cpu", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 82, 250),
-        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 92, 250),
+        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 93, 250),
         ("plan smollm2_cpu --json", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich"), 79, 200),
         ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 33, 180),
-        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS), 92, 250),
+        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS), 93, 250),
     ],
 )
 def test_a_command_imports_only_what_it_needs(

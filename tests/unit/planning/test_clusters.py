@@ -7,7 +7,6 @@ plan refuses.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from gspo_hpc.cli import main
 from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import layouts
-from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.estimates import memory, phases
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.rules.memory import MemoryRule
@@ -78,7 +77,8 @@ def test_there_is_a_layout_where_people_train(model: str, nodes: int, gpus: int,
     for layout in found:
         plan = make_plan(with_all(config, layout.settings))
         assert plan.valid and plan.memory is not None, plan.broken
-        assert plan.memory.headroom == pytest.approx(layout.headroom) and layout.headroom >= 0
+        assert plan.memory.headroom == pytest.approx(layout.headroom)
+        assert layout.headroom >= -phases.FRAGMENTATION  # some published layouts have no room for all of it
     if "A3B" in model or "A22B" in model:
         experts = [layout.settings["parallel.expert_model_parallel_size"] for layout in found]
         assert experts[0] > 1 and sum(size > 1 for size in experts) >= len(experts) - 1, experts
@@ -104,14 +104,14 @@ def test_every_answer_is_a_plan_in_the_order_that_is_told(
         plan = make_plan(with_all(config, layout.settings))
         assert plan.valid and plan.memory is not None, (str(layout), plan.broken)
         assert plan.memory.headroom == pytest.approx(layout.headroom)
-        assert layout.risk == memory.risk(layout.headroom)
+        assert layout.risk == phases.risk(layout.headroom)
         faster = [other for other in found[place + 1 :] if other.seconds < layout.seconds]
         assert bool(faster) == layout.reasons[0].startswith("ranks before a layout that is"), layout.reasons
-        own = memory.percent(layout.headroom)
+        own = phases.percent(layout.headroom)
         assert f"only {own} of the GPU's memory" not in layout.reasons[0], "a reason that is none"
-        short = max(0.0, memory.HEADROOM - layout.headroom) / memory.HEADROOM
+        short = max(0.0, phases.HEADROOM - layout.headroom) / phases.HEADROOM
         assert layout.counted_seconds >= layout.seconds * (1 + layouts.RISK * short) * (1 - 1e-9)
-        assert (layout.headroom < memory.HEADROOM) == any("watch runtime_memory_gib" in text for text in layout.reasons)
+        assert (layout.headroom < phases.HEADROOM) == any("watch runtime_memory_gib" in text for text in layout.reasons)
     assert [one.counted_seconds for one in found] == sorted(one.counted_seconds for one in found)
 
 
@@ -145,13 +145,13 @@ def test_what_fits_is_what_the_rules_say(
 
 
 def test_less_headroom_counts_against_a_layout_and_there_is_no_cliff() -> None:
-    """A layout that leaves a fifth counts as it is, one that leaves nothing as half as slow again."""
-    assert layouts._short(0.2) == layouts._short(0.6) == 1.0 and layouts._short(0.0) == 1.5
-    assert layouts._short(0.1) == pytest.approx(1.25)
-    assert memory.risk(0.2) == "comfortable" and memory.risk(0.19) == "tight"
-    assert memory.risk(memory.TIGHT - 0.001) == "may run out of memory"
-    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text("utf-8")
-    assert f"change of its kind that leaves at least {memory.TIGHT * 100:.0f} %" in page
+    """A layout that leaves a tenth counts as it is, one that leaves nothing as half as slow again."""
+    assert layouts._short(0.1) == layouts._short(0.6) == 1.0 and layouts._short(0.0) == 1.5
+    assert layouts._short(0.05) == pytest.approx(1.25) and layouts._short(-0.05) == pytest.approx(1.75)
+    assert phases.risk(0.1) == "comfortable" and phases.risk(0.09) == phases.risk(0.0) == "tight"
+    assert phases.risk(-0.001) == "may run out of memory"
+    page = " ".join((Path(__file__).parents[3] / "docs" / "plan.md").read_text("utf-8").split())
+    assert "change of its kind with room for fragmentation" in page
 
 
 def test_memory_is_saved_only_where_a_layout_needs_it() -> None:
@@ -209,7 +209,7 @@ def test_what_would_have_to_change_was_tried(
     page = " ".join(capsys.readouterr().out.split())
     assert f"no layout of {nodes * gpus} {gpu} holds this model" in page and "GiB of a GPU in" in page
     assert all(" ".join(str(one).split()) in page for one in found)
-    assert all(f"memory: {one.risk}, leaves {memory.percent(one.headroom)} of a GPU" in page for one in found)
+    assert all(f"memory: {one.risk}, leaves {phases.percent(one.headroom)} of a GPU" in page for one in found)
     assert main.main(["suggest", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert told["changes"] == [one.to_json() for one in found] and "GiB of a GPU in" in told["errors"][0]
@@ -231,8 +231,8 @@ def test_a_larger_change_stands_beside_one_that_may_run_out_of_memory(
     found = [one for one in remedies.find(made(model, nodes, gpus, gpu)) if kind in one.changes]
     assert [one.changes[kind] for one in found] == counts
     small, large = found
-    assert small.risk == "may run out of memory" and small.headroom < memory.TIGHT <= large.headroom
-    assert "fits" in small.text and f"leaves at least {memory.TIGHT:.0%} of a GPU" in large.text
+    assert small.risk == "may run out of memory" and small.headroom < 0 <= large.headroom
+    assert "fits" in small.text and "has room for fragmentation" in large.text
 
 
 def test_a_refused_plan_is_offered_a_layout_before_another_model() -> None:
@@ -260,7 +260,7 @@ def test_batch_sizes_are_advised_with_reasons_and_can_be_had() -> None:
     ].value == 4  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[1], CLUSTERS[8], CLUSTERS[13]])
+@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[1], CLUSTERS[13], CLUSTERS[14]])
 def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gpu: str) -> None:
     """Tried with the plan: an optimizer step that is too full is not made smaller by fewer tokens."""
     config, said = made(model, nodes, gpus, gpu), 0
@@ -274,7 +274,7 @@ def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gp
                 chosen = with_value(chosen, key, yaml.safe_load(value))
             plan = make_plan(chosen)
             assert plan.memory is not None
-            assert f"{math.floor(100 * plan.memory.headroom)}%" == left, text  # rounded down, as everywhere
+            assert phases.percent(plan.memory.headroom) == left, text  # rounded down, as everywhere
             assert plan.memory.headroom > layout.headroom + 0.01
             said += 1
     assert said
@@ -303,5 +303,5 @@ def test_a_reason_shows_the_difference(model: str, gpus: int) -> None:
     shown = [(layout, reason) for layout, reason in told if "that one leaves only" in reason]
     assert shown
     for layout, reason in shown:
-        assert f"only {memory.percent(layout.headroom)} of" not in reason, reason
+        assert f"only {phases.percent(layout.headroom)} of" not in reason, reason
     assert any(", not " in reason for _, reason in shown), "none of them are nearly alike"

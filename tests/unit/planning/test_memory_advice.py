@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.estimates import phases
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.plan import make_plan
 from tests.unit.planning.test_memory_estimate import SHARE, advised, made, overridden
@@ -86,9 +86,12 @@ def test_what_a_trainer_is_advised_is_enough(
     plan = make_plan(config)
     rules = {item.rule for item in plan.broken}
     refused = [item.message for item in plan.broken if item.rule == "trainer_fits_gpu_memory"]
-    little = (text for text in plan.warnings if "left for peaks" in text)
-    tight = [re.sub(r"left for peaks[^;]*; ", "left for peaks: ", text) for text in little]
-    for message, least in (*((text, 0.0) for text in refused), *((text, memory.HEADROOM) for text in tight)):
+    little = (text for text in plan.warnings if "are left for peaks" in text or "may run out of memory" in text)
+    tight = [re.sub(r"(left for peaks|may run out)[^;]*; ", r"\1: ", text) for text in little]
+    for message, least in (
+        *((text, -phases.FRAGMENTATION) for text in refused),
+        *((text, phases.HEADROOM) for text in tight),
+    ):
         assert message.endswith(MACHINES), message
         for way in advised(message):
             changed = make_plan(overridden(config, way))
@@ -97,10 +100,12 @@ def test_what_a_trainer_is_advised_is_enough(
             assert changed.memory is not None and changed.memory.headroom >= least, (way, message)
 
 
-@pytest.mark.parametrize(("left", "told"), [(0.19, ""), (0.13, " (13%: the run may run out of memory)")])
+@pytest.mark.parametrize(
+    ("left", "told"), [(0.09, "9% are left for peaks, less than 10%; "), (-0.01, "so the run may run out of memory; ")]
+)
 def test_a_warning_says_what_is_likely_to_run_out(monkeypatch: pytest.MonkeyPatch, left: float, told: str) -> None:
-    """With as little as is not enough for what allocators reserve besides, the words are those of `suggest`."""
+    """With as little as is not enough for fragmentation, the words are those of `suggest`."""
     monkeypatch.setattr(Estimate, "headroom", left + 0.001)
     config = made(parallel={"tensor_model_parallel_size": 2}, memory={"recompute_granularity": "full"})
-    (warning,) = (text for text in make_plan(config).warnings if "left for peaks" in text)
-    assert f"left for peaks{told}; " in warning
+    (warning,) = (text for text in make_plan(config).warnings if "left for peaks" in text or "fragmentation" in text)
+    assert told in warning

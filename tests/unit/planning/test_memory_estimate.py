@@ -19,7 +19,8 @@ from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.config.schema import Config, as_dict, replace
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import activations, devices, memory, moments, parameters
-from gspo_hpc.planning.estimates.memory import Estimate, Phase
+from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.estimates.phases import Phase
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.rules.memory import MemoryRule
@@ -115,7 +116,7 @@ def test_what_does_not_fit_is_refused_and_fixed() -> None:
 def test_little_room_is_a_warning_and_a_small_cache_a_refusal() -> None:
     tight = made(cluster={"gpu": "A100-40GB"}, parallel={"tensor_model_parallel_size": 2})
     plan = make_plan(replace(tight, memory=replace(tight.memory, recompute_granularity="full")))
-    assert plan.valid and any("less than 20% is left for peaks" in text for text in plan.warnings), plan.warnings
+    assert plan.valid and any("so the run may run out of memory" in text for text in plan.warnings), plan.warnings
     engine = {"gpu_memory_utilization": 0.122}
     (broken,) = make_plan(made(rollout={"engine": engine}, memory={"recompute_granularity": "full"})).broken
     assert "the KV cache of an engine holds" in broken.message and "the longest sequence has 8,192" in broken.message
@@ -219,7 +220,7 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     found = estimated(made(memory={"recompute_granularity": "full"}))
     for name, bar, _ in estimates.bars(found, 100):
         filled = len(bar.rstrip(" .!"))
-        assert abs(filled - 100 * phase(found, name).total / found.card) <= 1, (name, bar)
+        assert abs(filled - 100 * phase(found, name).reserved / found.card) <= 1, (name, bar)
 
 
 def test_gpus_set_apart_do_not_train() -> None:
@@ -353,7 +354,8 @@ def test_advice_names_the_number() -> None:
     sync, generation = (item.message for item in make_plan(big).broken)
     assert generation.startswith("generation takes 140.") and "offload_trainer" not in generation
     assert advised(generation) == [[f"rollout.tensor_parallel_size={size}"] for size in (2, 4, 8)]
-    assert sync.startswith("sync takes") and advised(sync) == [["rollout.tensor_parallel_size=4"]]
+    assert sync.startswith("sync takes")
+    assert [way[1:] for way in advised(sync)] == [["rollout.tensor_parallel_size=4"]] * 2  # [0]: for fragmentation
     config = load(CONFIGS / "qwen3_235b_a22b_tp4_pp2_ep32.yaml", [f"rollout.engine.{SHARE}=0.5"])
     (broken,) = make_plan(config).broken
     (share,), (size,) = sorted(advised(broken.message))

@@ -15,7 +15,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.launch.slurm import submit
 from gspo_hpc.models import architecture as model_config
 from gspo_hpc.models import catalog
-from gspo_hpc.planning.estimates import devices, parameters
+from gspo_hpc.planning.estimates import devices, parameters, phases
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry
 from gspo_hpc.system.text import GIB
@@ -118,7 +118,7 @@ def test_it_recomputes_activations_only_where_memory_asks_for_it(path: Path) -> 
     """A third more forward passes, else for nothing: without it the plan is refused, or leaves too little for peaks."""
     config = loader.load(path)
     without = make_plan(loader.load(path, ["memory.recompute_granularity=null"]))
-    enough = not without.broken and without.memory is not None and without.memory.headroom >= HEADROOM
+    enough = not without.broken and without.memory is not None and without.memory.headroom >= phases.HEADROOM
     assert (config.memory.recompute_granularity is None) == enough
 
 
