@@ -141,6 +141,18 @@ def test_the_nearest_sizes_that_fit_together_are_offered(sections: dict[str, Any
     assert {*first.split()} in [{*str(fix).split()} for fix in repair.offered(from_dict(raw))]
 
 
+def test_a_size_that_fits_larger_nodes_is_tried_before_nodes_are_changed() -> None:
+    """An engine of 8 GPUs is over two nodes of 6, which is only planned: it was given up, and one of 4 offered."""
+    faults = {
+        "rollout.tensor_parallel_size": 6,
+        "cluster.gpus_per_node": 6,
+        "parallel.virtual_pipeline_model_parallel_size": 3,
+    }
+    config = with_all(BASES["llama3.1_70b_tp8_pp8"], [Change(key, None, value) for key, value in faults.items()])
+    wanted = "rollout.tensor_parallel_size=8 cluster.gpus_per_node=8 parallel.virtual_pipeline_model_parallel_size=2"
+    assert {*wanted.split()} in [{*str(fix).split()} for fix in repair.offered(config)]
+
+
 def test_the_search_ends_when_its_room_is_used_up() -> None:
     config = drawn(300)[0]
     whole = nearest.Nearest(search.Search(config, None, make_plan(config)), 40, machines=True)
