@@ -148,7 +148,7 @@ def _batch_sizes(config: Config, plan: PlanBuilder, rows: int | None) -> dict[st
         needed = whole // math.gcd(whole, gbs)
         found["batch.steps_per_generation"] = _multiples(
             needed, spg, -(-world // gbs), None if most is None else most // gbs
-        ) | {None, 1}
+        ) | ({1} if gen is None else {1, None})  # null is 1 where nothing else gives the size of a rollout
         if gen is not None:
             found["batch.steps_per_generation"].add(max(1, gen // gbs))
         found["batch.num_generations"] = {n for n in divisors(gbs) if n >= 2}

@@ -220,6 +220,14 @@ def test_the_damaged_one_is_put_aside_and_does_not_count(tmp_path: Path) -> None
     assert (tmp_path / "damaged-000020").is_dir()
 
 
+def test_of_several_faults_two_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    damaged = save(tmp_path, 20)
+    flip(damaged / "cursor.json")
+    flip(damaged / "megatron/shard-0")
+    (damaged / "megatron/shard-1").unlink()
+    assert newest_whole(tmp_path)[1][0].endswith("is another, and 1 more")
+
+
 def test_when_all_are_damaged_there_is_none(tmp_path: Path) -> None:
     for step in (1, 2):
         cut(save(tmp_path, step) / "cursor.json")
