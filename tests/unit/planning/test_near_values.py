@@ -95,3 +95,12 @@ def test_on_the_other_side_a_number_is_near_up_to_four_times_the_first_distance(
 )
 def test_a_power_of_two_is_preferred_less_than_half_a_doubling_away(before: int, value: int, round_: bool) -> None:
     assert is_round(Change("batch.num_generations", before, value)) is round_
+
+
+def test_two_changes_are_near_up_to_half_as_far_again_as_the_first() -> None:
+    first, near, far = (
+        Fix((Change("batch.global_batch_size", 64, size), Change("batch.num_generations", 8, 16)))
+        for size in (128, 240, 300)
+    )
+    assert 1.4 * first.distance < near.distance < 1.5 * first.distance < far.distance < 3 * first.distance
+    assert is_near(near, [first]) and not is_near(far, [first])

@@ -268,6 +268,17 @@ def test_retain_keeps_the_newest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["1000000"]
 
 
+def test_retain_works_beside_what_a_kill_left_of_another(tmp_path: Path) -> None:
+    """A checkpoint of the same step was being deleted when the run was killed, and was saved again since."""
+    left = staging_path(tmp_path, 10)
+    for step in (10, 20):
+        save(tmp_path, step)
+    (left := left.parent / f"{left.name.removesuffix('000010')}000010-retired").mkdir()
+    (left / "shard-0").touch()
+    retain(tmp_path, 1)
+    assert [path.name for path in list_committed(tmp_path)] == ["000020"] and left.is_dir()
+
+
 def test_clean_staging_removes_only_what_a_kill_left(tmp_path: Path) -> None:
     clean_staging(tmp_path / "none")
     save(tmp_path, 10)
