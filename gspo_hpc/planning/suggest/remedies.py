@@ -79,7 +79,7 @@ Kind = Callable[[Config], Iterator[Idea]]  # yields changes, the one that is wan
 
 
 class Asked(NamedTuple):
-    """What `suggest` was asked beside the config."""
+    """Options that `suggest` was given beside the config."""
 
     keep: frozenset[str] = frozenset()  # settings that stay as the config has them
     response_tokens: float | None = None  # of a response, on average: it decides which layout is the best
