@@ -53,7 +53,7 @@ def _run(words: list[str]) -> int:
             top, _ = parsers()
             if name.startswith("-"):
                 top.parse_args(words)  # --help and --version end here
-            return _unknown(name, top, list(COMMANDS))
+            return _unknown(name, top, list(COMMANDS), as_json="--json" in words)
         args = parser_of(name).parse_intermixed_args(words[1:])
         as_json = getattr(args, "json", False)
         return int(args.run(args))
@@ -102,9 +102,12 @@ def _print_errors(lines: list[str]) -> None:
     print(json.dumps({"errors": lines}))
 
 
-def _unknown(name: str, top: argparse.ArgumentParser, commands: list[str]) -> int:
+def _unknown(name: str, top: argparse.ArgumentParser, commands: list[str], *, as_json: bool) -> int:
     if not name:
         top.print_help(sys.stderr)
         return REFUSED
-    print(f"gspo-hpc: no command {name!r}{near_miss(name, commands, known=True)}", file=sys.stderr)
+    text = f"no command {name!r}{near_miss(name, commands, known=True)}"
+    print(f"gspo-hpc: {text}", file=sys.stderr)
+    if as_json:
+        _print_errors(text.splitlines())
     return REFUSED

@@ -39,8 +39,8 @@ def plan(
 ) -> int:
     """Print the plan, and what `train` would refuse in the files that the config names.
 
-    Return DONE if a run could be started from the config and there is a batch script if one was asked for, REFUSED if
-    not, and INCOMPLETE if all that is known is that no rule is broken.
+    Return DONE if a run could be started from the config and the files that it names, and there is a batch script if
+    one was asked for; REFUSED if not; INCOMPLETE if nothing is wrong, but not all of it is here to be looked at.
 
     `ranks` prints every rank, however many there are.
     """
@@ -50,7 +50,8 @@ def plan(
     rows = preflight.rows(config, WHOLE_FILE_BYTES)
     found = make_plan(config, rows)
     problems = preflight.problems(config)
-    found = replace(found, errors=tuple(_lines(problems, places)))
+    absent = tuple(dict.fromkeys(problem.key for problem in problems if problem.absent))
+    found = replace(found, errors=tuple(_lines(problems, places)), absent=absent)
     offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
     beside = None if times is None else _asynchrony(config, times, response_tokens)
@@ -152,7 +153,7 @@ def _not_looked_at(config: Config, found: Plan, problems: Sequence[Problem]) -> 
         if problem.absent and not (problem.key == "model.path" and noted):
             counted = ": its prompts are not counted" if problem.key == "data.train" else ""
             yield f"{problem.key} {problem.text}{counted}. {problem.absent}."
-    if not found.runnable:
+    if found.runnable is False or found.unknown_model is not None:
         return
     machine = "the cluster" if config.cluster.nodes > 1 else "this machine"
     yield (

@@ -49,7 +49,7 @@ def suggest(
     for text in cut(config, response_tokens):
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
     if not found:
-        _nothing_fits(config, frozenset(keep), as_json=as_json)
+        _nothing_fits(config, frozenset(keep), response_tokens, as_json=as_json)
         return False
     if out is not None:
         with out.open("x", encoding="utf-8") as file:
@@ -91,12 +91,13 @@ def _keys() -> set[str]:
     return {f"{name}.{key}" for name, section in sections.items() for key in vars(section)}
 
 
-def _nothing_fits(config: Config, keep: frozenset[str], *, as_json: bool) -> None:
+def _nothing_fits(config: Config, keep: frozenset[str], response_tokens: float | None, *, as_json: bool) -> None:
     """Print that there is no layout, what is short, and the changes with which there is one."""
     from gspo_hpc.planning.suggest import remedies
 
     text = f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule"
-    short, found = remedies.lacking(layouts.Search(config, keep)), remedies.find(config, keep)
+    short = remedies.lacking(layouts.Search(config, keep))
+    found = remedies.find(config, keep, response_tokens)
     if as_json:
         print(json.dumps({"errors": [f"{text}: {short}"], "changes": [one.to_json() for one in found]}, indent=2))
         return

@@ -15,6 +15,7 @@ from gspo_hpc.data import hub_data
 from gspo_hpc.doctor import inputs, sizes, slurm, tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section, State, shortened, within
 from gspo_hpc.doctor.node import Machine, look
+from gspo_hpc.launch import preflight
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.models import hub
 from gspo_hpc.planning.plan import make_plan
@@ -79,10 +80,10 @@ def diagnose(
     if groups and (config is None or nodes != config.cluster.nodes):
         asked = "a config" if config is None else f"--nodes {config.cluster.nodes}, the nodes of the run"
         raise ValueError(f"--groups starts all ranks of a run: it needs {asked}")
-    if groups and config is not None:
-        make_plan(config).require()
     given = config is not None
     config = hub_data.with_cached_files(hub.with_cached_folder(config or _of_this_machine()))
+    if groups:
+        make_plan(config, preflight.rows(config)).require()
     cluster, error = _ask_slurm(config)
     for_slurm = nodes is not None or (given and slurm.wanted(config))
     login = cluster is not None and for_slurm and "SLURM_JOB_ID" not in os.environ

@@ -148,7 +148,7 @@ class Draft:
         try:
             if isinstance(value, bool) or float(value) != int(float(value)):
                 raise ValueError
-            number = int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(float(value))
+            number = int(value) if isinstance(value, str) and value.lstrip("+-").isdecimal() else int(float(value))
         except (ValueError, TypeError, OverflowError):
             self.wrong(name, "must be a whole number")
             return default

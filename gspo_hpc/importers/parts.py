@@ -64,7 +64,7 @@ def positive(draft: Draft, name: str, value: str | None) -> int | None:
     if is_unset(value):
         _unknown(draft, name, value)
         return None
-    if not value.strip().isdigit() or int(value) < 1:
+    if not value.strip().isdecimal() or int(value) < 1:
         draft.refuse(f"{name}={value}: must be a whole number, 1 or more")
         return None
     return int(value)

@@ -201,7 +201,7 @@ def training_rows(draft: Draft, rows: int | None) -> tuple[int | None, str]:
     """
     names = draft.texts("dataset")
     numbers = [text.rpartition("#")[2] for text in names if "#" in text]
-    counted = bool(numbers) and len(numbers) == len(names) and all(text.isdigit() for text in numbers)
+    counted = bool(numbers) and len(numbers) == len(names) and all(text.isdecimal() for text in numbers)
     sizes = [rows] if rows is not None else [int(text) for text in numbers] if counted else []
     if not sizes:
         return None, ""

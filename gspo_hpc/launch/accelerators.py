@@ -24,7 +24,7 @@ def torch_build() -> str | None:
 
 def devices() -> int:
     """Return how many GPUs have a device file; none has one under WSL."""
-    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def visible() -> tuple[int, str] | None:

@@ -118,13 +118,13 @@ def progress(run: RunDir) -> tuple[int, int]:
 
 def newest_rollout(run: RunDir) -> tuple[int, int] | None:
     """Return the number of the newest rollout and its finished groups, as its journals have them; None before it."""
-    rollouts = sorted(path for path in run.rollouts.glob("*") if path.name.isdigit())
+    rollouts = sorted(path for path in run.rollouts.glob("*") if path.name.isdecimal())
     return (int(rollouts[-1].name), _groups_in(rollouts[-1])) if rollouts else None
 
 
 def finished_groups(run: RunDir, rollout: int) -> int | None:
     """Return how many groups the journals of a rollout have; None if it has not begun."""
-    found = [path for path in run.rollouts.glob("*") if path.name.isdigit() and int(path.name) == rollout]
+    found = [path for path in run.rollouts.glob("*") if path.name.isdecimal() and int(path.name) == rollout]
     return _groups_in(found[0]) if found else None
 
 

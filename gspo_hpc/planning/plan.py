@@ -55,6 +55,7 @@ class Plan:
     not_run: tuple[NotRun, ...] = ()  # what this version can plan, but not run
     errors: tuple[str, ...] = ()  # lines on what a run would be refused for in the files of this machine, if asked for
     missing: tuple[str, ...] = ()  # keys that a run needs besides
+    absent: tuple[str, ...] = ()  # keys that name what is not on this machine, if it was looked for
     unknown_model: str | None = None  # model.path, where nothing says whether that model can be trained
     warnings: tuple[str, ...] = ()  # allowed, but hardly meant
     notes: tuple[str, ...] = ()
@@ -68,13 +69,13 @@ class Plan:
 
     @property
     def runnable(self) -> bool | None:
-        """Return whether `train` or `submit` would start the run, if its model, data and reward functions are there.
+        """Return whether `train` or `submit` would take the config, with the files that it names.
 
-        None: no rule is broken and nothing is missing, but nothing is known of the model.
+        None: nothing is wrong, but a file that the answer depends on is not here, or nothing is known of the model.
         """
         if self.broken or self.not_run or self.errors or self.missing:
             return False
-        return None if self.unknown_model is not None else True
+        return None if self.unknown_model is not None or self.absent else True
 
     def require(self, hint: str = "") -> None:
         """Raise ValueError for what this version does not run; PlanError, with the hint, for all broken rules."""
@@ -94,6 +95,7 @@ class Plan:
             "not_run": [item._asdict() for item in self.not_run],
             "missing": list(self.missing),
             "unknown_model": self.unknown_model,
+            "absent": list(self.absent),
             "layout": self.layout,
             "passes": {name: size._asdict() for name, size in self.passes.items()},
             "warnings": list(self.warnings),

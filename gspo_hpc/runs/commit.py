@@ -187,7 +187,7 @@ def _steps(root: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():  # in reverse, ".old-" comes after digits
         number = path.name.removeprefix(_OLD)
-        if number.isdigit() and path.is_dir():
+        if number.isdecimal() and path.is_dir():
             found.setdefault(int(number), path)
     return dict(sorted(found.items()))
 

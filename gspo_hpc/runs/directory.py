@@ -144,7 +144,7 @@ class RunDir:
 
     def attempt_folders(self) -> list[Path]:
         """Return attempts/NNNN, oldest first."""
-        names = [path for path in self.attempts.iterdir() if path.name.isdigit()] if self.attempts.is_dir() else []
+        names = [path for path in self.attempts.iterdir() if path.name.isdecimal()] if self.attempts.is_dir() else []
         return sorted(names, key=lambda path: int(path.name))
 
 

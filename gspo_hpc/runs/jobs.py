@@ -17,7 +17,7 @@ def new_job_folder(run: Path) -> Path:
     """Make the folder of the next submission of a run, or of a sweep, and return its path."""
     jobs = run / "jobs"
     make_private_dir(jobs)
-    number = max((int(path.name) for path in jobs.iterdir() if path.name.isdigit()), default=0) + 1
+    number = max((int(path.name) for path in jobs.iterdir() if path.name.isdecimal()), default=0) + 1
     folder = jobs / f"{number:04d}"
     make_private_dir(folder)
     return folder

@@ -103,7 +103,7 @@ def read_journal(path: Path, fingerprint: str) -> dict[int, Group]:
 def retire(rollouts: Path, before_rollout: int) -> None:
     """Delete the journals of the rollouts below `before_rollout`, which no checkpoint needs any more."""
     for folder in rollouts.iterdir() if rollouts.is_dir() else ():
-        if folder.name.isdigit() and int(folder.name) < before_rollout:
+        if folder.name.isdecimal() and int(folder.name) < before_rollout:
             shutil.rmtree(folder)
 
 

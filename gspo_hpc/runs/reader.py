@@ -222,7 +222,7 @@ def _damaged_lines(
     last = raw[-1] if raw else {}
     reached = last.get("reached")
     steps = reached[0] if isinstance(reached, list) and reached and _is_step(reached[0]) else 0
-    saved = [int(path.parent.name) for path in run.checkpoints.glob("*/COMMITTED") if path.parent.name.isdigit()]
+    saved = [int(path.parent.name) for path in run.checkpoints.glob("*/COMMITTED") if path.parent.name.isdecimal()]
     missing = "has no record" if run.metrics.exists() else "is missing"
     if steps > done:
         yield Damage(
@@ -291,7 +291,7 @@ def _experts(raw: Mapping[str, Any]) -> tuple[int, dict[int, list[int]]] | None:
         return None
     found = {}
     for name, row in layers.items():
-        if not (name.isdigit() and isinstance(row, list) and row and all(map(_is_step, row))):
+        if not (name.isdecimal() and isinstance(row, list) and row and all(map(_is_step, row))):
             return None
         found[int(name)] = row
     return int(step or 0), dict(sorted(found.items()))

@@ -57,7 +57,7 @@ def marked(run_id: str, attempt: int | None = None, but: int | None = None) -> l
     wanted = f"{MARK}={run_id}:{'' if attempt is None else attempt}".encode()
     found = []
     for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid():
+        if path.name.isdecimal() and int(path.name) != os.getpid():
             try:
                 environment = (path / "environ").read_bytes()
             except OSError:  # it is gone, or in a container, or another user's

@@ -157,7 +157,7 @@ def _processes(token: str) -> list[int]:
     wanted = f"{TOKEN}={token}".encode()
     found = []
     for path in Path("/proc").iterdir():
-        if path.name.isdigit():
+        if path.name.isdecimal():
             with contextlib.suppress(OSError):  # it is gone, or belongs to another user
                 if wanted in (path / "environ").read_bytes().split(b"\0"):
                     found.append(int(path.name))

@@ -151,9 +151,9 @@ def _verdict(plan: Plan) -> str:
         return "valid, but not run by this version"
     if plan.missing:
         return "what is given is valid; a run needs more"
-    return (
-        "valid as far as checked" if plan.runnable else "what could be checked is valid; nothing is known of the model"
-    )
+    if plan.unknown_model is not None:
+        return "what could be checked is valid; nothing is known of the model"
+    return "valid, but not all that it names is on this machine" if plan.absent else "valid as far as checked"
 
 
 def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:

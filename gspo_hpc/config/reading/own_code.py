@@ -101,8 +101,8 @@ class _Content(importlib.abc.SourceLoader):
 def signature(path: Path, name: str) -> inspect.Signature:
     """Return the signature of a function at the top level of a file, without running it and without annotations.
 
-    Raises ValueError where the file cannot be read, is not Python, or has no such function; FileAbsent where there is
-    none.
+    Raises ValueError where the file cannot be read, is not Python, or has no such function, or one that is a generator;
+    FileAbsent where there is none.
     """
     try:
         tree = ast.parse(source(path).read_bytes(), filename=str(path))
@@ -120,7 +120,21 @@ def signature(path: Path, name: str) -> inspect.Signature:
         raise ValueError(
             f"{path} has no function {name!r} at its top level{near_miss(name, sorted(defined), known=True)}"
         )
+    if _yields(defined[name]):
+        raise ValueError(f"{path}: {name!r} is a generator: it has `yield`, and must give its value with `return`")
     return _signature(defined[name].args)
+
+
+def _yields(function: ast.FunctionDef) -> bool:
+    """Return whether a call makes a generator: functions and classes within it have their own `yield`."""
+    inner: list[ast.AST] = [*function.body]
+    while inner:
+        node = inner.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            inner.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def _other_kind(tree: ast.Module, name: str) -> str | None:

@@ -26,6 +26,7 @@ PEER_NAMES = {
     "eps_clip_high": "algorithm.clip_high",
     "delta": _ONE_BOUND,
     "clip_ratio_c": _ONE_BOUND,
+    **dict.fromkeys(("attn_impl", "attn_implementation", "attn_backend"), "model.attention_backend"),
     "importance_sampling_level": (
         "algorithm.name: gspo for sequence, gspo_token for sequence_token, and grpo for token"
     ),

@@ -42,7 +42,7 @@ def together(places: Iterable[str]) -> str:
     others: list[str] = []
     for place in dict.fromkeys(places):
         file, _, line = place.rpartition(":")
-        if file and line.isdigit():
+        if file and line.isdecimal():
             lines.setdefault(file, set()).add(int(line))
         else:
             others.append(place)

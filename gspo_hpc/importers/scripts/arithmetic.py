@@ -68,7 +68,7 @@ def _changed(text: str, scope: Scope, depth: int) -> set[str]:
     for name in re.findall(r"[A-Za-z_]\w*", text) if depth < 4 else ():
         held = scope.get(name)
         for inner in (held,) if isinstance(held, str) else held if isinstance(held, tuple) else ():
-            found |= _changed(inner, scope, depth + 1) if not inner.isdigit() and inner != text else set()
+            found |= _changed(inner, scope, depth + 1) if not inner.isdecimal() and inner != text else set()
     return found
 
 
@@ -194,7 +194,7 @@ class _Expression:
             self._depth -= 1
             return value if self._take(")") else self._lost()
         token = self._tokens[self._at] if self._at < len(self._tokens) else self._lost()
-        if token[0].isdigit():
+        if token[0].isdecimal():
             self._at += 1
             return _wrapped(int(token, 16 if token[:2].lower() == "0x" else 8 if token[0] == "0" else 10))
         name = self._name()

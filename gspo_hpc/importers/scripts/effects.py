@@ -47,16 +47,16 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
             return None
         case "return" if reader.frames:
             reader.ended = "return"
-            reader.status = rest[0] == "0" if rest and rest[0].isdigit() else None if rest else True
+            reader.status = rest[0] == "0" if rest and rest[0].isdecimal() else None if rest else True
             return reader.status
         case "break" | "continue":
             if reader.loops:
-                if rest and not rest[0].isdigit():
+                if rest and not rest[0].isdecimal():
                     raise ValueError(f"line {line}: {name} {rest[0]}: how many loops it ends is not known")
                 reader.ended, reader.levels = name, min(int(rest[0]) if rest else 1, reader.loops)
             return True
         case "shift":
-            if rest and not rest[0].isdigit():
+            if rest and not rest[0].isdecimal():
                 raise ValueError(
                     f"shift {rest[0]}: not known before the script runs, so neither are $1 and the arguments after it"
                 )

@@ -19,7 +19,7 @@ def getopts(reader: Reader, words: Sequence[str], line: int) -> bool | None:
     letters, name, *given = words
     index = scope.get("OPTIND")
     arguments = given or list(scope.arguments)
-    known = isinstance(index, str) and index.isdigit() and index != "0" and not is_unset(letters)
+    known = isinstance(index, str) and index.isdecimal() and index != "0" and not is_unset(letters)
     at = int(index) if known and isinstance(index, str) else 0
     if not at or at <= len(arguments) and is_unset(arguments[at - 1]):
         why = Unknown(f"is read by getopts in line {line} from arguments that are not known")

@@ -85,7 +85,7 @@ class Scope:
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""
-        if name.isdigit():
+        if name.isdecimal():
             number = int(name[:9])
             if number == 0:
                 return self.script or None

@@ -91,7 +91,7 @@ def parse_job(text: str) -> Job:
 def _id(pairs: Mapping[str, str]) -> str:
     """Return the id of a job; tasks of an array that have not started are shown together, as 0-3%2."""
     task = pairs.get("ArrayTaskId", "")
-    return f"{pairs['ArrayJobId']}_{task}" if task.isdigit() else pairs["JobId"]
+    return f"{pairs['ArrayJobId']}_{task}" if task.isdecimal() else pairs["JobId"]
 
 
 def own_jobs(patience: float = 60.0, told: Callable[[], None] | None = None) -> list[tuple[str, str]]:
@@ -130,7 +130,7 @@ def signal_step(step: str, name: str) -> None:
 def steps(job_id: str, patience: float = 60.0) -> list[str]:
     """Return the steps of a job (JOB.STEP) that srun started and that still run."""
     names = run(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i"], patience).split()
-    return [name for name in names if name.rpartition(".")[2].isdigit()]
+    return [name for name in names if name.rpartition(".")[2].isdecimal()]
 
 
 def cancel(job_id: str) -> None:

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch import watch
+from gspo_hpc.launch import preflight, watch
 from gspo_hpc.launch.notify.notices import Notices
 from gspo_hpc.launch.slurm import commands, ending, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
@@ -116,7 +116,7 @@ def _attempts(
             return last
         attempt = run.new_attempt(config)
         lock.describe(attempt.number)
-        write_json(run.plan, make_plan(config).to_json())
+        write_json(run.plan, make_plan(config, preflight.rows(config)).to_json())
         verdict = _Attempt(config, run, attempt, job_dir, job_id, flag).run()
         leftovers.sweep(run.read_info()["run_id"], range(1, attempt.number + 1))
         verdict = ending.record(verdict, run, attempt, ballast)

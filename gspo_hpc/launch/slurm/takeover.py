@@ -80,7 +80,7 @@ def _has_srun(mark: set[bytes]) -> bool:
     """Return True if a process of srun with these variables lives on this node."""
     for path in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # no process, another user's, or gone
-            if path.name.isdigit() and (path / "comm").read_bytes() == b"srun\n":
+            if path.name.isdecimal() and (path / "comm").read_bytes() == b"srun\n":
                 if mark <= set((path / "environ").read_bytes().split(b"\0")):
                     return True
     return False

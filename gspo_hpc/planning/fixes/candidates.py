@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config.constants import MOST_GPUS_PER_NODE
+from gspo_hpc.config.constants import MOST_GPUS_PER_NODE, USUAL_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys
@@ -148,7 +148,7 @@ def _batch_sizes(config: Config, plan: PlanBuilder, rows: int | None) -> dict[st
         needed = whole // math.gcd(whole, gbs)
         found["batch.steps_per_generation"] = _multiples(
             needed, spg, -(-world // gbs), None if most is None else most // gbs
-        ) | {None, 1}
+        ) | ({1} if gen is None else {1, None})  # null is 1 where nothing else gives the size of a rollout
         if gen is not None:
             found["batch.steps_per_generation"].add(max(1, gen // gbs))
         found["batch.num_generations"] = {n for n in divisors(gbs) if n >= 2}
@@ -172,7 +172,8 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     found["parallel.expert_tensor_parallel_size"] = {None, *divisors(gpus)}  # experts are not cut over nodes
     if parallel.virtual_pipeline_model_parallel_size is not None:
         found["parallel.virtual_pipeline_model_parallel_size"] = {None, 2, 3, 4}
-    found["rollout.tensor_parallel_size"] = {*divisors(gpus), *_powers(gpus)}
+    # An engine may have the size of a usual node, also where the number of GPUs of a node is wrong, too.
+    found["rollout.tensor_parallel_size"] = {*divisors(gpus), *_powers(max(gpus, USUAL_GPUS_PER_NODE))}
     found["rollout.engines_per_node"] = {None, *range(1, gpus + 1)}
     found["rollout.mode"] = {"colocate", "server"}
     # As many nodes, or GPUs on each, as make whole grids, and as many DP groups as prompts can be dealt to.

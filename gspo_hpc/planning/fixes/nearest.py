@@ -71,8 +71,9 @@ class Nearest:
             plan = self._judge(way.config)
             if plan is None:
                 continue
-            if (fix := self.search.fix(plan, *way.changes)) is not None:
-                if fix.distance < within and self._needs_all(fix):
+            if not plan.broken:
+                fix = self.search.fix(plan, *way.changes) if self.search.is_run(plan) else None
+                if fix is not None and fix.distance < within and self._needs_all(fix):
                     heapq.heappush(ways, _Way(fix.distance, way.number, way.changes, way.config, fix))
                 continue
             for least, step in self._steps(way, plan, within) if len(way.changes) < _LONGEST else ():
@@ -83,7 +84,7 @@ class Nearest:
         return found
 
     def _judge(self, config: Config) -> PlanBuilder | None:
-        plan = self.search.judge(config, _ALL)
+        plan = self.search.judge(config, _ALL, on_the_way=True)
         self.room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
         return plan
 
@@ -94,7 +95,7 @@ class Nearest:
             for other in fix.changes:
                 config = config if other is change else with_value(config, other.key, other.value)
             plan = self._judge(config)
-            if plan is not None and not plan.broken:
+            if plan is not None and not plan.broken and self.search.is_run(plan):
                 return False
         return True
 

@@ -92,15 +92,20 @@ class Search:
             size = max(size, min(size + 1, distances.Size.HARDWARE))
         return size, len(fix.changes), fix.distance
 
-    def judge(self, config: Config, enough: int = 0) -> PlanBuilder | None:
+    def judge(self, config: Config, enough: int = 0, *, on_the_way: bool = False) -> PlanBuilder | None:
         """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.
 
-        Return None if a run would then lack a setting that it has now, or use what this version only plans.
+        Return None if a run would then lack a setting that it has now, or use what this version only plans, unless more
+        is to be changed (`on_the_way`): an engine that is larger than a node fits once nodes are larger.
         """
         if not self.missing.issuperset(config.missing()):
             return None
         plan = judge(config, self.rows, self.models, memory=True, enough=enough)
-        return plan if self.not_run.issuperset(item.feature for item in plan.not_run) else None
+        return plan if on_the_way or self.is_run(plan) else None
+
+    def is_run(self, plan: PlanBuilder) -> bool:
+        """Return whether a plan uses nothing that this version only plans, beside what the refused one does."""
+        return self.not_run.issuperset(item.feature for item in plan.not_run)
 
     def fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
         """Return these changes as a fix, if the plan that they lead to breaks no rule."""

@@ -78,32 +78,40 @@ _WORDS = {  # for a smaller model
 Kind = Callable[[Config], Iterator[Idea]]  # yields changes, the one that is wanted most first
 
 
-def find(config: Config, keep: frozenset[str] = frozenset()) -> list[Remedy]:
+class Asked(NamedTuple):
+    """Options that `suggest` was given beside the config."""
+
+    keep: frozenset[str] = frozenset()  # settings that stay as the config has them
+    response_tokens: float | None = None  # of a response, on average: it decides which layout is the best
+
+
+def find(config: Config, keep: frozenset[str] = frozenset(), response_tokens: float | None = None) -> list[Remedy]:
     """Return changes of one kind, or of two where other machines are not enough alone, with which a layout fits.
 
     The list is empty where nothing that is tried is enough. Where every layout breaks a rule that is not about memory,
     every change has what fixes it, too.
     """
-    first = _mending(config, keep)
+    asked = Asked(keep, response_tokens)
+    first = _mending(config, asked)
     if not first:
-        return _found(config, keep)
-    if (best := _best(config, keep, first)) is not None:
+        return _found(config, asked)
+    if (best := _best(config, asked, first)) is not None:
         return [_remedy(Idea(first, _FIRST), best)]
-    found = _found(_changed(config, first), keep)
+    found = _found(_changed(config, first), asked)
     return [replace(one, changes=first | one.changes, text=f"{one.text}, and {_FIRST}") for one in found]
 
 
-def _mending(config: Config, keep: frozenset[str]) -> dict[str, Any]:
+def _mending(config: Config, asked: Asked) -> dict[str, Any]:
     """Return what fixes the rules that every layout breaks, of settings that are no part of one and of no machine."""
-    wider = _budgets(config, keep)
+    wider = _budgets(config, asked)
     changed = _changed(config, wider)
-    if _is_allowed(changed, keep) or (found := repair.find(changed)) is None:
+    if _is_allowed(changed, asked) or (found := repair.find(changed)) is None:
         return wider
     mending = wider | {change.key: change.value for change in found.changes if _is_mending(change)}
     for key in mending.keys() - wider.keys():  # what another layout does without
         fewer = {other: value for other, value in mending.items() if other != key}
-        mending = fewer if _is_allowed(_changed(config, fewer), keep) else mending
-    return mending if _is_allowed(_changed(config, mending), keep) else wider
+        mending = fewer if _is_allowed(_changed(config, fewer), asked) else mending
+    return mending if _is_allowed(_changed(config, mending), asked) else wider
 
 
 def _is_mending(change: Change) -> bool:
@@ -113,25 +121,25 @@ def _is_mending(change: Change) -> bool:
     return distances.size(change.key) < distances.Size.HARDWARE and change.key not in layouts.PRINTED
 
 
-def _is_allowed(config: Config, keep: frozenset[str]) -> bool:
+def _is_allowed(config: Config, asked: Asked) -> bool:
     """Return whether there is a layout that keeps every rule that is not about memory."""
-    search = _search(config, {}, keep)
+    search = _search(config, {}, asked)
     return search is not None and any(True for _ in search.allowed())
 
 
-def _budgets(config: Config, keep: frozenset[str]) -> dict[str, Any]:
+def _budgets(config: Config, asked: Asked) -> dict[str, Any]:
     """Return token budgets that hold the longest sequence, for those that do not."""
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     names = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
     short = [f"batch.{name}" for name in names if 0 < (getattr(config.batch, name) or 0) < longest]
-    return {} if keep.intersection(short) else dict.fromkeys(short, longest)
+    return {} if asked.keep.intersection(short) else dict.fromkeys(short, longest)
 
 
-def _found(config: Config, keep: frozenset[str]) -> list[Remedy]:
-    kinds = [_more_gpus, _other_gpu, *([] if _ENGINE in keep else [_engine_over_nodes])]
-    machines = [one for kind in kinds for one in _first(config, keep, kind)]
-    others = [*_first(config, keep, _shorter_responses), *_smaller_models(config, keep)]
-    return (machines or _pairs(config, keep)) + others
+def _found(config: Config, asked: Asked) -> list[Remedy]:
+    kinds = [_more_gpus, _other_gpu, *([] if _ENGINE in asked.keep else [_engine_over_nodes])]
+    machines = [one for kind in kinds for one in _first(config, asked, kind)]
+    others = [*_first(config, asked, _shorter_responses), *_smaller_models(config, asked)]
+    return (machines or _pairs(config, asked)) + others
 
 
 def lacking(search: Search) -> str:
@@ -164,9 +172,9 @@ def _broken_by_all(search: Search) -> str:
     return "every layout breaks a rule that is not about memory; `gspo-hpc plan` shows those of this one"
 
 
-def _first(config: Config, keep: frozenset[str], kind: Kind) -> list[Remedy]:
+def _first(config: Config, asked: Asked, kind: Kind) -> list[Remedy]:
     """Return the first change of a kind with which a layout fits, and one that leaves more if that is too little."""
-    return _with_larger((idea, _best(config, keep, idea.changes)) for idea in kind(config))
+    return _with_larger((idea, _best(config, asked, idea.changes)) for idea in kind(config))
 
 
 def _with_larger(tried: Iterable[tuple[Idea, Candidate | None]]) -> list[Remedy]:
@@ -192,7 +200,7 @@ def _remedy(idea: Idea, best: Candidate) -> Remedy:
     return Remedy(idea.changes, idea.text, best.memory.headroom, risk(best.memory.headroom))
 
 
-def _pairs(config: Config, keep: frozenset[str]) -> list[Remedy]:
+def _pairs(config: Config, asked: Asked) -> list[Remedy]:
     """Return the first pair of each of several kinds with which a layout fits, and what leaves more, as in `_first`."""
     pairs: list[tuple[Kind, Kind]] = [
         (_other_gpu, _engine_over_nodes),
@@ -201,20 +209,18 @@ def _pairs(config: Config, keep: frozenset[str]) -> list[Remedy]:
         (_more_gpus, _shorter_responses),
         (_other_gpu, _shorter_responses),
     ]
-    kinds = (pair for pair in pairs if _ENGINE not in keep or _engine_over_nodes not in pair)
-    found = (_with_larger(_tried_pairs(config, keep, *pair)) for pair in kinds)
+    kinds = (pair for pair in pairs if _ENGINE not in asked.keep or _engine_over_nodes not in pair)
+    found = (_with_larger(_tried_pairs(config, asked, *pair)) for pair in kinds)
     return [one for both in itertools.islice(filter(None, found), _PAIRS) for one in both]
 
 
-def _tried_pairs(
-    config: Config, keep: frozenset[str], kind: Kind, other: Kind
-) -> Iterator[tuple[Idea, Candidate | None]]:
+def _tried_pairs(config: Config, asked: Asked, kind: Kind, other: Kind) -> Iterator[tuple[Idea, Candidate | None]]:
     """Yield the changes of one kind, each with those of the other, and the best layout of both."""
     room = _ROOM
     for first in kind(config):
         for second in other(_changed(config, first.changes)):
             both = first.changes | second.changes
-            search = _search(config, both, keep)
+            search = _search(config, both, asked)
             if search is None or not _may_fit(search):
                 continue
             best = next(iter(search.ranked(1)), None)
@@ -279,11 +285,11 @@ def _shorter_responses(config: Config) -> Iterator[Idea]:
         yield Idea(changes, "shorter responses, and micro-batches of one, the longest of those tried")
 
 
-def _smaller_models(config: Config, keep: frozenset[str]) -> list[Remedy]:
+def _smaller_models(config: Config, asked: Asked) -> list[Remedy]:
     """Return the largest smaller model that fits of the nearest kin, and the largest of all if that is much larger."""
     names = candidates.models(config)
     sizes, smaller = _sizes(config, names), _smaller(config, names)
-    best = cache(lambda path: _best(config, keep, {"model.path": path}))
+    best = cache(lambda path: _best(config, asked, {"model.path": path}))
 
     def first(paths: Iterable[str], kinship: catalog.Kinship | None = None) -> list[Remedy]:
         """Return the first of these models with which a layout fits, and one that leaves more."""
@@ -307,13 +313,13 @@ def _smaller(config: Config, names: Iterable[str]) -> list[str]:
 
 def _sizes(config: Config, names: Iterable[str]) -> dict[str, int]:
     """Return the parameters of those of these models whose sizes are known."""
-    found = {name: _search(config, {"model.path": name}, frozenset()) for name in names}
+    found = {name: _search(config, {"model.path": name}, Asked()) for name in names}
     return {name: parameters.parameters(one.arch) for name, one in found.items() if one is not None}
 
 
-def _best(config: Config, keep: frozenset[str], changes: dict[str, Any]) -> Candidate | None:
+def _best(config: Config, asked: Asked, changes: dict[str, Any]) -> Candidate | None:
     """Return the layout that `suggest` ranks first with these changes; None if none fits."""
-    search = _search(config, changes, keep)
+    search = _search(config, changes, asked)
     return next(iter(search.ranked(1)), None) if search is not None and _may_fit(search) else None
 
 
@@ -331,9 +337,9 @@ def _changed(config: Config, changes: dict[str, Any]) -> Config:
     return config
 
 
-def _search(config: Config, changes: dict[str, Any], keep: frozenset[str]) -> Search | None:
+def _search(config: Config, changes: dict[str, Any], asked: Asked) -> Search | None:
     """Return the search for layouts of a changed config; None if the sizes of its model are not known."""
     try:
-        return Search(_changed(config, changes), keep)
+        return Search(_changed(config, changes), asked.keep, asked.response_tokens)
     except ValueError:
         return None

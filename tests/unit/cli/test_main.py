@@ -323,13 +323,15 @@ def test_the_name_of_the_nearest_preset_can_be_typed(
 
 
 @pytest.mark.parametrize(
-    "words", [["plan", "tiny_cpu", "batch.num_generations=x"], ["suggest", "no_such"], ["status", "no_such"]]
+    "words",
+    [["plan", "tiny_cpu", "batch.num_generations=x"], ["suggest", "no_such"], ["status", "no_such"], ["pln"]],
 )
 def test_errors_are_an_object_for_json(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A script that reads --json would fail on empty output, without the reason."""
     assert main([*words, "--json"]) == 2
     told = capsys.readouterr()
-    assert told.err.splitlines() == [f"error: {line}" for line in json.loads(told.out)["errors"]]
+    begin = "gspo-hpc" if words == ["pln"] else "error"
+    assert told.err.splitlines() == [f"{begin}: {line}" for line in json.loads(told.out)["errors"]]
     assert json.loads(told.out)["errors"]
 
 

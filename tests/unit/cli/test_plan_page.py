@@ -50,7 +50,7 @@ def test_the_answer_comes_first(project: Path, capsys: pytest.CaptureFixture[str
     """It fits how well, how long a step and the run take, and what the run costs: the figures of the sections below."""
     preset = str(project / "configs" / "qwen3_30b_a3b_ep8.yaml")
     page = printed(capsys, preset, "--price", "2.5")
-    assert page[0].endswith(": valid as far as checked")
+    assert page[0].endswith(": valid, but not all that it names is on this machine")
     fits, time, run = page[1:4]
     assert re.match(
         r"  fits    comfortable: [\d.]+ of the 139\.8 GiB of each H200-141GB \(update\); \d\d% are left", fits

@@ -33,6 +33,7 @@ def test_ours_are_settings_and_theirs_are_not(name: str) -> None:
             "unknown section 'actor_rollout_ref'; here actor_rollout_ref.actor.clip_ratio_low is algorithm.clip_low, "
             "actor_rollout_ref.rollout.n is batch.num_generations",
         ),
+        ({"model": {"attn_impl": "flash_attn"}}, "unknown key model.attn_impl; here it is model.attention_backend"),
         ({"parallel": {"tp": 2}}, "unknown key parallel.tp; here it is parallel.tensor_model_parallel_size"),
         ({"algorithm": {"eps_clip": 0.2}}, "eps_clip; here it is algorithm.clip_low and algorithm.clip_high"),
         ({"algorithm": {"delta": 2}}, "algorithm.delta; here it is algorithm.clip_high, above which"),

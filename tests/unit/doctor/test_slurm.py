@@ -166,6 +166,12 @@ def test_nodes_that_are_away() -> None:
     assert look(["cluster.nodes=3"], cluster(nodes=nodes))["nodes"].state == "fail"
 
 
+def test_five_of_the_nodes_that_are_away_are_named() -> None:
+    nodes = "".join(f"n{number}|{'idle' if number == 1 else 'down*'}|gpu:2|16|24105|none\n" for number in range(1, 9))
+    found = look(["cluster.nodes=1"], cluster(nodes=nodes))["nodes"].finding
+    assert found.endswith("are up: n2 down*, n3 down*, n4 down*, n5 down*, n6 down* and 2 more")
+
+
 @pytest.mark.parametrize(
     ("state", "usable"),
     [("idle", True), ("idle~", True), ("mixed", True), ("idle*", False), ("down*", False), ("drained", False)],

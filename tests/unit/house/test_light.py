@@ -88,7 +88,7 @@ def test_a_command_imports_only_what_it_needs(
 ) -> None:
     code = (
         "import contextlib, io\nfrom gspo_hpc.cli.main import main\n"
-        f"with contextlib.redirect_stdout(io.StringIO()):\n    assert main({command.split()!r}) == 0"
+        f"with contextlib.redirect_stdout(io.StringIO()):\n    assert main({command.split()!r}) in (0, 3)"
     )
     modules = loaded(project, code)
     assert named(modules, absent) == []

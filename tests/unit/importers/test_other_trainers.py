@@ -183,3 +183,10 @@ def test_a_nested_yaml_of_ms_swift_is_recognised_and_means_the_same_as_with_from
     gpus = 8 if rollout else 4  # of a node: those of the engines are beside the trainer's
     assert (found.config.optimizer.lr, found.config.model.path, found.config.cluster.gpus_per_node) == (2e-6, "m", gpus)
     assert found.project == "Megatron-SWIFT" and not found.strange
+
+
+def test_only_the_last_part_of_a_folder_names_the_run() -> None:
+    """Folders around it are of a project, or of a person: grpo/sft-run is a run of SFT."""
+    with pytest.raises(ValueError, match="output_dir /home/grpo/sft-run/ names TRL's SFT"):
+        trl_kinds.check({"learning_rate": 1e-6, "output_dir": "/home/grpo/sft-run/"})
+    assert trl_kinds.check({"learning_rate": 1e-6, "output_dir": "/home/sft/grpo-run"})

@@ -33,6 +33,14 @@ def test_rows_that_are_held_out_are_not_trained_on(run: str) -> None:
     assert "4000 prompts, the other 1000 of 5000 being held out" in convert(f"{two} --dataset d.jsonl", rows=5000).text
 
 
+def test_numbers_that_are_no_digits_are_not_counted() -> None:
+    """A superscript is a digit for str.isdigit and no number for int: convert ended with a traceback."""
+    found = convert(f"{MEGATRON} --num_train_epochs 2 --dataset d.jsonl#\u00b2")
+    assert steps(found) is None and found.config.run.max_epochs == 2
+    with pytest.raises(ValueError, match="NPROC_PER_NODE=\u00b2: must be a whole number"):
+        convert(MEGATRON.replace("NPROC_PER_NODE=8", "NPROC_PER_NODE=\u00b2"))
+
+
 def test_each_data_set_is_split_on_its_own() -> None:
     found = convert(f"{MEGATRON} --num_train_epochs 8 --split_dataset_ratio 0.5 --dataset a.jsonl#7 b.jsonl#9")
     assert "9 prompts, the other 7 of 16 being held out" in found.text  # 4 of 7 and 5 of 9

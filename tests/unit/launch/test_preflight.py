@@ -388,9 +388,9 @@ def test_what_is_not_on_this_machine_is_said_and_not_refused(
 ) -> None:
     given = fault(project)
     code, told, page = planned(capsys, given)
-    assert code == 0 and told["runnable"] is True and told["errors"] == [], told
+    assert code == 3 and told["runnable"] is None and told["errors"] == [] and told["absent"], told
     assert any(note in one for one in told["not_checked"]), told["not_checked"]  # type: ignore[attr-defined]
-    assert "valid as far as checked" in page and "Not checked" in page
+    assert "valid, but not all that it names is on this machine" in page and "Not checked" in page
     assert trained(project, given) is not None
 
 
@@ -452,3 +452,28 @@ def test_a_file_that_may_not_be_read(project: Path, capsys: pytest.CaptureFixtur
     (project / "rows.jsonl").chmod(0)
     code, told, _ = planned(capsys, [])
     assert code == 2 and "Permission denied" in str(told["errors"])
+
+
+def test_rows_of_the_evaluation_are_not_graded_here(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They may lack what only a term of training asks for: `eval` says which function it grades with."""
+    write_rows(project / "held_out.jsonl", {"prompt": "2 + 2 = "})
+    given = ["data.eval=held_out.jsonl"]
+    code, told, _ = planned(capsys, given)
+    assert code == 0 and told["runnable"] is True and told["errors"] == [], told
+    assert trained(project, given) is None
+
+
+def test_a_reward_function_with_yield_is_refused_before_it_is_called(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A call of it makes a generator: its body would never run, and no completion be graded."""
+    own = project / "own.py"
+    given = ["reward.functions=[{function: own.py:mark}]"]
+    own.write_text(f"def mark({HEAD}):\n    if fields:\n        yield 1.0\n")
+    code, told, _ = planned(capsys, given)
+    refused = trained(project, given)
+    assert code == 2 and refused is not None and "'mark' is a generator: it has `yield`" in refused
+    assert refused.splitlines()[0] in str(told["errors"]).replace("\\'", "'")
+    own.write_text(f"def mark({HEAD}):\n    def parts():\n        yield 1.0\n    return sum(parts())\n")
+    code, told, _ = planned(capsys, given)
+    assert code == 0 and told["runnable"] is True and trained(project, given) is None

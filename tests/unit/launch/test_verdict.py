@@ -87,11 +87,14 @@ def test_an_error_about_another_rank_is_not_the_cause(tmp_path: Path) -> None:
     assert verdict.detail.startswith("rank 1 on n2 was killed (Out Of Memory)")
 
 
-def test_a_crash_is_not_called_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how", ["Segmentation fault", "Bus error", "Illegal instruction", "Floating point exception", "Aborted"]
+)
+def test_a_crash_is_not_called_a_kill(tmp_path: Path, how: str) -> None:
     log = tmp_path / "srun.log"
-    log.write_text("srun: error: n2: task 1: Segmentation fault (core dumped)\n")
+    log.write_text(f"srun: error: n2: task 1: {how} (core dumped)\n")
     verdict = judged(rank(0, None), rank(1, None, lost=True), code=139, log=log)
-    assert verdict.detail == "rank 1 on n2 crashed (Segmentation fault (core dumped))"
+    assert verdict.detail == f"rank 1 on n2 crashed ({how} (core dumped))"
 
 
 def test_without_any_rank_srun_is_quoted(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ PUBLISHED = {
     "Mixtral-8x7B": 46_702_792_704,  # index 93,405,585,408
     "SmolLM2-135M": 134_515_008,  # safetensors
     "Llama-3.2-1B": 1_235_814_400,  # safetensors
+    "Llama-3.2-3B": 3_212_749_824,  # safetensors
     "Mistral-7B-v0.3": 7_248_023_552,  # safetensors
 }
 
@@ -168,6 +169,7 @@ def test_a_shipped_config_has_only_what_is_read(name: str) -> None:
         ("mistralai/Mistral-7B-Instruct-v0.1", "Mistral-7B"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-Instruct-v0.3"),
         ("meta-llama/Llama-3.2-1B-Instruct", "Llama-3.2-1B"),
+        ("meta-llama/Llama-3.2-3B-Instruct", "Llama-3.2-3B"),
         ("Qwen/Qwen3-30B-A3B-FP8", "Qwen3-30B-A3B-FP8"),
         ("Qwen/Qwen2.5-Math-7B-Instruct", "Qwen2.5-Math-7B"),
         ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-Instruct-2507"),

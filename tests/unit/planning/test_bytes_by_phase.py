@@ -20,7 +20,8 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import activations, devices, memory, parameters, passes, phases, rates, time
+from gspo_hpc.planning.estimates import activations, devices, memory, moments, parameters, passes, phases, rates, time
+from gspo_hpc.planning.estimates.head import Head
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.suggest import savings
 
@@ -266,3 +267,34 @@ def test_a_parameter_of_an_expert_that_fills_the_memory_is_loaded_before_the_nex
     loading = passes.sync(model, config, device)
     both = min(gathering, loading) * model.expert_parameters / model.parameters
     assert seconds == pytest.approx(max(gathering, loading) + both) and both > 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "chunks", "completions", "held"),
+    [(0, 1, 256, 4), (2, 1, 256, 2), (3, 1, 256, 1), (0, 2, 256, 5.5), (3, 2, 256, 2.5), (0, 1, 8, 2)],
+)
+def test_a_stage_holds_what_the_warm_up_lets_in(stage: int, chunks: int, completions: int, held: float) -> None:
+    """Of four stages with 4 DP groups: one micro-batch more for each stage behind, and no more than there are."""
+    config = made(
+        parallel={"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": chunks},
+        batch={"global_batch_size": completions, "micro_batch_tokens": None, "micro_batch_size": 1},
+    )
+    assert moments.in_flight(config, stage) == held
+
+
+def test_at_the_embedding_a_micro_batch_is_gone_and_its_gradient_there_three_times() -> None:
+    config = made(batch={"micro_batch_tokens": 8192}, parallel={"pipeline_model_parallel_size": 2})
+    arch = replace(arch_of(config), vocab_size=4_000_000)  # so that the embedding is the worst moment
+    size, hidden = 2 * 8192, arch.hidden_size
+    layers = parameters.layers_of(arch, config, 0)
+    others = (activations.kept(arch, config, layers).held + hidden) * size  # of the micro-batch behind this one
+    found = moments.of_update(arch, config, 0, parameters.state(arch, config, 0))["update"]
+    assert found["activations"] == int(others + 3 * hidden * size)
+    assert found["embedding_gradient"] == 4_000_000 * hidden * 2
+
+
+@pytest.mark.parametrize(("tokens", "products"), [(100, (50 + 100) * 10 * 4), (20, (50 + 50) * 10 * 4)])
+def test_a_block_of_the_head_in_16_bit_has_both_products_in_fp32(tokens: int, products: int) -> None:
+    """Rows of the head, and of hidden states or of the head again, whichever are more."""
+    assert Head(tokens, 10, 50, 2).backward_blocks == tokens * 50 * (4 + 2) + products
+    assert Head(tokens, 10, 50, 4).backward_blocks == tokens * 50 * 4

@@ -34,7 +34,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 def test_rows_without_a_prompt_are_refused_with_the_field_to_take(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert planned(capsys, run)[0] == 0
+    assert planned(capsys, run)[0] == 3  # the model is not here
     code, told = planned(capsys, run, "data.prompt_key=zzz")
     (broken,) = told["broken"]  # type: ignore[misc]
     assert code == 2 and told["runnable"] is False and broken["rule"] == "data_has_prompts"
@@ -58,10 +58,12 @@ def test_a_reward_function_that_is_not_there_is_noted_and_one_that_cannot_be_cal
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, told = planned(capsys, run, "reward.functions=[{function: no/such.py:f}]")
-    assert code == 0 and any("no/such.py is not there" in note for note in told["not_checked"])  # type: ignore[attr-defined]
+    assert code == 3 and told["absent"] == ["reward.functions[0].function", "model.path"]
+    assert any("no/such.py is not there" in note for note in told["not_checked"])  # type: ignore[attr-defined]
     (tmp_path / "own.py").write_text("def mark(completion, *, prompt, fields, scale=1.0):\n    return scale\n")
     code, told = planned(capsys, run, "reward.functions=[{function: own.py:mark, args: {scale: 2}}]")
-    assert code == 0 and not any("reward.functions" in note for note in told["not_checked"])  # type: ignore[attr-defined]
+    assert code == 3 and told["absent"] == ["model.path"]
+    assert not any("reward.functions" in note for note in told["not_checked"])  # type: ignore[attr-defined]
     for function, mistake in {
         "own.py:marks": "own.py has no function 'marks' at its top level; nearest: mark",
         "own.py:mark, args: {sale: 2}": "unknown argument 'sale'; nearest: scale",
@@ -102,7 +104,7 @@ def test_a_first_row_is_graded_in_the_plan_as_in_train(
         )
         assert "args: {answer: FIELD} names another field" in error
     else:
-        assert code == 0 and told["runnable"] is True
+        assert code == 3 and told["runnable"] is None and told["absent"] == ["model.path"]
 
 
 def test_a_model_folder_is_looked_at_as_train_does(
@@ -129,12 +131,12 @@ def test_a_model_folder_is_looked_at_as_train_does(
     other.unlink()
     code, told = planned(capsys, *words)
     note = "model.path model: model-1.safetensors is missing, and 1 more error. A run needs it."
-    assert code == 0 and told["runnable"] is True and note in told["not_checked"], told  # type: ignore[operator]
+    assert code == 3 and told["runnable"] is None and note in told["not_checked"], told  # type: ignore[operator]
     refused_by_train()
     (model / "tokenizer_config.json").write_text("{}")
     code, told = planned(capsys, *words)
     assert code == 2 and "has no chat template" in str(told["errors"])
-    assert planned(capsys, *words, "data.chat_template=false")[0] == 0
+    assert planned(capsys, *words, "data.chat_template=false")[0] == 3
     (model / "tokenizer_config.json").write_text("{")
     code, told = planned(capsys, *words)
     assert code == 2 and "tokenizer_config.json is not JSON" in str(told["errors"])
@@ -142,6 +144,6 @@ def test_a_model_folder_is_looked_at_as_train_does(
         if file.name != "config.json":
             file.unlink()
     code, told = planned(capsys, *words)
-    assert code == 0 and told["runnable"] is True
+    assert code == 3 and told["runnable"] is None
     for what in ("there is no model.safetensors", "has none of tokenizer.json"):
         assert any(what in note for note in told["not_checked"])  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import pytest
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import distances, repair, search
-from gspo_hpc.planning.fixes.change import Change, Fix, is_round
+from gspo_hpc.planning.fixes.change import Change, Fix, is_near, is_round
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import with_value
 from tests.unit.planning.test_nearest_repairs import ALL, FAULTS
@@ -80,3 +80,27 @@ def test_what_a_config_says_wrong_may_be_a_list() -> None:
     """Changes of it were put into a set."""
     config = with_value(with_value(ALL["sound"], "rollout.engine.max_num_seqs", []), "batch.num_generations", 7)
     assert search.find(config) or repair.offered(config)
+
+
+def test_on_the_other_side_a_number_is_near_up_to_four_times_the_first_distance() -> None:
+    """Of a batch of 100, 80 is a third of a doubling away, 240 less than four times that, and 300 more."""
+    first = [single("batch.global_batch_size", 100, 80)]
+    assert is_near(single("batch.global_batch_size", 100, 240), first)
+    assert not is_near(single("batch.global_batch_size", 100, 300), first)
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "round_"),
+    [(6, 8, True), (23, 32, True), (22, 32, False), (5, 8, False), (6, 4, False), (7, 9, False)],
+)
+def test_a_power_of_two_is_preferred_less_than_half_a_doubling_away(before: int, value: int, round_: bool) -> None:
+    assert is_round(Change("batch.num_generations", before, value)) is round_
+
+
+def test_two_changes_are_near_up_to_half_as_far_again_as_the_first() -> None:
+    first, near, far = (
+        Fix((Change("batch.global_batch_size", 64, size), Change("batch.num_generations", 8, 16)))
+        for size in (128, 240, 300)
+    )
+    assert 1.4 * first.distance < near.distance < 1.5 * first.distance < far.distance < 3 * first.distance
+    assert is_near(near, [first]) and not is_near(far, [first])

@@ -141,6 +141,18 @@ def test_the_nearest_sizes_that_fit_together_are_offered(sections: dict[str, Any
     assert {*first.split()} in [{*str(fix).split()} for fix in repair.offered(from_dict(raw))]
 
 
+def test_a_size_that_fits_larger_nodes_is_tried_before_nodes_are_changed() -> None:
+    """An engine of 8 GPUs is over two nodes of 6, which is only planned: it was given up, and one of 4 offered."""
+    faults = {
+        "rollout.tensor_parallel_size": 6,
+        "cluster.gpus_per_node": 6,
+        "parallel.virtual_pipeline_model_parallel_size": 3,
+    }
+    config = with_all(BASES["llama3.1_70b_tp8_pp8"], [Change(key, None, value) for key, value in faults.items()])
+    wanted = "rollout.tensor_parallel_size=8 cluster.gpus_per_node=8 parallel.virtual_pipeline_model_parallel_size=2"
+    assert {*wanted.split()} in [{*str(fix).split()} for fix in repair.offered(config)]
+
+
 def test_the_search_ends_when_its_room_is_used_up() -> None:
     config = drawn(300)[0]
     whole = nearest.Nearest(search.Search(config, None, make_plan(config)), 40, machines=True)
@@ -148,14 +160,19 @@ def test_the_search_ends_when_its_room_is_used_up() -> None:
 
 
 def test_other_machines_and_far_repairs_come_last_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    near, far = (Fix((Change("parallel.pipeline_model_parallel_size", 5, size),)) for size in (4, 32))
+    near, far, farther = (Fix((Change("parallel.pipeline_model_parallel_size", 5, size),)) for size in (4, 10, 32))
+    asked = list[int]()
     nodes, pair = Fix((Change("cluster.nodes", 5, 5.5),)), Fix((Change("batch.global_batch_size", 9, 900),) * 2)
     config = drawn(300)[0]
-    monkeypatch.setattr(
-        nearest.Nearest, "find", lambda self, wanted, within: [nodes] if self.machines else [near, far]
-    )  # fmt: skip
+
+    def found(self: nearest.Nearest, wanted: int, within: float) -> list[Fix]:
+        asked.append(wanted)
+        return [nodes] if self.machines else [near, far, farther]
+
+    monkeypatch.setattr(nearest.Nearest, "find", found)
     monkeypatch.setattr(search, "find", lambda config, rows: [pair])
-    assert repair.offered(config) == [near, pair, nodes]
+    assert 2 * near.distance < far.distance < 4 * near.distance
+    assert repair.offered(config) == [near, pair, nodes] and asked == [3, 1]
 
 
 def test_rules_that_share_a_setting_count_once() -> None:

@@ -31,13 +31,13 @@ def preset() -> str:
 def test_the_batch_script_comes_after_the_page(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
     script = submit.dry_run(loader.load(preset, ["slurm.partition=gpu"]))
     assert script.startswith("#!/bin/bash\n") and "#SBATCH --partition=gpu\n" in script
-    assert main(["plan", preset, "slurm.partition=gpu"]) == 0
+    assert main(["plan", preset, "slurm.partition=gpu"]) == 3
     page = capsys.readouterr().out
-    assert main(["plan", preset, "slurm.partition=gpu", "--sbatch"]) == 0
+    assert main(["plan", preset, "slurm.partition=gpu", "--sbatch"]) == 3
     assert capsys.readouterr().out == f"{page}\n{script}"
-    assert main(["plan", preset, "slurm.partition=gpu", "--sbatch", "--json"]) == 0
+    assert main(["plan", preset, "slurm.partition=gpu", "--sbatch", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["sbatch"] == script
-    assert main(["plan", preset, "--json"]) == 0
+    assert main(["plan", preset, "--json"]) == 3
     assert "sbatch" not in json.loads(capsys.readouterr().out)
 
 
@@ -76,10 +76,10 @@ def test_the_name_of_a_preset_is_enough(
 ) -> None:
     """From anywhere; a file of that name that is there goes before it."""
     monkeypatch.chdir(tmp_path)
-    assert main(["plan", preset]) == 0
+    assert main(["plan", preset]) == 3
     page = capsys.readouterr().out
     for name in ("qwen2.5_32b_tp4_pp4", "qwen2.5_32b_tp4_pp4.yaml"):
-        assert main(["plan", name]) == 0
+        assert main(["plan", name]) == 3
         assert capsys.readouterr().out == page
     for folder, shown in ((Path("configs"), "configs/"), (Path(), "")):
         folder.mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ def test_the_nearest_preset_is_named(
 
 def test_every_rank_has_a_row_with_ranks(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
     def rows(*words: str) -> list[list[str]]:
-        assert main(["plan", preset, *words]) == 0
+        assert main(["plan", preset, *words]) == 3
         lines = capsys.readouterr().out.split("\nRanks\n")[1].split("\n\n")[1].splitlines()
         return [line.split() for line in lines[1:]]
 
@@ -120,27 +120,27 @@ def test_a_single_group_is_one_group(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_data_that_is_not_there_is_noted(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", preset, "data.train=/no/rows.jsonl", "data.eval=/no/eval.parquet", "--json"]) == 0
+    assert main(["plan", preset, "data.train=/no/rows.jsonl", "data.eval=/no/eval.parquet", "--json"]) == 3
     *absent, always = json.loads(capsys.readouterr().out)["not_checked"]
     assert "data.train /no/rows.jsonl is not there: its prompts are not counted. A run needs the file." in absent
     assert "data.eval /no/eval.parquet is not there. A run needs the file." in absent
     assert "gspo-hpc doctor CONFIG looks at them" in always
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": 1}\n' * 500)
-    assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 0
+    assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["not_checked"] == [always]
 
 
 def test_a_response_longer_than_the_longest_is_told(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
     longest = loader.load(preset).rollout.max_response_length
     told = f"--response-tokens 1,000,000,000 is cut to rollout.max_response_length ({longest:,})."
-    assert main(["plan", preset, "--response-tokens", "1e9", "--json"]) == 0
+    assert main(["plan", preset, "--response-tokens", "1e9", "--json"]) == 3
     assert told in json.loads(capsys.readouterr().out)["notes"]
     assert main(["suggest", preset, "--response-tokens", "1e9", "--limit", "1"]) == 0
     assert capsys.readouterr().err == f"warning: {told}\n"
-    assert main(["plan", preset, "--response-tokens", str(longest), "--json"]) == 0
+    assert main(["plan", preset, "--response-tokens", str(longest), "--json"]) == 3
     assert not any("--response-tokens" in note for note in json.loads(capsys.readouterr().out)["notes"])
-    assert main(["plan", preset, "--price", "2", "cluster.gpu=null", "--json"]) == 0
+    assert main(["plan", preset, "--price", "2", "cluster.gpu=null", "--json"]) == 3
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert "--price and --response-tokens change nothing: time is not estimated." in notes
 
@@ -285,4 +285,4 @@ def test_a_suggestion_can_be_pasted_however_narrow(
     words = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, check=True, timeout=10
     ).stdout.split()
-    assert len(words) >= 2 and main(["plan", preset, *words]) == 0
+    assert len(words) >= 2 and main(["plan", preset, *words]) == 3

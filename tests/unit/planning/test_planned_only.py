@@ -58,8 +58,8 @@ def test_plan_says_so_on_the_page_in_json_and_by_its_exit_code(
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(WHOLE))
-    assert main(["plan", str(path)]) == 0
-    assert ": valid as far as checked\n" in capsys.readouterr().out
+    assert main(["plan", str(path)]) == 3
+    assert ": valid, but not all that it names is on this machine " in " ".join(capsys.readouterr().out.split())
     words = ["plan", str(path), "model.path=google/gemma-3-27b-it"]
     assert main(words) == 2
     page = " ".join(capsys.readouterr().out.split())
@@ -76,7 +76,7 @@ def test_plan_says_so_on_the_page_in_json_and_by_its_exit_code(
 @pytest.mark.parametrize(
     ("path", "code", "runnable", "head"),
     [
-        ("Qwen/Qwen3-8B", 0, True, "valid as far as checked"),
+        ("Qwen/Qwen3-8B", 3, None, "valid, but not all that it names is on this machine"),
         ("deepseek-ai/DeepSeek-V3-0324", 2, False, "valid, but not run by this version"),
         ("google/gemma-3-27b-it", 2, False, "valid, but not run by this version"),
         ("moonshotai/Moonlight-16B-A3B", 2, False, "valid, but not run by this version"),
@@ -97,8 +97,9 @@ def test_what_train_would_refuse_is_not_called_runnable(
     assert main(["plan", str(run), "--json"]) == code
     told = json.loads(capsys.readouterr().out)
     assert told["runnable"] is runnable and told["valid"] is True
-    assert told["unknown_model"] == (path if runnable is None else None)
-    assert any("A local folder with the model's config.json" in note for note in told["notes"]) is (runnable is None)
+    unknown = head.endswith("nothing is known of the model")
+    assert told["unknown_model"] == (path if unknown else None)
+    assert any("A local folder with the model's config.json" in note for note in told["notes"]) is unknown
 
 
 def test_a_bridge_may_know_a_text_family_that_only_its_name_tells() -> None:

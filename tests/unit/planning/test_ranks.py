@@ -151,12 +151,12 @@ def test_millions_of_ranks_are_counted_not_dealt() -> None:
 
 def test_plan_shows_ranks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preset = str(project / "configs" / "qwen3_30b_a3b_tp2_ep4_etp2.yaml")
-    assert main(["plan", preset]) == 0
+    assert main(["plan", preset]) == 3
     text = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "experts rank = ETP + 2 x EP + 8 x EDP" in text
     assert "EP 4 groups of 4 ranks, 2 apart, inside a node" in text
     assert "ranks node GPU TP DP ETP EP EDP engine" in text and "11 1 3 1 5 1 1 1 5" in text
-    assert main(["plan", preset, "--ranks", "--json"]) == 0
+    assert main(["plan", preset, "--ranks", "--json"]) == 3
     ranks = json.loads(capsys.readouterr().out)["ranks"]
     assert [row["rank"] for row in ranks] == [*range(16)]
     assert ranks[11] == {"rank": 11, "node": 1, "gpu": 3, "tp": 1, "cp": 0, "dp": 5, "pp": 0} | {
@@ -165,7 +165,7 @@ def test_plan_shows_ranks(project: Path, capsys: pytest.CaptureFixture[str]) -> 
         "expert_dp": 1,
         "engine": 5,
     }
-    assert main(["plan", preset, "--json"]) == 0
+    assert main(["plan", preset, "--json"]) == 3
     assert "ranks" not in json.loads(capsys.readouterr().out)
     assert main(["plan", preset, "cluster.gpus_per_node=7"]) == 2
     assert "ranks cannot be placed: a rule of the grid or of the engines is broken" in capsys.readouterr().out

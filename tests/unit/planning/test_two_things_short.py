@@ -66,7 +66,7 @@ def test_one_thing_that_is_short_is_said_alone() -> None:
 def test_nothing_that_helps_is_said_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remedies, "find", lambda config, keep: [])
+    monkeypatch.setattr(remedies, "find", lambda config, keep, response_tokens: [])
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps({"batch": BATCH, "cluster": {"gpu": "A100-40GB", "nodes": 1, "gpus_per_node": 1}}))
     words = ["suggest", str(path), "model.path=moonshotai/Kimi-K2", "rollout.max_response_length=16"]
@@ -126,3 +126,20 @@ def test_the_lightest_layout_has_the_gradients_that_take_less(distributed: bool,
         assert arch is not None
         found[wide] = savings.lightest(arch, devices.find("H100"), config, keep).peak.total
     assert (found[True] < found[False]) == less and found[None] == min(found[True], found[False])
+
+
+def test_two_pairs_of_kinds_are_offered_of_those_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter(("first", None, "second", "third", "fourth"))
+    monkeypatch.setattr(remedies, "_with_larger", lambda tried: [one] if (one := next(told)) else [])
+    assert remedies._pairs(made("Qwen/Qwen3-8B", 1, 1), remedies.Asked()) == ["first", "second"]
+
+
+def test_layouts_of_remedies_are_ranked_for_the_responses_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = set()
+
+    def ranked(self: layouts.Search, limit: int) -> list[layouts.Candidate]:
+        asked.add(self.response_tokens)
+        return []
+
+    monkeypatch.setattr(layouts.Search, "ranked", ranked)
+    assert remedies.find(made("Qwen/Qwen3-32B", 1, 2, batch=BATCH), response_tokens=321.0) == [] and asked == {321.0}

@@ -220,6 +220,14 @@ def test_the_damaged_one_is_put_aside_and_does_not_count(tmp_path: Path) -> None
     assert (tmp_path / "damaged-000020").is_dir()
 
 
+def test_of_several_faults_two_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    damaged = save(tmp_path, 20)
+    flip(damaged / "cursor.json")
+    flip(damaged / "megatron/shard-0")
+    (damaged / "megatron/shard-1").unlink()
+    assert newest_whole(tmp_path)[1][0].endswith("is another, and 1 more")
+
+
 def test_when_all_are_damaged_there_is_none(tmp_path: Path) -> None:
     for step in (1, 2):
         cut(save(tmp_path, step) / "cursor.json")
@@ -258,6 +266,17 @@ def test_retain_keeps_the_newest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["000100", "1000000"]
     retain(tmp_path, 1)
     assert names(tmp_path) == ["1000000"]
+
+
+def test_retain_works_beside_what_a_kill_left_of_another(tmp_path: Path) -> None:
+    """A checkpoint of the same step was being deleted when the run was killed, and was saved again since."""
+    left = staging_path(tmp_path, 10)
+    for step in (10, 20):
+        save(tmp_path, step)
+    (left := left.parent / f"{left.name.removesuffix('000010')}000010-retired").mkdir()
+    (left / "shard-0").touch()
+    retain(tmp_path, 1)
+    assert [path.name for path in list_committed(tmp_path)] == ["000020"] and left.is_dir()
 
 
 def test_clean_staging_removes_only_what_a_kill_left(tmp_path: Path) -> None:

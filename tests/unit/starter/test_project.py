@@ -157,7 +157,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str)
     monkeypatch.chdir(tmp_path / "mine")
     config = load("config.yaml")
     plan = make_plan(config, count_rows(config.data.train))
-    assert plan.valid and config.missing() == [] and main(["plan", "config.yaml"]) == 0
+    assert plan.valid and config.missing() == [] and main(["plan", "config.yaml"]) == 3
     assert registry.wrong_terms(config.reward) == {} and "A run also needs" not in Path("config.yaml").read_text()
     return config
 
