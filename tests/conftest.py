@@ -21,7 +21,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 SHARED = ("gloo", "engine", "run", "slurm")  # tiers whose tests stay on one worker
 # But for files that share little or nothing with others: the worker that is free takes them beside the rest.
-ALONE = tuple(f"tests/run/test_{name}.py" for name in ("begun_anew", "failed_starts", "mixture", "server"))
+ALONE = (
+    *(f"tests/gloo/test_{name}.py" for name in ("dry_run", "smollm2", "stage_shapes")),
+    *(f"tests/run/test_{name}.py" for name in ("begun_anew", "failed_starts", "failing_rank", "listeners", "mixture")),
+    *(f"tests/run/test_{name}.py" for name in ("notebook", "quickstart_page", "server", "starter")),
+)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by anything
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

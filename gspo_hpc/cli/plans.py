@@ -40,7 +40,7 @@ def plan(
     """Print the plan, and what `train` would refuse in the files that the config names.
 
     Return DONE if a run could be started from the config and the files that it names, and there is a batch script if
-    one was asked for; REFUSED if not; INCOMPLETE if nothing is wrong, but not all of it is here to be looked at.
+    one was asked for; REFUSED if not; INCOMPLETE if nothing is wrong, but what no run gets by itself is lacking.
 
     `ranks` prints every rank, however many there are.
     """
@@ -50,8 +50,11 @@ def plan(
     rows = preflight.rows(config, WHOLE_FILE_BYTES)
     found = make_plan(config, rows)
     problems = preflight.problems(config)
-    absent = tuple(dict.fromkeys(problem.key for problem in problems if problem.absent))
-    found = replace(found, errors=tuple(_lines(problems, places)), absent=absent)
+    absent, downloads = (
+        tuple(dict.fromkeys(problem.key for problem in problems if problem.absent and problem.downloaded == by_itself))
+        for by_itself in (False, True)
+    )
+    found = replace(found, errors=tuple(_lines(problems, places)), absent=absent, downloads=downloads)
     offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
     beside = None if times is None else _asynchrony(config, times, response_tokens)
@@ -64,7 +67,8 @@ def plan(
     found = replace(found, notes=(*found.notes, *notes))
     script = _batch_script(config) if sbatch else None
     refused = found.broken or found.not_run or found.errors or bool(script) != sbatch
-    code = REFUSED if refused else DONE if found.runnable else INCOMPLETE
+    lacks = found.missing or found.unknown_model is not None or found.absent
+    code = REFUSED if refused else INCOMPLETE if lacks else DONE
     if as_json:
         more: dict[str, object] = {"time": None if times is None else times.to_json(price) | {"asynchrony": beside}}
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}

@@ -32,6 +32,7 @@ class Problem(NamedTuple):
     text: str
     fix: str = ""  # a line of its own
     absent: str = ""  # what a run does about something that is not on this machine; empty if it is here and wrong
+    downloaded: bool = False  # whether a run gets what is absent by itself
 
     def __str__(self) -> str:
         return "\n".join([f"{self.key}: {self.text}", *([self.fix] if self.fix else [])])
@@ -124,7 +125,9 @@ def _data(config: Config, key: str, name: str) -> Iterator[Problem]:
             if (wrong := hub_data.wrong_name(name)) is not None:
                 yield Problem(key, wrong)
             else:
-                yield Problem(key, f"{name} is not in the cache of the hub", absent="A run downloads it")
+                yield Problem(
+                    key, f"{name} is not in the cache of the hub", absent="A run downloads it", downloaded=True
+                )
             return
     if not is_there(name):
         if (wrong := counting.wrong_name(name)) is not None:
@@ -177,7 +180,8 @@ def model(config: Config) -> Iterator[Problem]:
             return
         config = hub.with_cached_folder(config)
         if config.model.path == path:
-            yield Problem("model.path", f"{path} {hub.absence(path)[0]}", absent=f"A run {hub.absence(path)[1]}")
+            text, then = hub.absence(path)
+            yield Problem("model.path", f"{path} {text}", absent=f"A run {then}", downloaded=hub.is_name(path))
             return
     from gspo_hpc.models import model_folder
 

@@ -55,7 +55,8 @@ class Plan:
     not_run: tuple[NotRun, ...] = ()  # what this version can plan, but not run
     errors: tuple[str, ...] = ()  # lines on what a run would be refused for in the files of this machine, if asked for
     missing: tuple[str, ...] = ()  # keys that a run needs besides
-    absent: tuple[str, ...] = ()  # keys that name what is not on this machine, if it was looked for
+    absent: tuple[str, ...] = ()  # keys that name what is not on this machine and has to be, if it was looked for
+    downloads: tuple[str, ...] = ()  # keys that name what is not on this machine, and what a run downloads
     unknown_model: str | None = None  # model.path, where nothing says whether that model can be trained
     warnings: tuple[str, ...] = ()  # allowed, but hardly meant
     notes: tuple[str, ...] = ()
@@ -71,11 +72,12 @@ class Plan:
     def runnable(self) -> bool | None:
         """Return whether `train` or `submit` would take the config, with the files that it names.
 
-        None: nothing is wrong, but a file that the answer depends on is not here, or nothing is known of the model.
+        None: nothing is wrong, but a file that the answer depends on is not here, be it that a run downloads it, or
+        nothing is known of the model.
         """
         if self.broken or self.not_run or self.errors or self.missing:
             return False
-        return None if self.unknown_model is not None or self.absent else True
+        return None if self.unknown_model is not None or self.absent or self.downloads else True
 
     def require(self, hint: str = "") -> None:
         """Raise ValueError for what this version does not run; PlanError, with the hint, for all broken rules."""
@@ -96,6 +98,7 @@ class Plan:
             "missing": list(self.missing),
             "unknown_model": self.unknown_model,
             "absent": list(self.absent),
+            "downloads": list(self.downloads),
             "layout": self.layout,
             "passes": {name: size._asdict() for name, size in self.passes.items()},
             "warnings": list(self.warnings),

@@ -48,7 +48,7 @@ def test_the_batch_script_needs_no_slurm(preset: str, tmp_path: Path) -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60, check=False
     )
-    assert done.returncode == 0 and "#SBATCH --nodes=4\n" in done.stdout and done.stderr == ""
+    assert done.returncode == 3 and "#SBATCH --nodes=4\n" in done.stdout and done.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,7 +127,7 @@ def test_data_that_is_not_there_is_noted(preset: str, tmp_path: Path, capsys: py
     assert "gspo-hpc doctor CONFIG looks at them" in always
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": 1}\n' * 500)
-    assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 3
+    assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["not_checked"] == [always]
 
 

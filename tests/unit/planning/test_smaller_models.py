@@ -75,7 +75,7 @@ def test_the_largest_model_that_fits_is_offered_wherever_it_stands(model: str, g
     found = offered(config)
     fitting = {path: size(with_value(config, "model.path", path)) for path in candidates.models(config)}
     fitting = {
-        path: count for path, count in fitting.items() if remedies._best(config, frozenset(), {"model.path": path})
+        path: count for path, count in fitting.items() if remedies._best(config, remedies.Asked(), {"model.path": path})
     }
     assert found and set(found) <= fitting.keys()
     assert max(fitting.values()) <= remedies._LARGER * max(fitting[path] for path in found)
@@ -180,7 +180,7 @@ def test_engines_over_nodes_are_offered_where_nothing_smaller_holds_the_weights(
     """They are planned, and not run: `suggest` has them only where the config asks for one."""
     config = made("Qwen3-235B-A22B", 16, 4)
     assert not layouts.Search(config).ranked(1)
-    (offered, *_) = remedies._first(config, frozenset(), remedies._engine_over_nodes)
+    (offered, *_) = remedies._first(config, remedies.Asked(), remedies._engine_over_nodes)
     assert offered.changes == {ENGINE: 8} and "does not run" in offered.text
     kept = remedies.find(config, frozenset({"parallel.pipeline_model_parallel_size"}))
     assert {ENGINE: 8} in [one.changes for one in kept]
