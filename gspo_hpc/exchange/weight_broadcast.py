@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.ops.weight_parts import ALIGNMENT, Memory, Part
+from gspo_hpc.ops.weight_parts import Memory, Part
 
 if TYPE_CHECKING:
     from gspo_hpc.exchange.kept_weights import KeptWeights
@@ -117,15 +117,14 @@ class SentMemory:
     def __init__(self, device: torch.device, half: int, broadcast: WeightBroadcast | None) -> None:
         """`broadcast`: None on a rank that only takes part in gathering."""
         self.newest: torch.Tensor | None = None
-        self._most, self._broadcast = half, broadcast
-        self._half = self._begin = 0
+        self._half, self._broadcast = half, broadcast
+        self._begin = 0  # of the newest place
         self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
         self._sent: list[tuple[int, int, dist.Work]] = []  # first and last byte, and what sends them
 
     def reserve(self, largest: int) -> None:
         """See Memory."""
         self.release()
-        self._half = min(-(-largest // ALIGNMENT) * ALIGNMENT, self._most)
         size = largest if self._broadcast is None else max(largest, 2 * self._half)
         self._bytes = self._bytes.new_empty(size)
         if self._broadcast is not None:
