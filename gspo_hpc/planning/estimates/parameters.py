@@ -10,6 +10,7 @@ and communication take in addition is not in these numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,6 +107,33 @@ def quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: 
     ep = parallel.expert_model_parallel_size
     count = _layers(arch, layers_of(arch, config, stage), tp, ep, etp or tp)
     return (count.dense + count.experts) * (1 + with_gradient)
+
+
+def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
+    """Return the bytes of tensors that Transformer Engine gives to autograd in place of gradients of weights.
+
+    Its layers add gradients to the buffers themselves. In the backward pass of a micro-batch it keeps one tensor, which
+    holds nothing, of every shape of weights (policy/compat.py). Layers of torch, which `auto` takes where it is not
+    installed, have none.
+    """
+    wide, parallel = config.model.dtype == "float32", config.parallel
+    used = config.model.layers == "transformer_engine" or (config.model.layers == "auto" and not wide)
+    if not used or config.cluster.platform != "cuda":
+        return 0
+    tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
+    hidden, queries = arch.hidden_size, arch.num_attention_heads * arch.head_dim
+    layers, shapes = layers_of(arch, config, stage), set[tuple[int, int]]()
+    if not arch.mixers:
+        shapes |= {((queries + 2 * arch.num_key_value_heads * arch.head_dim) // tp, hidden), (hidden, queries // tp)}
+    widths = {arch.ffn_hidden_size // tp for layer in layers if not arch.has_experts(layer)}
+    if arch.experts is not None and any(map(arch.has_experts, layers)):
+        widths |= {arch.experts.ffn_hidden_size // (etp or tp), arch.experts.shared_ffn_hidden_size // tp} - {0}
+    for width in widths:
+        shapes |= {(2 * width, hidden), (hidden, width)}
+    elements = sum(map(math.prod, shapes))
+    if arch.mixers:  # all that ranks cut of a layer, of each kind
+        elements += sum({arch.mixers[layer].split // tp for layer in layers})
+    return elements * (4 if wide else 2)
 
 
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:

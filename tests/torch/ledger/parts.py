@@ -137,7 +137,8 @@ class Job:
     def _borrowed(self, phase: str) -> dict[str, int]:
         """Return what this ledger has from the plan: what layers and an embedding take."""
         parts = self.parts(phase)
-        return {name: parts[name] for name in ("activations", "embedding_gradient", "fp8_weights") if name in parts}
+        borrowed = ("activations", "embedding_gradient", "fp8_weights", "unused_gradients")
+        return {name: parts[name] for name in borrowed if name in parts}
 
     def _hold(self, phase: str, passing: Mapping[str, int]) -> None:
         gpu, world = self.world.rank, self.world

@@ -266,3 +266,21 @@ def test_a_parameter_of_an_expert_that_fills_the_memory_is_loaded_before_the_nex
     loading = passes.sync(model, config, device)
     both = min(gathering, loading) * model.expert_parameters / model.parameters
     assert seconds == pytest.approx(max(gathering, loading) + both) and both > 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "mb"),
+    [
+        ({"layers": "auto"}, 243.79392),
+        ({"layers": "torch"}, 0.0),
+        ({"layers": "auto", "dtype": "float32"}, 0.0),  # for which torch's layers are taken
+        ({"layers": "transformer_engine", "dtype": "float32"}, 2 * 243.79392),
+    ],
+)
+def test_tensors_in_place_of_gradients_are_there_in_an_update_alone(sections: dict[str, Any], mb: float) -> None:
+    """One of every shape: of queries, keys and values, what follows them, and both products of an MLP."""
+    parallel = {"tensor_model_parallel_size": 4, "sequence_parallel": True}
+    config = made(cluster={"nodes": 8}, model={"path": "Qwen2.5-32B", **sections}, parallel=parallel)
+    found = memory.estimate(arch_of(config), config, devices.find("H200"))
+    seen = {phase.name: phase.parts["unused_gradients"] for phase in found.phases if "unused_gradients" in phase.parts}
+    assert seen == ({"update": round(mb * 1e6)} if mb else {})
