@@ -1,7 +1,8 @@
 """Weights on their way from the ranks that train to those that generate, on GPUs or nodes of their own.
 
 All training ranks gather the weights; the first of them broadcasts each bucket from where it was gathered into memory
-of the receivers, from which their engines load it. Before a bucket comes what is in it, as JSON in host memory.
+of the receivers, from which their engines load it. The next bucket is gathered meanwhile. Before a bucket comes what is
+in it, as JSON in host memory.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.ops.host_memory import HostMemory
-from gspo_hpc.ops.weight_parts import Memory, Part, Scratch
+from gspo_hpc.ops.weight_parts import Memory, Part
+
+if TYPE_CHECKING:
+    from gspo_hpc.exchange.kept_weights import KeptWeights
 
 Entry = dict[str, Any]  # what a receiver must know of a part: plain values
 
@@ -35,17 +38,15 @@ class WeightBroadcast:
             self._bulk = nccl(dist.PrefixStore("nccl", store), member, members, timeout)
 
     def send(self, buckets: Iterable[Sequence[Part]], memory: SentMemory) -> None:
-        """Send all buckets, whose parts lie in the newest place of `memory`."""
+        """Send all buckets, whose parts lie in the newest place of `memory`, each while the next one is gathered."""
         for parts in buckets:
             place = memory.newest
             assert place is not None
-            self.send_bucket([entry_of(part, place) for part in parts], place)
+            self.announce_bucket([entry_of(part, place) for part in parts], place)
+            memory.occupy(self._start(place))
+            del place  # else it would keep the memory
+        memory.release()
         self.end()
-
-    def send_bucket(self, entries: list[Entry], place: torch.Tensor) -> None:
-        """Send one bucket."""
-        self.announce_bucket(entries, place)
-        self.broadcast(place)
 
     def announce_bucket(self, entries: list[Entry], place: torch.Tensor) -> None:
         """Tell the receivers what is in the bucket that comes next, so that they take memory for it."""
@@ -56,12 +57,19 @@ class WeightBroadcast:
         self._tell({})
 
     def stream(self, memory: Memory, keep: KeptWeights | None = None) -> Iterator[Sequence[Part]]:
-        """Yield the parts that are sent, in `memory`, to the last one; `keep` gets a copy of all."""
+        """Yield the parts that are sent, in `memory`, to the last one; `keep` has a copy of all in the end."""
+        largest = 0
         while message := self._hear():
             if "largest" in message:
-                memory.reserve(int(message["largest"]))
+                largest = int(message["largest"])
+                memory.reserve(largest)
                 continue
-            place = memory.allocate(int(message["bytes"]))
+            size = int(message["bytes"])
+            if keep is not None and size > largest:
+                keep.finish()  # else its copies would keep memory that has to be freed for a larger one
+            place = memory.allocate(size)
+            if keep is not None:
+                keep.leave(place)
             self.broadcast(place)
             if keep is not None:
                 keep.add(message["parts"], place)
@@ -69,6 +77,8 @@ class WeightBroadcast:
             del place  # else it would keep this memory, if it has to be freed for larger parts
             yield parts
             del parts
+        if keep is not None:
+            keep.finish()  # before the memory is freed
 
     def announce(self, largest: int) -> None:
         """Tell the receivers the size of the largest bucket."""
@@ -76,9 +86,13 @@ class WeightBroadcast:
 
     def broadcast(self, place: torch.Tensor) -> None:
         """Send the bucket that was announced, or receive it into `place`."""
-        self._bulk.broadcast([place], dist.BroadcastOptions()).wait()
+        self._start(place).wait()
         if place.is_cuda:
-            torch.cuda.current_stream().synchronize()  # the sender overwrites it, and workers of an engine read it
+            torch.cuda.current_stream().synchronize()  # workers of an engine read it, and a thread that keeps it
+
+    def _start(self, place: torch.Tensor) -> dist.Work:
+        work: dist.Work = self._bulk.broadcast([place], dist.BroadcastOptions())
+        return work
 
     def _tell(self, message: dict[str, Any]) -> None:
         payload = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
@@ -94,69 +108,59 @@ class WeightBroadcast:
         return message
 
 
-class SentMemory(Scratch):
-    """Memory of the sender, which knows where the newest parts lie."""
+class SentMemory:
+    """Memory of a training rank: the one that sends gathers a bucket in one half while the other half is sent.
 
-    def __init__(self, device: torch.device, broadcast: WeightBroadcast | None) -> None:
+    A bucket that is larger than `half` takes all of it. A rank that sends nothing has one place for all buckets.
+    """
+
+    def __init__(self, device: torch.device, half: int, broadcast: WeightBroadcast | None) -> None:
         """`broadcast`: None on a rank that only takes part in gathering."""
-        super().__init__(device)
-        self._broadcast = broadcast
         self.newest: torch.Tensor | None = None
+        self._half, self._broadcast = half, broadcast
+        self._begin = 0  # of the newest place
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
+        self._sent: list[tuple[int, int, dist.Work]] = []  # first and last byte, and what sends them
 
     def reserve(self, largest: int) -> None:
         """See Memory."""
-        super().reserve(largest)
+        self.release()
+        size = largest if self._broadcast is None else max(largest, 2 * self._half)
+        self._bytes = self._bytes.new_empty(size)
         if self._broadcast is not None:
             self._broadcast.announce(largest)
 
     def allocate(self, size: int) -> torch.Tensor:
-        """See Memory."""
-        self.newest = super().allocate(size)
+        """See Memory; this waits until what was there has been sent."""
+        if self._bytes.numel() < size:
+            self.reserve(size)
+        halved = self._broadcast is not None and size <= self._half
+        self._begin = self._half - self._begin if halved else 0
+        self._leave(self._begin, self._begin + size)
+        self.newest = self._bytes[self._begin : self._begin + size]
         return self.newest
 
+    def occupy(self, sent: dist.Work) -> None:
+        """Take note of what sends the newest place. On a GPU the stream waits for it, and not the host."""
+        assert self.newest is not None
+        self._sent.append((self._begin, self._begin + self.newest.numel(), sent))
 
-class KeptWeights:
-    """A copy of the newest weights in host memory, from which an engine that was started again is filled.
+    def release(self) -> None:
+        """Free the memory, from which everything has been sent then: what the stream does next may use it."""
+        self._leave(0, self._bytes.numel())
+        self.newest = None
+        self._bytes = self._bytes.new_empty(0)
+        self._begin = 0
 
-    It is page-locked where weights come from a GPU: the next bucket waits until the one before is copied.
-    """
-
-    def __init__(self) -> None:
-        self._memory = HostMemory()
-        self._buckets: list[tuple[list[Entry], torch.Tensor]] = []
-        self._filled = 0
-
-    def begin(self) -> None:
-        """Expect all weights; their memory is that of the ones before."""
-        self._filled = 0
-
-    def add(self, entries: list[Entry], place: torch.Tensor) -> None:
-        """Keep the parts of one bucket."""
-        if self._filled == len(self._buckets) or self._buckets[self._filled][1].numel() != place.numel():
-            del self._buckets[self._filled :]
-            self._buckets.append((entries, self._memory.empty(place.shape, torch.uint8, locked=place.is_cuda)))
-        _, copy = self._buckets[self._filled]
-        self._buckets[self._filled] = entries, copy.copy_(place)  # a copy that the host waits for
-        self._filled += 1
-
-    def stream(self, memory: Memory, relay: WeightBroadcast | None = None) -> Iterator[Sequence[Part]]:
-        """Yield all parts, in `memory`; `relay` takes them to ranks that keep none."""
-        largest = max((copy.numel() for _, copy in self._buckets[: self._filled]), default=0)
-        memory.reserve(largest)
-        if relay is not None:
-            relay.announce(largest)
-        for entries, copy in self._buckets[: self._filled]:
-            if relay is not None:
-                relay.announce_bucket(entries, copy)
-            place = memory.allocate(copy.numel()).copy_(copy)  # the ranks of an engine meet in it, the others as well
-            if relay is not None:
-                relay.broadcast(copy)
-            parts = [part_of(entry, place) for entry in entries]
-            del place  # as above
-            yield parts
-            del parts
-        if relay is not None:
-            relay.end()
+    def _leave(self, begin: int, end: int) -> None:
+        """Wait until nothing in these bytes is left to be sent."""
+        left = []
+        for first, last, sent in self._sent:
+            if first < end and begin < last:
+                sent.wait()
+            else:
+                left.append((first, last, sent))
+        self._sent = left
 
 
 def entry_of(part: Part, place: torch.Tensor) -> Entry:

@@ -19,6 +19,7 @@ Tokens with g = 0 (masked, or in a clipped sequence) are left out of the backwar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ def token_logprobs(
     vocab_size: int | None = None,
     tp_group: dist.ProcessGroup | None = None,
     with_entropy: bool = False,
+    check: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs [R] of `targets` [R] int64 and, on request, entropies [R] (nats, no gradient), both fp32.
 
@@ -56,7 +58,8 @@ def token_logprobs(
     again, and behind a sequence-parallel gather use ``tensor_parallel_output_grad=False``); the gradient for `weight`
     is this rank's own rows. All ranks of the group call it together, forward and backward.
 
-    Raises ValueError for a target outside the vocabulary.
+    Raises ValueError for a target outside the vocabulary. With `check` False the caller has looked: to ask a GPU here
+    would wait for all that it has been given.
     """
     assert hidden.ndim == 2 and weight.ndim == 2 and hidden.shape[1] == weight.shape[1], (hidden.shape, weight.shape)
     assert hidden.shape[:1] == targets.shape and hidden.dtype == weight.dtype, (
@@ -67,15 +70,24 @@ def token_logprobs(
     assert temperature > 0 and (chunk_tokens is None or chunk_tokens >= 1)
     if vocab_size is None:
         vocab_size = weight.shape[0] * dist.get_world_size(tp_group) if tp_group else vocab_start + weight.shape[0]
-    if targets.numel():
-        low, high = (int(x) for x in torch.aminmax(targets))
-        if low < 0 or high >= vocab_size:
-            raise ValueError(f"targets are {low} to {high}, the vocabulary has the tokens 0 to {vocab_size - 1}")
+    if check:
+        check_targets([targets], vocab_size)
     real_rows = max(0, min(weight.shape[0], vocab_size - vocab_start))
     logprobs, entropy = _TokenLogprobs.apply(
         hidden, weight, targets, 1.0 / temperature, chunk_tokens, vocab_start, real_rows, tp_group, with_entropy
     )
     return logprobs, entropy if with_entropy else None
+
+
+def check_targets(targets: Sequence[Tensor], vocab_size: int) -> None:
+    """Raise ValueError for a target outside the vocabulary. A GPU is waited for once, for all tensors together."""
+    found = [torch.stack(torch.aminmax(one)) for one in targets if one.numel()]
+    if not found:
+        return
+    lowest, highest = zip(*torch.stack(found).tolist(), strict=True)
+    if min(lowest) < 0 or max(highest) >= vocab_size:
+        seen = f"{min(lowest)} to {max(highest)}"
+        raise ValueError(f"targets are {seen}, the vocabulary has the tokens 0 to {vocab_size - 1}")
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -219,7 +219,10 @@ class _Vote:
 
 
 def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, Any]:
-    """Return log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H]."""
+    """Return log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H].
+
+    The tokens have been checked, those of all micro-batches at once (:func:`check_targets`).
+    """
     module = policy.chunks[-1]
     if module.config.sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
@@ -235,6 +238,7 @@ def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: 
         vocab_size=policy.arch.vocab_size,
         tp_group=parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None,
         with_entropy=True,
+        check=False,
     )
 
 

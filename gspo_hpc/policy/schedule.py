@@ -35,6 +35,7 @@ from gspo_hpc.algorithms.objective import Objective
 from gspo_hpc.data.records import Floats
 from gspo_hpc.ops.batch import PackedBatch, split_by_sample
 from gspo_hpc.ops.batch import build as pack
+from gspo_hpc.ops.logprobs import check_targets
 from gspo_hpc.policy.passes import Pass, PassMonitor, head, sum_over_context
 from gspo_hpc.policy.policy import Policy
 
@@ -96,6 +97,7 @@ def response_logprobs(
 
         return hidden, collect
 
+    check_targets([batch.targets for batch in batches], policy.arch.vocab_size)
     policy.settle()
     filled = _filled(policy, batches)
     for wrapped in policy.wrapped:
@@ -146,6 +148,7 @@ def train_step(
     log-probs the result has, as the forward pass found them; they take no other pass. Raises Abandoned on all ranks,
     with nothing changed, if `monitor` requests a stop on one of them.
     """
+    check_targets([batch.targets for batch in batches], policy.arch.vocab_size)
     policy.restore_for_update()
     for wrapped in policy.wrapped:
         wrapped.zero_grad_buffer()

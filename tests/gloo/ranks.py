@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,16 @@ def free_port() -> int:
 Case = tuple[str, dict[str, Any]]
 
 
-def run(world: int, folder: Path, cases: dict[str, Case], timeout: float = 1200.0) -> dict[str, dict[str, np.ndarray]]:
-    """Rank 0's arrays of every case, by its key; all cases in turn on one set of `world` ranks."""
+CASES = ("tests.gloo.cases",)
+
+
+def run(
+    world: int, folder: Path, cases: dict[str, Case], timeout: float = 1200.0, module: Sequence[str] = CASES
+) -> dict[str, dict[str, np.ndarray]]:
+    """Rank 0's arrays of every case, by its key; all cases in turn on one set of `world` ranks.
+
+    `module` runs them: its name, and what it takes before the file of cases.
+    """
     outs = {key: folder / f"{key}.npz" for key in cases}
     work = folder / f"work-{world}.json"
     work.write_text(json.dumps([[str(outs[key]), *case] for key, case in cases.items()]))
@@ -42,7 +51,7 @@ def run(world: int, folder: Path, cases: dict[str, Case], timeout: float = 1200.
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        command = [sys.executable, "-m", "tests.gloo.cases", str(work)]
+        command = [sys.executable, "-m", *module, str(work)]
         output = logs[rank].open("wb")
         processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
     deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Run cases of tests/gloo on one rank, with a double of Transformer Engine that computes in plain torch on the CPU.
+"""Run cases of tests/gloo with a double of Transformer Engine that computes in plain torch on the CPU.
 
 python -m tests.lanes.transformer_engine_double SOURCES CASES.json
 
@@ -32,12 +32,13 @@ def signature(name: str) -> inspect.Signature:
     """Return the signature of `Class.method`, or of a function, as the sources have it."""
     owner, _, function = name.rpartition(".")
     found = []
-    for folder in ("module", "attention"):
-        for file in sorted((SOURCES / "pytorch" / folder).rglob("*.py")):
-            body = ast.parse(file.read_text("utf-8")).body
-            scopes = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == owner]
-            for scope in scopes if owner else [body]:
-                found += [node.args for node in scope if isinstance(node, ast.FunctionDef) and node.name == function]
+    pytorch = SOURCES / "pytorch"
+    files = [file for folder in ("module", "attention") for file in sorted((pytorch / folder).rglob("*.py"))]
+    for file in (*files, pytorch / "permutation.py"):
+        body = ast.parse(file.read_text("utf-8")).body
+        scopes = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == owner]
+        for scope in scopes if owner else [body]:
+            found += [node.args for node in scope if isinstance(node, ast.FunctionDef) and node.name == function]
     assert len(found) == 1, f"{SOURCES} has {name} {len(found)} times"
     return _signature(found[0])
 
@@ -75,6 +76,7 @@ def _weight(given: dict[str, Any], *shape: int) -> torch.nn.Parameter:
 
 
 _dummy_wgrads: dict[tuple[Any, ...], Tensor] = {}
+most = [0]  # bytes of them at once
 
 
 class Accumulated(torch.autograd.Function):
@@ -100,38 +102,76 @@ class Accumulated(torch.autograd.Function):
         key = (*weight.shape, weight.dtype)
         if key not in _dummy_wgrads:
             _dummy_wgrads[key] = torch.full_like(weight, math.nan)
+            most[0] = max(most[0], sum(one.nbytes for one in _dummy_wgrads.values()))
         return upstream @ weight, _dummy_wgrads[key].detach(), flat.sum(0) if ctx.biased else None, None
 
 
+def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None, fused: bool, first: bool | None) -> Tensor:
+    if fused and torch.is_grad_enabled():
+        result: Tensor = Accumulated.apply(inputs, weight, bias, first)
+        return result
+    return torch.nn.functional.linear(inputs, weight, bias)
+
+
+def _mark(weight: Tensor, parallel_mode: str | None) -> None:
+    """Say how ranks cut a weight, as the sources do: Megatron counts what is not cut once in the gradient's norm."""
+    values = {"tensor_model_parallel": True, "partition_dim": int(parallel_mode == "row"), "partition_stride": 1}
+    for name, value in values.items():
+        setattr(weight, name, value)
+
+
 class Linear(torch.nn.Module):
-    """A matrix product of one rank."""
+    """A matrix product, of which each rank of a group has the rows or the columns of the weight."""
 
     name = "Linear"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         given = self.given = bound(f"{self.name}.__init__", self, *args, **kwargs)
-        assert given["tp_size"] == 1 and not given["fuse_wgrad_accumulation"] and not given["return_bias"]
+        assert not given["fuse_wgrad_accumulation"] and not given["return_bias"]
         self.fuse_wgrad_accumulation = False  # until it is said afterwards
-        self.parallel_mode = given["parallel_mode"]
+        self.parallel_mode, self.ranks = given["parallel_mode"], given["tp_size"]
+        assert self.ranks == 1 or (self.parallel_mode in ("column", "row") and given["tp_group"].size() == self.ranks)
+        self.sequence_parallel = given["sequence_parallel"] and self.ranks > 1
         self.use_bias = given["bias"]
-        self.weight = _weight(given, given["out_features"], given["in_features"])
-        self.bias = _weight(given, given["out_features"]) if self.use_bias else None
+        shape = [given["out_features"], given["in_features"]]
+        shape[self.parallel_mode == "row"] //= self.ranks
+        self.weight = _weight(given, *shape)
+        self.bias = _weight(given, shape[0]) if self.use_bias else None
+        _mark(self.weight, self.parallel_mode)
+        if self.bias is not None and self.parallel_mode == "column":
+            _mark(self.bias, None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        from megatron.core.tensor_parallel import mappings
+
         given = bound(f"{self.name}.forward", self, *args, **kwargs)
-        assert given["inp"].shape[-1] == self.weight.shape[1] and given["inp"].dtype == self.weight.dtype
-        inputs, weight = self.normed(given["inp"]), self.weight
-        if not (self.fuse_wgrad_accumulation and torch.is_grad_enabled()):
-            return torch.nn.functional.linear(inputs, weight, self.bias)
-        return Accumulated.apply(inputs, weight, self.bias, given["is_first_microbatch"])
+        inputs, cut, group = self.normed(given["inp"]), self.sequence_parallel, self.given["tp_group"]
+        column, row = (self.ranks > 1 and self.parallel_mode == mode for mode in ("column", "row"))
+        if column:
+            inputs = (
+                mappings.gather_from_sequence_parallel_region(inputs, group=group)
+                if cut
+                else mappings.copy_to_tensor_model_parallel_region(inputs, group=group)
+            )
+        assert inputs.shape[-1] == self.weight.shape[1] and inputs.dtype == self.weight.dtype
+        assert not row or self.bias is None, "each rank would add it"
+        product = _product(inputs, self.weight, self.bias, self.fuse_wgrad_accumulation, given["is_first_microbatch"])
+        if not row:
+            return product
+        found: Tensor = (
+            mappings.reduce_scatter_to_sequence_parallel_region(product, group=group)
+            if cut
+            else mappings.reduce_from_tensor_model_parallel_region(product, group=group)
+        )
+        return found
 
     def normed(self, x: Tensor) -> Tensor:
         return x
 
 
 class LayerNormLinear(Linear):
-    """A norm, and the matrix product behind it."""
+    """A norm, and the matrix product behind it. With sequence parallelism each rank norms its part of the tokens."""
 
     name = "LayerNormLinear"
 
@@ -140,9 +180,37 @@ class LayerNormLinear(Linear):
         given = self.given
         assert given["normalization"] == "RMSNorm" and not given["zero_centered_gamma"]
         self.layer_norm_weight = _weight(given, given["in_features"])
+        setattr(self.layer_norm_weight, "sequence_parallel", self.sequence_parallel)  # noqa: B010
 
     def normed(self, x: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.given["eps"])
+
+
+class GroupedLinear(torch.nn.Module):
+    """The matrix products of all experts of a rank, each with the rows of the tokens that were sent to it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        given = self.given = bound("GroupedLinear.__init__", self, *args, **kwargs)
+        assert given["tp_size"] == 1 and not given["bias"] and not given["return_bias"]
+        assert not given["fuse_wgrad_accumulation"]
+        self.fuse_wgrad_accumulation = False
+        self.num_gemms = given["num_gemms"]
+        for number in range(self.num_gemms):
+            weight = _weight(given, given["out_features"], given["in_features"])
+            _mark(weight, given["parallel_mode"])
+            self.register_parameter(f"weight{number}", weight)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        given = bound("GroupedLinear.forward", self, *args, **kwargs)
+        x, sizes = given["inp"], list(map(int, given["m_splits"]))
+        assert len(sizes) == self.num_gemms and sum(sizes) == len(x) and x.ndim == 2
+        found = []
+        for number, rows in enumerate(x.split(sizes)):
+            weight = getattr(self, f"weight{number}")
+            assert rows.shape[1] == weight.shape[1] and rows.dtype == weight.dtype
+            found.append(_product(rows, weight, None, self.fuse_wgrad_accumulation, given["is_first_microbatch"]))
+        return torch.cat(found)
 
 
 class RMSNorm(torch.nn.Module):
@@ -155,6 +223,8 @@ class RMSNorm(torch.nn.Module):
         size, device = given["normalized_shape"] or given["hidden_size"], given["kwargs"].get("device")
         self.eps = given["eps"]
         self.weight = torch.nn.Parameter(torch.ones(size, dtype=given["params_dtype"], device=device))
+        if given["sequence_parallel"] is not None:
+            setattr(self.weight, "sequence_parallel", given["sequence_parallel"])  # noqa: B010
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
@@ -206,8 +276,43 @@ def apply_rotary_pos_emb(*args: Any, **kwargs: Any) -> Tensor:
     return x * angles.cos().to(x.dtype) + torch.cat((-two, one), dim=-1) * angles.sin().to(x.dtype)
 
 
+def moe_permute_with_probs(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens of every expert, expert by expert, with their probabilities and where they come from."""
+    given = bound("moe_permute_with_probs", *args, **kwargs)
+    x, probs, chosen = given["inp"], given["probs"], given["routing_map"]
+    assert x.shape[:1] == chosen.shape[:1] and probs.shape == chosen.shape
+    experts, tokens = chosen.bool().t().nonzero(as_tuple=True)
+    assert given["num_out_tokens"] in (-1, len(tokens))
+    return x.index_select(0, tokens), probs[tokens, experts], tokens
+
+
+def moe_unpermute(*args: Any, **kwargs: Any) -> Tensor:
+    """Return the sum of what experts made of each token."""
+    given = bound("moe_unpermute", *args, **kwargs)
+    assert given["merging_probs"] is None and given["map_type"] == "mask" and given["probs"] is None
+    made: Tensor = given["inp"]
+    return made.new_zeros(given["restore_shape"]).index_add(0, given["row_id_map"], made)
+
+
+def moe_sort_chunks_by_index(*args: Any, **kwargs: Any) -> Tensor:
+    """Return the chunks in another order."""
+    given = bound("moe_sort_chunks_by_index", *args, **kwargs)
+    return _sorted(given["inp"], given)
+
+
+def moe_sort_chunks_by_index_with_probs(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return the chunks in another order, and their probabilities."""
+    given = bound("moe_sort_chunks_by_index_with_probs", *args, **kwargs)
+    return _sorted(given["inp"], given), _sorted(given["probs"], given)
+
+
+def _sorted(x: Tensor, given: dict[str, Any]) -> Tensor:
+    chunks = x.split(given["split_sizes"].tolist())
+    return torch.cat([chunks[number] for number in given["sorted_index"].tolist()])
+
+
 class Unused:
-    """What Megatron names when it is imported, and a dense model in 32 bits never makes."""
+    """What Megatron names when it is imported, and a model in 32 bits never makes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise AssertionError("the double has nothing of this kind")
@@ -228,8 +333,8 @@ def install(sources: Path) -> None:
         ".common": {},
         ".common.recipe": {"DelayedScaling": Unused},
         ".pytorch": {
-            **{one.__name__: one for one in (Linear, LayerNormLinear, RMSNorm, DotProductAttention)},
-            **{name: type(name, (Unused, torch.nn.Module), {}) for name in ("GroupedLinear", "LayerNorm")},
+            **{one.__name__: one for one in (Linear, LayerNormLinear, GroupedLinear, RMSNorm, DotProductAttention)},
+            "LayerNorm": type("LayerNorm", (Unused, torch.nn.Module), {}),
         },
         ".pytorch.fp8": {"FP8GlobalStateManager": FP8GlobalStateManager, "fp8_autocast": Unused},
         ".pytorch.distributed": {"CudaRNGStatesTracker": Unused, "activation_recompute_forward": Unused},
@@ -242,6 +347,18 @@ def install(sources: Path) -> None:
         ".pytorch.module": {},
         ".pytorch.module.base": {"_dummy_wgrads": _dummy_wgrads},
         ".pytorch.attention.rope": {"apply_rotary_pos_emb": apply_rotary_pos_emb},
+        ".pytorch.permutation": {
+            "moe_permute": Unused,
+            **{
+                one.__name__: one
+                for one in (
+                    moe_permute_with_probs,
+                    moe_unpermute,
+                    moe_sort_chunks_by_index,
+                    moe_sort_chunks_by_index_with_probs,
+                )
+            },
+        },
         ".pytorch.router": {
             name: Unused
             for name in (
@@ -275,6 +392,7 @@ def main() -> None:
     layers.uses_transformer_engine = model.uses_transformer_engine = fused  # else they are for GPUs only
     cases.main()
     assert not _dummy_wgrads, "tensors without a meaning outlive the pass"
+    print(f"unused gradients: {most[0]}")
     print("calls:", *(f"{name}={count}" for name, count in sorted(calls.items())))
 
 

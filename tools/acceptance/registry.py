@@ -34,6 +34,12 @@ PARTS = (
     Part("ratios", "Ratios of unchanged weights between passes that are packed differently", 180, TRAINER),
     Part("update", "Update of a random model: speed, memory against the plan, trace", 240, TRAINER),
     Part("ipc", "Weights into a bare child process", 180, ("torch", "numpy")),
+    Part(
+        "server",
+        "Weights from a process that trains to one that generates, kept and sent again",
+        180,
+        ("torch", "numpy"),
+    ),
     Part("engine", "vLLM in eager mode: start, generate, sleep and wake in stages", 360, ENGINE),
     Part("speed", "The engine against bare vLLM, with CUDA graphs, with seeds and without", 480, ENGINE),
     Part("sync", "Weight syncs, and flat memory", 300, RUN),

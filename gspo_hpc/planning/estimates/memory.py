@@ -122,15 +122,15 @@ def _estimate(
         sync["buckets"] += _loading(arch, config)
         # Engines sleep when the first sync begins, unless the trainer stays: then they have their cache by then.
         sync |= {"engine_weights": engine["engine_weights"], **asleep} if offload_trainer(config) else engine
-        if waiting := parameters.waiting_vocabulary(arch):
-            sync["padded_vocabulary"] = waiting * engine_itemsize(config)
     if colocated:
         generation = engine | own | resting
     else:  # on a GPU of its own, where nothing sleeps
         generation = engine | {
-            "buckets": _buckets(arch, config) + _loading(arch, config),  # of a weight sync, in which the cache stays
+            "buckets": _transfer(arch, config) + _loading(arch, config),  # of a weight sync, in which the cache stays
             "cuda_and_nccl": CONTEXT + NCCL_BYTES,  # of the rank that receives them, in a group of all that do
         }
+    if waiting := parameters.waiting_vocabulary(arch):
+        (sync if colocated else generation)["padded_vocabulary"] = waiting * engine_itemsize(config)
     probing = {name: size for name, size in sync.items() if name not in ("buckets", "padded_vocabulary")}
     probing |= moments.of_forward(arch, config, stage, *moments.probe_tokens(config))
     copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
@@ -152,7 +152,7 @@ def _estimate(
     cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
     level = config.rollout.sleep_level
     weights, copy = engine["engine_weights"], _copied(arch, config)
-    node, otherwise = (parameters.of_node(config, state, weights, copy, one) for one in (level, 3 - level))
+    node, otherwise = (parameters.of_node(arch, config, state, weights, copy, one) for one in (level, 3 - level))
     return Estimate(device.memory, stage, phases, node, cache, level, sum(otherwise.values()))
 
 
@@ -160,7 +160,7 @@ def of_node(arch: Architecture, config: Config) -> dict[str, int]:
     """Return the bytes of a node's own memory, by use, as `estimate` has them. They depend on no GPU."""
     _, state, _ = _worst_stage(arch, config)
     weights, copy = _engine_weights(arch, config), _copied(arch, config)
-    return parameters.of_node(config, state, weights, copy, config.rollout.sleep_level)
+    return parameters.of_node(arch, config, state, weights, copy, config.rollout.sleep_level)
 
 
 def _copied(arch: Architecture, config: Config) -> int:
@@ -257,18 +257,23 @@ def _engine_weights(arch: Architecture, config: Config) -> int:
 
 
 def _buckets(arch: Architecture, config: Config) -> int:
-    """Return the bytes that weights are gathered into: two buckets, or a parameter that is larger by itself.
+    """Return the bytes of a rank that gathers weights: those that they come into, and its shard of an expert.
 
-    Beside them a rank keeps its shard of an expert, where those of all ranks are gathered piece by piece.
+    It keeps the shard where those of all ranks are gathered piece by piece.
     """
     pieces, parallel = _pieces(arch, config), config.parallel
-    whole = _largest_parameter(arch, parallel.tensor_model_parallel_size) * activations.itemsize(config)
-    largest = max(whole, *(piece.size for piece in pieces), 0)
     sharers = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
     owners = parallel.expert_model_parallel_size
     parts = (piece for piece in pieces if piece.last - piece.first < owners)
     shard = max((piece.size // (piece.last - piece.first) // sharers for piece in parts), default=0)
-    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], largest) + shard
+    return _transfer(arch, config) + shard
+
+
+def _transfer(arch: Architecture, config: Config) -> int:
+    """Return the bytes that weights come into: two buckets, or what is gathered at once if it is larger."""
+    ranks = config.parallel.tensor_model_parallel_size
+    whole = _largest_parameter(arch, ranks) * activations.itemsize(config)
+    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], whole, *(piece.size for piece in _pieces(arch, config)))
 
 
 def _pieces(arch: Architecture, config: Config) -> list[Piece]:

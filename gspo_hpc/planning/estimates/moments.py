@@ -61,7 +61,9 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
     if stage == 0:  # at its end the micro-batch has none: its gradient as it comes, gathered, and masked
         rest = micro_batch * max(0.0, flight - 1.0) + _AT_EMBEDDING * arch.hidden_size * size
         moments.append({"activations": int(rest), "embedding_gradient": head.gradient} | waiting)
-    passes = {"update": beside | max(moments, key=lambda moment: sum(moment.values()))}
+    unused = parameters.unused_gradients(arch, config, stage)  # dropped before the next micro-batch comes to the head
+    layers = beside | ({"unused_gradients": unused} if unused else {})
+    passes = {"update": layers | max(moments, key=lambda moment: sum(moment.values()))}
     if not last:
         return passes
     backward = {"head_input": head.inputs, "head_gradient": head.gradient, "logits": head.backward_blocks}

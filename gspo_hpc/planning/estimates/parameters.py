@@ -10,6 +10,7 @@ and communication take in addition is not in these numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,6 +109,33 @@ def quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: 
     return (count.dense + count.experts) * (1 + with_gradient)
 
 
+def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
+    """Return the bytes of tensors that Transformer Engine gives to autograd in place of gradients of weights.
+
+    Its layers add gradients to the buffers themselves. In the backward pass of a micro-batch it keeps one tensor, which
+    holds nothing, of every shape of weights (policy/compat.py). Layers of torch, which `auto` takes where it is not
+    installed, have none.
+    """
+    wide, parallel = config.model.dtype == "float32", config.parallel
+    used = config.model.layers == "transformer_engine" or (config.model.layers == "auto" and not wide)
+    if not used or config.cluster.platform != "cuda":
+        return 0
+    tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
+    hidden, queries = arch.hidden_size, arch.num_attention_heads * arch.head_dim
+    layers, shapes = layers_of(arch, config, stage), set[tuple[int, int]]()
+    if not arch.mixers:
+        shapes |= {((queries + 2 * arch.num_key_value_heads * arch.head_dim) // tp, hidden), (hidden, queries // tp)}
+    widths = {arch.ffn_hidden_size // tp for layer in layers if not arch.has_experts(layer)}
+    if arch.experts is not None and any(map(arch.has_experts, layers)):
+        widths |= {arch.experts.ffn_hidden_size // (etp or tp), arch.experts.shared_ffn_hidden_size // tp} - {0}
+    for width in widths:
+        shapes |= {(2 * width, hidden), (hidden, width)}
+    elements = sum(map(math.prod, shapes))
+    if arch.mixers:  # all that ranks cut of a layer, of each kind
+        elements += sum({arch.mixers[layer].split // tp for layer in layers})
+    return elements * (4 if wide else 2)
+
+
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
     """Return the bytes of the copy that a node makes to save it in the background, if all its ranks are of this stage.
 
@@ -131,24 +159,30 @@ def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
     return (item + _adam(config)) * (count.dense * dense + count.experts * experts)
 
 
-def of_node(config: Config, state: Bytes, engine: int, copy: int, sleep_level: int) -> dict[str, int]:
-    """Return the host memory of a node in bytes, by use.
+def of_node(
+    arch: Architecture, config: Config, state: Bytes, engine: int, copy: int, sleep_level: int
+) -> dict[str, int]:
+    """Return the host memory of a node in bytes, by use; of the kind that needs more, if some nodes only generate.
 
     `state` is what a rank keeps between steps, `engine` what an engine's weights take of each of its GPUs, `copy` what
     a node copies to save it in the background. Engines that sleep at level 1 keep their weights in host memory, at
     level 2 only small tables.
     """
+    processes = {"processes": _PROCESSES * config.cluster.gpus_per_node}
+    trains = _of_trainers(config, state, copy)
+    generates = _of_engines(arch, config, engine, sleep_level)
+    if config.cluster.generation_nodes:
+        return processes | max(trains, generates, key=lambda found: sum(found.values()))
+    return processes | trains | generates
+
+
+def _of_trainers(config: Config, state: Bytes, copy: int) -> dict[str, int]:
+    """Return the host memory of a node's ranks that train."""
     trainers = config.training_gpus_per_node
-    workers = engine_gpus_per_node(config)
-    found = {"processes": _PROCESSES * config.cluster.gpus_per_node}
     if config.cluster.platform == "cpu":
-        found["trainer"] = (state.total + state.gradient_copies) * trainers
-        found["engine_weights"] = engine * workers
-        found["kv_cache"] = int(config.rollout.kv_cache_gb * GIB) * engines_per_node(config)
+        found = {"trainer": (state.total + state.gradient_copies) * trainers}
     else:
-        found |= _moved(config, state, engine * workers * (sleep_level == 1))
-    if config.rollout.mode == "server":  # the owner of each engine keeps them, to fill it again if it dies
-        found["weights_kept_for_engines"] = engine * workers
+        found = _moved(config, state)
     if config.checkpoint.async_save:
         found["checkpoint_copy"] = copy
     elif config.optimizer.distributed:  # whose parts meet in host memory
@@ -158,16 +192,28 @@ def of_node(config: Config, state: Bytes, engine: int, copy: int, sleep_level: i
     return found
 
 
+def _of_engines(arch: Architecture, config: Config, engine: int, sleep_level: int) -> dict[str, int]:
+    """Return the host memory of a node's engines."""
+    found, weights = {}, engine * engine_gpus_per_node(config)
+    if config.cluster.platform == "cpu":
+        found["engine_weights"] = weights
+        found["kv_cache"] = int(config.rollout.kv_cache_gb * GIB) * engines_per_node(config)
+    elif config.rollout.mode == "colocate":
+        found["engine_weights_asleep"] = weights * (sleep_level == 1)
+    if config.rollout.mode == "server":  # the owner of each engine keeps all that was sent, to fill it if it dies
+        item = 4 if config.model.dtype == "float32" else 2
+        found["weights_kept_for_engines"] = parameters(arch) * item * engines_per_node(config)
+    return found
+
+
 def least(found: dict[str, int]) -> int:
     """Return the bytes that a run needs for certain: all but what processes take for themselves."""
     return sum(found.values()) - found["processes"]
 
 
-def _moved(config: Config, state: Bytes, asleep: int) -> dict[str, int]:
-    """Return what leaves GPUs for host memory, `asleep` of it by engines. Gradients are dropped, not moved."""
+def _moved(config: Config, state: Bytes) -> dict[str, int]:
+    """Return what leaves the GPUs of trainers for host memory. Gradients are dropped, not moved."""
     found = {}
-    if config.rollout.mode == "colocate":
-        found["engine_weights_asleep"] = asleep
     moved, trainers = offloaded_parts(config), config.training_gpus_per_node
     if moved:
         sizes = {"weights": state.weights, "optimizer": state.optimizer}

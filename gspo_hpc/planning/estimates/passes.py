@@ -165,16 +165,21 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
     at = grid(config)
     weights = _ITEM * model.parameters
     gathering = _gathering(model, at, device)
-    if config.cluster.generation_nodes:
-        gathering = max(gathering, weights / (device.network_bytes_per_s * rates.SYNC_LINK))
+    keeping = 0.0
+    if config.rollout.mode == "server":  # one bucket is broadcast while the next is gathered, and the last one copied
+        apart = config.cluster.nodes > 1
+        link = device.network_bytes_per_s if apart else device.node_bytes_per_s
+        gathering = max(gathering, weights / (link * rates.SYNC_LINK))
+        keeping = weights / device.host_bytes_per_s
     # A worker reads everything, writes its share beside the weights that it computes with, and copies it over them.
     moved_by_worker = weights * (1.0 + 4.0 / config.rollout.tensor_parallel_size)
     loading = moved_by_worker / (device.memory_bytes_per_s * rates.BANDWIDTH)
     loading += _messages(model, at) * rates.BUCKET_SECONDS + model.layers * rates.RELOAD_SECONDS
-    needed = max(gathering, loading)  # one bucket is gathered while the one before is loaded
+    taking = max(loading, keeping)  # both read what is there
+    needed = max(gathering, taking)  # one bucket is gathered while the one before is loaded
     if 2.0 * _matrix(model) > TRANSFER_BUCKET_BYTES["cuda"]:
         # A parameter of an expert is more than a half of the memory: gathering and loading of experts take turns.
-        needed += min(gathering, loading) * model.expert_parameters / model.parameters
+        needed += min(gathering, taking) * model.expert_parameters / model.parameters
     if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // at.model_ranks)
         optimizer = 12.0 / (replicas if config.optimizer.distributed else 1)

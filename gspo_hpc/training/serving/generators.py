@@ -23,9 +23,10 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Floats
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
+from gspo_hpc.exchange.kept_weights import KeptWeights
 from gspo_hpc.exchange.peers import engine_peers, engine_place
 from gspo_hpc.exchange.transport import gather_unordered
-from gspo_hpc.exchange.weight_broadcast import KeptWeights, WeightBroadcast
+from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, Stream
 from gspo_hpc.policy.process_groups import Ranks, any_rank, store
 from gspo_hpc.rollout.generation import Request

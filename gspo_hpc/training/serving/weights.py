@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import torch.distributed as dist
 
+from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.exchange.weight_broadcast import SentMemory, WeightBroadcast
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
 from gspo_hpc.policy.policy import Policy
@@ -37,7 +38,8 @@ class RemoteWeights:
         self._policy, self._sequences, self._engines = policy, sequences, engines
         self._commands, self._broadcast, self._clock, self._baseline = commands, broadcast, clock, baseline
         self._version, self._sent_version = 0, -1
-        self._memory = SentMemory(policy.ranks.device, broadcast)
+        device = policy.ranks.device
+        self._memory = SentMemory(device, TRANSFER_BUCKET_BYTES[device.type], broadcast)
 
     def mark_updated(self) -> None:
         """Note that an update has changed the policy's weights."""
@@ -103,6 +105,7 @@ class RemoteWeights:
         if self._broadcast is None:
             for _ in buckets():
                 pass
+            self._memory.release()
         else:
             self._broadcast.send(buckets(), self._memory)
         values = fingerprint.values()

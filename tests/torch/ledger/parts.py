@@ -31,6 +31,7 @@ from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.engine.weight_buffers import HostBuffer
 from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
+from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.host_memory import HostCopy
@@ -44,6 +45,7 @@ from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
+from gspo_hpc.runs.journal import Journal
 from tests.torch.ledger.node import Node
 from tests.torch.ledger.sizes import ITEMS, Travelling, of_head, travelling
 from tests.torch.ledger.world import World
@@ -135,7 +137,8 @@ class Job:
     def _borrowed(self, phase: str) -> dict[str, int]:
         """Return what this ledger has from the plan: what layers and an embedding take."""
         parts = self.parts(phase)
-        return {name: parts[name] for name in ("activations", "embedding_gradient", "fp8_weights") if name in parts}
+        borrowed = ("activations", "embedding_gradient", "fp8_weights", "unused_gradients")
+        return {name: parts[name] for name in borrowed if name in parts}
 
     def _hold(self, phase: str, passing: Mapping[str, int]) -> None:
         gpu, world = self.world.rank, self.world
@@ -328,7 +331,11 @@ class LLM:
 
     def __init__(self, job: Job) -> None:
         self.job, self.gpus = job, job.engine_gpus()
-        parts, share = job.parts("engine_start"), float(job.config.rollout.engine.get("gpu_memory_utilization", 0.9))
+        colocated = job.config.rollout.mode == "colocate"
+        parts, share = (
+            job.parts("engine_start" if colocated else "generation"),
+            float(job.config.rollout.engine.get("gpu_memory_utilization", 0.9)),
+        )
         self._sizes = {"weights": parts["engine_weights"], "kv_cache": parts["kv_cache"] + parts["engine_working"]}
         for gpu in self.gpus:
             free, wanted = job.node.free(gpu), share * job.node.card
@@ -430,7 +437,10 @@ class Client:
     def _llm(self, method: str, *arguments: Any) -> Any:
         result = getattr(self.llm, method)(*arguments)
         if self.job.world.rank == 0:
-            self.job.syncs += method == "wake_up" and arguments == (["weights"],)  # with which a sync begins
+            begins = (
+                ("wake_up", ["weights"]) if self.job.config.rollout.mode == "colocate" else ("start_weight_update",)
+            )
+            self.job.syncs += (method, *arguments) == begins
             if self.job.deaths.get(self.job.syncs) == method:
                 self.job.syncs += 1  # a second call of this sync finds it dead
                 raise self.kill(f"planted in {method}")
@@ -465,7 +475,7 @@ class LedgerWorker(RolloutWorker):
     job: Job
     calls = 0
 
-    def generate(self, request: Request, *unused: Any) -> Generated:
+    def generate(self, request: Request, journal: Journal | None = None, *unused: Any) -> Generated:
         """Return completions of one token, after what the script has for this call."""
         job, engine = self.job, self.engine
         event, self.calls = job.script.get(self.calls, ""), self.calls + 1
@@ -481,7 +491,15 @@ class LedgerWorker(RolloutWorker):
             raise Interrupted
         empty, one = np.zeros(1, np.float32), np.zeros(1, np.int32)
         completions = tuple(Completion(one, empty, "", "stop", seed, reward=seed) for seed in range(request.samples))
-        groups = {slot: Group(slot, request.prompts[slot], completions) for slot in request.slots}
+        if not self.prompts_come_from_outside:
+            groups = {slot: Group(slot, request.prompts[slot], completions) for slot in request.slots}
+            return Generated(groups, {}, 0.0)
+        if journal is None:  # another rank owns the engine
+            return Generated({}, {}, 0.0)
+        slots = request.slots[job.world.rank // len(job.engine_gpus()) :: self.num_engines]
+        prompts = SharedPrompts(self.store, f"generate/{self.calls}").fetch(slots)
+        groups = {slot: Group(slot, prompt, completions) for slot, prompt in zip(slots, prompts, strict=True)}
+        journal.append(list(groups.values()))
         return Generated(groups, {}, 0.0)
 
     def _check_awake(self) -> None:

@@ -43,6 +43,7 @@ class Travelling:
     largest: int  # that are gathered at once
     alone: int  # the same where weights go to no engine: what no ranks share is not gathered then
     shard: int  # of an expert, beside what is gathered piece by piece
+    whole: int  # of all weights
     layer: int  # that a worker of vLLM takes to load a layer, beside the one that it computes with
 
 
@@ -87,6 +88,7 @@ def _travelling(arch: Architecture, tp: int, ep: int, etp: int, engine: int, ite
         largest=max(one.largest * item for one in buckets),
         alone=max((one.largest * item for one in buckets if one.group.size() > 1), default=0),
         shard=max((one.length * item for one in buckets if len(one.pieces) > 1), default=0),
+        whole=sum(sum(map(math.prod, entry.shapes)) for entry in table) * item,
         layer=max(layers),
     )
 

@@ -8,11 +8,9 @@ buffers of a save that the plan forgets or the code holds for too long.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,199 +18,44 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
-from gspo_hpc.algorithms import objective
 from gspo_hpc.checkpoint import shared_optimizer
-from gspo_hpc.config import derived, loader, paths
-from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, LOGITS_BLOCK_BYTES
+from gspo_hpc.config import loader, paths
+from gspo_hpc.config.constants import LOGITS_BLOCK_BYTES
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.prompts import PromptStream
-from gspo_hpc.data.records import Prompt
 from gspo_hpc.engine import engine as engines
-from gspo_hpc.models import architecture, catalog
-from gspo_hpc.ops.weight_parts import ALIGNMENT
+from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, memory, parameters
 from gspo_hpc.planning.estimates.head import Head
-from gspo_hpc.planning.estimates.phases import Phase
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.runs.cursor import Cursor
-from gspo_hpc.training import bringup, loop, phases, probe, sync
-from gspo_hpc.training import checkpoints as saves
+from gspo_hpc.training import bringup, probe, sync
 from gspo_hpc.training.agreement import explain
-from gspo_hpc.training.agreement.gap import Baseline
-from gspo_hpc.training.agreement.watch import RolloutGapMonitor
-from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.jobs import evaluate, train
-from gspo_hpc.training.observers.base import Observers
-from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses
-from gspo_hpc.training.progress import Progress
-from gspo_hpc.training.recipe import PromptData, Recipe
-from gspo_hpc.training.session import Session
-from gspo_hpc.training.sync import EngineWeights, WeightSync
+from gspo_hpc.training.sync import EngineWeights
 from tests.torch.ledger import parts
 from tests.torch.ledger.node import CardFull, Node
 from tests.torch.ledger.parts import Job, LedgerPolicy, LedgerWorker
-from tests.torch.ledger.sizes import LEAST
+from tests.torch.ledger.runs import (
+    EVENTS,
+    PRESETS,
+    absent,
+    agree,
+    host_of,
+    job_of,
+    odd_vocabulary,
+    prompt,
+    run,
+    simulate,
+)
 from tests.torch.ledger.world import World
 
-PRESETS = sorted(path.stem for path in paths.PRESETS.glob("*.yaml") if not path.stem.endswith("cpu"))
-EVENTS = ["run.max_steps=9", "data.eval=eval.jsonl", "eval.interval=1", "eval.before=true", "checkpoint.interval=3"]
 STATE = parameters.state
-PROMPT_LOGPROBS = engines.Engine.prompt_logprobs
 # Calls of generation: the evaluation before the first step, a rollout, an evaluation after every step.
 SCRIPT = {1: "death", 3: "death", 6: "stop"}
-
-
-def prompt(index: int) -> Prompt:
-    return Prompt(index, np.arange(3, dtype=np.int32), "", {})
-
-
-def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) -> Cursor:
-    """Run the job on all ranks of its node, from this position, and return where it ended."""
-    config, world = job.config, job.world
-    ends: dict[int, Cursor] = {}
-    rollouts = Path("unused")
-    simulate(job, monkeypatch, model)
-
-    def rank() -> None:
-        place = world.rank
-        device = torch.device("cuda", place)
-        ranks = Ranks(place, world.size, place, device, place, world.size, 0, 1, 0, 1, 0, 1, 1)
-        policy = LedgerPolicy(job, ranks)
-        if cursor.step > 0:
-            parts.load(policy)
-
-        clock: Any = parts.Clock()
-        weight_sync = WeightSync(policy, [[1, 2, 3]], clock.monitor)
-        console: Any = SimpleNamespace(note=lambda text: None)
-        unused: Any = None  # the run's directory and its attempt
-        started = train.TrainingJob(unused, unused, config, ranks, console)._start_worker(
-            weight_sync, clock.monitor, Baseline()
-        )
-        worker = LedgerWorker(**{name: vars(started)[name] for name in LedgerWorker.__dataclass_fields__})
-        worker.job = job
-        quantities = make_plan(config).quantities
-        recipe = Recipe(
-            config,
-            objective.resolve(config.algorithm),
-            derived.passes_needed(config),
-            int(quantities["num_rollout_prompts"]),
-            derived.updates_per_rollout(config.batch),
-            attempt=1,
-        )
-        stream = PromptStream(recipe.num_rollout_prompts, 1, True, window=recipe.num_rollout_prompts)
-        data = PromptData(stream, [prompt(i) for i in range(stream.num_prompts)], [prompt(0)], 1)
-        weights = EngineWeights(weight_sync, worker, clock)
-        observers = Observers()
-        saver: Any = parts.Saver(policy)
-        reference: Any = parts.Reference() if config.algorithm.kl_beta > 0 else None
-        recorder: Any = SimpleNamespace(record=lambda before, progress, *a: {"step": progress.cursor.step})
-        session = Session(
-            recipe=recipe,
-            policy=policy,
-            sampler=ColocatedSampler(recipe, data, worker, weights, rollouts, observers, clock),
-            logprobs=LogprobPasses(recipe, policy, reference, clock),
-            evaluator=Evaluator(config, data, worker, weights, observers, clock),
-            weights=weights,
-            watch=RolloutGapMonitor(config),
-            checkpoints=Checkpoints(saver, lambda step: Path(), None, observers, clock, ranks),
-            recorder=recorder,
-            observers=observers,
-            clock=clock,
-        )
-        progress = Progress(cursor, job.groups.get(place), evaluated=cursor.step > 0)
-        loop.train(session, progress)
-        worker.close()
-        ends[place], job.groups[place] = progress.cursor, progress.groups
-
-    world.run(rank)
-    assert len(set(map(repr, ends.values()))) == 1
-    return ends[0]
-
-
-def simulate(job: Job, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    """Have what follows run on the job's cards, with its ranks in place of torch.distributed's."""
-    world, node = job.world, job.node
-    store = dist.HashStore()
-    monkeypatch.setattr(phases.journal, "Journal", lambda *a, **k: SimpleNamespace(close=lambda: None))
-    for module in (offload, bringup):
-        monkeypatch.setattr(module, "barrier", world.wait)
-    for module in (sync, loop, saves):
-        monkeypatch.setattr(module, "any_rank", world.any)
-    monkeypatch.setattr(sync, "broadcast_bytes", world.first)
-    monkeypatch.setattr(probe, "dist", SimpleNamespace(all_reduce=world.largest, ReduceOp=dist.ReduceOp))
-    on_cpu = {"tensor": lambda values, dtype, device: torch.tensor(values, dtype=dtype), "float64": torch.float64}
-    monkeypatch.setattr(probe, "torch", SimpleNamespace(**on_cpu))
-    monkeypatch.setattr(bringup, "dist", SimpleNamespace(get_world_size=lambda: world.size))
-    monkeypatch.setattr(bringup, "store", lambda: store)
-    monkeypatch.setattr(bringup, "largest", lambda values, device: list(map(max, *world.gather(values), values)))
-    monkeypatch.setattr(bringup, "RewardPool", lambda reward: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: node.empty_cache(world.rank))
-    monkeypatch.setattr(loop.update, "step", parts.train_step)
-    monkeypatch.setattr(phases.update, "with_old_logprobs", lambda policy, groups, *a, **k: _passed(policy, groups))
-    monkeypatch.setattr(probe, "score", lambda policy, *a: SimpleNamespace(logprobs=_probed(policy)))
-    monkeypatch.setattr(engines.Engine, "cached_tokens", lambda self, tokens: 0)
-    monkeypatch.setattr(engines.Engine, "top_logprobs", lambda self, sequences, count: [np.zeros((2, count))])
-    settings_of = bringup.engine_settings
-    monkeypatch.setattr(bringup, "engine_settings", lambda *a: replace(settings_of(*a), model_path=str(model)))
-    monkeypatch.setattr(engines, "environment", lambda settings: {})
-    monkeypatch.setattr(engines, "Client", lambda environment, log_path: parts.Client(job))
-    if engines.Engine.prompt_logprobs is PROMPT_LOGPROBS:  # unless a test has its own answers
-        monkeypatch.setattr(engines.Engine, "prompt_logprobs", lambda self, sequences: [np.zeros(2, np.float32)])
-    monkeypatch.setattr(sync.transfer, "CudaBuffer", lambda: parts.Buckets(job))
-    monkeypatch.setattr(shared_optimizer, "torch", parts.Torch(job))
-    monkeypatch.setattr(shared_optimizer, "dist", parts.Sends())
-    monkeypatch.setattr(shared_optimizer, "shares", lambda part: part.every)
-    no_sums = SimpleNamespace(reduce=lambda values, rank: None)
-    monkeypatch.setattr(sync, "dist", no_sums)
-    monkeypatch.setattr(sync, "engine_peers", lambda config, *_: world.peers(config.rollout.tensor_parallel_size))
-
-
-def _passed(policy: Any, groups: Any) -> Any:
-    parts.logprob_pass(policy)
-    return groups
-
-
-def _probed(policy: Any) -> list[np.ndarray]:
-    parts.probe_pass(policy)
-    return [np.zeros(2, np.float32)]
-
-
-def job_of(config: Config, model: Path, seed: int, script: Mapping[int, str], delay: float = 0.001) -> Job:
-    """Return a job on one node of the cluster that the config names."""
-    plan = make_plan(config)
-    assert plan.valid and plan.memory is not None, [broken.message for broken in plan.broken]
-    gpus = config.cluster.gpus_per_node
-    tensors = load_file(model / "model.safetensors")
-    arch = architecture.find(config)
-    if arch is not None and not arch.tie_word_embeddings:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    return Job(config, plan.memory, Node(gpus, plan.memory.card), World(gpus, seed, delay), tensors, script)
-
-
-def agree(job: Job, planned: Phase, peak: int) -> bool:
-    """Return True if a phase takes what the plan says, or less by no more than what the plan rounds up.
-
-    That is what is gathered at once of experts, and small blocks of logits, which are not charged.
-    """
-    spare = {"sync": GATHER_BUCKET_BYTES["cuda"]} if job.arch.experts is not None else {}
-    spare |= dict.fromkeys(("probe", "logprobs", "head_backward"), 2 * LEAST)
-    return -ALIGNMENT <= planned.total - peak <= spare.get(planned.name, 0)
-
-
-def host_of(job: Job) -> int:
-    """Return what the plan says that a node's state takes of its own memory."""
-    return sum(size for name, size in job.estimate.host.items() if name != "processes")
-
-
-def absent(job: Job) -> set[str]:
-    """Return the phase that a GPU without a head does not have."""
-    last = job.config.parallel.pipeline_model_parallel_size - 1
-    return set() if job.estimate.stage == last else {"head_backward"}
 
 
 @pytest.fixture
@@ -446,14 +289,6 @@ def test_who_evaluates_is_told_if_one_gpu_has_too_little(preset: str, more: list
     assert (found is None) == (told is None) and (told or "") in (found or "")
 
 
-def odd_vocabulary(folder: Path, tied: bool) -> Config:
-    """Return a preset's config for a model with a vocabulary that vLLM pads."""
-    settings = catalog.content("Qwen2.5-7B") | {"vocab_size": 152_065, "tie_word_embeddings": tied}
-    (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "model.safetensors").write_bytes(b"")
-    return loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", [*EVENTS, f"model.path={folder}"])
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("forgotten", [False, True], ids=["planned", "forgotten"])
 def test_a_padded_vocabulary_is_kept_until_a_sync_ends(
@@ -462,7 +297,8 @@ def test_a_padded_vocabulary_is_kept_until_a_sync_ends(
     """A plan without it has another peak than the ledger."""
     if forgotten:
         monkeypatch.setattr(parameters, "waiting_vocabulary", lambda arch: 0)
-    job = job_of(odd_vocabulary(tmp_path, tied), model, 1, {2: "stop"})
+    config = loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", [*EVENTS, odd_vocabulary(tmp_path, tied=tied)])
+    job = job_of(config, model, 1, {2: "stop"})
     run(job, Cursor(), monkeypatch, model)
     planned = next(one for one in job.estimate.phases if one.name == "sync")
     missed = job.node.peaks["sync"] - planned.total

@@ -56,8 +56,7 @@ class World:
             except BaseException as error:
                 if not isinstance(error, threading.BrokenBarrierError):
                     errors.append(error)
-                for group in (self, *self._groups.values()):
-                    group._barrier.abort()
+                self.abort()
 
         threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
         for thread in threads:
@@ -75,7 +74,9 @@ class World:
         self._here.rank = rank
 
     def dawdle(self) -> None:
-        """Take a moment, of random length."""
+        """Take a moment, of random length; end where another rank has failed."""
+        if self._barrier.broken:
+            raise threading.BrokenBarrierError
         if self._delay:
             time.sleep(self._random.random() * self._delay)
 
@@ -90,6 +91,15 @@ class World:
     def largest(self, tensor: torch.Tensor, *unused: Any) -> None:
         """Have the tensor hold the largest values of all ranks. Collective."""
         tensor.copy_(torch.stack(self.gather(tensor.clone())).amax(0))
+
+    def add(self, tensor: torch.Tensor, *unused: Any) -> None:
+        """Have the tensor hold the sums over all ranks. Collective."""
+        tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
+
+    def abort(self) -> None:
+        """End all waiting, now and later."""
+        for group in (self, *self._groups.values()):
+            group._barrier.abort()
 
     def wait(self, *unused: Any) -> None:
         """Return when all ranks have come here. Collective."""

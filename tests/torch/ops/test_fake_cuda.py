@@ -83,8 +83,7 @@ def placed(value: Any) -> Any:
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(varlen, "sequences", planned(varlen.sequences))
     monkeypatch.setattr(attention, "_plan", planned(attention._plan))
-    # Where code asks a GPU for values: all targets are tokens of the vocabulary, and all gradients count.
-    monkeypatch.setattr(torch, "aminmax", lambda _: (0, 1))
+    # Where code asks a GPU for values: all gradients count.
     monkeypatch.setattr(Tensor, "nonzero", lambda x: torch.arange(x.shape[0], device=x.device)[:, None])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else torch makes a tensor on it first
     if not HAS_CUDA:
@@ -135,7 +134,7 @@ def test_logprobs(dtype: torch.dtype, entropy: bool) -> None:
     hidden, weight = made(40, 32, dtype=dtype), made(VOCABULARY + 4, 32, dtype=dtype)
     targets = torch.zeros(40, dtype=torch.int64, device=GPU)
     options: dict[str, Any] = {"temperature": 0.7, "chunk_tokens": 16, "vocab_size": VOCABULARY}
-    logprobs, found = token_logprobs(hidden, weight, targets, with_entropy=entropy, **options)
+    logprobs, found = token_logprobs(hidden, weight, targets, with_entropy=entropy, check=False, **options)
     assert (logprobs.shape, logprobs.dtype, logprobs.device) == (targets.shape, torch.float32, GPU)
     assert (found is not None) == entropy
     require_gradients(logprobs, hidden, weight)

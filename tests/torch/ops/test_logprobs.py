@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo_hpc.ops import logprobs
 from gspo_hpc.ops.logprobs import token_logprobs
@@ -135,6 +136,32 @@ def test_a_target_outside_the_vocabulary_is_refused(target: int, size: int | Non
     targets[1] = target
     with pytest.raises(ValueError, match="the vocabulary has the tokens 0 to"):
         token_logprobs(hidden, weight, targets, vocab_size=size)
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a value of a tensor is read, for which a GPU is waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "_local_scalar_dense" in str(function) or "nonzero" in str(function)
+        return function(*args, **kwargs or {})
+
+
+def test_no_micro_batch_waits_for_its_forward_pass() -> None:
+    """The targets of all are checked together, before the first; to read a value in each drains the GPU's queue."""
+    hidden, weight, targets = inputs(5, 4, 11)
+    with Reads() as reads:
+        token_logprobs(hidden, weight, targets, with_entropy=True, check=False)
+    assert reads.count == 0
+    reading: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patched:
+        as_list = Tensor.tolist
+        patched.setattr(Tensor, "tolist", lambda tensor: reading.append(tensor) or as_list(tensor))
+        logprobs.check_targets([targets, targets[:0], targets + 1], 12)
+        with pytest.raises(ValueError, match="targets are -1 to 12, the vocabulary has the tokens 0 to 11"):
+            logprobs.check_targets([targets * 0 - 1, targets * 0 + 12], 12)
+    assert len(reading) == 2
 
 
 def test_no_tokens() -> None:

@@ -298,3 +298,21 @@ def test_a_block_of_the_head_in_16_bit_has_both_products_in_fp32(tokens: int, pr
     """Rows of the head, and of hidden states or of the head again, whichever are more."""
     assert Head(tokens, 10, 50, 2).backward_blocks == tokens * 50 * (4 + 2) + products
     assert Head(tokens, 10, 50, 4).backward_blocks == tokens * 50 * 4
+
+
+@pytest.mark.parametrize(
+    ("sections", "mb"),
+    [
+        ({"layers": "auto"}, 243.79392),
+        ({"layers": "torch"}, 0.0),
+        ({"layers": "auto", "dtype": "float32"}, 0.0),  # for which torch's layers are taken
+        ({"layers": "transformer_engine", "dtype": "float32"}, 2 * 243.79392),
+    ],
+)
+def test_tensors_in_place_of_gradients_are_there_in_an_update_alone(sections: dict[str, Any], mb: float) -> None:
+    """One of every shape: of queries, keys and values, what follows them, and both products of an MLP."""
+    parallel = {"tensor_model_parallel_size": 4, "sequence_parallel": True}
+    config = made(cluster={"nodes": 8}, model={"path": "Qwen2.5-32B", **sections}, parallel=parallel)
+    found = memory.estimate(arch_of(config), config, devices.find("H200"))
+    seen = {phase.name: phase.parts["unused_gradients"] for phase in found.phases if "unused_gradients" in phase.parts}
+    assert seen == ({"update": round(mb * 1e6)} if mb else {})

@@ -97,6 +97,18 @@ def test_a_save_holds_up_the_rank_that_copies_most(model: str, distributed: bool
     assert passes.save(sizes(config), config, DEVICE) == pytest.approx(copied, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "nodes", "longest"), [("H100", 4, "network"), ("H100", 1, "host"), ("L40S", 4, "network")]
+)
+def test_weights_are_kept_while_the_next_ones_come(gpu: str, nodes: int, longest: str) -> None:
+    """Server mode: over nodes the first rank's broadcast takes longest; within one the copy that owners keep does."""
+    cluster = {"nodes": nodes, "gpu": gpu}
+    config, device = made(cluster=cluster, rollout={"mode": "server", "engines_per_node": 1}), devices.find(gpu)
+    model = sizes(config)
+    rate = device.host_bytes_per_s if longest == "host" else rates.SYNC_LINK * device.network_bytes_per_s
+    assert passes.sync(model, config, device) == pytest.approx(2 * model.parameters / rate)
+
+
 def test_without_a_distributed_optimizer_every_rank_steps_all_of_its_weights() -> None:
     apart, alone = made(), made(optimizer={"distributed": False})
     model, state = sizes(apart), 20.0  # bytes of a parameter that are read and written

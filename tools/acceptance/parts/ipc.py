@@ -28,19 +28,19 @@ WARM_UP = 3  # rounds, after which memory has to stay the same
 
 def run(env: Environment, record: Recorder) -> None:
     """Send tensors through every kind of memory that this platform uses."""
-    tensors = _tensors(env)
+    made = tensors(env)
     ways = {"host memory": 2, "CUDA IPC": 1} if env.cuda else {"host memory": 1}
     for name, workers in ways.items():
         sender = WeightSender(env.platform, workers, env.sizes.bucket_bytes)
         try:
-            _rounds(env, record, name, sender, tensors)
+            _rounds(env, record, name, sender, made)
         finally:
             sender.close()
     if not env.cuda:
         record.no_meaning("CUDA IPC")
 
 
-def _tensors(env: Environment) -> dict[str, torch.Tensor]:
+def tensors(env: Environment) -> dict[str, torch.Tensor]:
     """Return tensors of several types and shapes, together three buckets and a bit."""
     generator = torch.Generator().manual_seed(0)
     columns = 1024
@@ -65,7 +65,7 @@ def _rounds(
     for number in range(env.sizes.rounds):
         for tensor in tensors.values():
             tensor.neg_()  # other bits in every round
-        expected = {name: _digest(tensor) for name, tensor in tensors.items()}
+        expected = digests(tensors)
         began = time.perf_counter()
         reader = Reader(ours)
         sender.send(stream_of(tensors.items()), reader)
@@ -114,6 +114,11 @@ class Reader:
 
     def kill(self) -> None:
         """Do nothing: the child ends with the part that has failed."""
+
+
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Return a checksum of each tensor."""
+    return {name: _digest(tensor) for name, tensor in tensors.items()}
 
 
 def _digest(tensor: torch.Tensor) -> int:
