@@ -2,9 +2,10 @@
 
 Shapes: R response tokens, S samples (completions). Unless the objective replaces a term, every ratio r gives the term
 -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), A the advantage of its sample. Terms of tokens are averaged over
-their sequence (aggregation "sequence") or only summed ("token"). With kl_beta > 0 each token adds
-kl_beta * k3(log pi_ref - log pi), averaged or summed just as above. The loss is the sum over the samples divided by
-`denominator`: give the number of samples, or of tokens, that the mean is to be over.
+their sequence (aggregation "sequence"), divided by the tokens of all samples of their prompt ("prompt"), or only
+summed ("token", "fixed_length"). With kl_beta > 0 each token adds kl_beta * k3(log pi_ref - log pi), or another
+estimate, averaged or summed just as above. The loss is the sum over the samples divided by `denominator`, which
+Objective.denominator gives.
 
 Ratios are computed in fp32 (float64 stays float64): near 1 a bf16 number cannot tell a clip range of 3e-4. Places
 outside the mask are replaced before any arithmetic, so NaN or infinity there reaches neither value nor gradient.
@@ -81,26 +82,29 @@ def policy_loss(
     gradient of its own tokens. Maxima stay those of the rank's own tokens.
     """
     assert denominator > 0 and logprobs.shape == batch.targets.shape, (denominator, logprobs.shape)
-    assert objective.ratio != "sequence" or objective.aggregation == "sequence", (
-        "one ratio a sequence has no token mean"
-    )
+    assert not objective.by_sequence or objective.aggregation == "sequence", "one ratio a sequence has no token mean"
     dtype = torch.float64 if logprobs.dtype == torch.float64 else torch.float32
-    samples = Samples(batch.seq_ids, len(batch.keys), batch.loss_mask, dtype, cp_reduce)
+    samples = Samples(batch.seq_ids, len(batch.keys), batch.loss_mask, dtype, cp_reduce, batch.prompt_tokens)
     current = samples.clean(logprobs)
     old = current.detach() if batch.old_logprobs is None else samples.clean(batch.old_logprobs)
     advantages = torch.where(samples.tokens > 0, batch.advantages.to(dtype), 0.0)
 
-    gap = (old - samples.clean(batch.rollout_logprobs)).detach()  # of the policy that sampled, not of the updated one
+    rollout = samples.clean(batch.rollout_logprobs)
+    gap = (old - rollout).detach()  # of the policy that sampled, not of the updated one
     ratios = objective.ratios(current, old, advantages, samples)
     clipped = objective.policy_terms(ratios)
     weights = objective.correction(gap, samples)
     terms = clipped.terms if weights is None else clipped.terms * weights
-    by_sequence = objective.ratio == "sequence"
+    kept = objective.kept(rollout - current.detach(), advantages, samples)
+    terms = terms if kept is None else terms * kept
+    by_sequence = objective.by_sequence
     per_sample = terms if by_sequence else objective.aggregate(terms, samples)
     reference_kl = None
     if objective.kl_beta > 0:
         assert batch.reference_logprobs is not None, "a KL term needs the reference's log-probs"
         reference_kl = objective.kl(samples.clean(batch.reference_logprobs) - current)
+        if objective.kl_estimator == "unbiased":
+            reference_kl = (current - old).exp() * reference_kl
         per_sample = per_sample + objective.kl_beta * objective.aggregate(reference_kl, samples)
     loss = per_sample.sum() / denominator
 
