@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.algorithms.terms import gap as gap_sums
 from gspo_hpc.algorithms.terms import gap_buckets
 from gspo_hpc.algorithms.terms.aggregation import Samples
 from gspo_hpc.algorithms.terms.clipping import Clipped
@@ -35,7 +36,8 @@ SUM_NAMES = (
     "clip_fraction_high",
     "approx_kl",
     "reference_kl",
-    "logprob_gap",
+    *gap_sums.NAMES,
+    "correction_fraction",
     "trained_length",
     *gap_buckets.NAMES,
 )
@@ -50,7 +52,9 @@ class LossResult:
     nothing counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and
     ratio below the range; _high: A > 0 and ratio above it: the policy term has no gradient there. approx_kl: of the old
     policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. logprob_gap:
-    |log pi_old - log pi_old as the engine saw it| per token; logprob_gap/...: by position and cached prefix.
+    |log pi_old - log pi_old as the engine saw it| per token; logprob_gap_...: see :mod:`terms.gap`; logprob_gap/...: by
+    position and cached prefix. correction_fraction: policy terms that a correction or a mask of sequences dropped or
+    bounded; count 0 without one.
     trained_length: tokens per sample.
     """
 
@@ -70,12 +74,16 @@ def policy_loss(
     *,
     denominator: float,
     cp_reduce: Callable[[Tensor], Tensor] = _identity,
+    sampled_by_this: bool = False,
 ) -> LossResult:
     """Return the loss of one micro-batch from its log-probs [R] under the current policy.
 
     Without old log-probs the policy that is updated is the one that sampled: all ratios are 1, with their gradient. An
     all-masked or empty micro-batch has loss 0 and gradient 0. Log-probs that are not finite inside the mask make the
     loss not finite, which the caller has to notice.
+
+    `sampled_by_this`: the weights under update are those that sampled, so that the gap between engine and trainer can
+    be measured even if the old log-probs are the engine's.
 
     `cp_reduce` adds per-sample sums [S] up over context-parallel ranks that hold different tokens of the same samples:
     its forward is the sum, its backward passes the gradient on unchanged. Each rank then has the whole loss, and the
@@ -109,9 +117,18 @@ def policy_loss(
     loss = per_sample.sum() / denominator
 
     with torch.no_grad():
-        sums, maxima = _metrics(samples, ratios, clipped, current - old, gap.abs(), reference_kl, by_sequence)
-        by_place = cp_reduce(_gap_by_place(gap.abs(), batch))
-    return LossResult(loss, sums | dict(zip(gap_buckets.NAMES, by_place, strict=True)), maxima)
+        corrected = _corrected(objective, weights, kept, gap, samples, by_sequence)
+        known = objective.correction_kind != "bypass" or sampled_by_this
+        seen = gap if objective.correction_kind != "bypass" else current - rollout
+        seen = seen if known else torch.zeros_like(gap)
+        sums, maxima = _metrics(samples, ratios, clipped, current - old, seen, reference_kl, corrected, by_sequence)
+        by_place = cp_reduce(_gap_by_place(seen.abs(), batch))
+        gaps = cp_reduce(gap_sums.sums(seen, samples.mask))
+        if not known:
+            by_place, gaps = torch.zeros_like(by_place), torch.zeros_like(gaps)
+        sums |= {name: torch.stack((gaps[i], gaps[-1])) for i, name in enumerate(gap_sums.NAMES)}
+    sums |= dict(zip(gap_buckets.NAMES, by_place, strict=True))
+    return LossResult(loss, {name: sums[name] for name in SUM_NAMES}, maxima)
 
 
 def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
@@ -122,6 +139,26 @@ def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
     return gap_buckets.sums_by_bucket(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
 
 
+def _corrected(
+    objective: Objective,
+    weights: Tensor | None,
+    kept: Tensor | None,
+    gap: Tensor,
+    samples: Samples,
+    by_sequence: bool,
+) -> Tensor | None:
+    """Return True [U] for policy terms that a correction bounded or dropped; None without any."""
+    if weights is None and kept is None:
+        return None
+    log_rho = samples.sum(gap) / samples.lengths if by_sequence else gap
+    changed = torch.zeros_like(log_rho, dtype=torch.bool)
+    if weights is not None:
+        changed = weights == 0
+        if objective.correction_kind == "truncated":
+            changed = weights < log_rho.exp()
+    return changed if kept is None else changed | (kept == 0)
+
+
 def _metrics(
     samples: Samples,
     ratios: Ratios,
@@ -129,6 +166,7 @@ def _metrics(
     difference: Tensor,  # [R] log pi - log pi_old
     gap: Tensor,  # [R]
     reference_kl: Tensor | None,  # [R]
+    corrected: Tensor | None,  # [U] bool
     by_sequence: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the sums and maxima of :class:`LossResult`."""
@@ -149,11 +187,11 @@ def _metrics(
         "clip_fraction_high": (highs, count),
         "approx_kl": (samples.sum(k3(difference)).sum(), tokens),
         "reference_kl": (none, none) if reference_kl is None else (samples.sum(reference_kl).sum(), tokens),
-        "logprob_gap": (samples.sum(gap).sum(), tokens),
+        "correction_fraction": (none, none) if corrected is None else (total(corrected), count),
         "trained_length": (tokens, (samples.tokens > 0).sum().to(samples.dtype)),
     }
-    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap)}
-    assert (*pairs, *gap_buckets.NAMES) == SUM_NAMES and tuple(maxima) == MAX_NAMES
+    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap.abs())}
+    assert {*pairs, *gap_sums.NAMES, *gap_buckets.NAMES} == {*SUM_NAMES} and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
 
 

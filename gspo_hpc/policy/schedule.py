@@ -138,12 +138,14 @@ def train_step(
     temperature: float,
     *,
     keep: Collection[int] = (),
+    sampled_by_this: bool = False,
     monitor: PassMonitor | None = None,
 ) -> StepResult:
     """Make one optimizer step on this rank's micro-batches of a global batch. Collective.
 
     `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count. `keep`: slots whose
-    log-probs the result has, as the forward pass found them; they take no other pass. Raises Abandoned on all ranks,
+    log-probs the result has, as the forward pass found them; they take no other pass. `sampled_by_this`: the present
+    weights sampled all of it. Raises Abandoned on all ranks,
     with nothing changed, if `monitor` requests a stop on one of them.
     """
     policy.restore_for_update()
@@ -167,7 +169,12 @@ def train_step(
             if any(whole is one for one in chosen):
                 kept[id(whole)] = batch, logprobs.detach()
             result = policy_loss(
-                logprobs, batch, objective, denominator=per_microbatch, cp_reduce=lambda x: sum_over_context(policy, x)
+                logprobs,
+                batch,
+                objective,
+                denominator=per_microbatch,
+                cp_reduce=lambda x: sum_over_context(policy, x),
+                sampled_by_this=sampled_by_this,
             )
             sums = dict(result.sums)
             masked = torch.where(batch.loss_mask, entropy, 0.0)

@@ -40,7 +40,13 @@ def train(session: Session, progress: Progress) -> str:
                 recorded = recipe.recorded_slots(step, batch.table)
                 with clock.phase("update"):
                     result = update.step(
-                        session.policy, batch, recipe.objective, recipe.config, recorded=recorded, monitor=clock.monitor
+                        session.policy,
+                        batch,
+                        recipe.objective,
+                        recipe.config,
+                        recorded=recorded,
+                        sampled_by_this=progress.cursor.step == progress.weights_version,
+                        monitor=clock.monitor,
                     )
             if result is not None and not result.skipped:
                 session.weights.mark_updated()

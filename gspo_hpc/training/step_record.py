@@ -12,6 +12,7 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 
+from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
@@ -26,6 +27,8 @@ from gspo_hpc.training.sync import EngineWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 MEAN_OF = {"logprob_gap": "logprob_gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
+# Means from which another metric is made; they are no metrics themselves.
+INTERMEDIATE = ("logprob_gap_weight", "logprob_gap_weight_squared")
 
 
 def step_record(
@@ -74,6 +77,8 @@ def step_record(
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
         return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1}
     means = {MEAN_OF.get(name, name): total / count for name, (total, count) in result.sums.items() if count}
+    if INTERMEDIATE[0] in means:
+        means["logprob_gap_effective"] = effective_share(*(means.pop(name) for name in INTERMEDIATE))
     return (
         record
         | means

@@ -146,11 +146,13 @@ def step(
     config: Config,
     *,
     recorded: Sequence[int] = (),
+    sampled_by_this: bool = False,
     monitor: PassMonitor | None = None,
 ) -> StepResult | None:
     """Make one optimizer step on the groups of a global batch; None if nothing in it can move the weights. Collective.
 
     `recorded`: slots whose log-probs the result has, on the ranks that hold them; none of what was not computed.
+    `sampled_by_this`: the present weights sampled all of it.
 
     Raises Abandoned on all ranks, with nothing changed, if `monitor` requests a stop on one of them.
     """
@@ -173,7 +175,16 @@ def step(
         batches = [_with_prompt_tokens(batch, tokens) for batch in batches]
     temperature = config.rollout.temperature
     keep = frozenset(recorded)
-    result = train_step(policy, batches, objective, float(denominator), temperature, keep=keep, monitor=monitor)
+    result = train_step(
+        policy,
+        batches,
+        objective,
+        float(denominator),
+        temperature,
+        keep=keep,
+        sampled_by_this=sampled_by_this,
+        monitor=monitor,
+    )
     logprobs = result.logprobs
     if keep:
         theirs = [[[one for one in batch if one.slot in keep] for batch in rank] for rank in distributed]

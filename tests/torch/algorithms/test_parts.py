@@ -210,3 +210,29 @@ def test_an_overflowing_ratio_leaves_a_finite_gradient_or_shows(name: str) -> No
 def test_what_the_sum_is_divided_by(aggregation: str, size: int) -> None:
     objective = replace(TOKEN, aggregation=aggregation)
     assert objective.denominator(BatchSize(7, 50, 3, 16)) == size
+
+
+def test_the_gap_is_measured_where_it_can_be_known() -> None:
+    """In bypass the old log-probs are the engine's: the weights that sampled are known in the first update only."""
+    case = fixed(4)
+    batch = packed(replace(case, old=case.rollout))
+    plain = policy_loss(flat(case.new), packed(replace(case, old=case.new)), TOKEN, denominator=1.0).sums
+    bypass = replace(TOKEN, correction_kind="bypass")
+    first = policy_loss(flat(case.new), batch, bypass, denominator=1.0, sampled_by_this=True).sums
+    later = policy_loss(flat(case.new), batch, bypass, denominator=1.0).sums
+    for name in (name for name in plain if name.startswith("logprob_gap")):
+        assert torch.equal(first[name], plain[name]) and not later[name].any(), name
+    assert first["logprob_gap"][0] > 0
+
+
+def test_what_a_correction_changed_is_counted() -> None:
+    case = fixed(5)
+    gaps = [[a - b for a, b in zip(o, r, strict=True)] for o, r in zip(case.old, case.rollout, strict=True)]
+    flat_gaps = [g for row in gaps for g in row]
+    for name, bad in (
+        ("truncated", sum(math.exp(g) > 1.005 for g in flat_gaps)),
+        ("masked", sum(not 0.97 <= math.exp(g) <= 1.02 for g in flat_gaps)),
+        ("rejection-sequence", sum(not 0.97 <= math.exp(sum(g) / len(g)) <= 1.02 for g in gaps)),
+    ):
+        found = policy_loss(flat(case.new), packed(case), PARTS[name], denominator=1.0).sums["correction_fraction"]
+        assert bad and found.tolist() == [bad, 6 if "sequence" in name else len(flat_gaps)], name
