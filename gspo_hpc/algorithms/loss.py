@@ -171,25 +171,34 @@ def _metrics(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the sums and maxima of :class:`LossResult`."""
     ratio = torch.where(ratios.valid, ratios.log_ratio, 0.0).exp()
-    tokens = samples.tokens.sum()
-    none = tokens.new_zeros(())
-
-    def total(x: Tensor) -> Tensor:
-        x = torch.where(ratios.valid, x.to(samples.dtype), 0.0)
-        return x.sum() if by_sequence else samples.sum(x).sum()
-
-    count = total(ratios.valid)
-    lows, highs = total(clipped.low), total(clipped.high)
-    pairs = {
-        "ratio": (total(ratio), count),
-        "clip_fraction": (lows + highs, count),
-        "clip_fraction_low": (lows, count),
-        "clip_fraction_high": (highs, count),
-        "approx_kl": (samples.sum(k3(difference)).sum(), tokens),
-        "reference_kl": (none, none) if reference_kl is None else (samples.sum(reference_kl).sum(), tokens),
-        "correction_fraction": (none, none) if corrected is None else (total(corrected), count),
-        "trained_length": (tokens, (samples.tokens > 0).sum().to(samples.dtype)),
+    units, tokens = torch.where(ratios.valid, 1.0, 0.0).to(samples.dtype), samples.tokens.sum()
+    none = torch.zeros_like(tokens)
+    of_units = {  # sums over what counts: the others are 0
+        "ratio": (ratio * units).sum(),
+        "clip_fraction_low": (clipped.low * units).sum(),
+        "clip_fraction_high": (clipped.high * units).sum(),
+        "correction_fraction": none if corrected is None else (corrected * units).sum(),
+        "": units.sum(),
     }
+    of_tokens = {
+        "approx_kl": k3(difference).sum(),
+        "reference_kl": none if reference_kl is None else reference_kl.detach().sum(),
+    }
+    if by_sequence:  # which every context-parallel rank has whole
+        whole = list(of_units.values())
+        found = dict(zip(of_tokens, samples.reduce(torch.stack([*of_tokens.values()])), strict=True))
+    else:
+        parts = samples.reduce(torch.stack([*of_units.values(), *of_tokens.values()]))
+        whole = list(parts[: len(of_units)])
+        found = dict(zip(of_tokens, parts[len(of_units) :], strict=True))
+    totals = dict(zip(of_units, whole, strict=True))
+    count = totals.pop("")
+    pairs = {name: (value, count) for name, value in totals.items()}
+    pairs["clip_fraction"] = (totals["clip_fraction_low"] + totals["clip_fraction_high"], count)
+    pairs |= {name: (value, tokens) for name, value in found.items()}
+    for name, absent in (("correction_fraction", corrected is None), ("reference_kl", reference_kl is None)):
+        pairs[name] = (none, none) if absent else pairs[name]
+    pairs["trained_length"] = (tokens, (samples.tokens > 0).sum().to(samples.dtype))
     maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap.abs())}
     assert {*pairs, *gap_sums.NAMES, *gap_buckets.NAMES} == {*SUM_NAMES} and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima

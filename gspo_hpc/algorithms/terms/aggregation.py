@@ -35,6 +35,10 @@ class Samples:
         """Return values [R] in the dtype of the loss, with 0 where the mask is False, whatever is there."""
         return torch.where(self.mask, values.to(self.dtype), 0.0)
 
+    def reduce(self, parts: Tensor) -> Tensor:
+        """Return sums of what each context-parallel rank has of its tokens."""
+        return self._cp_reduce(parts)
+
     def sum(self, values: Tensor) -> Tensor:
         """Return the sums [S] of values [R] over each sample."""
         return self._cp_reduce(values.new_zeros(self.count).index_add(0, self.ids, values))
