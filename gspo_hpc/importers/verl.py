@@ -64,16 +64,26 @@ def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why:
     return found
 
 
+# Modes of verl's policy loss, and the algorithms here.
+_MODES = {"vanilla": "grpo", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "geo_mean": "gmpo"}
+# Estimators of the divergence; those with a plus have the gradient of k2.
+_KLS = {"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
 def _algorithm(draft: Draft) -> None:
     estimators = ("grpo", "grpo_vectorized")
     text = ": advantages here are those of grpo, which needs no critic"
     _named(draft, "algorithm.adv_estimator", "gae", estimators, text)
     draft.credit("algorithm.name", "algorithm.adv_estimator")
     name = f"{ACTOR}.policy_loss.loss_mode"
-    text = " is another objective: gspo and vanilla (grpo) have a counterpart here"
+    text = f" is another objective: {', '.join(_MODES)} have a counterpart here (vanilla is grpo)"
     _other_objectives(draft)
-    mode = _named(draft, name, "vanilla", ("vanilla", "gspo"), text)
-    draft.put("algorithm.name", "gspo" if mode == "gspo" else "grpo", name)
+    mode = _named(draft, name, "vanilla", tuple(_MODES), text)
+    draft.put("algorithm.name", _MODES.get(mode, "grpo"), name)
+    for ours, theirs, default in (("positive", "pos", 1.0), ("negative", "neg", 1.05)) if mode == "sapo" else ():
+        places = [f"{ACTOR}.tau_{theirs}", f"{ACTOR}.policy_loss.tau_{theirs}"]
+        if (found := next(filter(draft.given, places), None)) is not None:
+            draft.put(f"algorithm.gate_{ours}", draft.number(found, default), found)
     for side in ("low", "high"):
         name = f"{ACTOR}.clip_ratio_{side}"
         empty = name in draft.values and draft.text(name) is None  # only then is clip_ratio read
@@ -112,18 +122,21 @@ def _other_objectives(draft: Draft) -> None:
 
 def _aggregation(draft: Draft, mode: str) -> None:
     name, plain = f"{ACTOR}.loss_agg_mode", "seq-mean-token-mean"
-    if mode == "gspo":
+    if mode in ("gspo", "sapo", "geo_mean"):
         given = draft.text(name) or "token-mean"
         if given != plain:
-            text = "gspo always takes the mean over sequences; verl ignores this argument too"
+            text = f"{_MODES.get(mode, mode)} always takes the mean over sequences; verl ignores this argument too"
             draft.drop(name, text)
         draft.credit("algorithm.name", name)
-        draft.drop(f"{ACTOR}.clip_ratio_c", "gspo does not use it; verl ignores it too")
+        draft.drop(f"{ACTOR}.clip_ratio_c", f"{_MODES.get(mode, mode)} does not use it; verl ignores it too")
         return
     text = " is another objective: here are the means over tokens (token-mean) and over sequences (seq-mean-token-mean)"
     kind = _named(draft, name, "token-mean", ("token-mean", plain), text)
     draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
-    draft.drop(f"{ACTOR}.clip_ratio_c", "the ratio has no second bound for negative advantages here")
+    if mode == "vanilla" and draft.given(f"{ACTOR}.clip_ratio_c"):
+        draft.put("algorithm.dual_clip", draft.number(f"{ACTOR}.clip_ratio_c", 3.0), f"{ACTOR}.clip_ratio_c")
+    elif mode != "vanilla":
+        draft.drop(f"{ACTOR}.clip_ratio_c", f"{_MODES.get(mode, mode)} does not use it; verl ignores it too")
 
 
 def _divergence(draft: Draft) -> None:
@@ -134,8 +147,13 @@ def _divergence(draft: Draft) -> None:
         draft.put("algorithm.kl_beta", weight, f"{ACTOR}.kl_loss_coef")
         kind = f"{ACTOR}.kl_loss_type"
         draft.credit("algorithm.kl_beta", kind)
-        if (draft.text(kind) or "low_var_kl") not in ("low_var_kl", "k3"):
-            draft.drop(kind, "the estimator here is k3 (low_var_kl)")
+        given = draft.text(kind) or "low_var_kl"
+        found = "k2" if given.endswith("+") else _KLS.get(given, "k1")
+        if found == "k1":
+            draft.drop(kind, "k1 has no gradient in expectation; the estimator here is k3 (low_var_kl)")
+        else:
+            text = "its gradient is that of k2" if given.endswith("+") else ""
+            draft.put("algorithm.kl_estimator", found, kind, text)
     if draft.switch("algorithm.use_kl_in_reward"):
         text = "the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
         draft.refuse(f"algorithm.use_kl_in_reward=True: {text}")
