@@ -44,7 +44,7 @@ def common() -> dict[str, FieldInfo]:
 
 def presets() -> Iterator[str]:
     """Yield a table from algorithm and paper to the settings that differ from the common defaults."""
-    yield from ("### Algorithms", "", "| algorithm | paper | settings | what it is |", "|---|---|---|---|")
+    yield from ("### Presets", "", "| algorithm | paper | settings | what it is |", "|---|---|---|---|")
     for name, kind in plugins.algorithms().items():
         summary = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
         own = ((key, field) for key, field in kind.model_fields.items() if key != "name")

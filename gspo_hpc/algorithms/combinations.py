@@ -37,7 +37,7 @@ def inert(given: AlgorithmSettings) -> dict[str, str]:
     if given.trust_region == "gate":
         found |= dict.fromkeys(("clip_low", "clip_high"), "trust_region gate")
     if given.kl_beta == 0:
-        found["kl_estimator"] = "kl_beta 0"
+        found |= dict.fromkeys(("kl_estimator", "kl_placement"), "kl_beta 0")
     if not given.dual_clip and given.trust_region != "clip":
         found["dual_clip"] = f"trust_region {given.trust_region}"
     return found
@@ -94,10 +94,15 @@ def contradictions(given: AlgorithmSettings) -> Iterator[str]:
             f"algorithm.correction_high ({given.correction_high:g}) must be at least 1 with correction truncated: all "
             "tokens would weigh less than they count"
         )
-    if given.kl_beta and given.kl_estimator == "k1":
+    if given.kl_beta and given.kl_placement == "reward" and given.kl_estimator == "unbiased":
+        yield (
+            "algorithm.kl_estimator unbiased is about a gradient, and kl_placement reward has none: use k1, k2, k3 or "
+            "absolute"
+        )
+    if given.kl_beta and given.kl_placement == "loss" and given.kl_estimator == "k1":
         yield (
             "algorithm.kl_estimator k1 is no term of a loss: its gradient is zero in expectation, so nothing would "
-            "hold the policy; use k2, k3 or unbiased"
+            "hold the policy; use k2, k3 or unbiased, or kl_placement reward"
         )
 
 

@@ -4,8 +4,8 @@ Shapes: R response tokens, S samples (completions). Unless the objective replace
 -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), A the advantage of its sample. Terms of tokens are averaged over
 their sequence (aggregation "sequence"), divided by the tokens of all samples of their prompt ("prompt"), or only
 summed ("token", "fixed_length"). With kl_beta > 0 each token adds kl_beta * k3(log pi_ref - log pi), or another
-estimate, averaged or summed just as above. The loss is the sum over the samples divided by `denominator`, which
-Objective.denominator gives.
+estimate, averaged or summed just as above, unless the KL term is in the reward. The loss is the sum over the samples
+divided by `denominator`, which Objective.denominator gives.
 
 Ratios are computed in fp32 (float64 stays float64): near 1 a bf16 number cannot tell a clip range of 3e-4. Places
 outside the mask are replaced before any arithmetic, so NaN or infinity there reaches neither value nor gradient.
@@ -108,7 +108,7 @@ def policy_loss(
     by_sequence = objective.by_sequence
     per_sample = terms if by_sequence else objective.aggregate(terms, samples)
     reference_kl = None
-    if objective.kl_beta > 0:
+    if objective.loss_kl_beta > 0:
         assert batch.reference_logprobs is not None, "a KL term needs the reference's log-probs"
         reference_kl = objective.kl(samples.clean(batch.reference_logprobs) - current)
         if objective.kl_estimator == "unbiased":

@@ -18,6 +18,7 @@ from gspo_hpc.config.algorithm import (
     AlgorithmSettings,
     Correction,
     KlEstimator,
+    KlPlacement,
     Ratio,
     RatioOf,
     TrustRegion,
@@ -65,10 +66,16 @@ class Objective:
     correction_high: float = 5.0
     sequence_mask: float = 0.0  # 0: none
     kl_estimator: KlEstimator = "k3"
+    kl_placement: KlPlacement = "loss"
+
+    @property
+    def loss_kl_beta(self) -> float:
+        """The weight of the KL term in the loss; 0 where it is in the reward."""
+        return self.kl_beta if self.kl_placement == "loss" else 0.0
 
     @property
     def by_sequence(self) -> bool:
-        """Whether there is one policy term per sequence."""
+        """True where there is one policy term per sequence."""
         return self.ratio == "sequence" or self.trust_region == "geometric"
 
     def ratios(self, current: Tensor, old: Tensor, advantages: Tensor, samples: Samples) -> Ratios:
@@ -169,6 +176,7 @@ class Algorithm(AlgorithmSettings):
             self.correction_high,
             self.sequence_mask,
             self.kl_estimator,
+            self.kl_placement,
         )
 
     def contradictions(self) -> list[str]:

@@ -13,11 +13,12 @@ TrustRegion = Literal["clip", "weight", "mask", "gate", "geometric"]
 Aggregation = Literal["sequence", "token", "prompt", "fixed_length"]
 Advantage = Literal["group", "leave_one_out", "batch_std", "reinforce_baseline", "maxrl"]
 Correction = Literal["none", "truncated", "masked", "rejection", "bypass"]
+KlPlacement = Literal["loss", "reward"]
 KlEstimator = Literal["k1", "k2", "k3", "absolute", "unbiased"]
 
 _CLIPPED = (
-    "The ratio is clipped to [1 - clip_low, 1 + clip_high]. The same range bounds the weights of trust_region weight, "
-    "the change of a probability with mask, and log-ratios with geometric."
+    "The ratio is clipped to [1 - clip_low, 1 + clip_high]. With trust_region weight these bound weights, with mask "
+    "changes of a probability, with geometric log-ratios."
 )
 _LOW = "must be above 0 and below 1: ratios are positive, so at 1 - clip_low <= 0 nothing is clipped"
 _BETA = (
@@ -39,25 +40,22 @@ RatioOf = Annotated[
 TrustRegionOf = Annotated[
     TrustRegion,
     Field(
-        description="What limits a step: clip the ratio (clip), bound it as a weight without gradient (weight), drop "
-        "tokens whose probability changed too much (mask), a smooth gate (gate), or the geometric mean of clipped "
-        "token ratios (geometric)."
+        description="What limits a step: clipping (clip), a bounded weight without gradient (weight), dropping tokens "
+        "whose probability changed (mask), a smooth gate (gate), a mean of clipped log-ratios (geometric)."
     ),
 ]
 AggregationOf = Annotated[
     Aggregation,
     Field(
-        description="The mean that the loss takes: over sequences, of the means over their tokens (sequence); over all "
-        "tokens of the batch (token); over prompts, of the means over the tokens of their completions (prompt); or "
-        "the sum of tokens, divided by completions times rollout.max_response_length (fixed_length)."
+        description="The mean that the loss takes: over sequences of their means (sequence), over all tokens of the "
+        "batch (token), over prompts of their means (prompt), or the sum over a fixed length (fixed_length)."
     ),
 ]
 AdvantageOf = Annotated[
     Advantage,
     Field(
-        description="Advantages: reward minus the mean of the group (group) or of its other members (leave_one_out); "
-        "reward minus group mean, divided by the deviation of the rollout's rewards (batch_std), by that of the "
-        "rollout's centred rewards (reinforce_baseline), or by the group mean (maxrl)."
+        description="Reward minus the mean of its group (group) or of the others (leave_one_out); or divided by the "
+        "rollout's deviation of rewards (batch_std), of centred ones (reinforce_baseline), or the mean (maxrl)."
     ),
 ]
 NormalizeAdvantage = Annotated[
@@ -66,10 +64,8 @@ NormalizeAdvantage = Annotated[
 CorrectionOf = Annotated[
     Correction,
     Field(
-        description="Correction of the gap between engine and trainer by rho = pi_old / pi_engine: none; weights "
-        "min(rho, correction_high) (truncated); rho within [correction_low, correction_high], else 0 (masked); drop "
-        "sequences whose exp(mean log rho) is outside (rejection); or take the engine's log-probs as old ones, which "
-        "saves their pass (bypass)."
+        description="Correction of the gap between engine and trainer: bounded weights of tokens (truncated, masked), "
+        "dropped sequences (rejection), or the engine's log-probs as old ones, which saves their pass (bypass)."
     ),
 ]
 KlBeta = Annotated[
@@ -131,6 +127,11 @@ class AlgorithmSettings(Section):
     )
     kl_estimator: KlEstimator = key(
         "k3", "The estimator of the KL term; unbiased is k3 times the ratio of the token, which is differentiated."
+    )
+    kl_placement: KlPlacement = key(
+        "loss",
+        "Where the KL term is: in the loss of every token (loss), or its sum over a completion's tokens, by the "
+        "engine's log-probs, taken off the reward (reward).",
     )
 
     @model_validator(mode="before")

@@ -175,7 +175,7 @@ class LogprobPasses:
 
     def add(self, groups: ShardedGroups) -> ShardedGroups:
         """Return the groups with the old log-probs and those of the reference. Collective."""
-        config, monitor = self._recipe.config, self._clock.monitor
+        config, monitor, terms = self._recipe.config, self._clock.monitor, self._recipe.objective
         # Where other weights than these sampled, only the engine knows their log-probs.
         if config.rollout.max_staleness or config.algorithm.correction == "bypass":
             groups = update.with_engine_logprobs(groups)
@@ -189,6 +189,9 @@ class LogprobPasses:
         if self._reference is not None:
             with self._clock.phase("reference"):
                 groups = self._reference.with_logprobs(self._policy, groups, config, monitor=monitor)
+        if self._reference is not None and terms.kl_placement == "reward":
+            own = update.penalised(list(groups.own.values()), terms)
+            groups = update.with_batch_advantages(self._policy.ranks.exchange.gather_table(own), terms.advantage)
         return groups
 
 

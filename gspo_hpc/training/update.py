@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gspo_hpc.algorithms.advantages import batch_scale, group_advantages
 from gspo_hpc.algorithms.objective import BatchSize, Objective
+from gspo_hpc.algorithms.terms.advantages import batch_scale, group_advantages
 from gspo_hpc.config.algorithm import Advantage
 from gspo_hpc.config.derived import PassName, PassSize, pass_sizes, router_replay
 from gspo_hpc.config.schema import Config
@@ -39,6 +39,31 @@ def with_advantages(groups: Sequence[Group], normalize: bool, kind: Advantage = 
         completions = (replace(c, advantage=float(a)) for c, a in zip(group.completions, advantages, strict=True))
         result.append(group.with_completions(tuple(completions)))
     return result
+
+
+def penalised(groups: Sequence[Group], objective: Objective) -> list[Group]:
+    """Return the groups with advantages of rewards that have the KL term taken off: of every token, added up.
+
+    The divergence is that of the policy that sampled, as the engine has its log-probs, from the reference. Rewards
+    themselves stay as they were graded.
+    """
+
+    def penalty(c: Completion) -> float:
+        assert c.reference_logprobs is not None, "a KL term needs the reference's log-probs"
+        moved = torch.from_numpy(c.reference_logprobs.astype(np.float64) - c.logprobs.astype(np.float64))
+        return objective.kl_beta * float(objective.kl(moved).sum())
+
+    lowered = [
+        group.with_completions(tuple(replace(c, reward=c.reward - penalty(c)) for c in group.completions))
+        for group in groups
+    ]
+    found = with_advantages(lowered, objective.normalize_advantage, objective.advantage)
+    return [
+        group.with_completions(
+            tuple(replace(c, advantage=a.advantage) for c, a in zip(group.completions, of.completions, strict=True))
+        )
+        for group, of in zip(groups, found, strict=True)
+    ]
 
 
 def with_batch_advantages(groups: ShardedGroups, kind: Advantage) -> ShardedGroups:
@@ -161,8 +186,9 @@ def step(
     lengths, slots = table.rows["response_len"][counted], table.rows["slot"][counted]
     size = BatchSize(int(counted.sum()), int(lengths.sum()), len(np.unique(slots)), config.rollout.max_response_length)
     denominator = objective.denominator(size)
-    # Without a KL term a completion of advantage 0 has a gradient of exactly 0: it counts in N and is not computed.
-    moving = counted if objective.kl_beta > 0 else counted & (table.rows["advantage"] != 0.0)
+    # Without a KL term in the loss a completion of advantage 0 has a gradient of exactly 0: it counts in N and is not
+    # computed.
+    moving = counted if objective.loss_kl_beta > 0 else counted & (table.rows["advantage"] != 0.0)
     samples = table.select(moving).samples()
     if not samples:
         policy.scheduler.step(1)  # the learning rate follows the steps of the run, as after every other update

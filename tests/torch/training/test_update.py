@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 from types import SimpleNamespace
@@ -71,6 +72,31 @@ def test_the_mean_is_over_the_tokens_or_the_sequences_that_count(
     assert update.step(policy, GROUPS, chosen, config) is not None
     assert handed == [float(denominator)]
     assert prompts == ([3 + 5 + 7] * 4 if aggregation == "prompt" else [])  # of both samples with an advantage, twice
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_a_divergence_in_the_reward_is_that_of_the_whole_completion(estimator: str) -> None:
+    """Advantages are of lowered rewards; rewards, and what is excluded, stay."""
+    keys = {"name": "rloo", "kl_beta": 0.5, "kl_placement": "reward", "kl_estimator": estimator}
+    chosen = objective.resolve(from_dict({"algorithm": keys}).algorithm)
+    assert chosen.loss_kl_beta == 0.0
+    rng = np.random.default_rng(0)
+    (group, _) = GROUPS.own.values()
+    made = group.with_completions(
+        tuple(
+            replace(c, reward=float(i), reference_logprobs=rng.normal(-1, 0.5, len(c.tokens)).astype(np.float32))
+            for i, c in enumerate(group.completions)
+        )
+    )
+    (found,) = update.penalised([made], chosen)
+    lowered = []
+    for i, c in enumerate(made.completions[:3]):
+        assert c.reference_logprobs is not None
+        x = [float(r) - float(p) for r, p in zip(c.reference_logprobs, c.logprobs, strict=True)]
+        lowered.append(i - 0.5 * sum(-v if estimator == "k1" else math.exp(v) - 1 - v for v in x))
+    wanted = [1.5 * (r - sum(lowered) / 3) for r in lowered]
+    assert [c.advantage for c in found.completions] == pytest.approx([*wanted, 0.0], rel=1e-5)
+    assert [c.reward for c in found.completions] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_deviation_of_the_rollout_is_in_the_table_and_in_the_groups() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gspo_hpc.algorithms.advantages import batch_scale, group_advantages
+from gspo_hpc.algorithms.terms.advantages import batch_scale, group_advantages
 
 REWARDS = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=2, max_size=12)
 MASKED = st.lists(st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=12)

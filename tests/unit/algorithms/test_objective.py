@@ -144,6 +144,7 @@ def test_every_preset_makes_an_objective_without_warnings() -> None:
         ({"correction": "masked", "correction_low": 5.0, "correction_high": 0.5}, "no ratio lies between them"),
         ({"correction": "rejection", "correction_low": 1.1, "correction_high": 2.0}, "must include 1"),
         ({"correction": "truncated", "correction_high": 0.5}, r"correction_high \(0.5\) must be at least 1"),
+        ({"kl_beta": 0.1, "kl_placement": "reward", "kl_estimator": "unbiased"}, "kl_placement reward has none"),
         ({"kl_beta": 0.1, "kl_estimator": "k1"}, "k1 is no term of a loss: its gradient is zero in expectation"),
     ],
 )
