@@ -4,7 +4,8 @@ Shapes: R response tokens, S samples (completions). Unless the objective replace
 -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), A the advantage of its sample. Terms of tokens are averaged over
 their sequence (aggregation "sequence"), divided by the tokens of all samples of their prompt ("prompt"), or only
 summed ("token", "fixed_length"). With kl_beta > 0 each token adds kl_beta * k3(log pi_ref - log pi), or another
-estimate, averaged or summed just as above, unless the KL term is in the reward. The loss is the sum over the samples
+estimate, averaged or summed just as above, unless the KL term is in the reward; with
+entropy_coef > 0 each token takes off entropy_coef times its entropy, likewise. The loss is the sum over the samples
 divided by `denominator`, which Objective.denominator gives.
 
 Ratios are computed in fp32 (float64 stays float64): near 1 a bf16 number cannot tell a clip range of 3e-4. Places
@@ -75,12 +76,15 @@ def policy_loss(
     denominator: float,
     cp_reduce: Callable[[Tensor], Tensor] = _identity,
     sampled_by_this: bool = False,
+    entropy: Tensor | None = None,
 ) -> LossResult:
     """Return the loss of one micro-batch from its log-probs [R] under the current policy.
 
     Without old log-probs the policy that is updated is the one that sampled: all ratios are 1, with their gradient. An
     all-masked or empty micro-batch has loss 0 and gradient 0. Log-probs that are not finite inside the mask make the
     loss not finite, which the caller has to notice.
+
+    `entropy` [R], with its gradient, is needed for a bonus alone.
 
     `sampled_by_this`: the weights under update are those that sampled, so that the gap between engine and trainer can
     be measured even if the old log-probs are the engine's.
@@ -114,6 +118,9 @@ def policy_loss(
         if objective.kl_estimator == "unbiased":
             reference_kl = (current - old).exp() * reference_kl
         per_sample = per_sample + objective.kl_beta * objective.aggregate(reference_kl, samples)
+    if objective.entropy_coef > 0:
+        assert entropy is not None and entropy.requires_grad, "a bonus needs the gradient of the entropy"
+        per_sample = per_sample - objective.entropy_coef * objective.aggregate(samples.clean(entropy), samples)
     loss = per_sample.sum() / denominator
 
     with torch.no_grad():

@@ -67,6 +67,12 @@ class Objective:
     sequence_mask: float = 0.0  # 0: none
     kl_estimator: KlEstimator = "k3"
     kl_placement: KlPlacement = "loss"
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+
+    @property
+    def moves_all(self) -> bool:
+        """True where completions without an advantage have a gradient, too."""
+        return self.loss_kl_beta > 0 or self.entropy_coef > 0
 
     @property
     def loss_kl_beta(self) -> float:
@@ -177,6 +183,7 @@ class Algorithm(AlgorithmSettings):
             self.sequence_mask,
             self.kl_estimator,
             self.kl_placement,
+            self.entropy_coef,
         )
 
     def contradictions(self) -> list[str]:

@@ -128,6 +128,9 @@ class AlgorithmSettings(Section):
     kl_estimator: KlEstimator = key(
         "k3", "The estimator of the KL term; unbiased is k3 times the ratio of the token, which is differentiated."
     )
+    entropy_coef: Number = key(
+        0.0, "Weight of an entropy bonus: the entropy of every token's distribution, averaged as aggregation says."
+    )
     kl_placement: KlPlacement = key(
         "loss",
         "Where the KL term is: in the loss of every token (loss), or its sum over a completion's tokens, by the "

@@ -56,8 +56,11 @@ def put(draft: Draft) -> None:
         draft.assumed.append(f"{draft.label(alone)}: {text}")
     _aggregation(draft, mode)
     _divergence(draft)
-    if draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0):
-        draft.drop(f"{ACTOR}.entropy_coeff", "the loss has no entropy bonus here")
+    weight = draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0) or 0.0
+    if weight > 0:
+        draft.put("algorithm.entropy_coef", weight, f"{ACTOR}.entropy_coeff")
+    elif weight:
+        draft.drop(f"{ACTOR}.entropy_coeff", "a bonus below 0 is a penalty, which the loss does not have here")
     elif draft.given(f"{ACTOR}.entropy_coeff"):
         draft.drop(f"{ACTOR}.entropy_coeff", report.OFF)
     if draft.switch("distillation.enabled"):

@@ -218,8 +218,18 @@ class _Vote:
         return bool(self._value.item())
 
 
-def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, Any]:
-    """Return log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H]."""
+def head(
+    policy: Policy,
+    hidden: torch.Tensor,
+    batch: PackedBatch,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, Any]:
+    """Return log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H].
+
+    Entropies have a gradient only with `entropy_gradient`.
+    """
     module = policy.chunks[-1]
     if module.config.sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
@@ -235,6 +245,7 @@ def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: 
         vocab_size=policy.arch.vocab_size,
         tp_group=parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None,
         with_entropy=True,
+        entropy_gradient=entropy_gradient,
     )
 
 

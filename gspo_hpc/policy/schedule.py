@@ -165,7 +165,8 @@ def train_step(
         def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
             if this.abandoned:
                 return output.sum() * 0.0, None
-            logprobs, entropy = head(policy, output, batch, temperature)
+            bonus = objective.entropy_coef > 0
+            logprobs, entropy = head(policy, output, batch, temperature, entropy_gradient=bonus)
             if any(whole is one for one in chosen):
                 kept[id(whole)] = batch, logprobs.detach()
             result = policy_loss(
@@ -175,9 +176,10 @@ def train_step(
                 denominator=per_microbatch,
                 cp_reduce=lambda x: sum_over_context(policy, x),
                 sampled_by_this=sampled_by_this,
+                entropy=entropy if bonus else None,
             )
             sums = dict(result.sums)
-            masked = torch.where(batch.loss_mask, entropy, 0.0)
+            masked = torch.where(batch.loss_mask, entropy.detach(), 0.0)
             entropies = torch.stack((masked.sum(), batch.loss_mask.sum().to(masked.dtype)))
             sums["entropy"] = sum_over_context(policy, entropies.detach())
             # An empty micro-batch still runs backward: its ranks take part in the collectives.

@@ -186,9 +186,9 @@ def step(
     lengths, slots = table.rows["response_len"][counted], table.rows["slot"][counted]
     size = BatchSize(int(counted.sum()), int(lengths.sum()), len(np.unique(slots)), config.rollout.max_response_length)
     denominator = objective.denominator(size)
-    # Without a KL term in the loss a completion of advantage 0 has a gradient of exactly 0: it counts in N and is not
-    # computed.
-    moving = counted if objective.loss_kl_beta > 0 else counted & (table.rows["advantage"] != 0.0)
+    # Without a KL term in the loss or an entropy bonus, a completion of advantage 0 has a gradient of exactly 0: it
+    # counts in N and is not computed.
+    moving = counted if objective.moves_all else counted & (table.rows["advantage"] != 0.0)
     samples = table.select(moving).samples()
     if not samples:
         policy.scheduler.step(1)  # the learning rate follows the steps of the run, as after every other update

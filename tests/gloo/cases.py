@@ -284,6 +284,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {  # every part of an objective that sum
     "prompt": {"name": "grpo", "aggregation": "prompt", "kl_beta": 0.1, "kl_estimator": "unbiased"},
     "masked": {"name": "dapo", "correction": "masked", "correction_low": 0.97, "correction_high": 1.03},
     "rejection": {"correction": "rejection", "clip_low": 0.5, "clip_high": 0.5},
+    "entropy": {"name": "dapo", "entropy_coef": 0.05},
     "sequence_mask": {"clip_low": 0.5, "clip_high": 0.5, "sequence_mask": 0.001},
 }
 

@@ -95,7 +95,7 @@ def of_forward(arch: Architecture, config: Config, stage: int, tokens: float, re
     last = stage == config.parallel.pipeline_model_parallel_size - 1
     elements = activations.working(arch, config, saved=False) + 2 * arch.hidden_size
     return {
-        "activations": int(elements * tokens * activations.itemsize(config)),
+        "activations": int(elements * tokens * activations.itemsize(config), config.algorithm.entropy_coef > 0),
         "logits": _head(arch, config, responses).forward_blocks * last,
     } | _quantized(arch, config, stage, with_gradient=False)
 

@@ -225,6 +225,24 @@ def test_the_gap_is_measured_where_it_can_be_known() -> None:
     assert first["logprob_gap"][0] > 0
 
 
+def test_an_entropy_bonus_is_averaged_as_the_other_terms() -> None:
+    case = replace(fixed(3), included=[True, False, True, True, True, True])
+    entropy = [[0.1 * (i + t) for t in range(len(row))] for i, row in enumerate(case.new)]
+    for aggregation in ("sequence", "token"):
+        plain, bonus = (
+            replace(TOKEN, aggregation=aggregation),
+            replace(TOKEN, aggregation=aggregation, entropy_coef=0.3),
+        )
+        values = flat(entropy).requires_grad_()
+        without = policy_loss(flat(case.new), packed(case), plain, denominator=2.0).loss
+        loss = policy_loss(flat(case.new), packed(case), bonus, denominator=2.0, entropy=values).loss
+        sums = [sum(row) / (len(row) if aggregation == "sequence" else 1) for row in entropy]
+        wanted = 0.3 * sum(s for s, keep in zip(sums, case.included, strict=True) if keep) / 2.0
+        assert (without - loss).item() == pytest.approx(wanted)
+        (gradient,) = torch.autograd.grad(loss, values)
+        assert ((gradient < 0) == packed(case).loss_mask).all()
+
+
 def test_what_a_correction_changed_is_counted() -> None:
     case = fixed(5)
     gaps = [[a - b for a, b in zip(o, r, strict=True)] for o, r in zip(case.old, case.rollout, strict=True)]
