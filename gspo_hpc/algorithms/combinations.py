@@ -99,6 +99,15 @@ def contradictions(given: AlgorithmSettings) -> Iterator[str]:
             "algorithm.kl_estimator unbiased is about a gradient, and kl_placement reward has none: use k1, k2, k3 or "
             "absolute"
         )
+    if given.kl_target and not given.kl_beta:
+        yield "algorithm.kl_target needs a weight to begin with: set algorithm.kl_beta above 0, such as 0.001"
+    if given.kl_target and given.kl_placement == "reward":
+        yield "algorithm.kl_target follows the divergence that the loss measures, and kl_placement is reward: use loss"
+    if given.kl_target and given.kl_estimator in ("k1", "absolute", "k2", "unbiased"):
+        yield (
+            f"algorithm.kl_target is a divergence, which k3 estimates: with kl_estimator {given.kl_estimator} the "
+            "measured value is another one; use k3, or a fixed kl_beta"
+        )
     if given.kl_beta and given.kl_placement == "loss" and given.kl_estimator == "k1":
         yield (
             "algorithm.kl_estimator k1 is no term of a loss: its gradient is zero in expectation, so nothing would "

@@ -68,11 +68,13 @@ class Objective:
     kl_estimator: KlEstimator = "k3"
     kl_placement: KlPlacement = "loss"
     entropy_coef: float = 0.0  # weight of the entropy bonus
+    kl_target: float = 0.0  # what kl_beta follows; 0: it is fixed
+    entropy_target: float = 0.0  # what entropy_coef follows; 0: it is fixed
 
     @property
     def moves_all(self) -> bool:
         """True where completions without an advantage have a gradient, too."""
-        return self.loss_kl_beta > 0 or self.entropy_coef > 0
+        return self.loss_kl_beta > 0 or self.entropy_coef > 0 or self.entropy_target > 0
 
     @property
     def loss_kl_beta(self) -> float:
@@ -184,6 +186,8 @@ class Algorithm(AlgorithmSettings):
             self.kl_estimator,
             self.kl_placement,
             self.entropy_coef,
+            self.kl_target,
+            self.entropy_target,
         )
 
     def contradictions(self) -> list[str]:

@@ -131,6 +131,12 @@ class AlgorithmSettings(Section):
     entropy_coef: Number = key(
         0.0, "Weight of an entropy bonus: the entropy of every token's distribution, averaged as aggregation says."
     )
+    kl_target: Number = key(
+        0.0, "Have kl_beta follow this KL divergence a token from the reference, step by step; 0 leaves it fixed."
+    )
+    entropy_target: Number = key(
+        0.0, "Have entropy_coef follow this mean entropy, 0.005 up or down a step; 0 leaves it fixed."
+    )
     kl_placement: KlPlacement = key(
         "loss",
         "Where the KL term is: in the loss of every token (loss), or its sum over a completion's tokens, by the "

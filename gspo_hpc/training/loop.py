@@ -42,7 +42,7 @@ def train(session: Session, progress: Progress) -> str:
                     result = update.step(
                         session.policy,
                         batch,
-                        recipe.objective,
+                        progress.objective(recipe.objective),
                         recipe.config,
                         recorded=recorded,
                         sampled_by_this=progress.cursor.step == progress.weights_version,
@@ -52,6 +52,7 @@ def train(session: Session, progress: Progress) -> str:
                 session.weights.mark_updated()
             before = progress.advance(batch, result, recipe.updates_per_rollout)
             progress.record = session.recorder.record(before, progress, batch, result)
+            progress.adapt(recipe.objective, result)
             if result is not None:
                 session.watch.judge(result.sums, progress.weights_version)  # before a bad update is saved
             if recipe.saves_after(step):

@@ -152,6 +152,8 @@ class StepRecorder:
         self._deaths_noted = len(deaths)
         state: dict[str, Any] = {"attempt": self._recipe.attempt, "engine_restarts": len(deaths)}
         state |= _pass_record(self._clock.monitor)
+        if progress.weights is not None:  # those that this step was made with
+            state |= {"kl_beta": progress.weights.kl_beta, "entropy_coef": progress.weights.entropy_coef}
         synced = self._weights.newest
         if synced is not None and before.update == 0:  # the sync before this rollout; later updates had none
             state |= {
