@@ -77,12 +77,15 @@ def step_record(
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
         return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1}
     means = {MEAN_OF.get(name, name): total / count for name, (total, count) in result.sums.items() if count}
+    maxima = dict(result.maxima)
+    if result.sums.get("logprob_gap", (0.0, 1.0))[1] == 0:  # the log-probs of the weights that sampled are not known
+        maxima.pop("logprob_gap_max", None)
     if INTERMEDIATE[0] in means:
         means["logprob_gap_effective"] = effective_share(*(means.pop(name) for name in INTERMEDIATE))
     return (
         record
         | means
-        | result.maxima
+        | maxima
         | result.experts
         | result.packing
         | {"grad_norm": result.grad_norm, "lr": result.learning_rate, "skipped": int(result.skipped), "empty": 0}

@@ -51,6 +51,14 @@ def test_a_step_that_changed_nothing_is_recorded_as_such(
         assert record["logprob_gap_effective"] == 0.5 and not GAP.keys() & record.keys()
 
 
+def test_a_gap_that_was_not_measured_is_no_gap_of_zero() -> None:
+    progress = Progress(Cursor(step=4))
+    for count, there in ((0.0, False), (8.0, True)):
+        result = replace(MADE, sums=MADE.sums | {"logprob_gap": (0.0, count)})
+        record = step_record(progress.cursor, progress.cursor, GROUPS.table, result, {}, 3.0, 2)
+        assert ("logprob_gap_max" in record) is ("logprob_gap_mean" in record) is there
+
+
 @pytest.mark.parametrize(("in_a_row", "ends"), [(3, False), (4, True)])
 def test_a_run_whose_gradient_stays_not_finite_ends_after_it_has_logged_the_step(in_a_row: int, ends: bool) -> None:
     logged: list[dict[str, Any]] = []
