@@ -163,8 +163,8 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen = upstream[0].index_select(0, counted)[:, None]
         scale, entropies = chosen * inverse_temperature, None
         if all_entropy:
-            both = (all_entropy[0].index_select(0, counted), upstream[1].index_select(0, counted))
-            entropies = (*(x[:, None] for x in both), chosen)
+            entropy, its = (x.index_select(0, counted)[:, None] for x in (all_entropy[0], upstream[1]))
+            entropies = (entropy, its, chosen)
             scale = torch.full_like(chosen, inverse_temperature)
         grad_hidden, grad_weight = _gradients(
             hidden,
