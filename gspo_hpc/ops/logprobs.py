@@ -157,15 +157,15 @@ class _TokenLogprobs(torch.autograd.Function):
         all_hidden, weight, all_local, all_log_total, *all_entropy = ctx.saved_tensors
         inverse_temperature, chunk_tokens, real_rows, tp_group = ctx.settings
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        counts = upstream[0] != 0
-        counted = ((counts | (upstream[1] != 0)) if all_entropy else counts).nonzero()[:, 0]
+        reached = (upstream[0] != 0) | (upstream[1] != 0) if all_entropy else upstream[0]
+        counted = reached.nonzero()[:, 0]
+        del reached
         hidden, local, log_total = (x.index_select(0, counted) for x in (all_hidden, all_local, all_log_total))
-        chosen = upstream[0].index_select(0, counted)[:, None]
-        scale, entropies = chosen * inverse_temperature, None
+        scale, entropies = upstream[0].index_select(0, counted)[:, None], None
         if all_entropy:
             entropy, its = (x.index_select(0, counted)[:, None] for x in (all_entropy[0], upstream[1]))
-            entropies = (entropy, its, chosen)
-            scale = torch.full_like(chosen, inverse_temperature)
+            entropies, scale = (entropy, its, scale), torch.ones_like(scale)
+        scale = scale * inverse_temperature
         grad_hidden, grad_weight = _gradients(
             hidden,
             weight,
