@@ -37,20 +37,43 @@ def shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-def settings(kind: type[AlgorithmSettings]) -> Iterator[str]:
-    """Yield the lines about one algorithm: its reference, what it is and a table of its settings."""
-    summary = (kind.__doc__ or "").partition("\n\n")[0]
-    yield from (f"### {kind.model_fields['name'].default}", "", f"{' '.join(summary.split())} Reference: {kind.paper}.")
-    yield from ("", "| setting | default | allowed | meaning |", "|---|---|---|---|")
-    for name, field in kind.model_fields.items():
-        if name != "name":
-            yield f"| `{name}` | {shown(field.default)} | {allowed(field)} | {field.description} |"
+def common() -> dict[str, FieldInfo]:
+    """Return the settings that every algorithm has, but for its name."""
+    return {name: field for name, field in AlgorithmSettings.model_fields.items() if name != "name"}
+
+
+def presets() -> Iterator[str]:
+    """Yield a table from algorithm and paper to the settings that differ from the common defaults."""
+    yield from ("### Presets", "", "| algorithm | paper | settings | what it is |", "|---|---|---|---|")
+    for name, kind in plugins.algorithms().items():
+        summary = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+        own = ((key, field) for key, field in kind.model_fields.items() if key != "name")
+        given = [f"`{key}: {shown(f.default)}`" for key, f in own if f.default != _default(key)]
+        yield f"| `{name}` | {kind.paper} | {', '.join(given)} | {summary} |"
+    yield ""
+
+
+def _default(name: str) -> object:
+    field = common().get(name)
+    return None if field is None else field.default
+
+
+def table() -> Iterator[str]:
+    """Yield a table of all settings, with the default of algorithms that have none of their own."""
+    yield from ("### Keys", "", "| setting | default | allowed | meaning |", "|---|---|---|---|")
+    for name, field in common().items():
+        default = "of the algorithm" if field.is_required() else shown(field.default)
+        yield f"| `{name}` | {default} | {allowed(field)} | {field.description} |"
+    for kind in plugins.algorithms().values():
+        for name, field in kind.model_fields.items():
+            if name not in AlgorithmSettings.model_fields:
+                yield f"| `{name}` | {shown(field.default)} | {allowed(field)} | {field.description} |"
     yield ""
 
 
 def content() -> str:
-    """Return the settings of every algorithm."""
-    return "\n".join(line for kind in plugins.algorithms().values() for line in settings(kind))
+    """Return the tables of all algorithms and of all settings."""
+    return "\n".join((*presets(), *table()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ class Grpo(TokenRatio):
     """The ratio of every token, averaged over the tokens of a sequence and then over sequences."""
 
     paper: ClassVar[str] = "DeepSeekMath, arXiv 2402.03300"
-    ratio: ClassVar[Literal["token"]] = "token"
 
     name: Literal["grpo"] = "grpo"
     clip_low: ClipLow = 0.2

@@ -12,7 +12,6 @@ class Gspo(SequenceRatio):
     """The exponential of the mean difference of log-probs as the ratio of a sequence, and a mean over sequences."""
 
     paper: ClassVar[str] = "Group Sequence Policy Optimization, arXiv 2507.18071"
-    ratio: ClassVar[Literal["sequence"]] = "sequence"
 
     name: Literal["gspo"] = "gspo"
     clip_low: ClipLow = 3e-4

@@ -2,9 +2,11 @@
 
 Shapes: R response tokens, S samples (completions). Unless the objective replaces a term, every ratio r gives the term
 -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), A the advantage of its sample. Terms of tokens are averaged over
-their sequence (aggregation "sequence") or only summed ("token"). With kl_beta > 0 each token adds
-kl_beta * k3(log pi_ref - log pi), averaged or summed just as above. The loss is the sum over the samples divided by
-`denominator`: give the number of samples, or of tokens, that the mean is to be over.
+their sequence (aggregation "sequence"), divided by the tokens of all samples of their prompt ("prompt"), or only
+summed ("token", "fixed_length"). With kl_beta > 0 each token adds kl_beta * k3(log pi_ref - log pi), or another
+estimate, averaged or summed just as above, unless the KL term is in the reward; with
+entropy_coef > 0 each token takes off entropy_coef times its entropy, likewise. The loss is the sum over the samples
+divided by `denominator`, which Objective.denominator gives.
 
 Ratios are computed in fp32 (float64 stays float64): near 1 a bf16 number cannot tell a clip range of 3e-4. Places
 outside the mask are replaced before any arithmetic, so NaN or infinity there reaches neither value nor gradient.
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.algorithms.terms import gap as gap_sums
 from gspo_hpc.algorithms.terms import gap_buckets
 from gspo_hpc.algorithms.terms.aggregation import Samples
 from gspo_hpc.algorithms.terms.clipping import Clipped
@@ -34,7 +37,8 @@ SUM_NAMES = (
     "clip_fraction_high",
     "approx_kl",
     "reference_kl",
-    "logprob_gap",
+    *gap_sums.NAMES,
+    "correction_fraction",
     "trained_length",
     *gap_buckets.NAMES,
 )
@@ -49,7 +53,9 @@ class LossResult:
     nothing counts. ratio, clip fractions: per sequence for "sequence", else per token. clip_fraction_low: A < 0 and
     ratio below the range; _high: A > 0 and ratio above it: the policy term has no gradient there. approx_kl: of the old
     policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. logprob_gap:
-    |log pi_old - log pi_old as the engine saw it| per token; logprob_gap/...: by position and cached prefix.
+    |log pi_old - log pi_old as the engine saw it| per token; logprob_gap_...: see :mod:`terms.gap`; logprob_gap/...: by
+    position and cached prefix. correction_fraction: policy terms that a correction or a mask of sequences dropped or
+    bounded; count 0 without one.
     trained_length: tokens per sample.
     """
 
@@ -69,6 +75,8 @@ def policy_loss(
     *,
     denominator: float,
     cp_reduce: Callable[[Tensor], Tensor] = _identity,
+    sampled_by_this: bool = False,
+    entropy: Tensor | None = None,
 ) -> LossResult:
     """Return the loss of one micro-batch from its log-probs [R] under the current policy.
 
@@ -76,38 +84,58 @@ def policy_loss(
     all-masked or empty micro-batch has loss 0 and gradient 0. Log-probs that are not finite inside the mask make the
     loss not finite, which the caller has to notice.
 
+    `entropy` [R], with its gradient, is needed for a bonus alone.
+
+    `sampled_by_this`: the weights under update are those that sampled, so that the gap between engine and trainer can
+    be measured even if the old log-probs are the engine's.
+
     `cp_reduce` adds per-sample sums [S] up over context-parallel ranks that hold different tokens of the same samples:
     its forward is the sum, its backward passes the gradient on unchanged. Each rank then has the whole loss, and the
     gradient of its own tokens. Maxima stay those of the rank's own tokens.
     """
     assert denominator > 0 and logprobs.shape == batch.targets.shape, (denominator, logprobs.shape)
-    assert objective.ratio != "sequence" or objective.aggregation == "sequence", (
-        "one ratio a sequence has no token mean"
-    )
+    assert not objective.by_sequence or objective.aggregation == "sequence", "one ratio a sequence has no token mean"
     dtype = torch.float64 if logprobs.dtype == torch.float64 else torch.float32
-    samples = Samples(batch.seq_ids, len(batch.keys), batch.loss_mask, dtype, cp_reduce)
+    samples = Samples(batch.seq_ids, len(batch.keys), batch.loss_mask, dtype, cp_reduce, batch.prompt_tokens)
     current = samples.clean(logprobs)
     old = current.detach() if batch.old_logprobs is None else samples.clean(batch.old_logprobs)
     advantages = torch.where(samples.tokens > 0, batch.advantages.to(dtype), 0.0)
 
-    gap = (old - samples.clean(batch.rollout_logprobs)).detach()  # of the policy that sampled, not of the updated one
+    rollout = samples.clean(batch.rollout_logprobs)
+    gap = (old - rollout).detach()  # of the policy that sampled, not of the updated one
     ratios = objective.ratios(current, old, advantages, samples)
     clipped = objective.policy_terms(ratios)
     weights = objective.correction(gap, samples)
     terms = clipped.terms if weights is None else clipped.terms * weights
-    by_sequence = objective.ratio == "sequence"
+    kept = objective.kept(rollout - current.detach(), advantages, samples)
+    terms = terms if kept is None else terms * kept
+    by_sequence = objective.by_sequence
     per_sample = terms if by_sequence else objective.aggregate(terms, samples)
     reference_kl = None
-    if objective.kl_beta > 0:
+    if objective.loss_kl_beta > 0:
         assert batch.reference_logprobs is not None, "a KL term needs the reference's log-probs"
         reference_kl = objective.kl(samples.clean(batch.reference_logprobs) - current)
+        if objective.kl_estimator == "unbiased":
+            reference_kl = (current - old).exp() * reference_kl
         per_sample = per_sample + objective.kl_beta * objective.aggregate(reference_kl, samples)
+    if objective.entropy_coef > 0:
+        assert entropy is not None and entropy.requires_grad, "a bonus needs the gradient of the entropy"
+        per_sample = per_sample - objective.entropy_coef * objective.aggregate(samples.clean(entropy), samples)
     loss = per_sample.sum() / denominator
 
     with torch.no_grad():
-        sums, maxima = _metrics(samples, ratios, clipped, current - old, gap.abs(), reference_kl, by_sequence)
-        by_place = cp_reduce(_gap_by_place(gap.abs(), batch))
-    return LossResult(loss, sums | dict(zip(gap_buckets.NAMES, by_place, strict=True)), maxima)
+        corrected = _corrected(objective, weights, kept, gap, samples, by_sequence)
+        known = objective.correction_kind != "bypass" or sampled_by_this
+        seen = gap if objective.correction_kind != "bypass" else current - rollout
+        seen = seen if known else torch.zeros_like(gap)
+        sums, maxima = _metrics(samples, ratios, clipped, current - old, seen, reference_kl, corrected, by_sequence)
+        by_place = cp_reduce(_gap_by_place(seen.abs(), batch))
+        gaps = cp_reduce(gap_sums.sums(seen, samples.mask))
+        if not known:
+            by_place, gaps = torch.zeros_like(by_place), torch.zeros_like(gaps)
+        sums |= {name: torch.stack((gaps[i], gaps[-1])) for i, name in enumerate(gap_sums.NAMES)}
+    sums |= dict(zip(gap_buckets.NAMES, by_place, strict=True))
+    return LossResult(loss, {name: sums[name] for name in SUM_NAMES}, maxima)
 
 
 def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
@@ -118,6 +146,26 @@ def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
     return gap_buckets.sums_by_bucket(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
 
 
+def _corrected(
+    objective: Objective,
+    weights: Tensor | None,
+    kept: Tensor | None,
+    gap: Tensor,
+    samples: Samples,
+    by_sequence: bool,
+) -> Tensor | None:
+    """Return True [U] for policy terms that a correction bounded or dropped; None without any."""
+    if weights is None and kept is None:
+        return None
+    log_rho = samples.sum(gap) / samples.lengths if by_sequence else gap
+    changed = torch.zeros_like(log_rho, dtype=torch.bool)
+    if weights is not None:
+        changed = weights == 0
+        if objective.correction_kind == "truncated":
+            changed = weights < log_rho.exp()
+    return changed if kept is None else changed | (kept == 0)
+
+
 def _metrics(
     samples: Samples,
     ratios: Ratios,
@@ -125,31 +173,41 @@ def _metrics(
     difference: Tensor,  # [R] log pi - log pi_old
     gap: Tensor,  # [R]
     reference_kl: Tensor | None,  # [R]
+    corrected: Tensor | None,  # [U] bool
     by_sequence: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the sums and maxima of :class:`LossResult`."""
     ratio = torch.where(ratios.valid, ratios.log_ratio, 0.0).exp()
-    tokens = samples.tokens.sum()
-    none = tokens.new_zeros(())
-
-    def total(x: Tensor) -> Tensor:
-        x = torch.where(ratios.valid, x.to(samples.dtype), 0.0)
-        return x.sum() if by_sequence else samples.sum(x).sum()
-
-    count = total(ratios.valid)
-    lows, highs = total(clipped.low), total(clipped.high)
-    pairs = {
-        "ratio": (total(ratio), count),
-        "clip_fraction": (lows + highs, count),
-        "clip_fraction_low": (lows, count),
-        "clip_fraction_high": (highs, count),
-        "approx_kl": (samples.sum(k3(difference)).sum(), tokens),
-        "reference_kl": (none, none) if reference_kl is None else (samples.sum(reference_kl).sum(), tokens),
-        "logprob_gap": (samples.sum(gap).sum(), tokens),
-        "trained_length": (tokens, (samples.tokens > 0).sum().to(samples.dtype)),
+    units, tokens = torch.where(ratios.valid, 1.0, 0.0).to(samples.dtype), samples.tokens.sum()
+    none = torch.zeros_like(tokens)
+    of_units = {  # sums over what counts: the others are 0
+        "ratio": (ratio * units).sum(),
+        "clip_fraction_low": (clipped.low * units).sum(),
+        "clip_fraction_high": (clipped.high * units).sum(),
+        "correction_fraction": none if corrected is None else (corrected * units).sum(),
+        "": units.sum(),
     }
-    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap)}
-    assert (*pairs, *gap_buckets.NAMES) == SUM_NAMES and tuple(maxima) == MAX_NAMES
+    of_tokens = {
+        "approx_kl": k3(difference).sum(),
+        "reference_kl": none if reference_kl is None else reference_kl.detach().sum(),
+    }
+    if by_sequence:  # which every context-parallel rank has whole
+        whole = list(of_units.values())
+        found = dict(zip(of_tokens, samples.reduce(torch.stack([*of_tokens.values()])), strict=True))
+    else:
+        parts = samples.reduce(torch.stack([*of_units.values(), *of_tokens.values()]))
+        whole = list(parts[: len(of_units)])
+        found = dict(zip(of_tokens, parts[len(of_units) :], strict=True))
+    totals = dict(zip(of_units, whole, strict=True))
+    count = totals.pop("")
+    pairs = {name: (value, count) for name, value in totals.items()}
+    pairs["clip_fraction"] = (totals["clip_fraction_low"] + totals["clip_fraction_high"], count)
+    pairs |= {name: (value, tokens) for name, value in found.items()}
+    for name, absent in (("correction_fraction", corrected is None), ("reference_kl", reference_kl is None)):
+        pairs[name] = (none, none) if absent else pairs[name]
+    pairs["trained_length"] = (tokens, (samples.tokens > 0).sum().to(samples.dtype))
+    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap.abs())}
+    assert {*pairs, *gap_sums.NAMES, *gap_buckets.NAMES} == {*SUM_NAMES} and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
 
 

@@ -26,6 +26,7 @@ from gspo_hpc.config.algorithm import AlgorithmInFile, AlgorithmSettings
 from gspo_hpc.config.reading import own_code
 
 DEFAULT = "gspo"
+OTHER_NAMES = {"reinforce++": "reinforce_plus_plus"}  # no name of a file of Python
 RUN_CODE = "run_code"  # in the context of a validation: algorithms in users' files may be run
 _LOADED: dict[str, type[AlgorithmSettings]] = {}  # from users' files, by their names in a config
 
@@ -101,6 +102,8 @@ def _validated(given: Any, handler: ValidatorFunctionWrapHandler, info: Validati
     name = given.get("name") if isinstance(given, Mapping) else DEFAULT
     if name is None:
         return handler({**given, "name": DEFAULT})
+    if isinstance(name, str) and name in OTHER_NAMES:
+        return handler({**given, "name": OTHER_NAMES[name]})
     if not isinstance(name, str) or name in algorithms() or not own_code.is_file(name):
         return handler(given)
     try:

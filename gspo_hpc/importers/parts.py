@@ -117,10 +117,17 @@ def rollout_size(draft: Draft, update: int, rollout: int, comment: str, of: Sequ
 def objective(draft: Draft, level: str, loss: str, high: float | None, low: float, beta: float) -> None:
     """Put the algorithm of ms-swift's and TRL's names. Refuse any other objective."""
     name = _PRESETS[level]
-    draft.put("algorithm.name", name, "importance_sampling_level")
-    draft.put("algorithm.clip_low", low, "epsilon")
-    draft.put("algorithm.clip_high", low if high is None else high, "epsilon" if high is None else "epsilon_high")
     draft.put("algorithm.kl_beta", beta, "beta")
+    if loss in ("cispo", "sapo") and name == "grpo":
+        draft.credit("algorithm.name", "importance_sampling_level")
+        draft.put("algorithm.name", loss, "loss_type")
+        _without_clipping(draft, loss, low if high is None else high)
+    else:
+        draft.put("algorithm.name", name, "importance_sampling_level")
+        draft.put("algorithm.clip_low", low, "epsilon")
+        draft.put("algorithm.clip_high", low if high is None else high, "epsilon" if high is None else "epsilon_high")
+        if bound := draft.number("delta"):
+            draft.put("algorithm.dual_clip", bound, "delta")
     draft.credit("algorithm.aggregation", "loss_type")
     if loss in ("dapo", "bnpo") and name == "grpo":
         draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean of all tokens")
@@ -134,17 +141,37 @@ def objective(draft: Draft, level: str, loss: str, high: float | None, low: floa
         draft.drop("loss_type", text)
         if not draft.given("loss_type"):
             draft.differs.append(f"loss_type {loss}, the default there, {text}")
-    elif loss != "grpo":
+    elif loss == "dr_grpo" and name == "grpo":
+        draft.put("algorithm.aggregation", "fixed_length", "loss_type", "the sum of tokens by a fixed length")
+    elif loss not in ("grpo", "cispo", "sapo") or (loss != "grpo" and name != "grpo"):
         draft.refuse(
-            f"loss_type {loss} is another objective: here are gspo, gspo_token and grpo, a mean over sequences "
-            "(loss_type grpo) or over tokens (dapo)"
+            f"loss_type {loss} is another objective{'' if name == 'grpo' else f' with {name}'}: here are a mean over "
+            "sequences (loss_type grpo), over tokens (dapo) and by a fixed length (dr_grpo), cispo and sapo"
         )
     scale = _SCALES.get(str(draft.values["scale_rewards"]).lower()) if draft.given("scale_rewards") else True
+    if draft.given("scale_rewards") and str(draft.values["scale_rewards"]).lower() == "batch":
+        draft.put("algorithm.advantage", "batch_std", "scale_rewards")
+        return
     if scale is None:
-        draft.wrong(
-            "scale_rewards", "here advantages are divided by the group's deviation (group) or by nothing (none)"
-        )
+        draft.wrong("scale_rewards", "must be group, batch or none: what advantages are divided by")
     draft.put("algorithm.normalize_advantage", scale is not False, "scale_rewards")
+
+
+def _without_clipping(draft: Draft, loss: str, high: float) -> None:
+    """Put the settings of objectives that clip no ratio."""
+    if loss == "sapo":
+        for ours, names, default in (
+            ("positive", ("sapo_temperature_pos", "tau_pos"), 1.0),
+            ("negative", ("sapo_temperature_neg", "tau_neg"), 1.05),
+        ):
+            found = next((name for name in names if draft.given(name)), None)
+            if found is not None:
+                draft.put(f"algorithm.gate_{ours}", draft.number(found, default), found)
+    elif high > 1:
+        text = "the bound of a weight there, its distance from 1 here"
+        draft.put("algorithm.clip_high", high - 1, "epsilon_high", text)
+    else:
+        draft.refuse(f"epsilon_high {high:g}: with loss_type cispo it bounds weights of 1, and must be above 1")
 
 
 def offload(draft: Draft, names: Mapping[str, str]) -> None:
@@ -188,8 +215,6 @@ def kept_out(draft: Draft) -> None:
             draft.drop(
                 name, "truncated completions stay in the loss here; a reward function knows them by response_length"
             )
-    if draft.given("delta"):
-        draft.drop("delta", "the ratio has no second bound for negative advantages here")
     if draft.given("top_entropy_quantile") and draft.number("top_entropy_quantile", 1.0) != 1.0:
         draft.drop("top_entropy_quantile", "all tokens count here")
 

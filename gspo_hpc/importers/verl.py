@@ -8,7 +8,7 @@ Defaults are those of verl's ppo_trainer and ppo_megatron_trainer.
 from __future__ import annotations
 
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import prompt_texts, report
+from gspo_hpc.importers import prompt_texts, report, verl_objective
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
@@ -37,7 +37,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.drop("trainer.nnodes", "--gpus takes precedence over it")
         draft.drop("trainer.n_gpus_per_node", "--gpus takes precedence over it")
     parts.machines(draft, nodes, each, gpus, "trainer.n_gpus_per_node")
-    _algorithm(draft)
+    verl_objective.put(draft)
     sequence = put_layout(draft, megatron)
     updates, prompts = _batch(draft)
     _micro_batches(draft, sequence)
@@ -52,93 +52,6 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     _optimizer(draft, updates, whole, megatron)
     _saving(draft, updates)
     parts.earlier(draft, "verl 0.9", {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)"})
-
-
-def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why: str) -> str:
-    """Return which of several objectives is given; refuse any other, and one that is not known."""
-    value = draft.text(name)
-    found = default if value is None else value
-    if found not in allowed:
-        given = draft.label(name) if value is not None else f"{name} is not given (its default is {default})"
-        draft.refuse(f"{given}: {draft.why_unset(found)}" if is_unset(found) else f"{given}{why}")
-    return found
-
-
-def _algorithm(draft: Draft) -> None:
-    estimators = ("grpo", "grpo_vectorized")
-    text = ": advantages here are those of grpo, which needs no critic"
-    _named(draft, "algorithm.adv_estimator", "gae", estimators, text)
-    draft.credit("algorithm.name", "algorithm.adv_estimator")
-    name = f"{ACTOR}.policy_loss.loss_mode"
-    text = " is another objective: gspo and vanilla (grpo) have a counterpart here"
-    _other_objectives(draft)
-    mode = _named(draft, name, "vanilla", ("vanilla", "gspo"), text)
-    draft.put("algorithm.name", "gspo" if mode == "gspo" else "grpo", name)
-    for side in ("low", "high"):
-        name = f"{ACTOR}.clip_ratio_{side}"
-        empty = name in draft.values and draft.text(name) is None  # only then is clip_ratio read
-        if empty:
-            value = draft.number(f"{ACTOR}.clip_ratio", 0.2)
-            draft.put(f"algorithm.clip_{side}", value, f"{ACTOR}.clip_ratio")
-            draft.drop(name, f"it is null, so clip_ratio ({value:g}) takes its place")
-        else:
-            draft.put(f"algorithm.clip_{side}", draft.number(name, 0.2), name)
-    alone = f"{ACTOR}.clip_ratio"
-    if draft.number(alone, 0.2) != 0.2 and not {f"{alone}_low", f"{alone}_high"} & {*draft.values}:
-        text = (
-            "verl does not read it since 0.4, and clips at 0.2; a script for 0.3 means algorithm.clip_low and clip_high"
-        )
-        draft.assumed.append(f"{draft.label(alone)}: {text}")
-    _aggregation(draft, mode)
-    _divergence(draft)
-    if draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0):
-        draft.drop(f"{ACTOR}.entropy_coeff", "the loss has no entropy bonus here")
-    elif draft.given(f"{ACTOR}.entropy_coeff"):
-        draft.drop(f"{ACTOR}.entropy_coeff", report.OFF)
-    if draft.switch("distillation.enabled"):
-        draft.refuse("distillation.enabled=True: the loss follows a teacher too, which has no counterpart here")
-
-
-# What decides the objective, whatever stands before it in a name.
-_OBJECTIVE = ("loss_mode", "loss_type", "adv_estimator", "policy_loss_type")
-
-
-def _other_objectives(draft: Draft) -> None:
-    """Refuse an argument that is not verl's and names an objective, as repositories with a verl of their own have."""
-    for name in draft.values:
-        if name.rpartition(".")[2] in _OBJECTIVE and name not in draft.source.table.known:
-            draft.refuse(f"{draft.label(name)}: verl has no argument of this name, and it seems to choose an objective")
-
-
-def _aggregation(draft: Draft, mode: str) -> None:
-    name, plain = f"{ACTOR}.loss_agg_mode", "seq-mean-token-mean"
-    if mode == "gspo":
-        given = draft.text(name) or "token-mean"
-        if given != plain:
-            text = "gspo always takes the mean over sequences; verl ignores this argument too"
-            draft.drop(name, text)
-        draft.credit("algorithm.name", name)
-        draft.drop(f"{ACTOR}.clip_ratio_c", "gspo does not use it; verl ignores it too")
-        return
-    text = " is another objective: here are the means over tokens (token-mean) and over sequences (seq-mean-token-mean)"
-    kind = _named(draft, name, "token-mean", ("token-mean", plain), text)
-    draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
-    draft.drop(f"{ACTOR}.clip_ratio_c", "the ratio has no second bound for negative advantages here")
-
-
-def _divergence(draft: Draft) -> None:
-    """Put the KL term, which is part of the loss here."""
-    draft.credit("algorithm.kl_beta", f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
-    if draft.switch(f"{ACTOR}.use_kl_loss"):
-        weight = draft.number(f"{ACTOR}.kl_loss_coef", 0.001)
-        draft.put("algorithm.kl_beta", weight, f"{ACTOR}.kl_loss_coef")
-        kind = f"{ACTOR}.kl_loss_type"
-        draft.credit("algorithm.kl_beta", kind)
-        if (draft.text(kind) or "low_var_kl") not in ("low_var_kl", "k3"):
-            draft.drop(kind, "the estimator here is k3 (low_var_kl)")
-    if draft.switch("algorithm.use_kl_in_reward"):
-        text = "the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
-        draft.refuse(f"algorithm.use_kl_in_reward=True: {text}")
 
 
 def _batch(draft: Draft) -> tuple[int, int]:

@@ -63,6 +63,9 @@ class PackedBatch:
     num_cached_tokens: Tensor | None = (
         None  # [S] int64: prompt tokens that the engine took from its prefix cache; None: unknown
     )
+    # [S] int64: response tokens that count of all completions of the same prompt, also of those in other micro-batches;
+    # None: nothing asks for it
+    prompt_tokens: Tensor | None = None
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Return the batch on `device`; `segments` stays on the CPU, where attention reads it."""

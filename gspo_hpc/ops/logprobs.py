@@ -14,7 +14,10 @@ For log-prob l = (x_target - logsumexp(x)), x = W h / temperature and upstream g
 
     dl/dh = g / temperature * (W_target - p W)        dl/dW = g / temperature * (onehot(target) - p)^T h
 
-Tokens with g = 0 (masked, or in a clipped sequence) are left out of the backward pass.
+With an entropy that is differentiated, upstream gradient e, each block holds both: H = -sum p log p has
+dH/dx = -p (log p + H), so the gradient of the logits is -(g (p - onehot) + e p (log p + H)). It takes one more block.
+
+Tokens with g = 0 and e = 0 (masked, or in a clipped sequence) are left out of the backward pass.
 """
 
 from __future__ import annotations
@@ -44,8 +47,11 @@ def token_logprobs(
     tp_group: dist.ProcessGroup | None = None,
     with_entropy: bool = False,
     check: bool = True,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probs [R] of `targets` [R] int64 and, on request, entropies [R] (nats, no gradient), both fp32.
+    """Return log-probs [R] of `targets` [R] int64 and, on request, entropies [R] in nats, both fp32.
+
+    Entropies have a gradient only with `entropy_gradient`.
 
     `hidden` [R, H] and `weight` [V_local, H] have one dtype; products are accumulated in fp32 (float64 stays float64).
     `weight` holds the rows `vocab_start` .. of the whole head. Rows at and beyond `vocab_size`, the true size, are
@@ -74,7 +80,16 @@ def token_logprobs(
         check_targets([targets], vocab_size)
     real_rows = max(0, min(weight.shape[0], vocab_size - vocab_start))
     logprobs, entropy = _TokenLogprobs.apply(
-        hidden, weight, targets, 1.0 / temperature, chunk_tokens, vocab_start, real_rows, tp_group, with_entropy
+        hidden,
+        weight,
+        targets,
+        1.0 / temperature,
+        chunk_tokens,
+        vocab_start,
+        real_rows,
+        tp_group,
+        with_entropy,
+        entropy_gradient,
     )
     return logprobs, entropy if with_entropy else None
 
@@ -103,6 +118,7 @@ class _TokenLogprobs(torch.autograd.Function):
         real_rows: int,
         tp_group: dist.ProcessGroup | None,
         with_entropy: bool,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         local = targets - vocab_start
         blocks = _Blocks(hidden, weight, real_rows, inverse_temperature, chunk_tokens)
@@ -139,27 +155,38 @@ class _TokenLogprobs(torch.autograd.Function):
             total.mul_(change.exp())
             dist.all_reduce(sums, group=tp_group)
         log_total = peak + total.log()
-        ctx.save_for_backward(hidden, weight, local, log_total)
-        ctx.settings = (inverse_temperature, chunk_tokens, real_rows, tp_group)
         entropy = total.log() - moment / total
-        ctx.mark_non_differentiable(entropy)
+        ctx.settings = (inverse_temperature, chunk_tokens, real_rows, tp_group)
+        if entropy_gradient:
+            ctx.save_for_backward(hidden, weight, local, log_total, entropy)
+        else:
+            ctx.save_for_backward(hidden, weight, local, log_total)
+            ctx.mark_non_differentiable(entropy)
         return (chosen - peak) - total.log(), entropy  # in this order: large logits do not swallow the small part
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        all_hidden, weight, all_local, all_log_total = ctx.saved_tensors
+        all_hidden, weight, all_local, all_log_total, *all_entropy = ctx.saved_tensors
         inverse_temperature, chunk_tokens, real_rows, tp_group = ctx.settings
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        counted = upstream[0].nonzero()[:, 0]
+        reached = (upstream[0] != 0) | (upstream[1] != 0) if all_entropy else upstream[0]
+        counted = reached.nonzero()[:, 0]
+        del reached
         hidden, local, log_total = (x.index_select(0, counted) for x in (all_hidden, all_local, all_log_total))
+        scale, entropies = upstream[0].index_select(0, counted)[:, None], None
+        if all_entropy:
+            entropy, its = (x.index_select(0, counted)[:, None] for x in (all_entropy[0], upstream[1]))
+            entropies, scale = (entropy, its, scale), torch.ones_like(scale)
+        scale = scale * inverse_temperature
         grad_hidden, grad_weight = _gradients(
             hidden,
             weight,
             local,
             log_total,
-            upstream[0].index_select(0, counted)[:, None] * inverse_temperature,
+            scale,
             _Blocks(hidden, weight, real_rows, inverse_temperature, chunk_tokens),
             *(needs_hidden, needs_weight),
+            entropies,
         )
         del hidden  # all that is as large as the hidden states, but for their gradient, goes before the result comes
         result = None
@@ -167,7 +194,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if tp_group is not None and counted.numel():
                 dist.all_reduce(grad_hidden, group=tp_group)
             result = torch.zeros_like(all_hidden).index_copy_(0, counted, grad_hidden.to(all_hidden.dtype))
-        return result, grad_weight, *[None] * 7
+        return result, grad_weight, *[None] * 8
 
 
 def _gradients(
@@ -179,8 +206,12 @@ def _gradients(
     blocks: _Blocks,
     needs_hidden: bool,
     needs_weight: bool,
+    entropies: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients for `hidden`, in fp32 and of this rank's rows alone, and for `weight`; `scale` is [R, 1].
+
+    `entropies`: where they have a gradient, they and the upstream gradients of both results, [R, 1] each; `scale` is
+    then without that of the log-probs.
 
     planning/estimates/head.py counts what is in memory here at the worst moment.
     """
@@ -197,9 +228,16 @@ def _gradients(
             grad_rows = grad_weight[rows] if same else head.new_empty(head.shape, dtype=blocks.dtype)
         for part in blocks.tokens():
             x = blocks.logits(part, head)
-            x.sub_(log_total[part, None]).exp_()
+            x.sub_(log_total[part, None])
             at, here = _targets_in(local[part], rows)
-            x.scatter_add_(1, at[:, None], -here[:, None].to(x.dtype))
+            if entropies is None:
+                x.exp_().scatter_add_(1, at[:, None], -here[:, None].to(x.dtype))
+            else:
+                entropy, upstream, own = (values[part] for values in entropies)
+                p = x.exp()
+                x.add_(entropy).mul_(p).mul_(upstream)
+                x.add_(p.scatter_add_(1, at[:, None], -here[:, None].to(x.dtype)).mul_(own))
+                del p
             block = blocks.operand(x)
             if grad_hidden is not None:
                 blocks.add_product(grad_hidden[part], block, head)

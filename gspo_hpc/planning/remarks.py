@@ -89,6 +89,7 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
     if vocabulary is not None and vocabulary % tp:
         padded = -(-vocabulary // tp) * tp
         yield f"vocab_size ({vocabulary}) is padded to {padded} rows, a multiple of tensor_model_parallel_size ({tp})."
+    yield from objective.notes(plan.config)
     yield from _ends(plan)
 
 

@@ -218,10 +218,18 @@ class _Vote:
         return bool(self._value.item())
 
 
-def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, Any]:
+def head(
+    policy: Policy,
+    hidden: torch.Tensor,
+    batch: PackedBatch,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, Any]:
     """Return log-probs and entropies [R] of the response tokens, from hidden states [T, 1, H].
 
-    The tokens have been checked, those of all micro-batches at once (:func:`check_targets`).
+    The tokens have been checked, those of all micro-batches at once (:func:`check_targets`). Entropies have a gradient
+    only with `entropy_gradient`.
     """
     module = policy.chunks[-1]
     if module.config.sequence_parallel:
@@ -239,6 +247,7 @@ def head(policy: Policy, hidden: torch.Tensor, batch: PackedBatch, temperature: 
         tp_group=parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None,
         with_entropy=True,
         check=False,
+        entropy_gradient=entropy_gradient,
     )
 
 

@@ -140,12 +140,14 @@ def train_step(
     temperature: float,
     *,
     keep: Collection[int] = (),
+    sampled_by_this: bool = False,
     monitor: PassMonitor | None = None,
 ) -> StepResult:
     """Make one optimizer step on this rank's micro-batches of a global batch. Collective.
 
     `denominator` is N of the scaling identity: samples (or tokens) of the global batch that count. `keep`: slots whose
-    log-probs the result has, as the forward pass found them; they take no other pass. Raises Abandoned on all ranks,
+    log-probs the result has, as the forward pass found them; they take no other pass. `sampled_by_this`: the present
+    weights sampled all of it. Raises Abandoned on all ranks,
     with nothing changed, if `monitor` requests a stop on one of them.
     """
     check_targets([batch.targets for batch in batches], policy.arch.vocab_size)
@@ -166,14 +168,21 @@ def train_step(
         def loss(output: torch.Tensor) -> tuple[torch.Tensor, Any]:
             if this.abandoned:
                 return output.sum() * 0.0, None
-            logprobs, entropy = head(policy, output, batch, temperature)
+            bonus = objective.entropy_coef > 0
+            logprobs, entropy = head(policy, output, batch, temperature, entropy_gradient=bonus)
             if any(whole is one for one in chosen):
                 kept[id(whole)] = batch, logprobs.detach()
             result = policy_loss(
-                logprobs, batch, objective, denominator=per_microbatch, cp_reduce=lambda x: sum_over_context(policy, x)
+                logprobs,
+                batch,
+                objective,
+                denominator=per_microbatch,
+                cp_reduce=lambda x: sum_over_context(policy, x),
+                sampled_by_this=sampled_by_this,
+                entropy=entropy if bonus else None,
             )
             sums = dict(result.sums)
-            masked = torch.where(batch.loss_mask, entropy, 0.0)
+            masked = torch.where(batch.loss_mask, entropy.detach(), 0.0)
             entropies = torch.stack((masked.sum(), batch.loss_mask.sum().to(masked.dtype)))
             sums["entropy"] = sum_over_context(policy, entropies.detach())
             # An empty micro-batch still runs backward: its ranks take part in the collectives.

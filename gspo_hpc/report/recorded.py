@@ -71,10 +71,12 @@ COLUMNS = ("Groups", "Samples", "Reward", "Tokens", "Truncated", "Largest ratio 
 
 
 def clip_range(config: Config | None) -> ClipRange | None:
-    """Return the range of the run's objective; None without a config."""
+    """Return the range of the run's objective; None without a config, and where no ratio is clipped to a range."""
     if config is None:
         return None
     terms = objective.resolve(config.algorithm)
+    if terms.trust_region != "clip":
+        return None
     return ClipRange(1.0 - terms.clip_low, 1.0 + terms.clip_high, terms.ratio != "token")
 
 

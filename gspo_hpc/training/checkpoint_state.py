@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
 from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs.cursor import Cursor
@@ -16,7 +17,7 @@ from gspo_hpc.system.files import Entry, write_atomically
 from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
-BASELINE, AHEAD = "baseline.json", "ahead.json"
+BASELINE, AHEAD, WEIGHTS = "baseline.json", "ahead.json", "adaptive_weights.json"
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class CheckpointState:
     # The weights of the rollout in use and of later ones that are sampled, by their number; their groups are in the
     # journals. Empty where engines are not ahead of training.
     ahead: Mapping[int, SampledBy] = field(default_factory=dict)
+    weights: AdaptiveWeights | None = None  # of the objective; None where they are fixed
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
@@ -47,6 +49,8 @@ class CheckpointState:
         write_atomically(staging / BASELINE, json.dumps(self.baseline.to_dict(), indent=1))
         if self.ahead:
             write_atomically(staging / AHEAD, json.dumps(self.ahead))
+        if self.weights is not None:
+            write_atomically(staging / WEIGHTS, json.dumps(self.weights.to_dict()))
 
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
@@ -82,11 +86,13 @@ class CheckpointState:
         baseline = _parsed(path, lambda text: Baseline.from_dict(json.loads(text))) if path.exists() else Baseline()
         path = checkpoint / AHEAD
         ahead = _parsed(path, lambda text: _sampled_by(json.loads(text))) if path.exists() else {}
+        path = checkpoint / WEIGHTS
+        found = _parsed(path, lambda text: AdaptiveWeights.from_dict(json.loads(text))) if path.exists() else None
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _parsed(checkpoint / name, _groups),
         )
-        return cls(cursor, list(groups.values()), record, baseline, ahead)
+        return cls(cursor, list(groups.values()), record, baseline, ahead, found)
 
 
 def read_cursor(checkpoint: Path) -> Cursor:

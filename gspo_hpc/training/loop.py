@@ -40,12 +40,19 @@ def train(session: Session, progress: Progress) -> str:
                 recorded = recipe.recorded_slots(step, batch.table)
                 with clock.phase("update"):
                     result = update.step(
-                        session.policy, batch, recipe.objective, recipe.config, recorded=recorded, monitor=clock.monitor
+                        session.policy,
+                        batch,
+                        progress.objective(recipe.objective),
+                        recipe.config,
+                        recorded=recorded,
+                        sampled_by_this=progress.cursor.step == progress.weights_version,
+                        monitor=clock.monitor,
                     )
             if result is not None and not result.skipped:
                 session.weights.mark_updated()
             before = progress.advance(batch, result, recipe.updates_per_rollout)
             progress.record = session.recorder.record(before, progress, batch, result)
+            progress.adapt(recipe.objective, result)
             if result is not None:
                 session.watch.judge(result.sums, progress.weights_version)  # before a bad update is saved
             if recipe.saves_after(step):

@@ -73,7 +73,9 @@ class Sampler(abc.ABC):
         """Return the rollout that begins at `cursor`, of which this rank holds the groups `own`. Collective."""
         exchange, config = self._ranks.exchange, self._recipe.config
         graded = sorted(own, key=lambda group: group.slot)
-        groups = exchange.gather_table(update.with_advantages(graded, self._recipe.objective.normalize_advantage))
+        terms = self._recipe.objective
+        groups = exchange.gather_table(update.with_advantages(graded, terms.normalize_advantage, terms.advantage))
+        groups = update.with_batch_advantages(groups, terms.advantage)
         shown = exchange.gather_samples(groups, config.tracking.samples)
         self._observers.samples(cursor.step, "train", shown)
         if cursor.rollout == 0 and bool(groups.table.flagged(UNGRADED).all()):
@@ -173,8 +175,9 @@ class LogprobPasses:
 
     def add(self, groups: ShardedGroups) -> ShardedGroups:
         """Return the groups with the old log-probs and those of the reference. Collective."""
-        config, monitor = self._recipe.config, self._clock.monitor
-        if config.rollout.max_staleness:  # other weights than these sampled, and the engine's log-probs are theirs
+        config, monitor, terms = self._recipe.config, self._clock.monitor, self._recipe.objective
+        # Where other weights than these sampled, only the engine knows their log-probs.
+        if config.rollout.max_staleness or config.algorithm.correction == "bypass":
             groups = update.with_engine_logprobs(groups)
         if self._recipe.passes.old_logprobs:
             # The first update of a rollout is made by the policy that sampled it: its ratio is 1 without a pass.
@@ -186,6 +189,9 @@ class LogprobPasses:
         if self._reference is not None:
             with self._clock.phase("reference"):
                 groups = self._reference.with_logprobs(self._policy, groups, config, monitor=monitor)
+        if self._reference is not None and terms.kl_placement == "reward":
+            own = update.penalised(list(groups.own.values()), terms)
+            groups = update.with_batch_advantages(self._policy.ranks.exchange.gather_table(own), terms.advantage)
         return groups
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.policy.schedule import StepResult
@@ -35,6 +37,7 @@ class Progress:
     engines: Mapping[str, float] = field(default_factory=dict)  # metrics of the newest rollout of this attempt
     baseline: Baseline = field(default_factory=Baseline)  # of the gaps between engine and trainer
     ahead: Mapping[int, SampledBy] = field(default_factory=dict)  # see CheckpointState
+    weights: AdaptiveWeights | None = None  # of the objective, where they follow targets
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
@@ -61,8 +64,17 @@ class Progress:
         )
         return before
 
+    def objective(self, fixed: Objective) -> Objective:
+        """Return the objective of the next step: the fixed one, with weights that follow their targets."""
+        return fixed if self.weights is None else self.weights.of(fixed)
+
+    def adapt(self, fixed: Objective, result: StepResult | None) -> None:
+        """Have the weights follow their targets after an optimizer step; one that changed nothing leaves them."""
+        if self.weights is not None and result is not None and not result.skipped:
+            self.weights = self.weights.after(fixed, result.sums)
+
     def checkpoint_state(self, ahead: Mapping[int, SampledBy]) -> CheckpointState:
         """Return what a checkpoint of this moment holds besides the policy's state; `ahead`: see CheckpointState."""
         unused = self.groups if self.cursor.update else None
         groups = list(unused.own.values()) if unused is not None else []
-        return CheckpointState(self.cursor, groups, self.record, replace(self.baseline), ahead)
+        return CheckpointState(self.cursor, groups, self.record, replace(self.baseline), ahead, self.weights)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 
+from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
@@ -26,6 +27,8 @@ from gspo_hpc.training.sync import EngineWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 MEAN_OF = {"logprob_gap": "logprob_gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
+# Means from which another metric is made; they are no metrics themselves.
+INTERMEDIATE = ("logprob_gap_weight", "logprob_gap_weight_squared")
 
 
 def step_record(
@@ -74,10 +77,15 @@ def step_record(
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
         return record | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0, "empty": 1}
     means = {MEAN_OF.get(name, name): total / count for name, (total, count) in result.sums.items() if count}
+    maxima = dict(result.maxima)
+    if result.sums.get("logprob_gap", (0.0, 1.0))[1] == 0:  # the log-probs of the weights that sampled are not known
+        maxima.pop("logprob_gap_max", None)
+    if INTERMEDIATE[0] in means:
+        means["logprob_gap_effective"] = effective_share(*(means.pop(name) for name in INTERMEDIATE))
     return (
         record
         | means
-        | result.maxima
+        | maxima
         | result.experts
         | result.packing
         | {"grad_norm": result.grad_norm, "lr": result.learning_rate, "skipped": int(result.skipped), "empty": 0}
@@ -147,6 +155,8 @@ class StepRecorder:
         self._deaths_noted = len(deaths)
         state: dict[str, Any] = {"attempt": self._recipe.attempt, "engine_restarts": len(deaths)}
         state |= _pass_record(self._clock.monitor)
+        if progress.weights is not None:  # those that this step was made with
+            state |= {"kl_beta": progress.weights.kl_beta, "entropy_coef": progress.weights.entropy_coef}
         synced = self._weights.newest
         if synced is not None and before.update == 0:  # the sync before this rollout; later updates had none
             state |= {

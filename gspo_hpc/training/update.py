@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
-from gspo_hpc.algorithms.advantages import group_advantages
-from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.algorithms.objective import BatchSize, Objective
+from gspo_hpc.algorithms.terms.advantages import batch_scale, group_advantages
+from gspo_hpc.config.algorithm import Advantage
 from gspo_hpc.config.derived import PassName, PassSize, pass_sizes, router_replay
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.packing import MicroBatch, Sample, evenness, pack
@@ -26,16 +29,57 @@ from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.schedule import StepResult, response_logprobs, train_step
 
 
-def with_advantages(groups: Sequence[Group], normalize: bool) -> list[Group]:
+def with_advantages(groups: Sequence[Group], normalize: bool, kind: Advantage = "group") -> list[Group]:
     """Return the groups with the advantage of every completion, computed from the rewards of its group."""
     result = []
     for group in groups:
         rewards = np.array([c.reward for c in group.completions], dtype=np.float32)
         excluded = np.array([c.excluded for c in group.completions], dtype=np.bool_)
-        advantages = group_advantages(rewards, excluded, normalize)
+        advantages = group_advantages(rewards, excluded, normalize, kind)
         completions = (replace(c, advantage=float(a)) for c, a in zip(group.completions, advantages, strict=True))
         result.append(group.with_completions(tuple(completions)))
     return result
+
+
+def penalised(groups: Sequence[Group], objective: Objective) -> list[Group]:
+    """Return the groups with advantages of rewards that have the KL term taken off: of every token, added up.
+
+    The divergence is that of the policy that sampled, as the engine has its log-probs, from the reference. Rewards
+    themselves stay as they were graded.
+    """
+
+    def penalty(c: Completion) -> float:
+        assert c.reference_logprobs is not None, "a KL term needs the reference's log-probs"
+        moved = torch.from_numpy(c.reference_logprobs.astype(np.float64) - c.logprobs.astype(np.float64))
+        return objective.kl_beta * float(objective.kl(moved).sum())
+
+    lowered = [
+        group.with_completions(tuple(replace(c, reward=c.reward - penalty(c)) for c in group.completions))
+        for group in groups
+    ]
+    found = with_advantages(lowered, objective.normalize_advantage, objective.advantage)
+    return [
+        group.with_completions(
+            tuple(replace(c, advantage=a.advantage) for c, a in zip(group.completions, of.completions, strict=True))
+        )
+        for group, of in zip(groups, found, strict=True)
+    ]
+
+
+def with_batch_advantages(groups: ShardedGroups, kind: Advantage) -> ShardedGroups:
+    """Return the groups with advantages divided by what the whole rollout says, if this kind of advantage does that.
+
+    It follows from the table, which every rank has, so it is the same on every rank and for every layout.
+    """
+    rows = groups.table.rows
+    scale = batch_scale(rows["reward"], rows["advantage"], groups.table.flagged(EXCLUDED), kind)
+    if scale == 1.0:
+        return groups
+    rows = rows.copy()
+    rows["advantage"] = np.float32(rows["advantage"] / scale)
+    found = {(int(slot), int(index)): float(a) for slot, index, a in rows[["slot", "index", "advantage"]]}
+    scaled = with_values(groups, found, lambda c, a: replace(c, advantage=a))
+    return replace(scaled, table=replace(groups.table, rows=rows))
 
 
 def minibatch(groups: ShardedGroups, config: Config, update: int) -> ShardedGroups:
@@ -127,35 +171,64 @@ def step(
     config: Config,
     *,
     recorded: Sequence[int] = (),
+    sampled_by_this: bool = False,
     monitor: PassMonitor | None = None,
 ) -> StepResult | None:
     """Make one optimizer step on the groups of a global batch; None if nothing in it can move the weights. Collective.
 
     `recorded`: slots whose log-probs the result has, on the ranks that hold them; none of what was not computed.
+    `sampled_by_this`: the present weights sampled all of it.
 
     Raises Abandoned on all ranks, with nothing changed, if `monitor` requests a stop on one of them.
     """
     table = groups.table
     counted = ~table.flagged(EXCLUDED)
-    denominator = objective.denominator(int(counted.sum()), int(table.rows["response_len"][counted].sum()))
-    # Without a KL term a completion of advantage 0 has a gradient of exactly 0: it counts in N and is not computed.
-    moving = counted if objective.kl_beta > 0 else counted & (table.rows["advantage"] != 0.0)
+    lengths, slots = table.rows["response_len"][counted], table.rows["slot"][counted]
+    size = BatchSize(int(counted.sum()), int(lengths.sum()), len(np.unique(slots)), config.rollout.max_response_length)
+    denominator = objective.denominator(size)
+    # Without a KL term in the loss or an entropy bonus, a completion of advantage 0 has a gradient of exactly 0: it
+    # counts in N and is not computed.
+    moving = counted if objective.moves_all else counted & (table.rows["advantage"] != 0.0)
     samples = table.select(moving).samples()
     if not samples:
         policy.scheduler.step(1)  # the learning rate follows the steps of the run, as after every other update
         return None
-    size = pass_sizes(config)["update"]
-    distributed = _distribute(policy, samples, size, config)
+    pass_size = pass_sizes(config)["update"]
+    distributed = _distribute(policy, samples, pass_size, config)
     batches = _pack_own(policy, groups, distributed, config, training=True)
+    if objective.aggregation == "prompt":
+        tokens = dict(zip(*_sums(slots, lengths), strict=True))
+        batches = [_with_prompt_tokens(batch, tokens) for batch in batches]
     temperature = config.rollout.temperature
     keep = frozenset(recorded)
-    result = train_step(policy, batches, objective, float(denominator), temperature, keep=keep, monitor=monitor)
+    result = train_step(
+        policy,
+        batches,
+        objective,
+        float(denominator),
+        temperature,
+        keep=keep,
+        sampled_by_this=sampled_by_this,
+        monitor=monitor,
+    )
     logprobs = result.logprobs
     if keep:
         theirs = [[[one for one in batch if one.slot in keep] for batch in rank] for rank in distributed]
         logprobs, _ = policy.ranks.exchange.return_results(groups, theirs, result.logprobs, None)
-    packing = evenness(distributed, size.micro_batch_tokens, config.batch.share_prompts)
+    packing = evenness(distributed, pass_size.micro_batch_tokens, config.batch.share_prompts)
     return replace(result, packing=packing, logprobs=logprobs)
+
+
+def _sums(slots: npt.NDArray[np.integer], values: npt.NDArray[np.integer]) -> tuple[list[int], list[int]]:
+    """Return every slot once, and the sum of its values."""
+    found, places = np.unique(slots, return_inverse=True)
+    return found.tolist(), np.bincount(places, weights=values).astype(np.int64).tolist()
+
+
+def _with_prompt_tokens(batch: PackedBatch, tokens: Mapping[int, int]) -> PackedBatch:
+    """Return the micro-batch with the response tokens of the prompt of each of its samples."""
+    values = [tokens.get(slot, 0) for slot, _ in batch.keys]
+    return replace(batch, prompt_tokens=torch.tensor(values, dtype=torch.int64, device=batch.tokens.device))
 
 
 def _distribute(policy: Policy, samples: Sequence[Sample], size: PassSize, config: Config) -> list[list[MicroBatch]]:

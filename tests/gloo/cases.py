@@ -276,6 +276,49 @@ def steps(
     return arrays
 
 
+OBJECTIVES: dict[str, dict[str, Any]] = {  # every part of an objective that sums over tokens, prompts or ranks
+    "cispo": {"name": "cispo", "clip_high": 0.02},
+    "dppo": {"name": "dppo", "clip_low": 0.001, "clip_high": 0.001},
+    "sapo": {"name": "sapo"},
+    "gmpo": {"name": "gmpo", "clip_low": 0.03, "clip_high": 0.03, "correction": "truncated"},
+    "dr_grpo": {"name": "dr_grpo", "dual_clip": 1.3},
+    "prompt": {"name": "grpo", "aggregation": "prompt", "kl_beta": 0.1, "kl_estimator": "unbiased"},
+    "masked": {"name": "dapo", "correction": "masked", "correction_low": 0.97, "correction_high": 1.03},
+    "rejection": {"correction": "rejection", "clip_low": 0.5, "clip_high": 0.5},
+    "entropy": {"name": "dapo", "entropy_coef": 0.05},
+    "sequence_mask": {"clip_low": 0.5, "clip_high": 0.5, "sequence_mask": 0.001},
+}
+
+
+def objectives(model: str, world: int, **sections: Any) -> Arrays:
+    """Losses and gradients of one update by every objective, with log-probs near the model's own."""
+    settings = config(model, world, **sections)
+    made, _ = policy(settings)
+    rollout = spread(made)
+    passed = update.logprob_pass(made, rollout, "old_logprobs", settings).logprobs
+    rng = {key: np.random.default_rng(key) for key in passed}
+
+    def near(change: Callable[[Any, Any], Any]) -> None:
+        nonlocal rollout
+        noisy = {key: v + rng[key].normal(0, 0.05, len(v)).astype(np.float32) for key, v in sorted(passed.items())}
+        rollout = update.with_values(rollout, noisy, change)
+
+    near(lambda c, v: replace(c, old_logprobs=v))
+    near(lambda c, v: replace(c, logprobs=v))
+    near(lambda c, v: replace(c, reference_logprobs=v))
+    arrays: Arrays = {}
+    for name, keys in OBJECTIVES.items():
+        objective = algorithms.resolve(from_dict({"algorithm": keys}).algorithm)
+        results: list[StepResult | None] = []
+        found = _gradients(made, lambda o=objective, r=results: r.append(update.step(made, rollout, o, settings)))  # type: ignore[misc]
+        arrays[f"{name}/gradient"] = np.concatenate([found[key].ravel() for key in sorted(found)])
+        (result,) = results
+        assert result is not None
+        for metric in ("loss", "ratio", "clip_fraction"):
+            arrays[f"{name}/{metric}"] = np.array(result.sums[metric][0] / result.sums[metric][1])
+    return arrays
+
+
 def exchanged(model: str, world: int, known: bool, **sections: Any) -> Arrays:
     """What `steps` returns, with the number of shapes sent ahead and of exchanges, seconds of the former and of all.
 
@@ -876,6 +919,7 @@ def main() -> None:
             logprobs,
             routed,
             steps,
+            objectives,
             exchanged,
             scheduled,
             roundtrip,

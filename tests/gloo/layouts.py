@@ -36,6 +36,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {  # on two ranks
     },
     "tp2-sp-recomputed": {"parallel": TP2 | SP, "memory": {"recompute_granularity": "full"}},
 }
+OBJECTIVES_IN = ("dp2", "tp2-sp", "pp2", "cp2")  # layouts in which every objective is computed
 PRODUCTS: dict[str, dict[str, Any]] = {  # on four
     "tp2-dp2": {"parallel": TP2},
     "tp2-dp2-distributed": {"parallel": TP2, **DISTRIBUTED},
@@ -198,6 +199,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
     two: dict[str, ranks.Case] = {
         f"steps-{name}": ("steps", {"model": tied, **sections}) for name, sections in LAYOUTS.items()
     }
+    one["objectives-one"] = ("objectives", {"model": tied, "batch": {"micro_batch_tokens": 400}})
+    two |= {f"objectives-{name}": ("objectives", {"model": tied, **LAYOUTS[name]}) for name in OBJECTIVES_IN}
     (folder / "full").mkdir()
     attention_again = {"memory": {"recompute_granularity": "selective"}}
     one["steps-attention-recomputed"] = ("steps", {"model": tied, **attention_again})

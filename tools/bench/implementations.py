@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,53 @@ def verl_fused(data: Arrays) -> Run:
     return _logprobs(data, lambda h, w, t: head(h, w, t)[0])
 
 
-# ---- the GSPO loss of B sequences: `logprobs`, `old` [T] packed; `lengths`, `advantages` [B]; `padded` () = L ----
+# ---- the loss of B sequences: `logprobs`, `old` [T] packed; `lengths`, `advantages` [B]; `padded` () = L ----
 
 
-def ours_loss(data: Arrays) -> Run:
+# Objectives that verl has too: our settings, its mode of the loss, its mean, and its settings. GMPO's and SAPO's means
+# are fixed there, and vanilla always has a dual clip.
+OBJECTIVES: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
+    "gspo": (
+        {"name": "gspo"},
+        "gspo",
+        "seq-mean-token-mean",
+        {"clip_ratio_low": CLIP_LOW, "clip_ratio_high": CLIP_HIGH},
+    ),
+    "grpo": (
+        {"name": "grpo", "clip_low": 0.001, "clip_high": 0.002, "dual_clip": 1.003},
+        "vanilla",
+        "seq-mean-token-mean",
+        {"clip_ratio_low": 0.001, "clip_ratio_high": 0.002, "clip_ratio_c": 1.003},
+    ),
+    "dapo": (
+        {"name": "dapo", "clip_low": 0.001, "clip_high": 0.002},
+        "vanilla",
+        "token-mean",
+        {"clip_ratio_low": 0.001, "clip_ratio_high": 0.002},
+    ),
+    "cispo": (
+        {"name": "cispo", "clip_low": 0.002, "clip_high": 0.001},
+        "cispo",
+        "token-mean",
+        {"clip_ratio_low": 0.002, "clip_ratio_high": 0.001},
+    ),
+    "sapo": ({"name": "sapo"}, "sapo", "seq-mean-token-mean", {"tau_pos": 1.0, "tau_neg": 1.05}),
+    "gmpo": (
+        {"name": "gmpo", "clip_low": 0.001, "clip_high": 0.002},
+        "geo_mean",
+        "seq-mean-token-mean",
+        {"clip_ratio_low": 0.001, "clip_ratio_high": 0.002},
+    ),
+}
+
+
+def ours_loss(data: Arrays, name: str = "gspo") -> Run:
     """gspo_hpc, on packed tokens."""
     import torch
 
     from gspo_hpc.algorithms.loss import policy_loss
     from gspo_hpc.algorithms.objective import resolve
-    from gspo_hpc.config.schema import Config
+    from gspo_hpc.config.loader import from_dict
     from gspo_hpc.ops.batch import PackedBatch
 
     lengths = data["lengths"]
@@ -132,27 +170,28 @@ def ours_loss(data: Arrays) -> Run:
         reference_logprobs=None,
         keys=tuple((row, 0) for row in range(count)),
     )
-    objective = resolve(Config().algorithm)  # gspo
-    assert (objective.clip_low, objective.clip_high) == (CLIP_LOW, CLIP_HIGH)
+    objective = resolve(from_dict({"algorithm": OBJECTIVES[name][0]}).algorithm)
+    denominator = float(total if objective.aggregation == "token" else count)
 
     def run() -> Mapping[str, Any]:
         logprobs.grad = None
-        loss = policy_loss(logprobs, batch, objective, denominator=float(count)).loss
+        loss = policy_loss(logprobs, batch, objective, denominator=denominator).loss
         loss.backward()
-        return {"loss": loss.detach(), "grad": logprobs.grad}
+        # CISPO's value here has log r where verl's has log pi: they differ by a constant.
+        return ({} if name == "cispo" else {"loss": loss.detach()}) | {"grad": logprobs.grad}
 
     return run
 
 
-def verl_loss(data: Arrays) -> Run:
-    """Verl's compute_policy_loss_gspo, on tensors padded to [B, L]."""
+def verl_loss(data: Arrays, name: str = "gspo") -> Run:
+    """Verl's function of the policy loss, on tensors padded to [B, L]."""
     import torch
-    from verl.trainer.ppo.core_algos import compute_policy_loss_gspo
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import ActorConfig
 
-    config = ActorConfig(
-        strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=CLIP_LOW, clip_ratio_high=CLIP_HIGH
-    )
+    _, mode, mean, settings = OBJECTIVES[name]
+    config = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1, **settings)
+    function = get_policy_loss_fn(mode)
     mask = np.arange(int(data["padded"]))[None, :] < data["lengths"][:, None]
     logprobs, old = np.zeros((2, *mask.shape), np.float32)
     logprobs[mask], old[mask] = data["logprobs"], data["old"]
@@ -163,14 +202,14 @@ def verl_loss(data: Arrays) -> Run:
 
     def run() -> Mapping[str, Any]:
         current.grad = None
-        loss, _ = compute_policy_loss_gspo(before, current, advantages, response_mask, config=config)
+        loss, _ = function(before, current, advantages, response_mask, mean, config)
         loss.backward()
         assert current.grad is not None
         return {"loss": loss.detach(), "grad": current.grad}
 
     def packed() -> Mapping[str, Any]:
         result = run()
-        return {"loss": result["loss"], "grad": _Later(lambda: result["grad"][where])}
+        return ({} if name == "cispo" else {"loss": result["loss"]}) | {"grad": _Later(lambda: result["grad"][where])}
 
     return packed
 
@@ -301,8 +340,6 @@ IMPLEMENTATIONS: dict[str, Callable[[Arrays], Run]] = {
         trl_chunked,
         verl_logits,
         verl_fused,
-        ours_loss,
-        verl_loss,
         ours_packing,
         verl_packing,
         ours_direct,
@@ -310,6 +347,9 @@ IMPLEMENTATIONS: dict[str, Callable[[Arrays], Run]] = {
         ours_cached_read,
     )
 }
+for _name in OBJECTIVES:
+    IMPLEMENTATIONS |= {f"ours_loss_{_name}": partial(ours_loss, name=_name)}
+    IMPLEMENTATIONS |= {f"verl_loss_{_name}": partial(verl_loss, name=_name)}
 
 
 # ---- the measuring process ----

@@ -42,6 +42,7 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+from implementations import OBJECTIVES
 from step import BENCH, REPO, cpu_model, environment
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -128,6 +129,16 @@ def same_numbers(tolerance: float) -> Callable[[Arrays, Arrays, Arrays], str]:
     return check
 
 
+def same_loss(_: Arrays, ours: Arrays, other: Arrays) -> str:
+    """Loss and gradient agree, but for one token in 100,000: at the very bound of a clip range rounding decides."""
+    assert ours.keys() == other.keys() and np.abs(ours["grad"]).max() > 0
+    off = np.abs(ours["grad"] - other["grad"]) > 1e-4 * np.abs(ours["grad"]).max()
+    assert off.mean() <= 1e-5, f"the gradient of {off.sum()} of {off.size} tokens differs"
+    loss = float(abs(ours["loss"] - other["loss"]) / abs(ours["loss"])) if "loss" in ours else 0.0
+    assert loss <= 1e-4, f"losses differ by {loss:.1e}"
+    return f"{loss:.0e}, {off.sum()} tokens at a bound"
+
+
 def same_packing(inputs: Arrays, ours: Arrays, other: Arrays) -> str:
     """Both packed every sample once, within the budget; says how many bins the other needed."""
     for result in (ours, other):
@@ -152,11 +163,12 @@ COMPARISONS = {
     ],
     "loss": [
         Comparison(
-            "GSPO loss, 512 responses of up to 8,192 tokens, a quarter full",
-            {"ours_loss": "gspo_hpc, packed", "verl_loss": "verl compute_policy_loss_gspo, padded"},
+            f"{name.upper()} loss, 512 responses of up to 8,192 tokens, a quarter full",
+            {f"ours_loss_{name}": "gspo_hpc, packed", f"verl_loss_{name}": f"verl {mode}, padded"},
             loss_inputs,
-            same_numbers(1e-4),
+            same_loss,
         )
+        for name, (_, mode, _, _) in OBJECTIVES.items()
     ],
     "packing": [
         Comparison(

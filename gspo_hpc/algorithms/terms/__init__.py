@@ -1,4 +1,4 @@
-"""Terms of which losses are composed: pure functions of tensors.
+"""Terms of which losses are composed: pure functions of tensors, and of arrays of rewards (advantages).
 
 Shapes, here and in every term:
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
+from gspo_hpc.algorithms import combinations
 from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
@@ -105,7 +106,12 @@ def page(
     yield from title("Algorithm")
     yield item("  ", f"{config.algorithm.name}: {config.algorithm.paper}")
     fields = type(config.algorithm).model_fields
-    yield grid((key, written(v), fields[key].description or "") for key, v in config.algorithm if key != "name")
+    idle = combinations.inert(config.algorithm)
+    yield grid(
+        (key, written(v), f"no effect with {idle[key]}" if key in idle else fields[key].description or "")
+        for key, v in config.algorithm
+        if key != "name"
+    )
     if plan.exactness is not None:
         yield from title("Exactness")
         yield from _exactness(plan.exactness)
@@ -168,6 +174,7 @@ def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:
 def _passes(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
     ahead = config.rollout.max_staleness > 0
     old = "generation is ahead, so those of the engines are taken" if ahead else "one update per rollout"
+    old = "algorithm.correction bypass takes those of the engines" if config.algorithm.correction == "bypass" else old
     for key, size in plan.passes.items():
         if not size.needed:
             yield key, f"not needed: {old if key == 'old_logprobs' else 'kl_beta is 0'}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 _CLIP = "algorithm.clip_low and algorithm.clip_high"
 _EPOCHS = "run.max_epochs"
-_ONE_BOUND = "algorithm.clip_high, above which ratios are clipped; no second bound applies to negative advantages"
+_DUAL = "algorithm.dual_clip, the bound of ratios with a negative advantage"
 
 # TRL, ms-swift, verl and OpenRLHF, in lower case. Sizes that count prompts there say that they count completions here.
 PEER_NAMES = {
@@ -24,8 +24,8 @@ PEER_NAMES = {
     "eps_clip_low_high": _CLIP,
     "eps_clip_low": "algorithm.clip_low",
     "eps_clip_high": "algorithm.clip_high",
-    "delta": _ONE_BOUND,
-    "clip_ratio_c": _ONE_BOUND,
+    "delta": _DUAL,
+    "clip_ratio_c": _DUAL,
     **dict.fromkeys(("attn_impl", "attn_implementation", "attn_backend"), "model.attention_backend"),
     "importance_sampling_level": (
         "algorithm.name: gspo for sequence, gspo_token for sequence_token, and grpo for token"

@@ -24,6 +24,7 @@ class Head(NamedTuple):
     hidden: int
     rows: int  # of the vocabulary, on this rank
     item: int
+    entropy_gradient: bool = False  # the loss has an entropy bonus
 
     @property
     def inputs(self) -> int:
@@ -50,13 +51,15 @@ class Head(NamedTuple):
         """Bytes of the blocks of a backward pass.
 
         16-bit logits are multiplied in 16 bits, and both products come in fp32 before they are added: that for rows of
-        the head, or for hidden states, to a block of the gradient of these rows in fp32.
+        the head, or for hidden states, to a block of the gradient of these rows in fp32. An entropy that is
+        differentiated takes a block of probabilities, too.
         """
         tokens, rows = self._block
+        block = tokens * rows * _FP32 * (2 if self.entropy_gradient else 1)
         if self.item == _FP32:
-            return tokens * rows * _FP32
+            return block
         products = (rows + max(rows, tokens)) * self.hidden * _FP32
-        return tokens * rows * (_FP32 + self.item) + products
+        return block + tokens * rows * self.item + products
 
     @property
     def _block(self) -> tuple[int, int]:

@@ -105,7 +105,8 @@ def of_forward(arch: Architecture, config: Config, stage: int, tokens: float, re
 def _head(arch: Architecture, config: Config, responses: int) -> Head:
     """Return the head of a rank of the last stage, which gets so many response tokens."""
     rows = -(-arch.vocab_size // config.parallel.tensor_model_parallel_size)
-    return Head(responses, arch.hidden_size, rows, activations.itemsize(config))
+    bonus = config.algorithm.entropy_coef > 0 or config.algorithm.entropy_target > 0
+    return Head(responses, arch.hidden_size, rows, activations.itemsize(config), bonus)
 
 
 def _response_tokens(config: Config, name: PassName) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gspo_hpc.algorithms import objective
+from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
 from gspo_hpc.checkpoint import sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config import derived, loader
@@ -240,8 +241,9 @@ class TrainingJob:
         with waiting():
             barrier(ranks.device)
         logged = cut_metrics(self._run, whole, ranks)
+        weights = AdaptiveWeights.first(objective.resolve(config.algorithm))
         if whole is None:
-            return policy, reference, Progress(evaluated=logged >= 0)
+            return policy, reference, Progress(evaluated=logged >= 0, weights=weights)
         if (before := commit.read_extra(whole)["layout"]) != config.layout:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
         sharded.load(policy, whole)
@@ -250,7 +252,15 @@ class TrainingJob:
         record = state.record if logged < state.cursor.step else None
         # Another layout rounds differently, so gaps are compared with its own first ones.
         baseline = state.baseline if before == config.layout else Baseline()
-        resumed = Progress(state.cursor, groups, record, evaluated=True, baseline=baseline, ahead=state.ahead)
+        resumed = Progress(
+            state.cursor,
+            groups,
+            record,
+            evaluated=True,
+            baseline=baseline,
+            ahead=state.ahead,
+            weights=None if weights is None else state.weights or weights,
+        )
         return policy, reference, resumed
 
     def _start_worker(self, weight_sync: WeightSync, monitor: PassMonitor, baseline: Baseline) -> RolloutWorker:

@@ -280,6 +280,18 @@ def test_the_papers_clip_range_is_resolved_for_16_bit_inputs() -> None:
     assert half.loss.dtype == torch.float32
 
 
+def gap_pairs(gaps: list[float]) -> dict[str, tuple[float, float]]:
+    """Sums and counts over the differences of log-probs of trainer and engine."""
+    rho = [math.exp(g) for g in gaps]
+    return {
+        "logprob_gap": (sum(map(abs, gaps)), len(gaps)),
+        "logprob_gap_kl": (sum(r - 1 - g for r, g in zip(rho, gaps, strict=True)), len(gaps)),
+        "logprob_gap_weight": (sum(rho), len(gaps)),
+        "logprob_gap_weight_squared": (sum(r * r for r in rho), len(gaps)),
+        "logprob_gap_outside": (sum(not 0.5 <= r <= 2 for r in rho), len(gaps)),
+    }
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_metrics_are_sums_and_counts(objective: Objective) -> None:
     included = [True, True, False, True, True, True]
@@ -311,7 +323,8 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
         "reference_kl": (
             (sum(math.exp(-d) - 1 + d for _, d, *_ in by_token), tokens) if objective.kl_beta else (0.0, 0.0)
         ),
-        "logprob_gap": (sum(g for _, _, g, _ in by_token), tokens),
+        **gap_pairs([b - e for i in kept for b, e in zip(case.old[i], case.rollout[i], strict=True)]),
+        "correction_fraction": (0.0, 0.0),
         "trained_length": (tokens, len(kept)),
         **dict.fromkeys(gap_buckets.NAMES, (0.0, 0.0)),
     }

@@ -116,7 +116,7 @@ def measure(case: Case, ranks: list[Ranks]) -> dict[str, int]:
 
             return staticmethod(call)
 
-        def with_hook(policy: Policy, hidden: torch.Tensor, *others: Any) -> Any:
+        def with_hook(policy: Policy, hidden: torch.Tensor, *others: Any, **named: Any) -> Any:
             """Note what there is when the gradient goes on into the layers."""
 
             def note(gradient: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ def measure(case: Case, ranks: list[Ranks]) -> dict[str, int]:
                 found.update(after=storages.bytes, leaves=gradient.nbytes)
 
             hidden.register_hook(note)
-            return head(policy, hidden, *others)
+            return head(policy, hidden, *others, **named)
 
         def before_step(policy: Policy) -> Any:
             """Note the peak of the passes: the optimizer's step is none of them."""

@@ -72,6 +72,28 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_the_entropy_has_its_gradient_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside that of log-probs, alone, and for some tokens only; blocks are cut in both directions."""
+    monkeypatch.setitem(logprobs.BLOCK_BYTES, "cpu", 8 * 2 * 3)
+    hidden, weight, targets = inputs(5, 3, 7, dtype=torch.float64)
+
+    def both(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor | None]:
+        return token_logprobs(
+            h, w, targets % 6, temperature=0.8, chunk_tokens=2, vocab_size=6, with_entropy=True, entropy_gradient=True
+        )
+
+    assert torch.autograd.gradcheck(both, (hidden, weight))
+    for first, second in ((1.0, 0.5), (0.0, 1.0), (1.0, 0.0)):
+        upstream = torch.tensor([0.0, first, 0.0, first, first]), torch.tensor([second, second, 0.0, 0.0, second])
+        found = []
+        for values in (both(hidden, weight), naive(hidden, weight[:6], targets % 6, 0.8)):
+            total = sum((v * u).sum() for v, u in zip(values, upstream, strict=True) if v is not None)
+            assert isinstance(total, Tensor)
+            found.append(torch.autograd.grad(total, [hidden, weight]))
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
 def test_fp32_is_within_1e_5() -> None:
     hidden, weight, targets = inputs(700, 64, 5000)
     values, entropy = token_logprobs(hidden, weight, targets, with_entropy=True)
@@ -253,8 +275,11 @@ for name, case in torch.load(f"{folder}/cases.pt", weights_only=True).items():
     weight = case["weight"][rank * local : (rank + 1) * local].clone().requires_grad_()
     values, entropy = token_logprobs(
         hidden, weight, case["targets"], temperature=0.7, chunk_tokens=4, vocab_start=rank * local,
-        vocab_size=case["size"], tp_group=dist.group.WORLD, with_entropy=True,
+        vocab_size=case["size"], tp_group=dist.group.WORLD, with_entropy=True, entropy_gradient=name == "full",
     )
+    if name == "full":
+        values = values + 0.5 * entropy
+        entropy = entropy.detach()
     grads = torch.autograd.grad(values, [hidden, weight], case["upstream"])
     results[name] = [values.detach(), entropy, *grads]
 torch.save(results, f"{folder}/rank{rank}.pt")
@@ -294,6 +319,8 @@ def test_two_vocabulary_parallel_ranks(tmp_path: Path) -> None:
     for name, case in cases.items():
         hidden, weight = case["hidden"].requires_grad_(), case["weight"][: case["size"]].requires_grad_()
         values, entropy = naive(hidden, weight, case["targets"], 0.7)
+        if name == "full":  # where the entropy has a gradient, too
+            values = values + 0.5 * entropy
         grad_hidden, grad_weight = gradients(values, [hidden, weight], case["upstream"])
         padding = torch.zeros(12 - case["size"], 5, dtype=torch.float64)
         for rank in (0, 1):

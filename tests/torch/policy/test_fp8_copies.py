@@ -51,9 +51,9 @@ def backward(module, *gradients):
     filled.append(module)
 
 
-def head(*arguments, real=schedule.head):
+def head(*arguments, real=schedule.head, **named):
     beside.append(len(unused))
-    return real(*arguments)
+    return real(*arguments, **named)
 
 
 schedule.head = head

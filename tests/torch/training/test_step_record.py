@@ -20,8 +20,9 @@ from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.step_record import step_record
 from tests.torch.training.test_update import GROUPS
 
+GAP = {"logprob_gap_weight": (8.0, 8.0), "logprob_gap_weight_squared": (16.0, 8.0)}
 MADE = StepResult(
-    {"ratio": (3.0, 2.0), "clip_fraction": (0.0, 0.0)}, {"logprob_gap_max": 0.5}, {}, 1.5, False, False, 1e-6
+    {"ratio": (3.0, 2.0), "clip_fraction": (0.0, 0.0)} | GAP, {"logprob_gap_max": 0.5}, {}, 1.5, False, False, 1e-6
 )
 
 
@@ -47,6 +48,15 @@ def test_a_step_that_changed_nothing_is_recorded_as_such(
     assert record["tokens"] == progress.cursor.completion_tokens == 2 * (3 + 5 + 7 + 11)
     if result is not None:
         assert record["ratio_mean"] == 1.5 and "clip_fraction" not in record  # a mean over nothing is left out
+        assert record["logprob_gap_effective"] == 0.5 and not GAP.keys() & record.keys()
+
+
+def test_a_gap_that_was_not_measured_is_no_gap_of_zero() -> None:
+    progress = Progress(Cursor(step=4))
+    for count, there in ((0.0, False), (8.0, True)):
+        result = replace(MADE, sums=MADE.sums | {"logprob_gap": (0.0, count)})
+        record = step_record(progress.cursor, progress.cursor, GROUPS.table, result, {}, 3.0, 2)
+        assert ("logprob_gap_max" in record) is ("logprob_gap_mean" in record) is there
 
 
 @pytest.mark.parametrize(("in_a_row", "ends"), [(3, False), (4, True)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,12 @@ import torch
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.table import EXCLUDED
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.training import update
+
+LONGEST = {"max_response_length": 50}
 
 
 def completion(length: int, **more: Any) -> Completion:
@@ -38,22 +43,27 @@ GROUPS = Exchange().gather_table(
 )
 
 
-@pytest.mark.parametrize(("aggregation", "denominator"), [("token", 2 * (3 + 5 + 7)), ("sequence", 2 * 3)])
+@pytest.mark.parametrize(
+    ("aggregation", "denominator"),
+    [("token", 2 * (3 + 5 + 7)), ("sequence", 2 * 3), ("prompt", 2), ("fixed_length", 2 * 3 * 50)],
+)
 def test_the_mean_is_over_the_tokens_or_the_sequences_that_count(
     aggregation: Any, denominator: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The denominator counts the whole global batch, also completions without a gradient, but not excluded ones."""
     algorithm = {"name": "grpo", "aggregation": aggregation}
-    config = from_dict({"algorithm": algorithm, "batch": {"micro_batch_tokens": 96}})
+    config = from_dict({"algorithm": algorithm, "batch": {"micro_batch_tokens": 96}, "rollout": LONGEST})
     policy: Any = SimpleNamespace(
         ranks=SimpleNamespace(dp_size=1, dp_rank=0, pp_size=1, device=torch.device("cpu"), exchange=Exchange()),
         chunks=[None],
         config=config,
     )
     handed: list[float] = []
+    prompts: list[int] = []
 
     def train_step(policy: Any, batches: Any, objective: Any, denominator: float, *more: Any, **rest: Any) -> Any:
         handed.append(denominator)
+        prompts.extend(n for batch in batches if batch.prompt_tokens is not None for n in batch.prompt_tokens.tolist())
         return StepResult({}, {}, {}, 0.0, False, False, 0.0)
 
     monkeypatch.setattr(update, "train_step", train_step)
@@ -61,3 +71,47 @@ def test_the_mean_is_over_the_tokens_or_the_sequences_that_count(
     assert chosen.aggregation == aggregation
     assert update.step(policy, GROUPS, chosen, config) is not None
     assert handed == [float(denominator)]
+    assert prompts == ([3 + 5 + 7] * 4 if aggregation == "prompt" else [])  # of both samples with an advantage, twice
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_a_divergence_in_the_reward_is_that_of_the_whole_completion(estimator: str) -> None:
+    """Advantages are of lowered rewards; rewards, and what is excluded, stay."""
+    keys = {"name": "rloo", "kl_beta": 0.5, "kl_placement": "reward", "kl_estimator": estimator}
+    chosen = objective.resolve(from_dict({"algorithm": keys}).algorithm)
+    assert chosen.loss_kl_beta == 0.0
+    rng = np.random.default_rng(0)
+    (group, _) = GROUPS.own.values()
+    made = group.with_completions(
+        tuple(
+            replace(c, reward=float(i), reference_logprobs=rng.normal(-1, 0.5, len(c.tokens)).astype(np.float32))
+            for i, c in enumerate(group.completions)
+        )
+    )
+    (found,) = update.penalised([made], chosen)
+    lowered = []
+    for i, c in enumerate(made.completions[:3]):
+        assert c.reference_logprobs is not None
+        x = [float(r) - float(p) for r, p in zip(c.reference_logprobs, c.logprobs, strict=True)]
+        lowered.append(i - 0.5 * sum(-v if estimator == "k1" else math.exp(v) - 1 - v for v in x))
+    wanted = [1.5 * (r - sum(lowered) / 3) for r in lowered]
+    assert [c.advantage for c in found.completions] == pytest.approx([*wanted, 0.0], rel=1e-5)
+    assert [c.reward for c in found.completions] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_deviation_of_the_rollout_is_in_the_table_and_in_the_groups() -> None:
+    """Whoever holds a group: the scale follows from the table of all of them."""
+    rewards = [[1.0, 0.0, 0.0, 7.0], [4.0, 0.0, 2.0, 0.0]]
+    made = [
+        group.with_completions(tuple(replace(c, reward=r) for c, r in zip(group.completions, row, strict=True)))
+        for group, row in zip(GROUPS.own.values(), rewards, strict=True)
+    ]
+    centred = Exchange().gather_table(update.with_advantages(made, False, "reinforce_baseline"))
+    found = update.with_batch_advantages(centred, "reinforce_baseline")
+    alive = [2 / 3, -1 / 3, -1 / 3, 2.0, -2.0, 0.0]
+    wanted = [x / statistics.stdev(alive) for x in alive]
+    kept = ~found.table.flagged(EXCLUDED)
+    assert found.table.rows["advantage"][kept] == pytest.approx(wanted, rel=1e-6)
+    own = [c.advantage for group in found.own.values() for c in group.completions]
+    assert own == found.table.rows["advantage"].tolist()
+    assert update.with_batch_advantages(centred, "group") is centred

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gspo_hpc.algorithms.advantages import group_advantages
+from gspo_hpc.algorithms.terms.advantages import batch_scale, group_advantages
 
 REWARDS = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=2, max_size=12)
 MASKED = st.lists(st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=12)
@@ -99,3 +99,49 @@ def test_a_small_difference_that_is_none_of_rounding_counts() -> None:
 def test_a_reward_that_is_no_number_and_not_excluded_is_our_mistake() -> None:
     with pytest.raises(AssertionError, match="neither refused nor excluded"):
         advantages([float("nan"), 1.0])
+
+
+@given(MASKED)
+def test_leave_one_out_is_the_mean_of_the_others(group: list[tuple[float, bool]]) -> None:
+    rewards, excluded = np.array([reward for reward, _ in group]), np.array([out for _, out in group])
+    got = group_advantages(rewards, excluded, False, "leave_one_out")
+    alive = [reward for reward, out in group if not out]
+    for reward, out, value in zip(rewards, excluded, got, strict=True):
+        others = (sum(alive) - reward) / (len(alive) - 1) if len(alive) > 1 else reward
+        assert value == pytest.approx(0.0 if out or len(set(alive)) < 2 else reward - others, abs=1e-6)
+
+
+@given(REWARDS, st.integers(-50, 50), st.sampled_from([1e-3, 0.5, 7.0]))
+def test_kinds_under_shift_scale_and_permutation(rewards: list[float], shift: int, scale: float) -> None:
+    """A shift changes no kind but maxrl, a scale none that divides, and the order of a group none."""
+    assume(len(set(rewards)) > 1)
+    values, none = np.array(rewards), np.zeros(len(rewards), bool)
+    for kind in ("group", "leave_one_out", "batch_std", "reinforce_baseline", "maxrl"):
+        base = group_advantages(values, none, False, kind)
+        backwards = group_advantages(values[::-1], none, False, kind)[::-1]
+        assert backwards == pytest.approx(base, rel=1e-5, abs=1e-6)
+        if kind == "maxrl":
+            assert group_advantages(values * scale, none, False, kind) == pytest.approx(base, rel=1e-4, abs=1e-6)
+            continue
+        assert group_advantages(values + shift, none, False, kind) == pytest.approx(base, abs=1e-5)
+        divisor, scaled = batch_scale(values, base, none, kind), batch_scale(values * scale, base * scale, none, kind)
+        if divisor != 1.0:
+            assert base * scale / scaled == pytest.approx(base / divisor, rel=1e-4, abs=1e-6)
+
+
+def test_maxrl_divides_by_the_mean_and_learns_nothing_without_a_success() -> None:
+    none = np.zeros(4, bool)
+    assert group_advantages([1.0, 0.0, 0.0, 0.0], none, False, "maxrl") == pytest.approx([3.0, -1.0, -1.0, -1.0])
+    assert (group_advantages([-1.0, 0.0, 0.0, 0.0], none, False, "maxrl") == 0.0).all()
+    assert (group_advantages([1.0, -1.0, 0.0, 0.0], none, False, "maxrl") == 0.0).all()
+
+
+def test_deviations_of_a_rollout() -> None:
+    rewards, excluded = np.array([1.0, 0.0, 5.0, 3.0, 99.0]), np.array([False] * 4 + [True])
+    advantages = np.array([0.5, -0.5, 1.0, -1.0, 0.0])  # of two groups
+    assert batch_scale(rewards, advantages, excluded, "batch_std") == pytest.approx(statistics.stdev([1, 0, 5, 3]))
+    wanted = statistics.stdev([0.5, -0.5, 1.0, -1.0])
+    assert batch_scale(rewards, advantages, excluded, "reinforce_baseline") == pytest.approx(wanted)
+    assert batch_scale(rewards, advantages, excluded, "group") == 1.0
+    assert batch_scale(np.ones(5), np.zeros(5), excluded, "batch_std") == 1.0
+    assert batch_scale(np.zeros(0), np.zeros(0), np.zeros(0, bool), "batch_std") == 1.0

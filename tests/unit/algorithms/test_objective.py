@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.algorithms.objective import Objective, resolve, warnings
+from gspo_hpc.algorithms.objective import Objective, notes, resolve, warnings
 from gspo_hpc.config.algorithm import AlgorithmSettings
 from gspo_hpc.config.derived import updates_per_rollout
 from gspo_hpc.config.loader import ConfigError, from_dict
@@ -115,3 +115,67 @@ def test_warnings(raw: dict[str, Any], words: list[str]) -> None:
 def test_warnings_refuse_what_cannot_be_resolved() -> None:
     with pytest.raises(ValueError, match="aggregation"):
         warnings(from_dict({"algorithm": {"aggregation": "token"}}))
+
+
+PRESETS = "gspo gspo_token grpo dr_grpo dapo cispo dppo sapo gmpo rloo reinforce_plus_plus maxrl".split()
+
+
+def test_every_preset_makes_an_objective_without_warnings() -> None:
+    assert set(PRESETS) == set(algorithms())
+    for name in PRESETS:
+        raw = {"algorithm": {"name": name}, "batch": {"steps_per_generation": 4}}
+        assert (warnings(from_dict(raw)), notes(from_dict(raw))) == ([], []), name
+        assert "arXiv" in algorithms()[name].paper
+    assert algorithm(name="reinforce++") == algorithm(name="reinforce_plus_plus")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"trust_region": "mask"}, "mask compares the probabilities of single tokens, and algorithm.ratio is sequence"),
+        ({"trust_region": "geometric"}, "geometric is made of ratios of single tokens"),
+        ({"name": "gmpo", "aggregation": "token"}, "geometric has one term per sequence.*use aggregation sequence"),
+        ({"name": "gspo", "aggregation": "prompt"}, "mean over the tokens of a prompt would weigh sequences"),
+        ({"name": "gspo", "aggregation": "fixed_length"}, "a sum of tokens would weigh sequences by their length"),
+        ({"name": "cispo", "trust_region": "clip"}, r"clip_low \(1\) must be below 1 with trust_region clip"),
+        ({"name": "sapo", "dual_clip": 3.0}, r"dual_clip \(3\) bounds a minimum, and trust_region gate has none"),
+        ({"name": "grpo", "dual_clip": 1.1}, r"dual_clip \(1.1\) must be above 1 \+ clip_high \(1.2\), or 0"),
+        ({"advantage": "maxrl", "normalize_advantage": True}, "normalize_advantage true contradicts .*advantage maxrl"),
+        ({"correction": "masked", "correction_low": 5.0, "correction_high": 0.5}, "no ratio lies between them"),
+        ({"correction": "rejection", "correction_low": 1.1, "correction_high": 2.0}, "must include 1"),
+        ({"correction": "truncated", "correction_high": 0.5}, r"correction_high \(0.5\) must be at least 1"),
+        ({"kl_target": 0.1}, "kl_target needs a weight to begin with"),
+        ({"kl_beta": 0.1, "kl_target": 0.1, "kl_placement": "reward"}, "kl_placement is reward: use loss"),
+        ({"kl_beta": 0.1, "kl_target": 0.1, "kl_estimator": "k2"}, "which k3 estimates"),
+        ({"kl_beta": 0.1, "kl_placement": "reward", "kl_estimator": "unbiased"}, "kl_placement reward has none"),
+        ({"kl_beta": 0.1, "kl_estimator": "k1"}, "k1 is no term of a loss: its gradient is zero in expectation"),
+    ],
+)
+def test_combinations_without_meaning_are_refused_in_one_line(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        resolve(algorithm(**keys))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_defaults_that_follow_from_another_setting_are_written_out() -> None:
+    assert not algorithm(advantage="batch_std").normalize_advantage
+    bounds = {
+        kind: (algorithm(correction=kind).correction_low, algorithm(correction=kind).correction_high)
+        for kind in ("truncated", "masked", "rejection")
+    }
+    assert bounds == {"truncated": (0.5, 2.0), "masked": (0.5, 5.0), "rejection": (0.99, 1.01)}
+    assert algorithm(correction="masked", correction_high=2.0).correction_high == 2.0
+
+
+def test_what_changes_nothing_is_told() -> None:
+    raw = {"algorithm": {"name": "grpo", "gate_positive": 2.0}, "batch": {"steps_per_generation": 4}}
+    assert warnings(from_dict(raw)) == ["algorithm.gate_positive (2.0) changes nothing with trust_region clip"]
+
+
+def test_unpublished_combinations_are_noted() -> None:
+    assert (
+        "trust_region gate with algorithm.ratio sequence"
+        in notes(from_dict({"algorithm": {"trust_region": "gate"}}))[0]
+    )
+    assert "one term per sequence" in notes(from_dict({"algorithm": {"correction": "truncated"}}))[0]
+    assert notes(from_dict({"algorithm": {"correction": "rejection"}})) == []

@@ -177,7 +177,10 @@ def settings_of_a_config() -> dict[str, Any]:
     made: dict[str, Any] = {name: at(*name.split(".")) for name in keys()}
     made |= {section: lambda value, section=section: {section: value} for section in Config.model_fields}
     for name, kind in algorithms().items():
-        for key in kind.model_fields:
+        first = next(iter(algorithms().values())).model_fields  # of others, keys of another type are enough
+        for key, field in kind.model_fields.items():
+            if field is not first[key] and field.metadata == first[key].metadata and key != "name":
+                continue
             made[f"algorithm.{name}.{key}"] = lambda v, n=name, k=key: {"algorithm": {"name": n, k: v}}
     for key in RewardFunction.model_fields:
         made[f"reward.functions[].{key}"] = lambda v, k=key: {"reward": {"functions": [{"function": "f", k: v}]}}

@@ -255,7 +255,7 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("batch.=8", "write section.key=value"),
         ("run.max_steps.x=8", "must be a whole number; found a mapping"),
         ("data.train=[", "not valid YAML"),
-        ("algorithm.name=gpso", "algorithm.name is 'gpso', which is not allowed; nearest: gspo; allowed: gspo, grpo"),
+        ("algorithm.name=gpso", "algorithm.name is 'gpso', which is not allowed; nearest: gspo; allowed: gspo, cispo"),
         ("algorithm.name=loss", 'algorithms/loss.py has no class with `name: Literal["loss"]`; allowed: gspo'),
         ("algorithm.name=[]", "algorithm.name must be text; found a list"),
         ("algorithm.clip_hi=1", "unknown key algorithm.clip_hi of gspo; nearest: algorithm.clip_high"),
@@ -554,7 +554,7 @@ def test_what_may_change_between_attempts() -> None:
     }
     keys = [f"{section}.{key}" for section, values in refused.items() for key in values]
     expected = {key if key != "rollout.engine" else "rollout.engine.seed" for key in keys}
-    expected |= {"algorithm.clip_low", "algorithm.clip_high"}  # grpo has others
+    expected |= {"algorithm.clip_low", "algorithm.clip_high", "algorithm.ratio"}  # grpo has others
     assert {row[0] for row in refused_changes(old, from_dict(refused))} == expected
     assert not expected & MAY_CHANGE
 

@@ -36,7 +36,7 @@ def test_ours_are_settings_and_theirs_are_not(name: str) -> None:
         ({"model": {"attn_impl": "flash_attn"}}, "unknown key model.attn_impl; here it is model.attention_backend"),
         ({"parallel": {"tp": 2}}, "unknown key parallel.tp; here it is parallel.tensor_model_parallel_size"),
         ({"algorithm": {"eps_clip": 0.2}}, "eps_clip; here it is algorithm.clip_low and algorithm.clip_high"),
-        ({"algorithm": {"delta": 2}}, "algorithm.delta; here it is algorithm.clip_high, above which"),
+        ({"algorithm": {"delta": 2}}, "algorithm.delta; here it is algorithm.dual_clip, the bound"),
         ({"algorithm": {"importance_sampling_level": "sequence_token"}}, "gspo_token for sequence_token, and grpo for"),
         ({"optimizer": {"warmup_ratio": 0.1}}, "which counts steps: write the ratio times run.max_steps"),
         ({"trainer": {"total_epochs": 3}}, "unknown section 'trainer'; here trainer.total_epochs is run.max_epochs"),

@@ -7,9 +7,19 @@ import json
 import pytest
 
 from gspo_hpc.cli.main import main
+from gspo_hpc.config.plugins import algorithms
 from gspo_hpc.config.reading.peer_names import PEER_NAMES
 from gspo_hpc.config.reference.settings import search, settings
 from gspo_hpc.config.schema import keys
+
+CLIP_LOW = (
+    "0.0003 (gspo, gspo_token), 1.0 (cispo), 0.2 (dapo, dppo, dr_grpo, grpo, maxrl, reinforce_plus_plus, rloo, sapo), "
+    "0.4 (gmpo)"
+)
+AGGREGATION = (
+    "sequence (gspo, gmpo, grpo, gspo_token, rloo, sapo), token (cispo, dapo, dppo, maxrl, reinforce_plus_plus), "
+    "fixed_length (dr_grpo)"
+)
 
 
 def test_every_key_is_there_with_its_meaning() -> None:
@@ -25,8 +35,9 @@ def test_every_key_is_there_with_its_meaning() -> None:
         ("rollout.top_p", "number, above 0, at most 1", "1.0"),
         ("cluster.platform", "cuda, cpu", "cuda"),
         ("memory.offload_trainer", "true or false or null", "null"),
-        ("algorithm.clip_low", "number, above 0, below 1, or null", "0.0003 (gspo, gspo_token), 0.2 (grpo)"),
-        ("algorithm.name", "gspo, grpo, gspo_token, or path/to/file.py:Class", "gspo"),
+        ("algorithm.clip_low", "number, above 0, below 1, or null", CLIP_LOW),
+        ("algorithm.aggregation", "sequence, token, prompt, fixed_length, null", AGGREGATION),
+        ("algorithm.name", f"{', '.join(algorithms())}, or path/to/file.py:Class", "gspo"),
         ("memory.offload_parts", "list", "[weights,gradients,optimizer]"),
         ("reward.functions", "list of mappings with function, weight, args", "[]"),
         ("slurm.time_minutes", "whole number, at least 1, or text", "60"),

@@ -340,7 +340,7 @@ def test_impossible_streams_and_positions_are_refused() -> None:
 def test_prompts_rewards_and_scores_import_nothing_heavy() -> None:
     code = (
         "import sys, gspo_hpc.data.prompts, gspo_hpc.rewards.pool;"
-        "import gspo_hpc.algorithms.advantages, gspo_hpc.evaluation.scores;"
+        "import gspo_hpc.algorithms.terms.advantages, gspo_hpc.evaluation.scores;"
         "print([m for m in ('torch', 'transformers', 'vllm', 'megatron', 'wandb', 'pyarrow') if m in sys.modules])"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -129,7 +129,7 @@ JUDGED: dict[str, list[Case]] = {
         ("run.sh", f"{_OPTIONS} --packing --per_device_train_batch_size 4", "packing belongs to TRL's SFT"),
         ("config_demo.yaml", f"{_HF}output_dir: data/Qwen-GRPO\nnum_generations: 16\nmax_completion_length: 512\n",
          None),
-        ("math.yaml", f"{_HF}loss_type: dr_grpo\nnum_generations: 8\n", "loss_type dr_grpo is another objective"),
+        ("math.yaml", f"{_HF}loss_type: luspo\nnum_generations: 8\n", "loss_type luspo is another objective"),
         ("distill.yaml", f"{_HF}output_dir: DeepSeek-R1-Distill-Qwen-1.5B-math\nnum_generations: 8\n", None),
         ("from_sft.yaml", f"{_HF}reward_funcs: [accuracy, format]\nnum_generations: 8\n", None),
         ("run.sh", f"accelerate launch src/open_r1/grpo.py {_OPTIONS} --use_vllm --num_generations 8", None),

@@ -83,11 +83,12 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
             "must be divisible by num_machines (4)",
         ),
         # other algorithms, and other programs
-        (f"{SWIFT} --loss_type sapo", "loss_type sapo is another objective: here are gspo, gspo_token and grpo"),
+        (f"{SWIFT} --loss_type luspo", "loss_type luspo is another objective: here are a mean over"),
         (f"{SWIFT} --advantage_estimator rloo", "--advantage_estimator rloo is another algorithm"),
         (f"{SWIFT} --kl_in_reward true", "the KL term is part of the loss here"),
         (f"{SWIFT} --optimizer muon", "--optimizer muon: there is only adam here"),
-        (f"{SWIFT} --scale_rewards batch", "divided by the group's deviation (group) or by nothing (none)"),
+        (f"{SWIFT} --scale_rewards gdpo", "must be group, batch or none: what advantages are divided by"),
+        (f"{SWIFT} --loss_type cispo --epsilon_high 0.3", "it bounds weights of 1, and must be above 1"),
         (SWIFT.replace("grpo", "dpo"), "--rlhf_type dpo: only --rlhf_type grpo has a counterpart here"),
         ("swift rlhf --rlhf_type grpo", "no argument of ms-swift that says how to train is in it"),
         ("swift sft --model m", "swift sft is no reinforcement learning: convert reads swift rlhf"),
@@ -96,7 +97,7 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
         (f"{VERL} {ACTOR}.policy_loss.loss_mode=clip_cov", "loss_mode=clip_cov is another objective"),
         (f"{VERL} {ACTOR}.loss_agg_mode=seq-mean-token-sum", "loss_agg_mode=seq-mean-token-sum is another objective"),
         (f"{VERL} algorithm.use_kl_in_reward=True", "never of the reward"),
-        (f"{TRL} --loss_type dr_grpo", "loss_type dr_grpo is another objective"),
+        (f"{TRL} --loss_type vespo", "loss_type vespo is another objective"),
         (f"{TRL} --optim adafactor", "optim adafactor: there is only AdamW here"),
         # what is no run at all
         ("", "it is empty"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gspo_hpc.importers.convert import convert
@@ -29,11 +31,32 @@ def test_warmup_steps_are_a_share_of_the_run_only_below_1(given: str, steps: int
     assert convert(f"{TRL} --warmup_steps {given}", gpus=1).config.optimizer.lr_warmup_steps == steps
 
 
-@pytest.mark.parametrize(("kind", "told"), [("kl", True), ("mse", True), ("low_var_kl", False), ("k3", False)])
+@pytest.mark.parametrize(("kind", "told"), [("kl", True), ("mse", False), ("low_var_kl", False), ("k3", False)])
 def test_another_estimator_of_the_divergence_is_told(kind: str, told: bool) -> None:
     found = convert(f"{GROUPS} {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type={kind}")
-    why = f"{ACTOR}.kl_loss_type={kind}: the estimator here is k3 (low_var_kl)"
+    why = f"{ACTOR}.kl_loss_type={kind}: k1 has no gradient in expectation; the estimator here is k3 (low_var_kl)"
     assert (why in found.dropped) is told
+    assert found.config.algorithm.kl_estimator == ("k2" if kind == "mse" else "k3")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "settings"),
+    [
+        (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=0.9", "cispo", {"clip_low": 0.9}),
+        (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.2", "sapo", {"gate_negative": 1.2}),
+        (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=geo_mean {ACTOR}.clip_ratio_high=0.4", "gmpo", {"clip_high": 0.4}),
+        (f"{GROUPS} {ACTOR}.clip_ratio_c=4", "grpo", {"dual_clip": 4.0}),
+        (f"{GROUPS} {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3+", "grpo", {"kl_estimator": "k2"}),
+        (f"{TRL} --loss_type dr_grpo", "grpo", {"aggregation": "fixed_length"}),
+        (f"{TRL} --loss_type cispo --epsilon_high 5", "cispo", {"clip_low": 1.0, "clip_high": 4.0}),
+        (f"{TRL} --loss_type sapo --sapo_temperature_neg 1.1", "sapo", {"gate_negative": 1.1, "gate_positive": 1.0}),
+        (f"{TRL} --delta 4", "grpo", {"dual_clip": 4.0}),
+        (f"{TRL} --scale_rewards batch", "grpo", {"advantage": "batch_std", "normalize_advantage": False}),
+    ],
+)
+def test_parts_of_other_objectives_are_carried_over(text: str, name: str, settings: dict[str, Any]) -> None:
+    found = convert(text, gpus=8 if GROUPS in text else 1).config.algorithm
+    assert found.name == name and {key: getattr(found, key) for key in settings} == settings
 
 
 def test_a_micro_batch_size_that_is_not_known_is_told_as_such() -> None:

@@ -81,7 +81,7 @@ def test_a_rate_is_warned_of_only_where_it_is_one_for_adapters(more: str, warned
         ("--teacher_model m", "--teacher_model m: the loss follows more than rewards then"),
         ("--chord_sft_dataset x", "--chord_sft_dataset x: the loss follows more than rewards then"),
         ("--advantage_estimator rloo", "--advantage_estimator rloo is another algorithm"),
-        ("--loss_type sapo", "loss_type sapo is another objective"),
+        ("--loss_type real", "loss_type real is another objective"),
         ("--steps_per_generation 3 --gradient_accumulation_steps 2", "3 micro-batches are no whole updates"),
     ],
 )

@@ -104,7 +104,7 @@ def test_the_dapo_recipe_trains_on_what_it_generates_where_it_filters_nothing() 
         ("actor_rollout_ref.actor.optim.optimizer=Muon", "there is only AdamW here"),
         ("actor_rollout_ref.rollout.nnodes=2", "engines have nodes of their own there"),
         ("algorithm.adv_estimator=$E", "algorithm.adv_estimator=$E: $E is not set in the script"),
-        (f"{ACTOR}.policy_loss.loss_mode=cispo", "loss_mode=cispo is another objective"),
+        (f"{ACTOR}.policy_loss.loss_mode=kl_cov", "loss_mode=kl_cov is another objective"),
         (f"{ACTOR}.megatron.tensor_model_parallel_sise=2", f"nearest: {ACTOR}.megatron.tensor_model_parallel_size"),
     ],
 )

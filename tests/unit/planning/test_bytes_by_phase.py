@@ -20,7 +20,18 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import activations, devices, memory, moments, parameters, passes, phases, rates, time
+from gspo_hpc.planning.estimates import (
+    activations,
+    devices,
+    head,
+    memory,
+    moments,
+    parameters,
+    passes,
+    phases,
+    rates,
+    time,
+)
 from gspo_hpc.planning.estimates.head import Head
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.suggest import savings
@@ -76,6 +87,13 @@ def test_the_host_keeps_the_reference_and_the_policy_while_they_change_places() 
     plain, kl = estimated(made()), estimated(made(algorithm={"kl_beta": 0.01}))
     assert "reference_and_policy" not in plain.host
     assert kl.host["reference_and_policy"] == 2 * 8 * kl.phase("update").parts["weights"]
+
+
+def test_an_entropy_bonus_takes_a_block_of_probabilities() -> None:
+    for item in (2, 4):
+        plain, bonus = (head.Head(9000, 4096, 32000, item, with_bonus) for with_bonus in (False, True))
+        block = bonus.backward_blocks - plain.backward_blocks
+        assert 2 * block == plain.forward_blocks == bonus.forward_blocks > 0
 
 
 def test_the_stage_that_needs_most_may_be_one_between() -> None:

@@ -4,6 +4,10 @@ With normalisation `A_i = (r_i - mean) / std` over the n samples of the group th
 excluded; std is the sample standard deviation (divisor n - 1). The GSPO and GRPO papers write "std" and leave the
 divisor open; TRL and verl use n - 1, so advantages compare with theirs. They also add an epsilon (1e-4, 1e-6) to keep
 a group of equal rewards from dividing by zero; here such a group gets zeros, and no other is bent by an epsilon.
+
+Other kinds: "leave_one_out" `n / (n - 1) (r_i - mean)`, the reward minus the mean of the others; "maxrl"
+`(r_i - mean) / mean`, where a group whose mean is not above 0 gets zeros; "batch_std" and "reinforce_baseline" are
+`r_i - mean` here, and :func:`batch_scale` says what the rollout divides them by.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gspo_hpc.config.algorithm import Advantage
 from gspo_hpc.data.records import Floats
 
 # Rewards that differ by less than this part of the largest are equal: float32 noise (0.1 + 0.2 against 0.3) would
@@ -24,8 +29,9 @@ def group_advantages(
     rewards: Sequence[float] | npt.NDArray[np.floating],
     excluded: Sequence[bool] | npt.NDArray[np.bool_],
     normalize: bool,
+    kind: Advantage = "group",
 ) -> Floats:
-    """Advantages of one group, float32 [n]; without `normalize` they are `r - mean`.
+    """Advantages of one group, float32 [n]; without `normalize` they are not divided by its standard deviation.
 
     rewards, excluded: [n]. Excluded samples get 0 and have no part in mean and std, whatever their reward is (NaN
     too). Equal rewards and a single survivor give exactly 0. Everything is computed in float64; the result is finite.
@@ -42,8 +48,15 @@ def group_advantages(
     if alive.max() / 2 - alive.min() / 2 <= NOISE * (peak / 2):
         return advantages
     scaled = alive / peak  # so that no square over- or underflows
-    centred = scaled - scaled.mean()
-    if normalize:
+    mean = scaled.mean()
+    centred = scaled - mean
+    if kind == "leave_one_out":
+        centred = centred * (len(alive) / (len(alive) - 1))
+    if kind == "maxrl":
+        result = centred / mean if mean > NOISE else np.zeros_like(centred)
+    elif normalize and kind == "leave_one_out":
+        result = centred / scaled.std(ddof=1)
+    elif normalize:
         result = centred / centred.std(ddof=1)
     else:
         limit = np.finfo(np.float32).max
@@ -51,3 +64,23 @@ def group_advantages(
             result = np.clip(centred * peak, -limit, limit)
     advantages[kept] = result
     return advantages
+
+
+def batch_scale(
+    rewards: npt.NDArray[np.floating],
+    advantages: npt.NDArray[np.floating],
+    excluded: npt.NDArray[np.bool_],
+    kind: Advantage,
+) -> float:
+    """Return what the advantages [N] of a whole rollout are divided by; 1 for kinds that look at their group alone.
+
+    "batch_std" is the sample standard deviation of its rewards, "reinforce_baseline" that of the advantages, rewards
+    without the mean of their group; both over the samples that count. Without any deviation it is 1: all are 0.
+    """
+    if kind not in ("batch_std", "reinforce_baseline"):
+        return 1.0
+    values = np.asarray(rewards if kind == "batch_std" else advantages, dtype=np.float64)[~excluded]
+    peak = np.abs(values).max(initial=0.0)
+    if len(values) < 2 or values.max() / 2 - values.min() / 2 <= NOISE * (peak / 2):
+        return 1.0
+    return float((values / peak).std(ddof=1) * peak)

@@ -1,0 +1,117 @@
+"""verl's objective: mode of the policy loss, mean, clip range, divergence, and what has no counterpart."""
+
+from __future__ import annotations
+
+from gspo_hpc.importers import report
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.verl_layout import ACTOR
+
+
+def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why: str) -> str:
+    """Return which of several objectives is given; refuse any other, and one that is not known."""
+    value = draft.text(name)
+    found = default if value is None else value
+    if found not in allowed:
+        given = draft.label(name) if value is not None else f"{name} is not given (its default is {default})"
+        draft.refuse(f"{given}: {draft.why_unset(found)}" if is_unset(found) else f"{given}{why}")
+    return found
+
+
+# Modes of verl's policy loss, and the algorithms here.
+_MODES = {"vanilla": "grpo", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "geo_mean": "gmpo"}
+# Estimators of the divergence; those with a plus have the gradient of k2.
+_KLS = {"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+def put(draft: Draft) -> None:
+    """Put the algorithm and its settings; refuse another objective."""
+    estimators = ("grpo", "grpo_vectorized")
+    text = ": advantages here are those of grpo, which needs no critic"
+    _named(draft, "algorithm.adv_estimator", "gae", estimators, text)
+    draft.credit("algorithm.name", "algorithm.adv_estimator")
+    name = f"{ACTOR}.policy_loss.loss_mode"
+    text = f" is another objective: {', '.join(_MODES)} have a counterpart here (vanilla is grpo)"
+    _other_objectives(draft)
+    mode = _named(draft, name, "vanilla", tuple(_MODES), text)
+    draft.put("algorithm.name", _MODES.get(mode, "grpo"), name)
+    for ours, theirs, default in (("positive", "pos", 1.0), ("negative", "neg", 1.05)) if mode == "sapo" else ():
+        places = [f"{ACTOR}.tau_{theirs}", f"{ACTOR}.policy_loss.tau_{theirs}"]
+        if (found := next(filter(draft.given, places), None)) is not None:
+            draft.put(f"algorithm.gate_{ours}", draft.number(found, default), found)
+    for side in ("low", "high"):
+        name = f"{ACTOR}.clip_ratio_{side}"
+        empty = name in draft.values and draft.text(name) is None  # only then is clip_ratio read
+        if empty:
+            value = draft.number(f"{ACTOR}.clip_ratio", 0.2)
+            draft.put(f"algorithm.clip_{side}", value, f"{ACTOR}.clip_ratio")
+            draft.drop(name, f"it is null, so clip_ratio ({value:g}) takes its place")
+        else:
+            draft.put(f"algorithm.clip_{side}", draft.number(name, 0.2), name)
+    alone = f"{ACTOR}.clip_ratio"
+    if draft.number(alone, 0.2) != 0.2 and not {f"{alone}_low", f"{alone}_high"} & {*draft.values}:
+        text = (
+            "verl does not read it since 0.4, and clips at 0.2; a script for 0.3 means algorithm.clip_low and clip_high"
+        )
+        draft.assumed.append(f"{draft.label(alone)}: {text}")
+    _aggregation(draft, mode)
+    _divergence(draft)
+    weight = draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0) or 0.0
+    if weight > 0:
+        draft.put("algorithm.entropy_coef", weight, f"{ACTOR}.entropy_coeff")
+    elif weight:
+        draft.drop(f"{ACTOR}.entropy_coeff", "a bonus below 0 is a penalty, which the loss does not have here")
+    elif draft.given(f"{ACTOR}.entropy_coeff"):
+        draft.drop(f"{ACTOR}.entropy_coeff", report.OFF)
+    if draft.switch("distillation.enabled"):
+        draft.refuse("distillation.enabled=True: the loss follows a teacher too, which has no counterpart here")
+
+
+# What decides the objective, whatever stands before it in a name.
+_OBJECTIVE = ("loss_mode", "loss_type", "adv_estimator", "policy_loss_type")
+
+
+def _other_objectives(draft: Draft) -> None:
+    """Refuse an argument that is not verl's and names an objective, as repositories with a verl of their own have."""
+    for name in draft.values:
+        if name.rpartition(".")[2] in _OBJECTIVE and name not in draft.source.table.known:
+            draft.refuse(f"{draft.label(name)}: verl has no argument of this name, and it seems to choose an objective")
+
+
+def _aggregation(draft: Draft, mode: str) -> None:
+    name, plain = f"{ACTOR}.loss_agg_mode", "seq-mean-token-mean"
+    if mode in ("gspo", "sapo", "geo_mean"):
+        given = draft.text(name) or "token-mean"
+        if given != plain:
+            text = f"{_MODES.get(mode, mode)} always takes the mean over sequences; verl ignores this argument too"
+            draft.drop(name, text)
+        draft.credit("algorithm.name", name)
+        draft.drop(f"{ACTOR}.clip_ratio_c", f"{_MODES.get(mode, mode)} does not use it; verl ignores it too")
+        return
+    text = " is another objective: here are the means over tokens (token-mean) and over sequences (seq-mean-token-mean)"
+    kind = _named(draft, name, "token-mean", ("token-mean", plain), text)
+    draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
+    if mode == "vanilla" and draft.given(f"{ACTOR}.clip_ratio_c"):
+        draft.put("algorithm.dual_clip", draft.number(f"{ACTOR}.clip_ratio_c", 3.0), f"{ACTOR}.clip_ratio_c")
+    elif mode != "vanilla":
+        draft.drop(f"{ACTOR}.clip_ratio_c", f"{_MODES.get(mode, mode)} does not use it; verl ignores it too")
+
+
+def _divergence(draft: Draft) -> None:
+    """Put the KL term, which is part of the loss here."""
+    draft.credit("algorithm.kl_beta", f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
+    if draft.switch(f"{ACTOR}.use_kl_loss"):
+        weight = draft.number(f"{ACTOR}.kl_loss_coef", 0.001)
+        draft.put("algorithm.kl_beta", weight, f"{ACTOR}.kl_loss_coef")
+        kind = f"{ACTOR}.kl_loss_type"
+        draft.credit("algorithm.kl_beta", kind)
+        given = draft.text(kind) or "low_var_kl"
+        found = "k2" if given.endswith("+") else _KLS.get(given, "k1")
+        if found == "k1":
+            draft.drop(kind, "k1 has no gradient in expectation; the estimator here is k3 (low_var_kl)")
+        else:
+            text = "its gradient is that of k2" if given.endswith("+") else ""
+            draft.put("algorithm.kl_estimator", found, kind, text)
+    if draft.switch("algorithm.use_kl_in_reward"):
+        text = "the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
+        draft.refuse(f"algorithm.use_kl_in_reward=True: {text}")
