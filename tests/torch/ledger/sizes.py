@@ -131,7 +131,7 @@ def _of_head(tokens: int, hidden: int, rows: int, item: int, with_gradient: bool
         targets = torch.empty(tokens, dtype=torch.int64)
         function: Any = logprobs._TokenLogprobs
         with Storages(least=LEAST) as storages:
-            function.forward(context, states, head, targets, 1.0, None, 0, rows, None, True)
+            function.forward(context, states, head, targets, 1.0, None, 0, rows, None, True, False)
         if with_gradient:
             with Storages(least=LEAST) as storages:
                 function.backward(context, _Counted(tokens))
