@@ -190,8 +190,7 @@ class LogprobPasses:
             with self._clock.phase("reference"):
                 groups = self._reference.with_logprobs(self._policy, groups, config, monitor=monitor)
         if self._reference is not None and terms.kl_placement == "reward":
-            own = update.penalised(list(groups.own.values()), terms)
-            groups = update.with_batch_advantages(self._policy.ranks.exchange.gather_table(own), terms.advantage)
+            groups = update.with_penalised_advantages(groups, terms, self._policy.ranks.exchange)
         return groups
 
 

@@ -22,7 +22,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.packing import MicroBatch, Sample, evenness, pack
 from gspo_hpc.data.records import Completion, Experts, Floats, Group
 from gspo_hpc.data.table import EXCLUDED, ShardedGroups
-from gspo_hpc.exchange.exchange import Key
+from gspo_hpc.exchange.exchange import Exchange, Key
 from gspo_hpc.ops.batch import PackedBatch, build, split_by_sample, split_experts
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
@@ -41,29 +41,28 @@ def with_advantages(groups: Sequence[Group], normalize: bool, kind: Advantage = 
     return result
 
 
-def penalised(groups: Sequence[Group], objective: Objective) -> list[Group]:
+def with_penalised_advantages(groups: ShardedGroups, objective: Objective, exchange: Exchange) -> ShardedGroups:
     """Return the groups with advantages of rewards that have the KL term taken off: of every token, added up.
 
     The divergence is that of the policy that sampled, as the engine has its log-probs, from the reference. Rewards
-    themselves stay as they were graded.
+    themselves stay as they were graded. Collective.
     """
 
     def penalty(c: Completion) -> float:
+        if not len(c.tokens):
+            return 0.0
         assert c.reference_logprobs is not None, "a KL term needs the reference's log-probs"
         moved = torch.from_numpy(c.reference_logprobs.astype(np.float64) - c.logprobs.astype(np.float64))
         return objective.kl_beta * float(objective.kl(moved).sum())
 
     lowered = [
         group.with_completions(tuple(replace(c, reward=c.reward - penalty(c)) for c in group.completions))
-        for group in groups
+        for group in groups.own.values()
     ]
-    found = with_advantages(lowered, objective.normalize_advantage, objective.advantage)
-    return [
-        group.with_completions(
-            tuple(replace(c, advantage=a.advantage) for c, a in zip(group.completions, of.completions, strict=True))
-        )
-        for group, of in zip(groups, found, strict=True)
-    ]
+    advantages = with_advantages(lowered, objective.normalize_advantage, objective.advantage)
+    found = with_batch_advantages(exchange.gather_table(advantages), objective.advantage).table
+    assert (found.rows[["slot", "index"]] == groups.table.rows[["slot", "index"]]).all(), "rows in another order"
+    return _with_table_advantages(groups, found.rows["advantage"])
 
 
 def with_batch_advantages(groups: ShardedGroups, kind: Advantage) -> ShardedGroups:
@@ -75,8 +74,13 @@ def with_batch_advantages(groups: ShardedGroups, kind: Advantage) -> ShardedGrou
     scale = batch_scale(rows["reward"], rows["advantage"], groups.table.flagged(EXCLUDED), kind)
     if scale == 1.0:
         return groups
-    rows = rows.copy()
-    rows["advantage"] = np.float32(rows["advantage"] / scale)
+    return _with_table_advantages(groups, rows["advantage"] / scale)
+
+
+def _with_table_advantages(groups: ShardedGroups, advantages: npt.NDArray[np.floating]) -> ShardedGroups:
+    """Return the groups with these advantages, one for each row of the table, in the table and in the completions."""
+    rows = groups.table.rows.copy()
+    rows["advantage"] = np.float32(advantages)
     found = {(int(slot), int(index)): float(a) for slot, index, a in rows[["slot", "index", "advantage"]]}
     scaled = with_values(groups, found, lambda c, a: replace(c, advantage=a))
     return replace(scaled, table=replace(groups.table, rows=rows))

@@ -88,15 +88,40 @@ def test_a_divergence_in_the_reward_is_that_of_the_whole_completion(estimator: s
             for i, c in enumerate(group.completions)
         )
     )
-    (found,) = update.penalised([made], chosen)
+    given = Exchange().gather_table([made])
+    found = update.with_penalised_advantages(given, chosen, Exchange())
     lowered = []
     for i, c in enumerate(made.completions[:3]):
         assert c.reference_logprobs is not None
         x = [float(r) - float(p) for r, p in zip(c.reference_logprobs, c.logprobs, strict=True)]
         lowered.append(i - 0.5 * sum(-v if estimator == "k1" else math.exp(v) - 1 - v for v in x))
     wanted = [1.5 * (r - sum(lowered) / 3) for r in lowered]
-    assert [c.advantage for c in found.completions] == pytest.approx([*wanted, 0.0], rel=1e-5)
-    assert [c.reward for c in found.completions] == [0.0, 1.0, 2.0, 3.0]
+    (own,) = found.own.values()
+    assert [c.advantage for c in own.completions] == pytest.approx([*wanted, 0.0], rel=1e-5)
+    assert found.table.rows["advantage"].tolist() == [c.advantage for c in own.completions]
+    assert [c.reward for c in own.completions] == found.table.rows["reward"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_with_a_divergence_in_the_reward_the_deviation_is_that_of_lowered_rewards() -> None:
+    """Of the whole rollout. A completion without a token, of which no pass has log-probs, keeps its reward."""
+    keys = {"name": "grpo", "advantage": "batch_std", "kl_beta": 0.1, "kl_placement": "reward", "kl_estimator": "k1"}
+    chosen = objective.resolve(from_dict({"algorithm": keys}).algorithm)
+    rewards = [[1.0, 0.0], [0.0, 4.0]]
+    divergences = [[0.5, 0.0], [2.0, 1.0]]  # a token
+    made = []
+    for slot, (row, moved) in enumerate(zip(rewards, divergences, strict=True)):
+        completions = [
+            completion(3 if away else 0, reward=reward, reference_logprobs=np.full(3, -1.0 - away, np.float32))
+            if away
+            else completion(0, reward=reward)
+            for reward, away in zip(row, moved, strict=True)
+        ]
+        made.append(Group(slot, Prompt(slot, np.arange(4, dtype=np.int32), "", {}), tuple(completions)))
+    found = update.with_penalised_advantages(Exchange().gather_table(made), chosen, Exchange())
+    lowered = [[r - 0.1 * 3 * d for r, d in zip(*both, strict=True)] for both in zip(rewards, divergences, strict=True)]
+    scale = statistics.stdev(r for row in lowered for r in row)
+    wanted = [(r - statistics.fmean(row)) / scale for row in lowered for r in row]
+    assert found.table.rows["advantage"] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_deviation_of_the_rollout_is_in_the_table_and_in_the_groups() -> None:
