@@ -157,13 +157,11 @@ def _corrected(
     """Return True [U] for policy terms that a correction bounded or dropped; None without any."""
     if weights is None and kept is None:
         return None
-    log_rho = samples.sum(gap) / samples.lengths if by_sequence else gap
-    changed = torch.zeros_like(log_rho, dtype=torch.bool)
-    if weights is not None:
-        changed = weights == 0
-        if objective.correction_kind == "truncated":
-            changed = weights < log_rho.exp()
-    return changed if kept is None else changed | (kept == 0)
+    dropped = [one == 0 for one in (weights, kept) if one is not None]
+    if weights is not None and objective.correction_kind == "truncated":
+        log_rho = samples.sum(gap) / samples.lengths if by_sequence else gap
+        dropped.append(weights < log_rho.exp())
+    return torch.stack(dropped).any(0)
 
 
 def _metrics(

@@ -8,7 +8,7 @@ imported inside the methods that compute, which only the loss calls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from gspo_hpc.algorithms import combinations
@@ -166,29 +166,8 @@ class Algorithm(AlgorithmSettings):
 
     def objective(self) -> Objective:
         """Return the terms of the objective."""
-        return Objective(
-            self.ratio,
-            self.clip_low,
-            self.clip_high,
-            self.aggregation,
-            self.normalize_advantage,
-            self.kl_beta,
-            self.trust_region,
-            self.dual_clip,
-            self.weight_max,
-            self.gate_positive,
-            self.gate_negative,
-            self.advantage,
-            self.correction,
-            self.correction_low,
-            self.correction_high,
-            self.sequence_mask,
-            self.kl_estimator,
-            self.kl_placement,
-            self.entropy_coef,
-            self.kl_target,
-            self.entropy_target,
-        )
+        names = {field.name: field.name for field in fields(Objective)} | {"correction_kind": "correction"}
+        return Objective(**{name: getattr(self, setting) for name, setting in names.items()})
 
     def contradictions(self) -> list[str]:
         """Return the reasons, one line each, for which these settings make no objective."""

@@ -145,7 +145,7 @@ class AlgorithmSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default(cls, given: Any) -> Any:
+    def _with_own_defaults(cls, given: Any) -> Any:
         """Drop keys that are null: they mean the algorithm's own default, as configs of earlier versions wrote it.
 
         Add the defaults that follow from another key that is given.
@@ -174,7 +174,7 @@ class AlgorithmInFile(AlgorithmSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default(cls, given: Any) -> Any:
+    def _with_own_defaults(cls, given: Any) -> Any:
         """Keep null where a setting of the algorithm itself may have it."""
         own = set(given) - set(cls.model_fields) if isinstance(given, dict) else set()
         return {key: value for key, value in given.items() if value is not None or key in own} if own else given
