@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import prompt_texts
+from gspo_hpc.importers import prompt_texts, report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.scripts.shell import Command
@@ -78,6 +78,11 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.number("epsilon", 0.2) or 0.0,
         draft.number("beta", 0.0) or 0.0,
     )
+    if bonus := draft.number("entropy_coef", 0.0):
+        text = "the bonus is a mean over all tokens there, and over what aggregation says here"
+        draft.put("algorithm.entropy_coef", bonus, "entropy_coef", text)
+    elif draft.given("entropy_coef"):
+        draft.drop("entropy_coef", report.OFF)
     parts.kept_out(draft)
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
