@@ -14,8 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "also exits with 2 if this version can plan the config, but not run it, and says why. It exits with 3 if no "
         "rule is broken, but the config lacks settings that a run needs, nothing is known of its model, or a file that "
         "it names is not on this machine, which is a note and no error. It exits with 0 where a run downloads what is "
-        "not here. What is there and makes train refuse the run "
-        "before it starts anything is an error, and exits with 2."
+        "not here. What is there and makes train refuse the run before it starts anything is an error: exit code 2."
     )
     examples = """
         gspo-hpc plan tiny_cpu
