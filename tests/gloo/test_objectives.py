@@ -22,5 +22,5 @@ def test_every_objective_is_the_same_in_other_layouts_and_micro_batches(
     assert one.keys() == many.keys() and len(one) > 30
     for name, values in one.items():
         scale = np.abs(values).max()
-        assert np.abs(many[name] - values).max() <= 1e-5 + 3e-5 * scale, name
+        assert np.abs(many[name] - values).max() <= 1e-5 * max(1.0, scale), name
         assert scale > 1e-4 or not name.endswith("gradient"), name

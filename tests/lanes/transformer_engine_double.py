@@ -312,7 +312,7 @@ def _sorted(x: Tensor, given: dict[str, Any]) -> Tensor:
 
 
 class Unused:
-    """What Megatron names when it is imported, and a model in 32 bits never makes."""
+    """A class that Megatron needs to be imported, and of which a model in 32 bits makes no object."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise AssertionError("the double has nothing of this kind")

@@ -56,6 +56,14 @@ def with_prompts(case: Case, batch: PackedBatch) -> PackedBatch:
     return replace(batch, prompt_tokens=torch.tensor(prompt_tokens(case), dtype=torch.int64))
 
 
+SPOILT = ("new", "old", "reference", "rollout")
+
+
+def spoilt(rows: list[list[float]], sample: int, value: float) -> list[list[float]]:
+    """The rows with this value in the place of all that a sample has."""
+    return [[value] * len(row) if i == sample else row for i, row in enumerate(rows)]
+
+
 def prompt_tokens(case: Case) -> list[int]:
     lengths = [len(row) * keep for row, keep in zip(case.new, case.included, strict=True)]
     of = PROMPTS[: len(lengths)]
@@ -158,17 +166,29 @@ def test_gradients_equal_finite_differences(name: str) -> None:
         assert gradient[place].item() == pytest.approx(slope, rel=1e-5, abs=1e-8), (s, t)
 
 
-@pytest.mark.parametrize("name", PARTS)
+# But for means over prompts, whose micro-batches carry the tokens of prompts: they are tested below.
+@pytest.mark.parametrize("name", [name for name, objective in PARTS.items() if objective.aggregation != "prompt"])
 def test_masks_and_empty_batches(name: str) -> None:
     """As for the objectives of test_loss.py: nothing outside the mask counts, bit for bit."""
     objective = PARTS[name]
-    if objective.aggregation == "prompt":
-        pytest.skip("its micro-batches carry the tokens of prompts, and are tested below")
     for bad in test_loss.BAD:
         test_loss.test_what_is_masked_does_not_matter_bit_for_bit(objective, bad)
         test_loss.test_all_masked_is_zero_with_zero_gradient(objective, bad)
     test_loss.test_an_empty_micro_batch_is_zero(objective)
     test_loss.test_context_parallel_ranks_together_have_the_whole_gradient(objective)
+
+
+@pytest.mark.parametrize("bad", test_loss.BAD)
+def test_masks_of_means_over_prompts(bad: float) -> None:
+    """Nothing of a sample that does not count matters, bit for bit."""
+    case = replace(fixed(5), included=[True, True, False, True, True, True])
+    found = []
+    for chosen in (case, *(replace(case, **{name: spoilt(getattr(case, name), 2, bad)}) for name in SPOILT)):
+        point = flat(chosen.new).requires_grad_()
+        loss = policy_loss(point, with_prompts(chosen, packed(chosen)), PARTS["prompt"], denominator=3.0).loss
+        (gradient,) = torch.autograd.grad(loss, point)
+        found.append(torch.cat((loss.detach()[None], gradient)))
+    assert all(torch.equal(one, found[0]) for one in found) and found[0].any()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -197,7 +217,7 @@ def test_micro_batches_add_up(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_an_overflowing_ratio_leaves_a_finite_gradient_or_shows(name: str) -> None:
-    """Where a bound holds, log-probs that moved by 200 leave no NaN: infinity times zero is a NaN."""
+    """Log-probs that moved by 200 leave no NaN where a bound holds, although infinity times zero is one."""
     case = Case([[-1.0, -1.0]], [[-200.0, -300.0]], [[0.0, 0.0]], [[-200.0, -300.0]], [1.0], [True])
     point = flat(case.new, torch.float32).requires_grad_()
     loss = policy_loss(point, packed(case, torch.float32), PRESETS[name], denominator=1.0).loss

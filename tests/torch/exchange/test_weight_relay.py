@@ -204,7 +204,7 @@ def test_what_was_copied_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bucket_is_gathered_only_where_nothing_is_being_sent() -> None:
-    """Of two halves one is sent while the other is filled; a large bucket takes both, and so waits for both."""
+    """One half is sent while the other is filled; a bucket larger than a half takes both, and waits for both."""
     waited: list[str] = []
     memory = SentMemory(torch.device("cpu"), 64, cast(Any, SimpleNamespace(announce=lambda largest: None)))
     memory.reserve(160)

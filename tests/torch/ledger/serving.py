@@ -45,7 +45,10 @@ JOURNAL = journal.Journal
 
 
 class Here:
-    """What belongs to the role whose thread asks; a thread of neither gets methods that ask when they are called."""
+    """An object that stands for that of the role whose thread asks.
+
+    A thread of neither role gets methods that look for the object when they are called.
+    """
 
     def __init__(self, find: Callable[[], Any], **own: Any) -> None:
         vars(self).update(own, _find=find)

@@ -292,7 +292,7 @@ def test_a_parameter_of_an_expert_that_fills_the_memory_is_loaded_before_the_nex
     [(0, 1, 256, 4), (2, 1, 256, 2), (3, 1, 256, 1), (0, 2, 256, 5.5), (3, 2, 256, 2.5), (0, 1, 8, 2)],
 )
 def test_a_stage_holds_what_the_warm_up_lets_in(stage: int, chunks: int, completions: int, held: float) -> None:
-    """Of four stages with 4 DP groups: one micro-batch more for each stage behind, and no more than there are."""
+    """With four stages, every stage behind adds a micro-batch to those in flight, up to as many as a DP group has."""
     config = made(
         parallel={"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": chunks},
         batch={"global_batch_size": completions, "micro_batch_tokens": None, "micro_batch_size": 1},

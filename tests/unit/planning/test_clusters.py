@@ -78,7 +78,7 @@ def test_there_is_a_layout_where_people_train(model: str, nodes: int, gpus: int,
         plan = make_plan(with_all(config, layout.settings))
         assert plan.valid and plan.memory is not None, plan.broken
         assert plan.memory.headroom == pytest.approx(layout.headroom)
-        assert layout.headroom >= -phases.FRAGMENTATION  # some published layouts have no room for all of it
+        assert plan.memory.busiest.total <= plan.memory.card  # some published layouts have no room for fragmentation
     if "A3B" in model or "A22B" in model:
         experts = [layout.settings["parallel.expert_model_parallel_size"] for layout in found]
         assert experts[0] > 1 and sum(size > 1 for size in experts) >= len(experts) - 1, experts

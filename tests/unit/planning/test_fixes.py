@@ -184,7 +184,10 @@ def judge(base: Config, offered: list[Fix], keys: list[str]) -> None:
         assert set(after.missing()) <= set(base.missing()), str(fix)
     singles: dict[str, list[int]] = {}
     for change in (fix.changes[0] for fix in offered if len(fix.changes) == 1):
-        singles.setdefault(change.key, []).extend([] if change.value is None else [change.value])
+        value, (section, name) = change.value, change.key.split(".")
+        if value is None and section == "batch":  # the size that follows from the others then
+            value = make_plan(changed(base, change.key, None)).quantities[name]
+        singles.setdefault(change.key, []).extend([] if value is None else [value])
     for key in keys:
         section, name = key.split(".")
         now = getattr(getattr(base, section), name)
@@ -193,7 +196,7 @@ def judge(base: Config, offered: list[Fix], keys: list[str]) -> None:
         found = [value for value in BRUTE[key] if is_a_fix(base, changed(base, key, value))]
         if key not in singles:
             assert not found, (key, found[:5], [str(fix) for fix in offered[:5]])
-        elif found and singles[key]:  # or only null, with which the size follows from others
+        elif found:
             least = min(abs(math.log(value / now)) for value in found)
             assert min(abs(math.log(value / now)) for value in singles[key]) <= least + 1e-9, (key, now, found[:9])
 

@@ -83,7 +83,7 @@ def test_what_a_config_says_wrong_may_be_a_list() -> None:
 
 
 def test_on_the_other_side_a_number_is_near_up_to_four_times_the_first_distance() -> None:
-    """Of a batch of 100, 80 is a third of a doubling away, 240 less than four times that, and 300 more."""
+    """80 is a third of a doubling from a batch of 100; 240 is less than four times as far, and 300 is farther."""
     first = [single("batch.global_batch_size", 100, 80)]
     assert is_near(single("batch.global_batch_size", 100, 240), first)
     assert not is_near(single("batch.global_batch_size", 100, 300), first)
