@@ -114,12 +114,15 @@ def objective(draft: Draft) -> None:
         draft.number("beta", 0.04) or 0.0,
     )
     if (estimator := draft.text("advantage_estimator") or "grpo") != "grpo":
-        draft.refuse(f"--advantage_estimator {estimator} is another algorithm: advantages here are those of grpo")
+        draft.refuse(
+            f"--advantage_estimator {estimator} is another algorithm: convert reads runs with the advantages of grpo; "
+            "algorithm.advantage has others"
+        )
     draft.credit("algorithm.name", "advantage_estimator")
     if draft.switch("kl_in_reward"):
-        draft.refuse(
-            "--kl_in_reward true: the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
-        )
+        text = "from the log-probs of the engine here, and of the trainer there"
+        draft.put("algorithm.kl_placement", "reward", "kl_in_reward", text)
+        draft.put("algorithm.kl_estimator", "k1", "kl_in_reward")
     draft.credit("algorithm.kl_beta", "kl_in_reward")
     if draft.switch("dynamic_sample"):
         draft.drop("dynamic_sample", "groups with equal rewards are not sampled again here: they add no gradient")

@@ -27,7 +27,7 @@ _KLS = {"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "k2": "k2", "low
 def put(draft: Draft) -> None:
     """Put the algorithm and its settings; refuse another objective."""
     estimators = ("grpo", "grpo_vectorized")
-    text = ": advantages here are those of grpo, which needs no critic"
+    text = ": convert reads runs with the advantages of grpo, which needs no critic; algorithm.advantage has others"
     _named(draft, "algorithm.adv_estimator", "gae", estimators, text)
     draft.credit("algorithm.name", "algorithm.adv_estimator")
     name = f"{ACTOR}.policy_loss.loss_mode"
@@ -46,6 +46,8 @@ def put(draft: Draft) -> None:
             value = draft.number(f"{ACTOR}.clip_ratio", 0.2)
             draft.put(f"algorithm.clip_{side}", value, f"{ACTOR}.clip_ratio")
             draft.drop(name, f"it is null, so clip_ratio ({value:g}) takes its place")
+        elif mode == "cispo" and side == "low" and (draft.number(name, 0.2) or 0.0) > 1:
+            draft.put("algorithm.clip_low", 1.0, name, "no lower bound: weights are above 0")
         else:
             draft.put(f"algorithm.clip_{side}", draft.number(name, 0.2), name)
     alone = f"{ACTOR}.clip_ratio"
@@ -98,8 +100,14 @@ def _aggregation(draft: Draft, mode: str) -> None:
 
 
 def _divergence(draft: Draft) -> None:
-    """Put the KL term, which is part of the loss here."""
+    """Put the KL term, in the loss or in the reward."""
     draft.credit("algorithm.kl_beta", f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
+    if draft.switch("algorithm.use_kl_in_reward"):
+        _divergence_in_reward(draft)
+        return
+    for name in _OF_REWARDS:
+        if draft.given(name):
+            draft.drop(name, "it is read with use_kl_in_reward only")
     if draft.switch(f"{ACTOR}.use_kl_loss"):
         weight = draft.number(f"{ACTOR}.kl_loss_coef", 0.001)
         draft.put("algorithm.kl_beta", weight, f"{ACTOR}.kl_loss_coef")
@@ -112,6 +120,22 @@ def _divergence(draft: Draft) -> None:
         else:
             text = "its gradient is that of k2" if given.endswith("+") else ""
             draft.put("algorithm.kl_estimator", found, kind, text)
-    if draft.switch("algorithm.use_kl_in_reward"):
-        text = "the KL term is part of the loss here (algorithm.kl_beta), never of the reward"
-        draft.refuse(f"algorithm.use_kl_in_reward=True: {text}")
+
+
+_OF_REWARDS = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.type", "algorithm.kl_penalty")
+
+
+def _divergence_in_reward(draft: Draft) -> None:
+    coefficient, control, kind = _OF_REWARDS
+    if draft.switch(f"{ACTOR}.use_kl_loss"):
+        draft.refuse("algorithm.use_kl_in_reward=True with use_kl_loss=True: here the KL term is in one of them")
+    if (name := draft.text(control) or "fixed") != "fixed":
+        draft.refuse(f"{control}={name}: the weight of a KL term in the reward is fixed here")
+    draft.credit("algorithm.kl_beta", control)
+    draft.put("algorithm.kl_beta", draft.number(coefficient, 0.001), coefficient)
+    text = "from the log-probs of the engine here, and of the trainer there"
+    draft.put("algorithm.kl_placement", "reward", "algorithm.use_kl_in_reward", text)
+    given = (draft.text(kind) or "kl").removesuffix("+")  # which is about a gradient, and rewards have none
+    if given not in _KLS:
+        draft.refuse(f"{kind}={given}: estimators of a KL term are {', '.join(_KLS)}")
+    draft.put("algorithm.kl_estimator", _KLS.get(given, "k1"), kind)

@@ -8,6 +8,7 @@ import pytest
 
 from gspo_hpc.importers.convert import convert
 
+MEGATRON = "megatron rlhf --rlhf_type grpo --global_batch_size 32 --num_generations 4 --train_iters 10"
 TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 100"
 ACTOR = "actor_rollout_ref.actor"
 VERL = (
@@ -42,7 +43,20 @@ def test_another_estimator_of_the_divergence_is_told(kind: str, told: bool) -> N
 @pytest.mark.parametrize(
     ("text", "name", "settings"),
     [
+        (
+            f"{GROUPS} algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.05 algorithm.kl_penalty=low_var_kl",
+            "grpo",
+            {"kl_beta": 0.05, "kl_placement": "reward", "kl_estimator": "k3"},
+        ),
+        (
+            f"{GROUPS} algorithm.use_kl_in_reward=True",
+            "grpo",
+            {"kl_beta": 0.001, "kl_placement": "reward", "kl_estimator": "k1"},
+        ),
+        (f"{MEGATRON} --beta 0.1 --kl_in_reward true", "grpo", {"kl_placement": "reward", "kl_estimator": "k1"}),
+        (f"{TRL} --entropy_coef 0.01", "grpo", {"entropy_coef": 0.01}),
         (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=0.9", "cispo", {"clip_low": 0.9}),
+        (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10", "cispo", {"clip_low": 1.0}),
         (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.2", "sapo", {"gate_negative": 1.2}),
         (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=geo_mean {ACTOR}.clip_ratio_high=0.4", "gmpo", {"clip_high": 0.4}),
         (f"{GROUPS} {ACTOR}.clip_ratio_c=4", "grpo", {"dual_clip": 4.0}),
