@@ -78,15 +78,26 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.number("epsilon", 0.2) or 0.0,
         draft.number("beta", 0.0) or 0.0,
     )
+    _entropy(draft)
+    parts.kept_out(draft)
+    length(draft, update, rows, "linear", 1e-6)
+    saving(draft, ("run_name", "output_dir"))
+    parts.earlier(draft, "TRL 1.9", {**_EARLIER, **(_EARLIER_ENGINE if draft.switch("use_vllm") else {})})
+
+
+def _entropy(draft: Draft) -> None:
+    """Put the entropy bonus, and what its weight follows."""
     if bonus := draft.number("entropy_coef", 0.0):
         text = "the bonus is a mean over all tokens there, and over what aggregation says here"
         draft.put("algorithm.entropy_coef", bonus, "entropy_coef", text)
     elif draft.given("entropy_coef"):
         draft.drop("entropy_coef", report.OFF)
-    parts.kept_out(draft)
-    length(draft, update, rows, "linear", 1e-6)
-    saving(draft, ("run_name", "output_dir"))
-    parts.earlier(draft, "TRL 1.9", {**_EARLIER, **(_EARLIER_ENGINE if draft.switch("use_vllm") else {})})
+    if draft.switch("use_adaptive_entropy"):
+        text = "above the target the bonus is off at once there, and here its weight falls step by step"
+        draft.put("algorithm.entropy_target", draft.number("entropy_target", 0.2), "entropy_target", text)
+        draft.credit("algorithm.entropy_target", "use_adaptive_entropy")
+    elif draft.given("entropy_target"):
+        draft.drop("entropy_target", "it is read with use_adaptive_entropy only")
 
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.

@@ -54,6 +54,12 @@ def test_another_estimator_of_the_divergence_is_told(kind: str, told: bool) -> N
             {"kl_beta": 0.001, "kl_placement": "reward", "kl_estimator": "k1"},
         ),
         (f"{MEGATRON} --beta 0.1 --kl_in_reward true", "grpo", {"kl_placement": "reward", "kl_estimator": "k1"}),
+        (
+            f"{TRL} --use_adaptive_entropy true --entropy_target 5 --entropy_coef 0.01",
+            "grpo",
+            {"entropy_coef": 0.01, "entropy_target": 5.0},
+        ),
+        (f"{TRL} --entropy_target 5 --entropy_coef 0", "grpo", {"entropy_coef": 0.0, "entropy_target": 0.0}),
         (f"{TRL} --entropy_coef 0.01", "grpo", {"entropy_coef": 0.01}),
         (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=0.9", "cispo", {"clip_low": 0.9}),
         (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10", "cispo", {"clip_low": 1.0}),
