@@ -42,7 +42,7 @@ def plan(config: Config, *, rows: int | None = None) -> Plan:
         >>> found.valid, [str(one.rule) for one in found.broken]
         (False, ['rollout_prompts_divide_over_dp'])
         >>> gspo_hpc.plan(gspo_hpc.load_config("tiny_cpu")).quantities["num_rollout_prompts"]
-        16
+        32
     """
     from gspo_hpc.planning.plan import make_plan
 

@@ -28,7 +28,7 @@ def test_the_page_from_model_to_export(tiny_folder: Path, tmp_path: Path) -> Non
     shown = blocks.run([replace(one, reason=None) for one in steps if one.reason != "Needs the internet"], folder, 570)
     assert [(one.command, line) for one in shown if (line := blocks.missing(one))] == []
     records = harness.metrics(folder / "runs" / "quick")
-    assert records[-1]["step"] == 40 and records[-1]["eval/accuracy"] > records[0]["eval/accuracy"]
+    assert records[-1]["step"] == 20 and records[-1]["eval/accuracy"] > records[0]["eval/accuracy"]
     (printed,) = [one.printed for one in shown if "gspo-hpc eval" in one.command]
     assert "pass@4" in printed
     assert "37 + 48 = " in shown[-1].printed

@@ -15,6 +15,7 @@ import pytest
 from gspo_hpc.config import loader
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards.builtin import number_match
+from tests.unit.report.test_page import FULL, make_run
 
 
 def tool(project: Path, name: str) -> ModuleType:
@@ -163,3 +164,19 @@ def test_set_up_refuses_a_folder_that_is_no_environment(project: Path, tmp_path:
     result = run(project, "tools/setup_env.sh", GSPO_HPC_VENV=str(tmp_path / "venv"))
     assert result.returncode == 1 and "is not a virtual environment" in result.stderr
     assert (tmp_path / "venv" / "thesis.txt").read_text() == "precious"
+
+
+def test_curves_are_means_of_seeds(project: Path, tmp_path: Path) -> None:
+    """Two seeds whose rewards are 0.2 and 0.4 are a line at 0.3; runs of other lengths are refused."""
+    for name, reward in (("a-seed1", 0.2), ("a-seed2", 0.4)):
+        make_run(tmp_path / name, [one | {"reward": reward} for one in FULL])
+    make_run(tmp_path / "short-seed1", FULL[:8])
+    words = ("tools/draw_curves.py", "reward", "--out", tmp_path / "curve.svg", f"mine={tmp_path}/a-seed*")
+    done = run(project, *words)
+    assert done.returncode == 0, done.stderr
+    assert ">0.3<" in (tmp_path / "curve.svg").read_text()
+    assert (
+        run(project, *words, f"other={tmp_path}/short-*").stderr
+        == "the runs have different steps: draw runs of one length\n"
+    )
+    assert run(project, *words, f"other={tmp_path}/b-*").stderr == f"no run directory matches {tmp_path}/b-*\n"
