@@ -37,7 +37,10 @@ def inert(given: AlgorithmSettings) -> dict[str, str]:
     if given.trust_region == "gate":
         found |= dict.fromkeys(("clip_low", "clip_high"), "trust_region gate")
     if given.kl_beta == 0:
-        found |= dict.fromkeys(("kl_estimator", "kl_placement"), "kl_beta 0")
+        names = ("kl_estimator", "kl_placement", "reference_interval", "reference_mixup")
+        found |= dict.fromkeys(names, "kl_beta 0")
+    elif given.reference_interval == 0:
+        found["reference_mixup"] = "reference_interval 0"
     if not given.dual_clip and given.trust_region != "clip":
         found["dual_clip"] = f"trust_region {given.trust_region}"
     return found

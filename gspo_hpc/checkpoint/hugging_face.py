@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from gspo_hpc.checkpoint import compat, index
+from gspo_hpc.checkpoint import compat, index, sharded
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import WeightMapping, stage_table
@@ -152,7 +152,7 @@ def _refuse_others(places: Mapping[str, Any], stored: Metadata, shards: Path) ->
     there = {
         key: tuple(found.size)
         for key, found in stored.state_dict_metadata.items()
-        if isinstance(found, TensorStorageMetadata) and not key.startswith("optimizer.")
+        if isinstance(found, TensorStorageMetadata) and not key.startswith(("optimizer.", sharded.REFERENCE))
     }
     for key in sorted(wanted.keys() | there.keys()):
         ours = tuple(wanted[key].global_shape) if key in wanted else None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from gspo_hpc.checkpoint import sharded
@@ -30,10 +31,13 @@ _NICENESS = 10  # gets about a tenth of a core that training wants too
 class Saver:
     """A writer of one attempt's checkpoints. All ranks make one, and call :meth:`save` together."""
 
-    def __init__(self, policy: Policy, *, background: bool = True) -> None:
+    def __init__(
+        self, policy: Policy, *, background: bool = True, reference: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """Take `reference`: the weights of a reference model that have to be saved, one for each parameter."""
         self.seconds = 0.0  # wall time of the last whole save, from the copy to the commit
         self._copies = sharded.Copies(background=background)
-        self._policy, self._background = policy, background
+        self._policy, self._background, self._reference = policy, background, reference
         self._group = dist.new_group(backend="gloo", timeout=policy.ranks.timeout)
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="save", initializer=_yield_cores if background else None
@@ -57,7 +61,14 @@ class Saver:
         began = time.monotonic()
         first = self._policy.ranks.rank == 0
         try:
-            write = sharded.prepare(self._policy, staging, self._group, self._copies, check=not self._checked)
+            write = sharded.prepare(
+                self._policy,
+                staging,
+                self._group,
+                self._copies,
+                check=not self._checked,
+                reference=self._reference,
+            )
         except BaseException:
             _remove(staging, first)
             raise

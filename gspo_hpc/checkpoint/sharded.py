@@ -14,14 +14,17 @@ import base64
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_hpc.checkpoint import compat, optimizer_state
@@ -29,6 +32,8 @@ from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
 from gspo_hpc.system.files import Entry, plain_disk_full, read_json
+
+REFERENCE = "reference."  # what the keys of a reference model's weights begin with
 
 
 class Copies:
@@ -83,14 +88,23 @@ class Copies:
         return found
 
 
-def _state(policy: Policy, copies: Copies | None = None) -> dict[str, Any]:
+def _state(
+    policy: Policy, copies: Copies | None = None, reference: Sequence[torch.Tensor] | None = None
+) -> dict[str, Any]:
     model = _model_state(policy)
     optimizer = optimizer_state.sharded(policy.optimizer, model, None if copies is None else copies.place)
-    return {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict()}
+    state = {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict()}
+    return state if reference is None else state | {"reference": _reference_state(policy, reference)}
 
 
 def prepare(
-    policy: Policy, staging: Path, group: dist.ProcessGroup, copies: Copies, *, check: bool = True
+    policy: Policy,
+    staging: Path,
+    group: dist.ProcessGroup,
+    copies: Copies,
+    *,
+    check: bool = True,
+    reference: Sequence[torch.Tensor] | None = None,
 ) -> Callable[[], dict[str, Entry]]:
     """Begin a copy of this rank's part of the state, and return a function that writes it into the folder `staging`.
 
@@ -99,7 +113,9 @@ def prepare(
     All ranks call this and then the function, which returns what is in this rank's shards. The function may run in a
     thread beside training: its collectives are those of `group`, a gloo group of all ranks, and once it has returned on
     rank 0, all ranks have written. `check` verifies that all ranks together hold every piece of every parameter exactly
-    once, which costs a gather and need not be done twice. Both raise OSError where the disk fails.
+    once, which costs a gather and need not be done twice. `reference` are the weights of a reference model that does
+    not stay that of the start, one for each of the policy's parameters and under the same rule as its state. Both raise
+    OSError where the disk fails.
     """
 
     def copy_state(state: dict[str, list[ShardedBase]]) -> None:
@@ -114,7 +130,9 @@ def prepare(
     barrier(policy.ranks.device)
     with plain_disk_full(staging):
         copies.on(policy.ranks.device)
-        write_shards = compat.prepare(_state(policy, copies), shards, group, written, copy=copy_state, check=check)
+        write_shards = compat.prepare(
+            _state(policy, copies, reference), shards, group, written, copy=copy_state, check=check
+        )
         state_copy = policy.state_copy
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
 
@@ -132,10 +150,16 @@ def prepare(
     return write
 
 
-def load(policy: Policy, path: Path) -> None:
-    """Set model, optimizer, schedule and this rank's random generators to the state in the checkpoint `path`."""
-    loaded = compat.load(_state(policy), path / "megatron")
+def load(policy: Policy, path: Path, reference: Sequence[torch.Tensor] | None = None) -> None:
+    """Set model, optimizer, schedule and this rank's random generators to the state in the checkpoint `path`.
+
+    `reference` is given where the checkpoint has the weights of a reference model, which are written into it.
+    """
+    loaded = compat.load(_state(policy, reference=reference), path / "megatron")
     _load_model(policy, loaded["model"])
+    if reference is not None:
+        with _swapped_in(policy, reference):
+            _load_model(policy, loaded["reference"])
     optimizer_state.load(policy.optimizer, _model_state(policy), loaded["optimizer"])
     policy.scheduler.load_state_dict(loaded["scheduler"])
     mine = path / f"rng-{policy.ranks.rank}.json"
@@ -151,6 +175,31 @@ def load_weights(policy: Policy, path: Path) -> None:
 
 def _model_state(policy: Policy) -> dict[str, Any]:
     return {str(number): chunk.sharded_state_dict() for number, chunk in enumerate(policy.chunks)}
+
+
+@contextmanager
+def _swapped_in(policy: Policy, weights: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let the policy's parameters be these tensors meanwhile, wherever they are."""
+    parameters = list(policy.parameters())
+    own = [parameter.data for parameter in parameters]
+    try:
+        for parameter, weight in zip(parameters, weights, strict=True):
+            parameter.data = weight
+        yield
+    finally:
+        for parameter, mine in zip(parameters, own, strict=True):
+            parameter.data = mine
+
+
+def _reference_state(policy: Policy, weights: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return Megatron's sharded state of the model with other weights, under keys of its own."""
+    with _swapped_in(policy, weights):
+        state = _model_state(policy)
+        for part in nested_values(state):
+            if isinstance(part, ShardedBase) and isinstance(part.data, torch.nn.Parameter):
+                part.data = part.data.detach()  # the parameter itself gets its own weights back
+    add_prefix_for_sharding(state, REFERENCE)
+    return state
 
 
 def _load_model(policy: Policy, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gspo_hpc.config.section import Number, Positive, Section, key
+from gspo_hpc.config.section import CountFrom0, Number, Positive, Section, Share, key
 
 Ratio = Literal["sequence", "sequence_token", "token"]
 TrustRegion = Literal["clip", "weight", "mask", "gate", "geometric"]
@@ -137,11 +137,25 @@ class AlgorithmSettings(Section):
     entropy_target: Number = key(
         0.0, "Have entropy_coef follow this mean entropy, 0.005 up or down a step; 0 leaves it fixed."
     )
+    reference_interval: CountFrom0 = key(
+        0,
+        "Refresh the reference model every so many optimizer steps, between two rollouts; 0 keeps that of the start.",
+    )
+    reference_mixup: Share = key(
+        1.0,
+        "What a refresh takes of the policy's weights; the rest is the reference's before, so that below 1 it is a "
+        "moving average.",
+    )
     kl_placement: KlPlacement = key(
         "loss",
         "Where the KL term is: in the loss of every token (loss), or its sum over a completion's tokens, by the "
         "engine's log-probs, taken off the reward (reward).",
     )
+
+    @property
+    def moves_reference(self) -> bool:
+        """True if there is a reference model that does not stay that of the start: checkpoints hold its weights."""
+        return self.kl_beta > 0 and self.reference_interval > 0
 
     @model_validator(mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.data.counting import DATA_FILES
+from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -118,6 +119,7 @@ def objective(draft: Draft, level: str, loss: str, high: float | None, low: floa
     """Put the algorithm of ms-swift's and TRL's names. Refuse any other objective."""
     name = _PRESETS[level]
     draft.put("algorithm.kl_beta", beta, "beta")
+    _reference(draft, beta)
     if loss in ("cispo", "sapo") and name == "grpo":
         draft.credit("algorithm.name", "importance_sampling_level")
         draft.put("algorithm.name", loss, "loss_type")
@@ -155,6 +157,21 @@ def objective(draft: Draft, level: str, loss: str, high: float | None, low: floa
     if scale is None:
         draft.wrong("scale_rewards", "must be group, batch or none: what advantages are divided by")
     draft.put("algorithm.normalize_advantage", scale is not False, "scale_rewards")
+
+
+def _reference(draft: Draft, beta: float) -> None:
+    """Put the refreshes of the reference model."""
+    names = ("ref_model_sync_steps", "ref_model_mixup_alpha")
+    if draft.switch("sync_ref_model") and beta:
+        text = "refreshed between two rollouts here, and after that very step there"
+        draft.put("algorithm.reference_interval", draft.whole(names[0], 512), names[0], text)
+        draft.put("algorithm.reference_mixup", draft.number(names[1], 0.6), names[1])
+        draft.credit("algorithm.reference_interval", "sync_ref_model")
+        return
+    for name in ("sync_ref_model", *names):
+        off = name == "sync_ref_model" and not draft.switch(name)
+        if draft.given(name):
+            draft.drop(name, report.OFF if off else "it is read with sync_ref_model and a beta above 0 only")
 
 
 def _without_clipping(draft: Draft, loss: str, high: float) -> None:

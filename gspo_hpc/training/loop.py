@@ -51,6 +51,7 @@ def train(session: Session, progress: Progress) -> str:
             if result is not None and not result.skipped:
                 session.weights.mark_updated()
             before = progress.advance(batch, result, recipe.updates_per_rollout)
+            session.logprobs.refresh(progress.cursor)  # the reference, if that is due
             progress.record = session.recorder.record(before, progress, batch, result)
             progress.adapt(recipe.objective, result)
             if result is not None:

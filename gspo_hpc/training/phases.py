@@ -167,6 +167,14 @@ def training_sampling(config: Config) -> Sampling:
     )
 
 
+def refreshes_reference(interval: int, step: int, updates_per_rollout: int) -> bool:
+    """Return whether the reference is refreshed after `step` steps, the last of which ended a rollout.
+
+    It is where the rollout has reached a multiple of `interval` steps; 0 stands for never.
+    """
+    return interval > 0 and step // interval > (step - updates_per_rollout) // interval
+
+
 class LogprobPasses:
     """The log-prob passes of a rollout, only those that are needed."""
 
@@ -192,6 +200,16 @@ class LogprobPasses:
         if self._reference is not None and terms.kl_placement == "reward":
             groups = update.with_penalised_advantages(groups, terms, self._policy.ranks.exchange)
         return groups
+
+    def refresh(self, cursor: Cursor) -> None:
+        """Refresh the reference if that is due after the step that led to `cursor`: a function of the step alone.
+
+        So a checkpoint of this position has the reference that its next rollout is compared with.
+        """
+        interval, updates = self._recipe.config.algorithm.reference_interval, self._recipe.updates_per_rollout
+        if self._reference is not None and not cursor.update and refreshes_reference(interval, cursor.step, updates):
+            with self._clock.phase("reference"):
+                self._reference.refresh(self._policy, self._recipe.config.algorithm.reference_mixup)
 
 
 class WeightUser(Protocol):

@@ -1,4 +1,7 @@
-"""The reference model of the KL term: the policy's own modules with the weights of the start swapped in."""
+"""The reference model of the KL term: the policy's own modules with other weights swapped in.
+
+They are the weights of the start, or with algorithm.reference_interval those of a later step or a moving average.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from gspo_hpc.training.update import logprob_pass, with_values
 
 
 class Reference:
-    """The model as it was at the start, kept in host memory and swapped in for its pass."""
+    """The model as it was at the start, or as refreshes left it, kept in host memory and swapped in for its pass."""
 
     def __init__(self, policy: Policy) -> None:
         self._memory = HostMemory()
-        self._weights = self._copies(policy.parameters())
+        self.weights = self._copies(policy.parameters())  # one for each parameter of the policy
         self._current: list[torch.Tensor] | None = None  # where the policy's own weights wait meanwhile
 
     def with_logprobs(
@@ -39,11 +42,25 @@ class Reference:
             else:
                 _copy(parameters, self._current)
             try:
-                _copy(self._weights, parameters)
+                _copy(self.weights, parameters)
                 passed = logprob_pass(policy, groups, "reference", config, replay=False, monitor=monitor)
             finally:
                 _copy(self._current, parameters)
         return with_values(groups, passed.logprobs, lambda c, v: replace(c, reference_logprobs=v))
+
+    def refresh(self, policy: Policy, share: float) -> None:
+        """Move the weights towards the policy's: `share` of these and the rest of what they were, above 0, at most 1.
+
+        The mean is taken in fp32 and rounded to the weights' dtype. With 1 the weights become the policy's.
+        """
+        policy.settle()
+        policy.before_change()  # a save under way may be copying the weights
+        with torch.no_grad():
+            if share == 1:
+                _copy([p.detach() for p in policy.parameters()], self.weights)
+                return
+            for parameter, weight in zip(policy.parameters(), self.weights, strict=True):
+                weight.copy_(weight.float().lerp_(parameter.detach().to(weight.device, torch.float32), share))
 
     def _copies(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
         """Return copies of parameters in host memory."""
@@ -51,6 +68,11 @@ class Reference:
         copies = [self._memory.empty(one.shape, one.dtype, locked=one.is_cuda) for one in values]
         _copy(values, copies)
         return copies
+
+
+def moving(reference: Reference | None, config: Config) -> Sequence[torch.Tensor] | None:
+    """Return the weights of a reference that does not stay that of the start, which checkpoints have to hold."""
+    return reference.weights if reference is not None and config.algorithm.moves_reference else None
 
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

@@ -61,6 +61,7 @@ from gspo_hpc.system import progress
 from gspo_hpc.training import probe as probing
 from gspo_hpc.training import sync, update
 from gspo_hpc.training.jobs import train
+from gspo_hpc.training.reference import Reference
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
@@ -460,13 +461,15 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
 
 
 def saved(model: str, world: int, folder: str, **sections: Any) -> Arrays:
-    """Weights after two steps, where they are saved, and after two more."""
+    """Weights after two steps, where they are saved with a moving reference, and after two more."""
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
+    reference = Reference(made)
     _two_steps(made, settings)
-    Saver(made, background=False).save(_empty(Path(folder), ranks), lambda known: None)
+    reference.refresh(made, 0.25)
+    Saver(made, background=False, reference=reference.weights).save(_empty(Path(folder), ranks), lambda known: None)
     barrier(ranks.device)
-    return _before_and_after(made, settings)
+    return _of_reference(made, reference) | _before_and_after(made, settings)
 
 
 def loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
@@ -475,8 +478,9 @@ def loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     ranks = start(settings)
     made = Policy(architecture.read(model), settings, ranks)
     made.make_optimizer()
-    sharded.load(made, Path(folder))
-    return _before_and_after(made, settings)
+    reference = Reference(made)
+    sharded.load(made, Path(folder), reference.weights)
+    return _of_reference(made, reference) | _before_and_after(made, settings)
 
 
 def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Arrays:
@@ -556,6 +560,18 @@ def _two_steps(made: Policy, settings: Config) -> None:
     objective = algorithms.resolve(settings.algorithm)
     for _ in range(2):
         assert update.step(made, spread(made), objective, settings) is not None
+
+
+def _of_reference(made: Policy, reference: Reference) -> Arrays:
+    """The reference's weights, by the way of the policy's own."""
+    own = [parameter.detach().clone() for parameter in made.parameters()]
+    with torch.no_grad():
+        for parameter, weight in zip(made.parameters(), reference.weights, strict=True):
+            parameter.copy_(weight)
+        found = {f"reference/{name}": t.clone().numpy() for name, t in made.stream()}
+        for parameter, weight in zip(made.parameters(), own, strict=True):
+            parameter.copy_(weight)
+    return found
 
 
 def _before_and_after(made: Policy, settings: Config) -> Arrays:
@@ -947,8 +963,10 @@ def main() -> None:
         )
     }
     for out, case, arguments in json.loads(Path(sys.argv[1]).read_text()):
+        began = time.process_time()
         arrays = functions[case](world=int(os.environ["WORLD_SIZE"]), **arguments)
         drop_layout()
+        print(f"{Path(out).stem}: {time.process_time() - began:.2f} s of processor time", flush=True)  # for who looks
         if os.environ["RANK"] == "0":
             np.savez(out, **arrays)
     for engine in _engines.values():

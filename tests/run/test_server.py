@@ -24,6 +24,8 @@ from tests.run import harness
 GENERATOR = 2  # the rank that generates
 APART = ("cluster.gpus_per_node=3", "rollout.mode=server", "rollout.engines_per_node=1")
 AHEAD = (*APART, "rollout.max_staleness=1", "checkpoint.interval=3")  # between updates, and between rollouts
+# A reference that moves after steps 4 and 6: what a kill loses or repeats of it is seen in later updates.
+MOVING = ("algorithm.kl_beta=0.05", "algorithm.reference_interval=3", "algorithm.reference_mixup=0.5")
 # Grading takes long enough for a rollout to be met unfinished while the one before is trained on.
 SLOW = ("reward.functions=[{function: 'tests/slurm/graders.py:slow'}]", "reward.timeout=120")
 SECONDS = {"GSPO_HPC_TEST_GRADER_SECONDS": "0.2"}
@@ -77,7 +79,9 @@ MOMENTS: list[tuple[str, Callable[[Path], bool], int]] = [  # and the rank that 
 @pytest.mark.timeout(1500)
 def test_one_rollout_ahead_it_resumes_bit_for_bit(tiny_config: Path, tmp_path: Path) -> None:
     whole, log = tmp_path / "whole", tmp_path / "log"
-    process = harness.start(harness.command(tiny_config, whole, *harness.OVERRIDES, *AHEAD, *SLOW), log, **SECONDS)
+    process = harness.start(
+        harness.command(tiny_config, whole, *harness.OVERRIDES, *AHEAD, *SLOW, *MOVING), log, **SECONDS
+    )
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     rows = {row["step"]: row for row in harness.metrics(whole) if row["step"]}
     assert [rows[step]["staleness"] for step in sorted(rows)] == [0, 0, *[2] * (harness.STEPS - 2)]
@@ -87,7 +91,7 @@ def test_one_rollout_ahead_it_resumes_bit_for_bit(tiny_config: Path, tmp_path: P
     assert rows[1]["ratio_deviation_max"] < 1e-5 < rows[3]["ratio_deviation_max"], rows[3]
 
     run_dir = tmp_path / "run"
-    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *AHEAD, *SLOW)
+    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *AHEAD, *SLOW, *MOVING)
     for name, moment, rank in MOMENTS:
         process = harness.start(command, log, **SECONDS)
         harness.wait_for(lambda moment=moment: moment(run_dir), process, log)

@@ -139,6 +139,8 @@ def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
     """Return the bytes of the copy that a node makes to save it in the background, if all its ranks are of this stage.
 
+    A reference that is refreshed is copied like the weights.
+
     Of ranks that have the same weights one copies them. A distributed optimizer's state is copied by all, each its
     part.
     """
@@ -153,10 +155,11 @@ def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
         return min(different, ranks) if block >= ranks else different * (ranks // block)
 
     dense, experts = map(copying, _split(config))
+    elements = count.dense * dense + count.experts * experts
+    weights = item * elements * (2 if config.algorithm.moves_reference else 1)
     if config.optimizer.distributed:
-        optimizer = state(arch, config, stage).optimizer * ranks
-        return item * (count.dense * dense + count.experts * experts) + optimizer
-    return (item + _adam(config)) * (count.dense * dense + count.experts * experts)
+        return weights + state(arch, config, stage).optimizer * ranks
+    return weights + _adam(config) * elements
 
 
 def of_node(

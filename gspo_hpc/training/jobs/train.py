@@ -64,7 +64,7 @@ from gspo_hpc.training.observers.record import SampleRecord
 from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
-from gspo_hpc.training.reference import Reference
+from gspo_hpc.training.reference import Reference, moving
 from gspo_hpc.training.serving import generators
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.serving.link import GeneratorLink
@@ -147,7 +147,7 @@ class TrainingJob:
         observers = Observers([*self._make_observers(), *self._make_memory_watch(flag), *self._make_sample_record()])
         recipe = self._make_recipe()
         data = self._make_data(recipe, prompts)
-        saver = Saver(policy, background=config.checkpoint.async_save)
+        saver = Saver(policy, background=config.checkpoint.async_save, reference=moving(reference, config))
         clock = StepClock(
             Meter(collectives, Accelerator(ranks.device), ranks.device),
             monitor,
@@ -234,7 +234,7 @@ class TrainingJob:
         mark("loading")
         policy = Policy(arch, config, ranks)
         with_reference = derived.passes_needed(config).reference
-        if whole is None or with_reference:
+        if whole is None or (with_reference and not config.algorithm.moves_reference):
             policy.load(str(config.model.path))
         reference = Reference(policy) if with_reference else None
         policy.make_optimizer()
@@ -246,7 +246,7 @@ class TrainingJob:
             return policy, reference, Progress(evaluated=logged >= 0, weights=weights)
         if (before := commit.read_extra(whole)["layout"]) != config.layout:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
-        sharded.load(policy, whole)
+        sharded.load(policy, whole, moving(reference, config))
         state = CheckpointState.read(whole, ranks.exchange)
         groups = ranks.exchange.gather_table(state.groups)
         record = state.record if logged < state.cursor.step else None

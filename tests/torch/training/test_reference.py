@@ -14,6 +14,7 @@ import torch
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.training import reference
+from gspo_hpc.training.phases import refreshes_reference
 from gspo_hpc.training.reference import Reference
 from tests.torch.ops.test_host_memory import Runtime
 
@@ -66,3 +67,31 @@ def test_the_swap_goes_through_page_locked_memory_and_waits_once(monkeypatch: py
     for host, at_once in OnGpu.copies:
         begin, end = host.data_ptr(), host.data_ptr() + host.nbytes
         assert at_once and any(low <= begin and end <= low + size for low, size in runtime.locked.items())
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_refresh_moves_the_weights_towards_the_policys(share: float) -> None:
+    """Would miss a save under way, whose copy is to be of the weights before, and a mean that is taken in 16 bits."""
+    weights = [torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))]
+    events: list[str] = []
+    policy: Any = SimpleNamespace(
+        parameters=lambda: iter(weights),
+        settle=lambda: events.append("settle"),
+        before_change=lambda: events.append(f"saved {made.weights[0].tolist()}"),
+    )
+    made = Reference(policy)
+    with torch.no_grad():
+        weights[0].copy_(torch.tensor([1.0078125, 6.0]))  # the next number above 1
+    for _ in range(2):
+        made.refresh(policy, share)
+    expected = [1.0078125, 6.0] if share == 1 else [1.0, 3.75]
+    assert made.weights[0].tolist() == expected
+    assert events[:2] == ["settle", "saved [1.0, 2.0]"]
+    assert weights[0].tolist() == [1.0078125, 6.0]
+
+
+def test_refreshes_are_due_where_a_rollout_has_reached_a_multiple() -> None:
+    due = [step for step in range(4, 41, 4) if refreshes_reference(10, step, 4)]
+    assert due == [12, 20, 32, 40]
+    assert [step for step in range(2, 9, 2) if refreshes_reference(1, step, 2)] == [2, 4, 6, 8]
+    assert not any(refreshes_reference(0, step, 4) for step in range(4, 41, 4))

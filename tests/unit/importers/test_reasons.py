@@ -59,6 +59,17 @@ def test_another_estimator_of_the_divergence_is_told(kind: str, told: bool) -> N
             "grpo",
             {"entropy_coef": 0.01, "entropy_target": 5.0},
         ),
+        (
+            f"{TRL} --beta 0.1 --sync_ref_model true --ref_model_sync_steps 64",
+            "grpo",
+            {"reference_interval": 64, "reference_mixup": 0.6},
+        ),
+        (
+            f"{MEGATRON} --beta 0.1 --sync_ref_model true --ref_model_mixup_alpha 1",
+            "grpo",
+            {"reference_interval": 512, "reference_mixup": 1.0},
+        ),
+        (f"{TRL} --beta 0 --sync_ref_model true", "grpo", {"reference_interval": 0}),
         (f"{TRL} --entropy_target 5 --entropy_coef 0", "grpo", {"entropy_coef": 0.0, "entropy_target": 0.0}),
         (f"{TRL} --entropy_coef 0.01", "grpo", {"entropy_coef": 0.01}),
         (f"{GROUPS} {ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=0.9", "cispo", {"clip_low": 0.9}),
