@@ -124,6 +124,11 @@ class Rollout(Section):
     )
     max_prompt_length: Count = key(512, "Tokens of the longest prompt.")
     max_response_length: Count = key(1024, "Tokens of the longest response.")
+    truncated: Literal["train", "mask", "exclude"] = key(
+        "train",
+        "What becomes of completions that were cut off at max_response_length: they count as all others do (train), in "
+        "the statistics of their group but not in the loss (mask), or in neither (exclude).",
+    )
     temperature: Temperature = key(1.0, "The sampling temperature.")
     top_p: Share = key(1.0, "Sample from the most likely tokens whose probabilities add up to this.")
     top_k: TopK = key(-1, "Sample from this many of the most likely tokens; -1 samples from all.")

@@ -229,9 +229,7 @@ def kept_out(draft: Draft) -> None:
     """Report the switches of ms-swift and TRL that have no counterpart."""
     for name in ("mask_truncated_completions", "overlong_filter"):
         if draft.given(name) and draft.switch(name):
-            draft.drop(
-                name, "truncated completions stay in the loss here; a reward function knows them by response_length"
-            )
+            draft.put("rollout.truncated", "mask", name)
     if draft.given("top_entropy_quantile") and draft.number("top_entropy_quantile", 1.0) != 1.0:
         draft.drop("top_entropy_quantile", "all tokens count here")
 

@@ -72,7 +72,7 @@ class Sampler(abc.ABC):
     ) -> Rollout:
         """Return the rollout that begins at `cursor`, of which this rank holds the groups `own`. Collective."""
         exchange, config = self._ranks.exchange, self._recipe.config
-        graded = sorted(own, key=lambda group: group.slot)
+        graded = update.without_truncated(sorted(own, key=lambda group: group.slot), config)
         terms = self._recipe.objective
         groups = exchange.gather_table(update.with_advantages(graded, terms.normalize_advantage, terms.advantage))
         groups = update.with_batch_advantages(groups, terms.advantage)

@@ -21,7 +21,7 @@ from gspo_hpc.config.derived import PassName, PassSize, pass_sizes, router_repla
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.packing import MicroBatch, Sample, evenness, pack
 from gspo_hpc.data.records import Completion, Experts, Floats, Group
-from gspo_hpc.data.table import EXCLUDED, ShardedGroups
+from gspo_hpc.data.table import EXCLUDED, TRUNCATED, GroupTable, ShardedGroups
 from gspo_hpc.exchange.exchange import Exchange, Key
 from gspo_hpc.ops.batch import PackedBatch, build, split_by_sample, split_experts
 from gspo_hpc.policy.passes import PassMonitor
@@ -39,6 +39,26 @@ def with_advantages(groups: Sequence[Group], normalize: bool, kind: Advantage = 
         completions = (replace(c, advantage=float(a)) for c, a in zip(group.completions, advantages, strict=True))
         result.append(group.with_completions(tuple(completions)))
     return result
+
+
+def without_truncated(groups: Sequence[Group], config: Config) -> list[Group]:
+    """Return the groups in which completions that were cut off are excluded, if rollout.truncated says so.
+
+    They have no part in advantages and loss then, as those without a reward. This follows from what the journal has.
+    """
+    if config.rollout.truncated != "exclude":
+        return list(groups)
+
+    def judged(c: Completion) -> Completion:
+        return replace(c, excluded=c.excluded or c.finish_reason == "length")
+
+    return [group.with_completions(tuple(map(judged, group.completions))) for group in groups]
+
+
+def in_loss(table: GroupTable, config: Config) -> npt.NDArray[np.bool_]:
+    """Return True for every row that has a part in the loss and in what it is divided by."""
+    left_out = EXCLUDED | TRUNCATED if config.rollout.truncated == "mask" else EXCLUDED
+    return ~table.flagged(left_out)
 
 
 def with_penalised_advantages(groups: ShardedGroups, objective: Objective, exchange: Exchange) -> ShardedGroups:
@@ -186,7 +206,7 @@ def step(
     Raises Abandoned on all ranks, with nothing changed, if `monitor` requests a stop on one of them.
     """
     table = groups.table
-    counted = ~table.flagged(EXCLUDED)
+    counted = in_loss(table, config)
     lengths, slots = table.rows["response_len"][counted], table.rows["slot"][counted]
     size = BatchSize(int(counted.sum()), int(lengths.sum()), len(np.unique(slots)), config.rollout.max_response_length)
     denominator = objective.denominator(size)

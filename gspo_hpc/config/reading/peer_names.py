@@ -52,6 +52,7 @@ PEER_NAMES = {
     "n_samples_per_prompt": "batch.num_generations",
     "ppo_epochs": "batch.num_iterations",
     "max_completion_length": "rollout.max_response_length",
+    **dict.fromkeys(("mask_truncated_completions", "overlong_filter"), "rollout.truncated: mask"),
     "max_response_len": "rollout.max_response_length",
     "max_new_tokens": "rollout.max_response_length",
     "generate_max_len": "rollout.max_response_length",

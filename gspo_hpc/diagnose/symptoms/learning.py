@@ -162,7 +162,7 @@ def length_explosion(run: Evidence) -> Finding | None:
     "truncation",
     severity="warning",
     shows="a tenth of the completions or more is cut off",
-    change="`rollout.max_response_length`",
+    change="`rollout.max_response_length`, `rollout.truncated`",
 )
 def truncation(run: Evidence) -> Finding | None:
     """Find completions that were cut off at the length limit."""
@@ -177,7 +177,7 @@ def truncation(run: Evidence) -> Finding | None:
             + (f"; their mean length is {rounded(mean(lengths))}" if lengths else ""),
         ),
         "answers do not fit into rollout.max_response_length, or the model does not end them",
-        (f"rollout.max_response_length={2 * limit}",),
+        (f"rollout.max_response_length={2 * limit}", "rollout.truncated=mask"),
         ("samples.jsonl: see whether answers are long, or continue after they are complete",),
         "problem" if mean(points) >= TRUNCATED_HIGH else "warning",
     )

@@ -74,6 +74,28 @@ def test_the_mean_is_over_the_tokens_or_the_sequences_that_count(
     assert prompts == ([3 + 5 + 7] * 4 if aggregation == "prompt" else [])  # of both samples with an advantage, twice
 
 
+@pytest.mark.parametrize(("truncated", "count", "tokens"), [("train", 4, 26), ("mask", 2, 8), ("exclude", 2, 8)])
+def test_completions_that_were_cut_off_leave_the_loss(truncated: str, count: int, tokens: int) -> None:
+    """A cut completion that stays in the denominator, or a setting that does nothing, is caught here."""
+    config = from_dict({"rollout": {"truncated": truncated}})
+    made = [replace(completion(n, reward=float(n)), finish_reason=cut) for n, cut in CUT]
+    group = Group(0, Prompt(0, np.arange(4, dtype=np.int32), "", {}), tuple(made))
+    (graded,) = update.with_advantages(update.without_truncated([group], config), True)
+    table = Exchange().gather_table([graded]).table
+    counted = update.in_loss(table, config)
+    assert (counted.sum(), table.rows["response_len"][counted].sum()) == (count, tokens)
+    rewards = [3.0, 5.0] if truncated == "exclude" else [3.0, 7.0, 5.0, 11.0]  # the mask leaves statistics alone
+    mean, deviation = statistics.fmean(rewards), statistics.stdev(rewards)
+    assert [c.advantage for c in graded.completions][::2] == pytest.approx(
+        [(3.0 - mean) / deviation, (5.0 - mean) / deviation], rel=1e-6
+    )
+    cut = [c.advantage for c in graded.completions][1::2]
+    assert (cut == [0.0, 0.0]) == (truncated == "exclude")
+
+
+CUT = ((3, "stop"), (7, "length"), (5, "stop"), (11, "length"))  # tokens, and why the completion ended
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_a_divergence_in_the_reward_is_that_of_the_whole_completion(estimator: str) -> None:
     """Advantages are of lowered rewards; rewards, and what is excluded, stay."""
