@@ -82,6 +82,11 @@ def contradictions(given: AlgorithmSettings) -> Iterator[str]:
             f"algorithm.normalize_advantage true contradicts algorithm.advantage {given.advantage}, which divides by "
             "something else: set normalize_advantage false"
         )
+    if given.advantage == "gdpo" and given.kl_beta and given.kl_placement == "reward":
+        yield (
+            "algorithm.advantage gdpo normalises every reward function by itself, and kl_placement reward takes the KL "
+            "term off their sum: use kl_placement loss"
+        )
     if given.correction in ("masked", "rejection") and given.correction_low >= given.correction_high:
         yield (
             f"algorithm.correction_low ({given.correction_low:g}) must be below correction_high "

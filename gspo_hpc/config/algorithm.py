@@ -11,7 +11,7 @@ from gspo_hpc.config.section import CountFrom0, Number, Positive, Section, Share
 Ratio = Literal["sequence", "sequence_token", "token"]
 TrustRegion = Literal["clip", "weight", "mask", "gate", "geometric"]
 Aggregation = Literal["sequence", "token", "prompt", "fixed_length"]
-Advantage = Literal["group", "leave_one_out", "batch_std", "reinforce_baseline", "maxrl"]
+Advantage = Literal["group", "leave_one_out", "batch_std", "reinforce_baseline", "maxrl", "gdpo"]
 Correction = Literal["none", "truncated", "masked", "rejection", "bypass"]
 KlPlacement = Literal["loss", "reward"]
 KlEstimator = Literal["k1", "k2", "k3", "absolute", "unbiased"]
@@ -54,8 +54,8 @@ AggregationOf = Annotated[
 AdvantageOf = Annotated[
     Advantage,
     Field(
-        description="Reward minus the mean of its group (group) or of the others (leave_one_out); or divided by the "
-        "rollout's deviation of rewards (batch_std), of centred ones (reinforce_baseline), or the mean (maxrl)."
+        description="Reward minus the mean of its group (group) or of the others (leave_one_out); divided by the "
+        "deviation in the rollout (batch_std, reinforce_baseline) or the mean (maxrl); by reward function (gdpo)."
     ),
 ]
 NormalizeAdvantage = Annotated[
@@ -81,7 +81,8 @@ KlBeta = Annotated[
 # Defaults that follow from a setting, unless they are given themselves: they are written out like all others.
 _FOLLOWING: dict[str, dict[str, dict[str, Any]]] = {
     "advantage": {
-        name: {"normalize_advantage": False} for name in ("leave_one_out", "batch_std", "reinforce_baseline", "maxrl")
+        name: {"normalize_advantage": False}
+        for name in ("leave_one_out", "batch_std", "reinforce_baseline", "maxrl", "gdpo")
     },
     "correction": {
         "truncated": {"correction_high": 2.0},

@@ -78,6 +78,11 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.number("epsilon", 0.2) or 0.0,
         draft.number("beta", 0.0) or 0.0,
     )
+    kinds = ("sum_then_normalize", "normalize_then_sum")
+    if draft.choice("multi_objective_aggregation", kinds, kinds[0]) == kinds[1]:
+        draft.put("algorithm.advantage", "gdpo", "multi_objective_aggregation")
+        draft.put("algorithm.normalize_advantage", False, "multi_objective_aggregation")
+    draft.credit("algorithm.advantage", "multi_objective_aggregation")
     _entropy(draft)
     parts.kept_out(draft)
     length(draft, update, rows, "linear", 1e-6)

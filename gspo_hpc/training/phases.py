@@ -18,6 +18,7 @@ from gspo_hpc.evaluation import evaluate
 from gspo_hpc.evaluation.evaluate import CompletionSource
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, broadcast_bytes
+from gspo_hpc.rewards.registry import part_names
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from gspo_hpc.runs import journal
@@ -74,7 +75,11 @@ class Sampler(abc.ABC):
         exchange, config = self._ranks.exchange, self._recipe.config
         graded = update.without_truncated(sorted(own, key=lambda group: group.slot), config)
         terms = self._recipe.objective
-        groups = exchange.gather_table(update.with_advantages(graded, terms.normalize_advantage, terms.advantage))
+        weights = {
+            name: term.weight for name, term in zip(part_names(config.reward), config.reward.functions, strict=True)
+        }
+        made = update.with_advantages(graded, terms.normalize_advantage, terms.advantage, weights)
+        groups = exchange.gather_table(made)
         groups = update.with_batch_advantages(groups, terms.advantage)
         shown = exchange.gather_samples(groups, config.tracking.samples)
         self._observers.samples(cursor.step, "train", shown)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from gspo_hpc.algorithms.objective import BatchSize, Objective
-from gspo_hpc.algorithms.terms.advantages import batch_scale, group_advantages
+from gspo_hpc.algorithms.terms.advantages import batch_scale, by_reward, group_advantages
 from gspo_hpc.config.algorithm import Advantage
 from gspo_hpc.config.derived import PassName, PassSize, pass_sizes, router_replay
 from gspo_hpc.config.schema import Config
@@ -29,13 +29,24 @@ from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.schedule import StepResult, response_logprobs, train_step
 
 
-def with_advantages(groups: Sequence[Group], normalize: bool, kind: Advantage = "group") -> list[Group]:
-    """Return the groups with the advantage of every completion, computed from the rewards of its group."""
+def with_advantages(
+    groups: Sequence[Group], normalize: bool, kind: Advantage = "group", weights: Mapping[str, float] | None = None
+) -> list[Group]:
+    """Return the groups with the advantage of every completion, computed from the rewards of its group.
+
+    `weights`: those of the reward functions by their names in `reward_parts`, for the kind "gdpo" alone. A function
+    that failed where that is no reason to leave the completion out gave 0.
+    """
     result = []
     for group in groups:
-        rewards = np.array([c.reward for c in group.completions], dtype=np.float32)
         excluded = np.array([c.excluded for c in group.completions], dtype=np.bool_)
-        advantages = group_advantages(rewards, excluded, normalize, kind)
+        if kind == "gdpo":
+            assert weights, "gdpo needs the names and weights of the reward functions"
+            parts = [[c.reward_parts.get(name, 0.0) for name in weights] for c in group.completions]
+            advantages = by_reward(np.array(parts, dtype=np.float64), [*weights.values()], excluded)
+        else:
+            rewards = np.array([c.reward for c in group.completions], dtype=np.float32)
+            advantages = group_advantages(rewards, excluded, normalize, kind)
         completions = (replace(c, advantage=float(a)) for c, a in zip(group.completions, advantages, strict=True))
         result.append(group.with_completions(tuple(completions)))
     return result

@@ -7,7 +7,7 @@ a group of equal rewards from dividing by zero; here such a group gets zeros, an
 
 Other kinds: "leave_one_out" `n / (n - 1) (r_i - mean)`, the reward minus the mean of the others; "maxrl"
 `(r_i - mean) / mean`, where a group whose mean is not above 0 gets zeros; "batch_std" and "reinforce_baseline" are
-`r_i - mean` here, and :func:`batch_scale` says what the rollout divides them by.
+`r_i - mean` here, and :func:`batch_scale` says what the rollout divides them by. "gdpo" is :func:`by_reward`.
 """
 
 from __future__ import annotations
@@ -66,6 +66,21 @@ def group_advantages(
     return advantages
 
 
+def by_reward(
+    rewards: npt.NDArray[np.floating], weights: Sequence[float], excluded: Sequence[bool] | npt.NDArray[np.bool_]
+) -> Floats:
+    """Advantages of one group with several rewards, float32 [n]: each reward normalised by itself, weighed, added up.
+
+    rewards: [n, k], weights: [k], excluded: [n]. So a reward counts by its weight, however widely it spreads (GDPO,
+    arXiv 2601.05242). A reward that is equal in the whole group adds 0.
+    """
+    assert rewards.ndim == 2 and rewards.shape[1] == len(weights)
+    total = np.zeros(len(rewards), dtype=np.float64)
+    for values, weight in zip(rewards.T, weights, strict=True):
+        total += weight * group_advantages(values, excluded, True).astype(np.float64)
+    return total.astype(np.float32)
+
+
 def batch_scale(
     rewards: npt.NDArray[np.floating],
     advantages: npt.NDArray[np.floating],
@@ -75,9 +90,10 @@ def batch_scale(
     """Return what the advantages [N] of a whole rollout are divided by; 1 for kinds that look at their group alone.
 
     "batch_std" is the sample standard deviation of its rewards, "reinforce_baseline" that of the advantages, rewards
-    without the mean of their group; both over the samples that count. Without any deviation it is 1: all are 0.
+    without the mean of their group, and so is "gdpo", whose advantages have a mean of 0 in each group, too; all over
+    the samples that count. Without any deviation it is 1: all are 0.
     """
-    if kind not in ("batch_std", "reinforce_baseline"):
+    if kind not in ("batch_std", "reinforce_baseline", "gdpo"):
         return 1.0
     values = np.asarray(rewards if kind == "batch_std" else advantages, dtype=np.float64)[~excluded]
     peak = np.abs(values).max(initial=0.0)

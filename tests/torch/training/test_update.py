@@ -162,3 +162,22 @@ def test_a_deviation_of_the_rollout_is_in_the_table_and_in_the_groups() -> None:
     own = [c.advantage for group in found.own.values() for c in group.completions]
     assert own == found.table.rows["advantage"].tolist()
     assert update.with_batch_advantages(centred, "group") is centred
+
+
+def test_each_reward_function_is_normalised_by_itself_then_by_the_rollout() -> None:
+    """By names and weights of the config: a mistaken name, or a weight that is taken twice, is caught here."""
+    parts = [[(1.0, 10.0), (0.0, 30.0), (0.0, 20.0), (9.0, 90.0)], [(1.0, 5.0), (1.0, 5.0), (0.0, 5.0), (9.0, 90.0)]]
+    made = [
+        group.with_completions(
+            tuple(replace(c, reward_parts={"a": a, "b": b}) for c, (a, b) in zip(group.completions, row, strict=True))
+        )
+        for group, row in zip(GROUPS.own.values(), parts, strict=True)
+    ]
+    centred = Exchange().gather_table(update.with_advantages(made, False, "gdpo", {"b": 0.5, "a": 2.0}))
+    found = update.with_batch_advantages(centred, "gdpo")
+    third = math.sqrt(1 / 3)  # the deviation of 1, 0, 0
+    first = [2 * (2 / 3) / third - 0.5, 2 * (-1 / 3) / third + 0.5, 2 * (-1 / 3) / third]
+    second = [2 * (1 / 3) / third, 2 * (1 / 3) / third, 2 * (-2 / 3) / third]  # b is equal there
+    scale = statistics.stdev([*first, *second])
+    kept = ~found.table.flagged(EXCLUDED)
+    assert found.table.rows["advantage"][kept] == pytest.approx([x / scale for x in (*first, *second)], rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gspo_hpc.algorithms.terms.advantages import batch_scale, group_advantages
+from gspo_hpc.algorithms.terms.advantages import batch_scale, by_reward, group_advantages
 
 REWARDS = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=2, max_size=12)
 MASKED = st.lists(st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=12)
@@ -145,3 +146,38 @@ def test_deviations_of_a_rollout() -> None:
     assert batch_scale(rewards, advantages, excluded, "group") == 1.0
     assert batch_scale(np.ones(5), np.zeros(5), excluded, "batch_std") == 1.0
     assert batch_scale(np.zeros(0), np.zeros(0), np.zeros(0, bool), "batch_std") == 1.0
+
+
+SEVERAL = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.booleans()), min_size=2, max_size=8)
+
+
+@given(SEVERAL, st.floats(0.125, 8.0), st.floats(-2.0, 2.0), st.integers(-9, 9), st.randoms(use_true_random=False))
+def test_every_reward_counts_by_its_weight_alone(
+    group: list[tuple[int, int, bool]], scale: float, weight: float, shift: int, chance: random.Random
+) -> None:
+    """By the formula in plain Python; a shift, a scale or the order of one reward changes nothing."""
+    rewards = np.array([row[:2] for row in group], dtype=np.float64)
+    excluded = [row[2] for row in group]
+    alive = [row for row in group if not row[2]]
+    wanted = np.zeros(len(group))
+    for k, w in enumerate((1.0, weight)):
+        values = [row[k] for row in alive]
+        if len(set(values)) > 1:
+            mean, deviation = statistics.mean(values), statistics.stdev(values)
+            wanted += [0.0 if row[2] else w * (row[k] - mean) / deviation for row in group]
+    got = by_reward(rewards, (1.0, weight), excluded)
+    assert got.dtype == np.float32 and got == pytest.approx(wanted, abs=1e-5)
+    moved = rewards * [scale, 1.0] + [0.0, shift]
+    assert by_reward(moved, (1.0, weight), excluded) == pytest.approx(wanted, abs=1e-5)
+    order = list(range(len(group)))
+    chance.shuffle(order)
+    again = by_reward(rewards[order], (1.0, weight), np.array(excluded)[order])
+    assert again == pytest.approx(got[order], abs=1e-6)
+
+
+def test_rewards_whose_sums_are_equal_are_told_apart() -> None:
+    """The sum of both is 1 for all but the last: one by one, the rarer of the two counts for more."""
+    rewards = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    got = by_reward(rewards, (1.0, 1.0), [False] * 4)
+    assert got[2] > got[0] == got[1] > got[3]
+    assert group_advantages(rewards.sum(1), [False] * 4, True)[:3].tolist() == [0.5, 0.5, 0.5]

@@ -140,6 +140,8 @@ def test_every_preset_makes_an_objective_without_warnings() -> None:
         ({"name": "cispo", "trust_region": "clip"}, r"clip_low \(1\) must be below 1 with trust_region clip"),
         ({"name": "sapo", "dual_clip": 3.0}, r"dual_clip \(3\) bounds a minimum, and trust_region gate has none"),
         ({"name": "grpo", "dual_clip": 1.1}, r"dual_clip \(1.1\) must be above 1 \+ clip_high \(1.2\), or 0"),
+        ({"advantage": "gdpo", "kl_beta": 0.1, "kl_placement": "reward"}, "gdpo normalises every reward function by"),
+        ({"advantage": "gdpo", "normalize_advantage": True}, "normalize_advantage true contradicts .*advantage gdpo"),
         ({"advantage": "maxrl", "normalize_advantage": True}, "normalize_advantage true contradicts .*advantage maxrl"),
         ({"correction": "masked", "correction_low": 5.0, "correction_high": 0.5}, "no ratio lies between them"),
         ({"correction": "rejection", "correction_low": 1.1, "correction_high": 2.0}, "must include 1"),

@@ -82,6 +82,12 @@ def test_another_estimator_of_the_divergence_is_told(kind: str, told: bool) -> N
         (f"{TRL} --loss_type cispo --epsilon_high 5", "cispo", {"clip_low": 1.0, "clip_high": 4.0}),
         (f"{TRL} --loss_type sapo --sapo_temperature_neg 1.1", "sapo", {"gate_negative": 1.1, "gate_positive": 1.0}),
         (f"{TRL} --delta 4", "grpo", {"dual_clip": 4.0}),
+        (
+            f"{TRL} --multi_objective_aggregation normalize_then_sum",
+            "grpo",
+            {"advantage": "gdpo", "normalize_advantage": False},
+        ),
+        (f"{TRL} --multi_objective_aggregation sum_then_normalize", "grpo", {"advantage": "group"}),
         (f"{TRL} --scale_rewards batch", "grpo", {"advantage": "batch_std", "normalize_advantage": False}),
     ],
 )
