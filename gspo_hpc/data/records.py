@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,10 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Experts = npt.NDArray[np.unsignedinteger[Any]]  # 8 or 16 bit [tokens, layers, experts of a token]
+
+# What came of a grader's call; "unparsable": the completion has no answer, "unparsable_gold": the row's cannot be read.
+Outcome = Literal["right", "wrong", "unparsable", "unparsable_gold", "timed_out", "failed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Completion:
     seed: int
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)  # by grader, unweighted
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by grader, of those that failed or tell it
     failure: str | None = None  # why a grader failed; such a sample may be excluded from the update
     excluded: bool = False  # True: no part in advantages and loss
     advantage: float = 0.0
@@ -79,6 +84,7 @@ class Group:
                         "seed": c.seed,
                         "reward": c.reward,
                         "reward_parts": c.reward_parts,
+                        "outcomes": c.outcomes,
                         "failure": c.failure,
                         "excluded": c.excluded,
                         "advantage": c.advantage,
@@ -110,6 +116,7 @@ class Group:
                     seed=int(c["seed"]),
                     reward=float(c["reward"]),
                     reward_parts=c["reward_parts"],
+                    outcomes=c.get("outcomes", {}),
                     failure=c["failure"],
                     excluded=bool(c["excluded"]),
                     advantage=float(c["advantage"]),

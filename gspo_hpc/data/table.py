@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gspo_hpc.data.packing import Sample
-from gspo_hpc.data.records import Group
+from gspo_hpc.data.records import OUTCOMES, Group
 
 EXCLUDED, UNGRADED, TRUNCATED = 1, 2, 4  # bits of a row's flags
 
@@ -43,6 +43,7 @@ class GroupTable:
     names: tuple[str, ...]  # P graders, sorted
     reward_parts: npt.NDArray[np.float64]  # [N, P]
     graded: npt.NDArray[np.bool_]  # [N, P]
+    outcomes: npt.NDArray[np.uint8]  # [N, P], 1 + place in OUTCOMES, 0 where none is known
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,7 +67,7 @@ class GroupTable:
 
     def select(self, mask: npt.NDArray[np.bool_]) -> GroupTable:
         """Return the rows for which `mask` is True."""
-        return GroupTable(self.rows[mask], self.names, self.reward_parts[mask], self.graded[mask])
+        return GroupTable(self.rows[mask], self.names, self.reward_parts[mask], self.graded[mask], self.outcomes[mask])
 
     def samples(self) -> list[Sample]:
         """Return every completion that has tokens, for packing."""
@@ -79,9 +80,10 @@ class GroupTable:
         return _joined_crc32(self.rows["crc32"], self.rows["response_len"].astype(np.int64) * 4)
 
     def to_bytes(self) -> bytes:
-        """Return the table as bytes: a line of JSON, then the rows and the rewards by grader."""
+        """Return the table as bytes: a line of JSON, then the rows, and by grader rewards and outcomes."""
         head = json.dumps({"rows": len(self), "names": self.names}).encode() + b"\n"
-        return b"".join((head, self.rows.tobytes(), self.reward_parts.astype("<f8").tobytes(), self.graded.tobytes()))
+        by_grader = (self.reward_parts.astype("<f8"), self.graded, self.outcomes)
+        return b"".join((head, self.rows.tobytes(), *(array.tobytes() for array in by_grader)))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> GroupTable:
@@ -97,12 +99,13 @@ class GroupTable:
             names,
             np.frombuffer(raw, "<f8", count * len(names), parts_at).astype(np.float64).reshape(width),
             np.frombuffer(raw, np.bool_, count * len(names), graded_at).reshape(width),
+            np.frombuffer(raw, np.uint8, count * len(names), graded_at + count * len(names)).reshape(width),
         )
 
     @classmethod
     def of(cls, groups: Sequence[Group], holder: int) -> GroupTable:
         """Return the table of groups that rank `holder` holds."""
-        names = tuple(sorted({name for group in groups for c in group.completions for name in c.reward_parts}))
+        names = tuple(sorted({n for group in groups for c in group.completions for n in (*c.reward_parts, *c.outcomes)}))
         rows = [
             (
                 group.slot,
@@ -119,21 +122,26 @@ class GroupTable:
             for group in groups
             for index, c in enumerate(group.completions)
         ]
+        told = [c.outcomes for group in groups for c in group.completions]
         every = [c.reward_parts for group in groups for c in group.completions]
         width = (len(rows), len(names))
         parts = [[c.get(name, np.nan) for name in names] for c in every]
         graded = [[name in c for name in names] for c in every]
+        outcomes = [[1 + OUTCOMES.index(c[name]) if name in c else 0 for name in names] for c in told]
         return cls(
             np.array(rows, ROW).reshape(len(rows)),
             names,
             np.array(parts, np.float64).reshape(width),
             np.array(graded, np.bool_).reshape(width),
+            np.array(outcomes, np.uint8).reshape(width),
         ).sorted()
 
     def sorted(self) -> GroupTable:
         """Return the same rows by slot and index."""
         order = np.lexsort((self.rows["index"], self.rows["slot"]))
-        return GroupTable(self.rows[order], self.names, self.reward_parts[order], self.graded[order])
+        return GroupTable(
+            self.rows[order], self.names, self.reward_parts[order], self.graded[order], self.outcomes[order]
+        )
 
 
 def concatenate(tables: Sequence[GroupTable]) -> GroupTable:
@@ -141,15 +149,17 @@ def concatenate(tables: Sequence[GroupTable]) -> GroupTable:
     names = tuple(sorted({name for table in tables for name in table.names}))
     count = sum(map(len, tables))
     parts, graded = np.full((count, len(names)), np.nan), np.zeros((count, len(names)), np.bool_)
+    outcomes = np.zeros((count, len(names)), np.uint8)
     begin = 0
     for table in tables:
         end = begin + len(table)
         for column, name in enumerate(table.names):
             parts[begin:end, names.index(name)] = table.reward_parts[:, column]
             graded[begin:end, names.index(name)] = table.graded[:, column]
+            outcomes[begin:end, names.index(name)] = table.outcomes[:, column]
         begin = end
     rows = np.concatenate([table.rows for table in tables]) if tables else np.zeros(0, ROW)
-    return GroupTable(rows, names, parts, graded).sorted()
+    return GroupTable(rows, names, parts, graded, outcomes).sorted()
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,6 +102,10 @@ def _charts(run: RunData) -> list[Chart]:
             chart(f"reward-{place}", f"Reward: {name}", _weight(run, name), smooth(f"reward/{name}"))
             for place, name in enumerate(_reward_functions(run))
         ),
+        *(
+            chart(f"outcome-{place}", f"Outcomes: {name}", "shares of the step's completions", lines)
+            for place, (name, lines) in enumerate(_outcomes(run, curve).items())
+        ),
         chart("length", "Response length", "mean tokens per completion", smooth("response_length")),
         chart("truncated", "Truncated completions", "share that were cut off", smooth("truncated_fraction")),
         chart("entropy", "Entropy", "nats per token", smooth("entropy")),
@@ -128,6 +132,19 @@ def _reward_functions(run: RunData) -> list[str]:
         if all(part is None or part == whole for whole, part in pairs):
             return []
     return sorted(names)
+
+
+def _outcomes(run: RunData, curve: Callable[[str], list[float | None]]) -> dict[str, list[Line]]:
+    """Return the lines of the outcomes of each reward function that has some; no line is zero everywhere."""
+    prefix = "reward_outcome/"
+    keys = sorted({key for record in run.train_records for key in record if key.startswith(prefix)})
+    colors = {"right": "accent", "wrong": "second", "unparsable": "third"}
+    found: dict[str, list[Line]] = {}
+    for key in keys:
+        name, _, outcome = key.removeprefix(prefix).rpartition("/")
+        if any(curve(key)):
+            found.setdefault(name, []).append(Line(outcome.replace("_", " "), curve(key), colors.get(outcome, "fourth")))
+    return found
 
 
 def _weight(run: RunData, name: str) -> str:

@@ -147,6 +147,7 @@ def _sample_view(sample: RecordedSample, anchor: str, parts: Sequence[str], clip
         ("Weights of step", str(sample.weights_version)),
         ("Seed", str(sample.seed)),
         *((f"Reward: {name}", number(one)) for name, one in sorted(sample.reward_parts.items())),
+        *((f"Outcome: {name}", one.replace("_", " ")) for name, one in sorted(sample.outcomes.items())),
         *((name, _mean(values)) for name, values in means.items() if _known(values)),
         ("Mean difference of engine and trainer", number(math.fsum(gaps) / len(gaps)) if gaps else UNKNOWN),
     ]

@@ -1,4 +1,4 @@
-"""The reward functions ("graders") that come with the package, and the registry of their names.
+"""The reward functions ("graders") that come with the package: those of numbers and texts; mathematics.py has another.
 
 A reward function is a plain function
 
@@ -9,7 +9,7 @@ and `args` the arguments from the configuration. A function with a parameter `re
 the completion's tokens, end token included. It runs in a process of its own: raising an error costs the sample, never
 the run. Imports at the top of its file happen before its time limit starts, imports inside the function count.
 
-To add one to the package, write it here below :func:`reward_function`; its name is then valid in the configuration, and
+To add one to the package, write it here below ``@reward_function``; its name is then valid in the configuration, and
 its annotations say which arguments are accepted. No other file changes. Users write theirs in files of their own, given
 as path/to/file.py:function; CONTRIBUTING.md has a complete example.
 """
@@ -18,42 +18,25 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal
 
-Grader = Callable[..., float]
-_G = TypeVar("_G", bound=Grader)
-
-REGISTRY: dict[str, Grader] = {}  # reward functions by name
-ARGUMENT_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with a function's arguments before a run starts
-
-
-@overload
-def reward_function(function: _G) -> _G: ...
-@overload
-def reward_function(*, check: Callable[..., None]) -> Callable[[_G], _G]: ...
-def reward_function(function: _G | None = None, *, check: Callable[..., None] | None = None) -> _G | Callable[[_G], _G]:
-    """Register a reward function under its own name, as ``@reward_function`` or ``@reward_function(check=...)``.
-
-    `check` is called with the arguments from the configuration and raises ValueError for those that the types of the
-    function's parameters allow, but that it cannot work with.
-    """
-
-    def register(function: _G) -> _G:
-        name = function.__name__
-        assert name not in REGISTRY, f"two reward functions are called {name}"
-        REGISTRY[name] = function
-        if check is not None:
-            ARGUMENT_CHECKS[name] = check
-        return function
-
-    return register if function is None else register(function)
-
+from gspo_hpc.rewards import mathematics as mathematics
+from gspo_hpc.rewards.catalogue import ARGUMENT_CHECKS as ARGUMENT_CHECKS
+from gspo_hpc.rewards.catalogue import REGISTRY as REGISTRY
+from gspo_hpc.rewards.catalogue import ROW_CHECKS, field_of, reward_function
+from gspo_hpc.rewards.catalogue import Grader as Grader
 
 def refusal(function: str, args: Mapping[str, Any], fields: Mapping[str, Any]) -> str | None:
     """Return why a built-in function, which takes these arguments, can grade no completion of a row; None if it can."""
     grader = REGISTRY[function]
+    if function in ROW_CHECKS:
+        try:
+            ROW_CHECKS[function](fields, **args)
+        except ValueError as error:
+            return f"{error}; args: {{answer: FIELD}} names another field"
+        return None
     takes = inspect.signature(grader).parameters
     length = {"response_length": 4} if "response_length" in takes else {}
     try:
@@ -97,7 +80,7 @@ def number_match(
     The field is a number, or a text whose last number counts. Values are compared exactly: 12 equals 12.0.
     Raises ValueError if the field is missing or holds no number.
     """
-    value = _field(fields, answer)
+    value = field_of(fields, answer)
     plain = isinstance(value, int | float | str) and not isinstance(value, bool)
     wanted = numbers_in(str(value)) if plain else []
     if not wanted:
@@ -118,7 +101,7 @@ def exact_match(
 
     White space around both is dropped first. Raises ValueError if the field is missing.
     """
-    given, wanted = completion.strip(), str(_field(fields, answer)).strip()
+    given, wanted = completion.strip(), str(field_of(fields, answer)).strip()
     return float(given.casefold() == wanted.casefold() if ignore_case else given == wanted)
 
 
@@ -166,9 +149,3 @@ def length(
     """Return a penalty on long answers: 0.0 up to `target`, falling linearly to -1.0 at `limit` and beyond."""
     used = response_length if unit == "tokens" else len(completion)
     return -min(1.0, max(0.0, (used - target) / (limit - target)))
-
-
-def _field(fields: Mapping[str, Any], name: str) -> Any:
-    if name not in fields:
-        raise ValueError(f"the data row has no field {name!r}; it has: {', '.join(sorted(fields)) or 'none'}")
-    return fields[name]

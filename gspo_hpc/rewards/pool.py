@@ -32,7 +32,8 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from gspo_hpc.config.schema import Reward, RewardFunction
-from gspo_hpc.rewards.calls import LARGEST, Loaded, error_text, loaded
+from gspo_hpc.data.records import Outcome
+from gspo_hpc.rewards.calls import LARGEST, Loaded, Verdict, error_text, loaded, raised
 from gspo_hpc.rewards.registry import check, part_names
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
@@ -48,6 +49,7 @@ class RewardResult:
     value: float
     parts: dict[str, float]  # by grader (see part_names), unweighted; without those that failed
     failure: str | None  # the graders that failed, and why
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by grader, of those that failed or tell it
 
 
 @dataclass
@@ -57,6 +59,7 @@ class _Open:
     texts: tuple[str, int, str, Mapping[str, Any]]  # completion, response length, prompt, fields
     values: dict[int, float] = field(default_factory=dict)  # by term
     failures: dict[int, str] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,22 +173,24 @@ class RewardPool:
         if isinstance(error, ProcessExpired) and (error.exitcode or 0) < 0 and error.exitcode != -signal.SIGALRM:
             # A job that ends signals every process, and this trainer may outlive its graders long enough to note a
             # failure that was none. A grader that kills itself does so again.
-            return self._again(call, self._cause(error))
+            return self._again(call, self._cause(error).failure or "")
         self._live.discard(call)
-        value, failure = future.result() if error is None else (None, self._cause(error))
-        return self._note(call, value, failure)
+        return self._note(call, future.result() if error is None else self._cause(error))
 
     def _again(self, call: _Call, cause: str = "ended its process without an answer") -> RewardResult | None:
         """Repeat a call that ended without an answer; after the last try it has failed."""
         self._live.discard(call)
         if call.tries == RETRIES:
-            return self._note(call, None, f"{cause}, {RETRIES + 1} times")
+            return self._note(call, Verdict(None, f"{cause}, {RETRIES + 1} times", "failed"))
         self._queue(_Call(call.key, call.term, call.tries + 1))
         self._hand_out()
         return None
 
-    def _note(self, call: _Call, value: float | None, failure: str | None) -> RewardResult | None:
+    def _note(self, call: _Call, verdict: Verdict) -> RewardResult | None:
         entry, name = self._open[call.key], self._names[call.term]
+        value, failure, outcome = verdict
+        if outcome is not None:
+            entry.outcomes[call.term] = outcome
         if failure is None:
             assert value is not None
             entry.values[call.term] = value
@@ -203,10 +208,11 @@ class RewardPool:
             total = math.fsum(weight * entry.values[term] for term, weight in enumerate(weights))
             if not abs(total) <= LARGEST:
                 total, failure = 0.0, f"the weighted sum {total} is beyond {LARGEST:g}"
-        return RewardResult(total, parts, failure)
+        outcomes = {name: entry.outcomes[term] for term, name in enumerate(self._names) if term in entry.outcomes}
+        return RewardResult(total, parts, failure, outcomes)
 
-    def _cause(self, error: BaseException) -> str:
-        overtime = f"gave no answer within {self._reward.timeout:g} s (reward.timeout)"
+    def _cause(self, error: BaseException) -> Verdict:
+        overtime = Verdict(None, f"gave no answer within {self._reward.timeout:g} s (reward.timeout)", "timed_out")
         if isinstance(error, TimeoutError):
             return overtime
         if isinstance(error, ProcessExpired):
@@ -214,8 +220,9 @@ class RewardPool:
             if code == -signal.SIGALRM:
                 return overtime
             ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return f"ended its process ({ended})" + (": out of memory?" if code == -signal.SIGKILL else "")
-        return error_text(error)
+            memory = ": out of memory?" if code == -signal.SIGKILL else ""
+            return Verdict(None, f"ended its process ({ended}){memory}", "failed")
+        return Verdict(None, error_text(error), "failed")
 
     def _queue(self, call: _Call) -> None:
         self._live.add(call)
@@ -349,17 +356,17 @@ def _load_errors() -> list[str | None]:
 
 def _grade(
     term: int, limit: float, completion: str, response_length: int, prompt: str, fields: dict[str, Any]
-) -> tuple[float | None, str | None]:
+) -> Verdict:
     """Return a grader's value, or None and why there is none. `limit` is in seconds."""
     function = _graders[term]
     if function is None:
-        return None, _errors[term]
+        return Verdict(None, _errors[term], "failed")
     # The pool ends a call that takes too long; where the trainer is gone, this timer does.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit + ORPHAN_SECONDS)
     try:
         return function.call(completion, response_length, prompt, fields)
     except BaseException as error:  # SystemExit too: a grader that exits costs its sample
-        return None, f"raised {error_text(error)}"
+        return raised(error)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from gspo_hpc.config import paths
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction
-from gspo_hpc.rewards.calls import error_text, loaded
+from gspo_hpc.rewards.calls import error_text, loaded, raised
+from gspo_hpc.rewards.catalogue import PREPARATIONS
 
 SECONDS = 30.0  # for all functions; a file may import large libraries from a slow file system
 TEXTS = ("", "The answer is 42.", '{"answer": 42}')  # completions, of which a function may refuse some
@@ -47,7 +48,7 @@ def run(
 
     `texts` are the completions; without any, functions are only loaded.
     """
-    if all(own_code.file_of(term.function) is None for term in functions):
+    if all(_is_quick(term) for term in functions):
         return [_try(term, prompt, fields, texts) for term in functions]
     terms = [{"function": term.function, "args": dict(term.args)} for term in functions]
     path = os.pathsep.join([str(paths.IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
@@ -84,6 +85,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _is_quick(term: RewardFunction) -> bool:
+    """Return whether a function may be called in this process: one of the package, without a library that is slow."""
+    return own_code.file_of(term.function) is None and term.function not in (*PREPARATIONS, "regex")
+
+
 def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Sequence[str]) -> Outcome:
     try:
         function = loaded(term)
@@ -93,9 +99,9 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
     found: list[Outcome] = []
     for text in texts:
         try:
-            value, failure = function.call(text, len(text.split()), prompt, dict(fields))
+            value, failure, _ = function.call(text, len(text.split()), prompt, dict(fields))
         except BaseException as error:
-            found.append(Outcome(f"raised {error_text(error)}", built_in or isinstance(error, _MISTAKES)))
+            found.append(Outcome(raised(error).failure, built_in or isinstance(error, _MISTAKES)))
             continue
         if value is not None:
             return Outcome(None)

@@ -224,6 +224,7 @@ def with_rewards(group: Group, results: Mapping[int, RewardResult], on_failure: 
             completion,
             reward=result.value if result.failure is None else 0.0,
             reward_parts=result.parts,
+            outcomes=dict(result.outcomes),
             failure=result.failure,
             excluded=result.failure is not None and on_failure == "exclude",
         )

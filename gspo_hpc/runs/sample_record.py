@@ -40,6 +40,7 @@ class RecordedSample:
     text: str
     reward: float | None
     reward_parts: dict[str, float | None]
+    outcomes: dict[str, str]
     failure: str | None
     excluded: bool
     advantage: float | None
@@ -234,6 +235,7 @@ def _sample(row: Mapping[str, Any]) -> RecordedSample:
         text=_text(row["text"]),
         reward=_number(row["reward"]),
         reward_parts={str(name): _number(one) for name, one in row["reward_parts"].items()},
+        outcomes={str(name): _text(one) for name, one in row.get("outcomes", {}).items()},
         failure=None if row["failure"] is None else _text(row["failure"]),
         excluded=row["excluded"] is True,
         advantage=_number(row["advantage"]),

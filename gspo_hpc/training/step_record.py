@@ -15,6 +15,7 @@ import numpy as np
 from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName
+from gspo_hpc.data.records import OUTCOMES
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
@@ -72,6 +73,7 @@ def step_record(
         graded = kept.graded[:, column]
         if graded.any():
             record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.reward_parts[:, column], 0.0)))
+    record |= outcome_shares(table)
     for phase in STEP_PHASES:
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
@@ -90,6 +92,21 @@ def step_record(
         | result.packing
         | {"grad_norm": result.grad_norm, "lr": result.learning_rate, "skipped": int(result.skipped), "empty": 0}
     )
+
+
+def outcome_shares(table: GroupTable) -> dict[str, float]:
+    """Return the share of completions with each outcome, by grader.
+
+    All six of a grader that tells whether an answer is right; of others those of failures, where there are any.
+    """
+    shares: dict[str, float] = {}
+    for column, name in enumerate(table.names):
+        counts = np.bincount(table.outcomes[:, column], minlength=len(OUTCOMES) + 1)[1:]
+        tells = counts[[OUTCOMES.index(one) for one in ("right", "wrong", "unparsable")]].any()
+        for outcome, count in zip(OUTCOMES, counts.tolist(), strict=True):
+            if tells or count:
+                shares[f"reward_outcome/{name}/{outcome}"] = count / len(table)
+    return shares
 
 
 class Deaths(Protocol):

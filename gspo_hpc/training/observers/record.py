@@ -98,6 +98,7 @@ class SampleRecord(StepObserver):
             text=c.text,
             reward=c.reward,
             reward_parts=dict(c.reward_parts),
+            outcomes=dict(c.outcomes),
             failure=c.failure,
             excluded=c.excluded,
             advantage=c.advantage,

@@ -1,0 +1,75 @@
+"""The registry of the reward functions ("graders") that come with the package, and what they may return and raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+from gspo_hpc.data.records import Outcome
+
+Grader = Callable[..., float]
+_G = TypeVar("_G", bound=Grader)
+
+REGISTRY: dict[str, Grader] = {}  # reward functions by name
+ARGUMENT_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with a function's arguments before a run starts
+ROW_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with the fields of a row and a function's arguments
+PREPARATIONS: dict[str, Callable[[], None]] = {}  # by name: called in a worker process before its first call
+
+
+class Graded(float):
+    """A reward that says why it is what it is: "right", "wrong", or "unparsable" where the completion has no answer."""
+
+    outcome: Outcome
+
+    def __new__(cls, value: float, outcome: Outcome) -> Graded:
+        """Return `value` with its outcome."""
+        self = super().__new__(cls, value)
+        self.outcome = outcome
+        return self
+
+
+class UnparsableGold(ValueError):
+    """The right answer in a data row cannot be read, so no completion of that row can be graded."""
+
+
+@overload
+def reward_function(function: _G) -> _G: ...
+@overload
+def reward_function(
+    *,
+    check: Callable[..., None] | None = None,
+    check_row: Callable[..., None] | None = None,
+    prepare: Callable[[], None] | None = None,
+) -> Callable[[_G], _G]: ...
+def reward_function(
+    function: _G | None = None,
+    *,
+    check: Callable[..., None] | None = None,
+    check_row: Callable[..., None] | None = None,
+    prepare: Callable[[], None] | None = None,
+) -> _G | Callable[[_G], _G]:
+    """Register a reward function under its own name, as ``@reward_function`` or ``@reward_function(check=...)``.
+
+    `check` is called with the arguments from the configuration and raises ValueError for those that the types of the
+    function's parameters allow, but that it cannot work with. `check_row(fields, **args)` raises ValueError for a data
+    row that it cannot grade; without it, the function itself is tried. `prepare` runs once in every worker process,
+    before any time limit begins: it imports what is slow to import.
+    """
+
+    def register(function: _G) -> _G:
+        name = function.__name__
+        assert name not in REGISTRY, f"two reward functions are called {name}"
+        REGISTRY[name] = function
+        for hooks, hook in ((ARGUMENT_CHECKS, check), (ROW_CHECKS, check_row), (PREPARATIONS, prepare)):
+            if hook is not None:
+                hooks[name] = hook  # type: ignore[index]
+        return function
+
+    return register if function is None else register(function)
+
+
+def field_of(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field of the data row. Raises ValueError, with the fields that there are, if it is missing."""
+    if name not in fields:
+        raise ValueError(f"the data row has no field {name!r}; it has: {', '.join(sorted(fields)) or 'none'}")
+    return fields[name]

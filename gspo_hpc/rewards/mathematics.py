@@ -1,0 +1,71 @@
+"""Mathematical answers, compared as expressions by math-verify: 1/2, 0.5 and \\frac{1}{2} are equal.
+
+math-verify is an optional package (``gspo-hpc[math]``) and imported in worker processes only. Its own time limits are
+signals, which fail silently outside the main thread, so they are off: the pool ends a call that takes too long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gspo_hpc.rewards.catalogue import Graded, UnparsableGold, field_of, reward_function
+
+_MARKED = re.compile(r"\\boxed|\$|\\\(|\\\[")  # text that says where its mathematics is
+_EXAMPLE = (r"so the answer is $\boxed{\frac{x^2+1}{2}}$, or 1/2", r"\boxed{(1, \sqrt{2}]}")
+
+
+def _prepare() -> None:
+    """Import math-verify and parse once, because its grammar takes seconds to load."""
+    try:
+        import math_verify
+    except ImportError as error:
+        raise ImportError(f"math-verify is not installed ({error}): pip install 'gspo-hpc[math]'") from None
+    for text in _EXAMPLE:
+        parsed = math_verify.parse(text, parsing_timeout=None)
+        math_verify.verify(parsed, parsed, timeout_seconds=None)
+
+
+def _check_row(fields: Mapping[str, Any], *, answer: str = "answer", **_: Any) -> None:
+    _gold_text(field_of(fields, answer), answer)
+
+
+@reward_function(check_row=_check_row, prepare=_prepare)
+def math_verify(
+    completion: str, *, prompt: str, fields: Mapping[str, Any], answer: str = "answer", precision: int = 6
+) -> float:
+    """Return 1.0 if the completion's last mathematical expression equals that of the field named `answer`, else 0.0.
+
+    An expression in \\boxed{} counts before others. The field is a number or an expression, plain or in LaTeX; where
+    text is around it, it stands in \\boxed{}, between dollars, or after "####". Numbers are compared after rounding to
+    `precision` decimal places. The result is a :class:`Graded` with the outcome "right", "wrong", or "unparsable" if
+    the completion has no expression. Raises UnparsableGold if the field cannot be read.
+    """
+    import math_verify as library
+
+    gold = library.parse(_gold_text(field_of(fields, answer), answer), parsing_timeout=None)
+    if not any(not isinstance(one, str) for one in gold):
+        raise UnparsableGold(f"field {answer!r} is {str(fields[answer])[:80]!r}: math-verify finds no expression in it")
+    given = library.parse(completion, parsing_timeout=None)
+    if not any(not isinstance(one, str) for one in given):
+        return Graded(0.0, "unparsable")
+    # Compared one by one with errors raised: by itself, math-verify takes an error for a wrong answer.
+    errors = []
+    for one in given:
+        try:
+            if library.verify(gold, one, float_rounding=precision, timeout_seconds=None, raise_on_error=True):
+                return Graded(1.0, "right")
+        except Exception as error:  # of sympy, on expressions that it cannot compare
+            errors.append(error)
+    if len(errors) == len(given):
+        return Graded(0.0, "unparsable")
+    return Graded(0.0, "wrong")
+
+
+def _gold_text(value: Any, name: str) -> str:
+    """Return the text of a right answer in which math-verify looks for the expression."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not str(value).strip():
+        raise UnparsableGold(f"field {name!r} is {value!r}: it must be a number or a mathematical expression")
+    text = str(value).rpartition("####")[2].strip()
+    return text if _MARKED.search(text) else f"\\boxed{{{text}}}"
