@@ -9,18 +9,16 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gspo_hpc.data.outcomes import Outcome
+
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Experts = npt.NDArray[np.unsignedinteger[Any]]  # 8 or 16 bit [tokens, layers, experts of a token]
-
-# What came of a grader's call; "unparsable": the completion has no answer, "unparsable_gold": the row's cannot be read.
-Outcome = Literal["right", "wrong", "unparsable", "unparsable_gold", "timed_out", "failed"]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True)

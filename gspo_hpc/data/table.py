@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gspo_hpc.data.packing import Sample
-from gspo_hpc.data.records import OUTCOMES, Group
+from gspo_hpc.data.outcomes import OUTCOMES
+from gspo_hpc.data.records import Group
 
 EXCLUDED, UNGRADED, TRUNCATED = 1, 2, 4  # bits of a row's flags
 
@@ -105,7 +106,9 @@ class GroupTable:
     @classmethod
     def of(cls, groups: Sequence[Group], holder: int) -> GroupTable:
         """Return the table of groups that rank `holder` holds."""
-        names = tuple(sorted({n for group in groups for c in group.completions for n in (*c.reward_parts, *c.outcomes)}))
+        names = tuple(
+            sorted({n for group in groups for c in group.completions for n in (*c.reward_parts, *c.outcomes)})
+        )
         rows = [
             (
                 group.slot,

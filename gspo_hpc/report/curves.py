@@ -138,12 +138,13 @@ def _outcomes(run: RunData, curve: Callable[[str], list[float | None]]) -> dict[
     """Return the lines of the outcomes of each reward function that has some; no line is zero everywhere."""
     prefix = "reward_outcome/"
     keys = sorted({key for record in run.train_records for key in record if key.startswith(prefix)})
-    colors = {"right": "accent", "wrong": "second", "unparsable": "third"}
+    names = ("right", "wrong", "unparsable", "unparsable_gold", "timed_out", "failed")
+    colors = dict(zip(names, ("accent", "second", "third", "p3", "p5", "p6"), strict=True))
     found: dict[str, list[Line]] = {}
     for key in keys:
         name, _, outcome = key.removeprefix(prefix).rpartition("/")
         if any(curve(key)):
-            found.setdefault(name, []).append(Line(outcome.replace("_", " "), curve(key), colors.get(outcome, "fourth")))
+            found.setdefault(name, []).append(Line(outcome.replace("_", " "), curve(key), colors.get(outcome, "p7")))
     return found
 
 

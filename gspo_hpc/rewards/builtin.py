@@ -28,6 +28,7 @@ from gspo_hpc.rewards.catalogue import REGISTRY as REGISTRY
 from gspo_hpc.rewards.catalogue import ROW_CHECKS, field_of, reward_function
 from gspo_hpc.rewards.catalogue import Grader as Grader
 
+
 def refusal(function: str, args: Mapping[str, Any], fields: Mapping[str, Any]) -> str | None:
     """Return why a built-in function, which takes these arguments, can grade no completion of a row; None if it can."""
     grader = REGISTRY[function]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import RewardFunction
-from gspo_hpc.data.records import Outcome
+from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards.catalogue import PREPARATIONS, Graded, Grader, UnparsableGold
 from gspo_hpc.rewards.registry import load
 
@@ -34,9 +34,7 @@ class Loaded:
     takes_length: bool
     args: Mapping[str, Any]
 
-    def call(
-        self, completion: str, response_length: int, prompt: str, fields: dict[str, Any]
-    ) -> Verdict:
+    def call(self, completion: str, response_length: int, prompt: str, fields: dict[str, Any]) -> Verdict:
         """Return the value, or None and why it cannot be used. Raises whatever the function raises."""
         extra = {"response_length": response_length} if self.takes_length else {}
         return _number(self.grader(completion, prompt=prompt, fields=fields, **extra, **self.args))

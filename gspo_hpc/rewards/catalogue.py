@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from gspo_hpc.data.records import Outcome
+from gspo_hpc.data.outcomes import Outcome
 
 Grader = Callable[..., float]
 _G = TypeVar("_G", bound=Grader)

@@ -1,4 +1,4 @@
-"""Mathematical answers, compared as expressions by math-verify: 1/2, 0.5 and \\frac{1}{2} are equal.
+r"""Mathematical answers, compared as expressions by math-verify: 1/2, 0.5 and \frac{1}{2} are equal.
 
 math-verify is an optional package (``gspo-hpc[math]``) and imported in worker processes only. Its own time limits are
 signals, which fail silently outside the main thread, so they are off: the pool ends a call that takes too long.
@@ -35,12 +35,12 @@ def _check_row(fields: Mapping[str, Any], *, answer: str = "answer", **_: Any) -
 def math_verify(
     completion: str, *, prompt: str, fields: Mapping[str, Any], answer: str = "answer", precision: int = 6
 ) -> float:
-    """Return 1.0 if the completion's last mathematical expression equals that of the field named `answer`, else 0.0.
+    r"""Return 1.0 if the completion's last mathematical expression equals that of the field named `answer`, else 0.0.
 
-    An expression in \\boxed{} counts before others. The field is a number or an expression, plain or in LaTeX; where
-    text is around it, it stands in \\boxed{}, between dollars, or after "####". Numbers are compared after rounding to
+    An expression in \boxed{} counts before others; several that "and" or a comma joins are a set. The field is a number or an expression, plain or in LaTeX; where
+    text is around it, it stands in \boxed{}, between dollars, or after "####". Numbers are compared after rounding to
     `precision` decimal places. The result is a :class:`Graded` with the outcome "right", "wrong", or "unparsable" if
-    the completion has no expression. Raises UnparsableGold if the field cannot be read.
+    the completion has no expression or one that cannot be compared. Raises UnparsableGold if the field cannot be read.
     """
     import math_verify as library
 
@@ -51,16 +51,14 @@ def math_verify(
     if not any(not isinstance(one, str) for one in given):
         return Graded(0.0, "unparsable")
     # Compared one by one with errors raised: by itself, math-verify takes an error for a wrong answer.
-    errors = []
+    compared = True
     for one in given:
         try:
             if library.verify(gold, one, float_rounding=precision, timeout_seconds=None, raise_on_error=True):
                 return Graded(1.0, "right")
-        except Exception as error:  # of sympy, on expressions that it cannot compare
-            errors.append(error)
-    if len(errors) == len(given):
-        return Graded(0.0, "unparsable")
-    return Graded(0.0, "wrong")
+        except Exception:  # of sympy, on expressions that it cannot compare
+            compared = False
+    return Graded(0.0, "wrong" if compared else "unparsable")
 
 
 def _gold_text(value: Any, name: str) -> str:

@@ -32,7 +32,7 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from gspo_hpc.config.schema import Reward, RewardFunction
-from gspo_hpc.data.records import Outcome
+from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards.calls import LARGEST, Loaded, Verdict, error_text, loaded, raised
 from gspo_hpc.rewards.registry import check, part_names
 

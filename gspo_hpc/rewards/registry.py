@@ -33,7 +33,9 @@ def part_names(reward: Reward) -> tuple[str, ...]:
 
 def check(reward: Reward) -> None:
     """Raise ValueError with all mistakes of the configuration at once: names, files, arguments, weights."""
-    mistakes = [] if reward.functions else [f"give at least one of {', '.join(REGISTRY)}, or path/to/file.py:function"]
+    mistakes = (
+        [] if reward.functions else [f"give at least one of {', '.join(sorted(REGISTRY))}, or path/to/file.py:function"]
+    )
     if reward.workers < 1:
         mistakes.append(f"reward.workers is {reward.workers}: it must be at least 1")
     if not (math.isfinite(reward.timeout) and reward.timeout > 0):

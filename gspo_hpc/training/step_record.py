@@ -15,7 +15,7 @@ import numpy as np
 from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName
-from gspo_hpc.data.records import OUTCOMES
+from gspo_hpc.data.outcomes import OUTCOMES
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
@@ -105,7 +105,8 @@ def outcome_shares(table: GroupTable) -> dict[str, float]:
         tells = counts[[OUTCOMES.index(one) for one in ("right", "wrong", "unparsable")]].any()
         for outcome, count in zip(OUTCOMES, counts.tolist(), strict=True):
             if tells or count:
-                shares[f"reward_outcome/{name}/{outcome}"] = count / len(table)
+                kind = f"{name}/{outcome}"
+                shares[f"reward_outcome/{kind}"] = count / len(table)
     return shares
 
 

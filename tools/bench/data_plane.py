@@ -335,7 +335,8 @@ def decisions() -> Iterator[str]:
         made = np.zeros(count, ROW)
         made["slot"], made["index"] = np.repeat(np.arange(prompts), SAMPLES), np.tile(np.arange(SAMPLES), prompts)
         made["prompt_len"], made["response_len"] = PROMPT, np.random.default_rng(0).integers(100, 8192, count)
-        raw = GroupTable(made, ("reward",), np.zeros((count, 1)), np.zeros((count, 1), np.bool_)).to_bytes()
+        by_grader = (np.zeros((count, 1)), np.zeros((count, 1), np.bool_), np.zeros((count, 1), np.uint8))
+        raw = GroupTable(made, ("reward",), *by_grader).to_bytes()
         marks = [time.process_time()]
         whole = GroupTable.from_bytes(raw)
         half = whole.rows["slot"] < prompts // 2

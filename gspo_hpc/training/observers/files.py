@@ -25,6 +25,8 @@ def sample_rows(step: int, phase: str, groups: Sequence[Group], count: int) -> l
             "prompt": group.prompt.text,
             "completion": group.completions[0].text,
             "reward": group.completions[0].reward,
+            "reward_parts": group.completions[0].reward_parts,
+            "outcomes": group.completions[0].outcomes,
             "failure": group.completions[0].failure,
             "answer": group.prompt.fields,
         }

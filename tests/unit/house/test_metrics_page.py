@@ -16,6 +16,7 @@ import pytest
 from gspo_hpc.algorithms.loss import MAX_NAMES, SUM_NAMES
 from gspo_hpc.config.constants import PHASES
 from gspo_hpc.config.derived import PassName
+from gspo_hpc.data.outcomes import OUTCOMES
 from gspo_hpc.trackers.protocol import Sent
 from gspo_hpc.trackers.services import wandb
 from gspo_hpc.training.step_record import INTERMEDIATE, MEAN_OF
@@ -23,7 +24,7 @@ from tests import metrics_page, pages
 
 # What makes the records: functions whose dictionaries and assignments to keys are metrics.
 PRODUCERS = {
-    "training/step_record.py": ("step_record", "_speed", "_state", "_pass_record"),
+    "training/step_record.py": ("step_record", "outcome_shares", "_speed", "_state", "_pass_record"),
     "training/telemetry/meter.py": ("metrics",),
     "training/loop.py": ("_log_before_first_step", "finish_step"),
     "rollout/timing.py": ("engine_metrics",),
@@ -35,6 +36,7 @@ _PASSES = [*get_args(PassName), "probe"]
 # What stands in the place of a part that is computed.
 PARTS = {
     "reward/*": ["number_match", "reward.py:reward"],
+    "reward_outcome/*": [f"math_verify/{one}" for one in OUTCOMES],
     "seconds/*": PHASES,
     "passes/*": _PASSES,
     "passes/*/micro_batches": _PASSES,

@@ -221,7 +221,7 @@ LENGTH = {"target": 10, "limit": 20}
     ("term", "why"),
     [
         (RewardFunction("number_mach"), "number_mach: there is no such reward function; nearest: number_match"),
-        (RewardFunction("zzz"), "known: exact_match, length, number_match, regex"),
+        (RewardFunction("zzz"), "known: exact_match, length, math_verify, number_match, regex"),
         (RewardFunction("number_match", args={"anwser": "a"}), "unknown argument 'anwser'; nearest: answer"),
         (RewardFunction("number_match", args={"fields": {}}), "unknown argument 'fields'; known: answer, position"),
         (RewardFunction("number_match", args={"position": "middle"}), "'last' or 'first' or 'any'"),
@@ -263,7 +263,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     text = str(caught.value)
     for part in ("broken.py is not Python", "in line 1", "'pattern'", "reward.workers is 0", "reward.timeout is 0.0"):
         assert part in text
-    with pytest.raises(ValueError, match="give at least one of number_match"):
+    with pytest.raises(ValueError, match="give at least one of exact_match, length, math_verify"):
         check(reward())
 
 

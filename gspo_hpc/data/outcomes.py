@@ -1,0 +1,9 @@
+"""What can come of grading a completion; without numpy, because the processes of reward functions import it."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+# "unparsable": the completion has no answer; "unparsable_gold": that of the data row cannot be read.
+Outcome = Literal["right", "wrong", "unparsable", "unparsable_gold", "timed_out", "failed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
