@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.outcomes import OUTCOMES
+from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Group
 
 EXCLUDED, UNGRADED, TRUNCATED = 1, 2, 4  # bits of a row's flags

@@ -37,10 +37,11 @@ def math_verify(
 ) -> float:
     r"""Return 1.0 if the completion's last mathematical expression equals that of the field named `answer`, else 0.0.
 
-    An expression in \boxed{} counts before others; several that "and" or a comma joins are a set. The field is a number or an expression, plain or in LaTeX; where
-    text is around it, it stands in \boxed{}, between dollars, or after "####". Numbers are compared after rounding to
-    `precision` decimal places. The result is a :class:`Graded` with the outcome "right", "wrong", or "unparsable" if
-    the completion has no expression or one that cannot be compared. Raises UnparsableGold if the field cannot be read.
+    An expression in \boxed{} counts before others; several that "and" or a comma joins are a set. The field is a number
+    or an expression, plain or in LaTeX; where text is around it, it stands in \boxed{}, between dollars, or after
+    "####". Numbers are compared after rounding to `precision` decimal places. The result is a :class:`Graded` with the
+    outcome "right", "wrong", or "unparsable" if the completion has no expression or one that cannot be compared.
+    Raises UnparsableGold if the field cannot be read.
     """
     import math_verify as library
 

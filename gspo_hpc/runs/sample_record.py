@@ -40,7 +40,6 @@ class RecordedSample:
     text: str
     reward: float | None
     reward_parts: dict[str, float | None]
-    outcomes: dict[str, str]
     failure: str | None
     excluded: bool
     advantage: float | None
@@ -54,6 +53,7 @@ class RecordedSample:
     logprobs: Numbers | None  # of the policy that the step updated
     reference_logprobs: Numbers | None
     ratios: Numbers | None  # exp(log-prob - old log-prob)
+    outcomes: dict[str, str] = field(default_factory=dict)  # by reward function, of those that failed or tell it
 
     @property
     def length(self) -> int:
