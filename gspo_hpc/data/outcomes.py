@@ -1,4 +1,4 @@
-"""What can come of grading a completion; without numpy, because the processes of reward functions import it."""
+"""The outcomes that a grader can find; without numpy, because the processes of reward functions import it."""
 
 from __future__ import annotations
 

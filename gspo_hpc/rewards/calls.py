@@ -19,7 +19,7 @@ TEXT = 300  # characters kept of a grader's error message
 
 
 class Verdict(NamedTuple):
-    """What came of one call: a value, or why there is none; and the outcome, if it is known."""
+    """The result of one call: a value, or why there is none; and the outcome, if it is known."""
 
     value: float | None
     failure: str | None = None
