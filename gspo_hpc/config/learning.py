@@ -171,6 +171,9 @@ class RewardFunction(Section):
     )
     weight: AnyNumber = key(1.0, "Weight of this term in the sum.")
     args: FreeForm = key({}, "Arguments of the function.")
+    retries: CountFrom0 = key(
+        0, "Times that a call which failed or took too long is repeated, 1 s, 2 s, 4 s ... later, at most 60 s."
+    )
 
 
 class Reward(Section):
@@ -178,7 +181,9 @@ class Reward(Section):
 
     functions: Annotated[tuple[RewardFunction, ...], Listed] = key((), "The terms of the reward, which are summed.")
     workers: Count = key(2, "Processes of the pool.")
-    timeout: Positive = key(10.0, "Seconds that one reward function may take for one completion.")
+    timeout: Positive = key(
+        10.0, "Seconds that one reward function may take for one completion, or for a group if it grades groups."
+    )
     on_failure: Literal["exclude", "zero"] = key(
         "exclude", "After a reward function has failed, exclude the completion, or count its reward as zero."
     )

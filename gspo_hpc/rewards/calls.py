@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,24 +27,67 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """A completion as a reward function may ask for it."""
+
+    text: str
+    length: int  # in tokens, end token included
+    tokens: tuple[int, ...] = ()  # their ids
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A reward function with its own arguments."""
 
     grader: Grader
-    takes_length: bool
+    takes: frozenset[str]  # names of its parameters
     args: Mapping[str, Any]
 
-    def call(self, completion: str, response_length: int, prompt: str, fields: dict[str, Any]) -> Verdict:
-        """Return the value, or None and why it cannot be used. Raises whatever the function raises."""
-        extra = {"response_length": response_length} if self.takes_length else {}
-        return _number(self.grader(completion, prompt=prompt, fields=fields, **extra, **self.args))
+    def call(self, group: Sequence[Sampled], index: int, prompt: str, fields: dict[str, Any]) -> Verdict:
+        """Return the verdict on one completion of a group. Raises whatever the function raises."""
+        one = group[index]
+        offers = {
+            "response_length": one.length,
+            "response_tokens": list(one.tokens),
+            "group_completions": [each.text for each in group],
+            "group_index": index,
+        }
+        return _number(self._result(one.text, offers, prompt, fields))
+
+    def call_batched(self, group: Sequence[Sampled], prompt: str, fields: dict[str, Any]) -> list[Verdict]:
+        """Return the verdicts of a batched function on a whole group. Raises whatever the function raises."""
+        offers = {
+            "response_length": [one.length for one in group],
+            "response_tokens": [list(one.tokens) for one in group],
+        }
+        values = self._result([one.text for one in group], offers, prompt, fields)
+        if isinstance(values, str | bytes | Mapping) or not (
+            hasattr(values, "__len__") and hasattr(values, "__iter__")
+        ):
+            raise TypeError(f"returned {type(values).__name__}, not a list of {len(group)} numbers")
+        if len(values) != len(group):
+            raise TypeError(f"returned {len(values)} values for {len(group)} completions")
+        return [_number(value) for value in values]
+
+    def _result(self, given: str | list[str], offers: Mapping[str, Any], prompt: str, fields: dict[str, Any]) -> Any:
+        extra = {name: value for name, value in offers.items() if name in self.takes}
+        value: Any = self.grader(given, prompt=prompt, fields=fields, **extra, **self.args)
+        if not inspect.isawaitable(value):
+            return value
+        import asyncio  # here: commands that only check a config need not wait for it
+
+        return asyncio.run(_awaited(value))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
 
 
 def loaded(term: RewardFunction) -> Loaded:
     """Return the function, whose file is run. Raises whatever that file raises."""
     grader = load(term.function)
     PREPARATIONS.get(term.function, lambda: None)()
-    return Loaded(grader, "response_length" in inspect.signature(grader).parameters, term.args)
+    return Loaded(grader, frozenset(inspect.signature(grader).parameters), term.args)
 
 
 def raised(error: BaseException) -> Verdict:

@@ -16,29 +16,29 @@ import contextlib
 import functools
 import math
 import multiprocessing
-import os
 import queue
 import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from gspo_hpc.config.schema import Reward, RewardFunction
+from gspo_hpc.config.schema import Reward
 from gspo_hpc.data.outcomes import Outcome
-from gspo_hpc.rewards.calls import LARGEST, Loaded, Verdict, error_text, loaded, raised
-from gspo_hpc.rewards.registry import check, part_names
+from gspo_hpc.rewards import worker_process
+from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
+from gspo_hpc.rewards.registry import asks_for_group, check, is_batched, part_names, terms_with
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
-ORPHAN_SECONDS = 2.0  # after its time limit, the kernel ends a grader that its pool did not end
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds before a failed call is repeated; the delay doubles each time
 RETRIES = 3  # for a call whose process ended, perhaps by a signal from outside, as when Slurm ends a step
 
 
@@ -52,11 +52,22 @@ class RewardResult:
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by grader, of those that failed or tell it
 
 
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The completions of a prompt that were submitted together, with their keys."""
+
+    keys: Sequence[Hashable]
+    sampled: Sequence[Sampled]
+    prompt: str
+    fields: Mapping[str, Any]
+
+
 @dataclass
 class _Open:
     """A completion that is being graded."""
 
-    texts: tuple[str, int, str, Mapping[str, Any]]  # completion, response length, prompt, fields
+    group: _Group
+    index: int  # among the completions of its group
     values: dict[int, float] = field(default_factory=dict)  # by term
     failures: dict[int, str] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
@@ -64,11 +75,12 @@ class _Open:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One grader, by its term, on one completion, by its key."""
+    """One grader, by its term, on completions, by their keys: on one, or on a group where it grades whole groups."""
 
-    key: Hashable
+    keys: tuple[Hashable, ...]
     term: int
-    tries: int = 0
+    tries: int = 0  # that ended without an answer
+    failed: int = 0  # that had a failure as their answer
 
 
 @dataclass(eq=False)
@@ -95,6 +107,9 @@ class RewardPool:
         self._names = part_names(reward)
         self._open: dict[Hashable, _Open] = {}
         self._live: set[_Call] = set()  # calls whose outcome is still needed
+        self._batched = terms_with(reward, is_batched)
+        self._whole_groups = terms_with(reward, asks_for_group)
+        self._delayed: list[tuple[float, _Call]] = []  # calls that are repeated, from these times on
         self._waiting: deque[tuple[_Call, tuple[Any, ...]]] = deque()  # calls that no worker has yet, with arguments
         self._outcomes: queue.SimpleQueue[tuple[_Call, Future[Any]]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # for `_waiting` and the workers: pebble's threads assign the next call
@@ -125,11 +140,24 @@ class RewardPool:
         self, key: Hashable, completion: str, response_length: int, prompt: str, fields: Mapping[str, Any]
     ) -> None:
         """Submit one completion for grading; `key` names it in :meth:`poll` and must not be pending."""
+        self.submit_group([key], [Sampled(completion, response_length)], prompt, fields)
+
+    def submit_group(
+        self, keys: Sequence[Hashable], sampled: Sequence[Sampled], prompt: str, fields: Mapping[str, Any]
+    ) -> None:
+        """Submit completions of a prompt, each with its key. Their results come one by one."""
         assert not self._closed, "the pool is closed"
-        assert key not in self._open, f"{key!r} is being graded already"
-        self._open[key] = _Open((completion, response_length, prompt, fields))
+        group = _Group(keys, sampled, prompt, fields)
+        for index, key in enumerate(keys):
+            assert key not in self._open, f"{key!r} is being graded already"
+            self._open[key] = _Open(group, index)
         for term in range(len(self._names)):
-            self._queue(_Call(key, term))
+            if term in self._batched:
+                self._queue(_Call(tuple(keys), term))
+        for key in keys:
+            for term in range(len(self._names)):
+                if term not in self._batched:
+                    self._queue(_Call((key,), term))
         self._hand_out()
 
     def poll(self, timeout: float | None = 0.0) -> list[tuple[Any, RewardResult]]:
@@ -141,11 +169,15 @@ class RewardPool:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         done: list[tuple[Any, RewardResult]] = []
         while self._open:
+            self._queue_delayed()
             try:
                 call, future = self._outcomes.get_nowait()
             except queue.Empty:
                 done += self._replace_broken()
-                wait = min(1.0, deadline - time.monotonic())
+                until = min([deadline, *(due for due, _ in self._delayed)])
+                wait = min(1.0, until - time.monotonic())
+                if wait <= 0 and until < deadline and not done:
+                    continue
                 if done or wait <= 0:
                     break
                 try:
@@ -153,9 +185,7 @@ class RewardPool:
                 except queue.Empty:
                     continue
             if call in self._live:  # else it was made again meanwhile
-                finished = self._take(call, future)
-                if finished is not None:
-                    done.append((call.key, finished))
+                done += self._take(call, future)
         return done
 
     def close(self) -> None:
@@ -163,43 +193,66 @@ class RewardPool:
         with self._lock:
             self._closed = True
             self._waiting.clear()
+        self._delayed.clear()
         self._open.clear()
         self._live.clear()
         _give_up([worker.pool for worker in self._workers])
 
-    def _take(self, call: _Call, future: Future[Any]) -> RewardResult | None:
-        """Note the outcome of one call, and return the result of its completion if that was the last call."""
+    def _take(self, call: _Call, future: Future[Any]) -> list[tuple[Hashable, RewardResult]]:
+        """Note the outcome of one call, and return the results of completions of which that was the last call."""
         error = future.exception()
         if isinstance(error, ProcessExpired) and (error.exitcode or 0) < 0 and error.exitcode != -signal.SIGALRM:
             # A job that ends signals every process, and this trainer may outlive its graders long enough to note a
             # failure that was none. A grader that kills itself does so again.
             return self._again(call, self._cause(error).failure or "")
         self._live.discard(call)
-        return self._note(call, future.result() if error is None else self._cause(error))
+        verdicts = future.result() if error is None else [self._cause(error)] * len(call.keys)
+        if call.failed < self._reward.functions[call.term].retries and any(map(_may_pass, verdicts)):
+            delay = min(LONGEST_DELAY, FIRST_DELAY * 2.0**call.failed)
+            repeated = replace(call, failed=call.failed + 1)
+            self._delayed.append((time.monotonic() + delay, repeated))
+            return []
+        return self._note(call, verdicts)
 
-    def _again(self, call: _Call, cause: str = "ended its process without an answer") -> RewardResult | None:
+    def _again(
+        self, call: _Call, cause: str = "ended its process without an answer"
+    ) -> list[tuple[Hashable, RewardResult]]:
         """Repeat a call that ended without an answer; after the last try it has failed."""
         self._live.discard(call)
         if call.tries == RETRIES:
-            return self._note(call, Verdict(None, f"{cause}, {RETRIES + 1} times", "failed"))
-        self._queue(_Call(call.key, call.term, call.tries + 1))
+            return self._note(call, [Verdict(None, f"{cause}, {RETRIES + 1} times", "failed")] * len(call.keys))
+        self._queue(replace(call, tries=call.tries + 1))
         self._hand_out()
-        return None
+        return []
 
-    def _note(self, call: _Call, verdict: Verdict) -> RewardResult | None:
-        entry, name = self._open[call.key], self._names[call.term]
+    def _queue_delayed(self) -> None:
+        """Queue the calls whose time to be repeated has come."""
+        now = time.monotonic()
+        due = [call for when, call in self._delayed if when <= now]
+        if due:
+            self._delayed = [(when, call) for when, call in self._delayed if when > now]
+            for call in due:
+                self._queue(call)
+            self._hand_out()
+
+    def _note(self, call: _Call, verdicts: Sequence[Verdict]) -> list[tuple[Hashable, RewardResult]]:
+        noted = [(key, self._note_one(key, call.term, one)) for key, one in zip(call.keys, verdicts, strict=True)]
+        return [(key, result) for key, result in noted if result is not None]
+
+    def _note_one(self, key: Hashable, term: int, verdict: Verdict) -> RewardResult | None:
+        entry, name = self._open[key], self._names[term]
         value, failure, outcome = verdict
         if outcome is not None:
-            entry.outcomes[call.term] = outcome
+            entry.outcomes[term] = outcome
         if failure is None:
             assert value is not None
-            entry.values[call.term] = value
+            entry.values[term] = value
         else:
-            entry.failures[call.term] = f"{name}: {failure}"
+            entry.failures[term] = f"{name}: {failure}"
             self.failures[name] += 1
         if len(entry.values) + len(entry.failures) < len(self._names):
             return None
-        del self._open[call.key]
+        del self._open[key]
         parts = {name: entry.values[term] for term, name in enumerate(self._names) if term in entry.values}
         failure = "; ".join(entry.failures[term] for term in sorted(entry.failures)) or None
         total = 0.0
@@ -226,7 +279,13 @@ class RewardPool:
 
     def _queue(self, call: _Call) -> None:
         self._live.add(call)
-        self._waiting.append((call, (call.term, self._reward.timeout, *self._open[call.key].texts)))
+        opened = self._open[call.keys[0]]
+        group = opened.group
+        index = None if call.term in self._batched else opened.index
+        sampled = group.sampled
+        if index is not None and call.term not in self._whole_groups:
+            sampled, index = [sampled[index]], 0  # a group may be large, and goes through a pipe
+        self._waiting.append((call, (call.term, self._reward.timeout, sampled, index, group.prompt, group.fields)))
 
     def _hand_out(self) -> None:
         for worker in self._workers:
@@ -240,7 +299,7 @@ class RewardPool:
             call, args = self._waiting.popleft()
             worker.call, worker.since = call, time.monotonic()
         try:
-            future = worker.pool.schedule(_grade, args=args, timeout=self._reward.timeout)
+            future = worker.pool.schedule(worker_process.grade, args=args, timeout=self._reward.timeout)
         except RuntimeError:  # its process died while it had nothing to do
             worker.broken = True
             return
@@ -275,8 +334,7 @@ class RewardPool:
             self._workers[place] = self._new_worker()
             if call in self._live:
                 assert call is not None
-                result = self._again(call)
-                failed += [] if result is None else [(call.key, result)]
+                failed += self._again(call)
         if failed or self._waiting:
             self._hand_out()
         return failed
@@ -285,7 +343,7 @@ class RewardPool:
         return _Worker(
             ProcessPool(
                 max_workers=1,
-                initializer=_start_worker,
+                initializer=worker_process.start,
                 initargs=(self._reward.functions,),
                 context=multiprocessing.get_context("spawn"),
             )
@@ -294,7 +352,7 @@ class RewardPool:
     def _await_load(self) -> None:
         """Wait until every process has loaded all graders; raise ValueError where one cannot."""
         try:
-            futures = [worker.pool.schedule(_load_errors) for worker in self._workers]
+            futures = [worker.pool.schedule(worker_process.load_errors) for worker in self._workers]
             errors = [future.result(timeout=LOAD_SECONDS) for future in futures][0]
         except TimeoutError:
             raise ValueError(
@@ -307,6 +365,11 @@ class RewardPool:
         failed = [f"{name}: {error}" for name, error in zip(self._names, errors, strict=True) if error is not None]
         if failed:
             raise ValueError("reward.functions: " + "\n  ".join(failed))
+
+
+def _may_pass(verdict: Verdict) -> bool:
+    """Return whether another call may end better: not where the data row is at fault."""
+    return verdict.outcome in ("failed", "timed_out")
 
 
 def _give_up(pools: list[ProcessPool]) -> None:
@@ -323,50 +386,3 @@ def _give_up(pools: list[ProcessPool]) -> None:
     deadline = time.monotonic() + CLOSE_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-
-
-# ---- in the worker processes
-
-# By term: the function, True if it takes `response_length`, its arguments.
-_graders: list[Loaded | None] = []
-_errors: list[str | None] = []  # by term: why it could not be loaded
-
-
-def _start_worker(functions: tuple[RewardFunction, ...]) -> None:
-    """Load the graders. Never raises, because pebble would take that for a broken pool."""
-    for ignored in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's warnings are for the trainer
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends a grader inside C code, such as a slow regular expression
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # a grader's prints must not reach the console and the logs of a run
-        os.dup2(nothing, standard)
-    os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
-    for term in functions:
-        try:
-            _graders.append(loaded(term))
-            _errors.append(None)
-        except BaseException as error:  # a user's file may raise anything, SystemExit too
-            _graders.append(None)
-            _errors.append(f"the function cannot be loaded: {error_text(error)}")
-
-
-def _load_errors() -> list[str | None]:
-    return _errors
-
-
-def _grade(
-    term: int, limit: float, completion: str, response_length: int, prompt: str, fields: dict[str, Any]
-) -> Verdict:
-    """Return a grader's value, or None and why there is none. `limit` is in seconds."""
-    function = _graders[term]
-    if function is None:
-        return Verdict(None, _errors[term], "failed")
-    # The pool ends a call that takes too long; where the trainer is gone, this timer does.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, limit + ORPHAN_SECONDS)
-    try:
-        return function.call(completion, response_length, prompt, fields)
-    except BaseException as error:  # SystemExit too: a grader that exits costs its sample
-        return raised(error)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from gspo_hpc.config.reading import own_code
@@ -17,7 +17,8 @@ from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
-RESERVED = ("completion", "prompt", "fields", "response_length")
+ASKED = ("response_length", "response_tokens", "group_completions", "group_index")  # given to those that have them
+RESERVED = ("completion", "completions", "prompt", "fields", *ASKED)
 _FUNCTION = "a reward function"
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -64,6 +65,27 @@ def wrong_terms(reward: Reward) -> dict[int, Mistake]:
     return found
 
 
+def is_batched(signature: inspect.Signature) -> bool:
+    """Return whether a function of this signature grades a group in one call: its first parameter is `completions`."""
+    return next(iter(signature.parameters), "") == "completions"
+
+
+def asks_for_group(signature: inspect.Signature) -> bool:
+    """Return whether a function of this signature grades one completion, and sees the others of its group."""
+    return "group_completions" in signature.parameters or "group_index" in signature.parameters
+
+
+def terms_with(reward: Reward, wanted: Callable[[inspect.Signature], bool]) -> frozenset[int]:
+    """Return the positions of the functions whose signature is as wanted. No file is run."""
+    signatures = [
+        own_code.signature(*own_code.split(term.function, _FUNCTION), may_be_async=True)
+        if own_code.is_file(term.function)
+        else inspect.signature(REGISTRY[term.function])
+        for term in reward.functions
+    ]
+    return frozenset(number for number, signature in enumerate(signatures) if wanted(signature))
+
+
 def load(function: str) -> Grader:
     """Return the reward function of a registered name or path/to/file.py:function.
 
@@ -84,7 +106,7 @@ def _check_term(term: RewardFunction) -> None:
         raise ValueError(f"weight {term.weight!r} is not a finite number")
     if own_code.is_file(term.function):
         path, name = own_code.split(term.function, _FUNCTION)
-        _check_arguments(own_code.signature(path, name), term.args)
+        _check_arguments(own_code.signature(path, name, may_be_async=True), term.args)
         return
     if term.function not in REGISTRY:
         raise ValueError(f"there is no such reward function{_unknown(term.function)}")
@@ -109,8 +131,7 @@ def _check_arguments(signature: inspect.Signature, args: Mapping[str, Any]) -> N
         if name in parameters and not _fits(value, parameters[name].annotation):
             raise ValueError(f"argument {name} is {value!r}: it must be {_describe(parameters[name].annotation)}")
     given = {"prompt": "", "fields": {}, **args}
-    if "response_length" in parameters:
-        given["response_length"] = 0
+    given |= {name: None for name in ASKED if name in parameters}
     try:
         signature.bind("", **given)
     except TypeError as error:

@@ -6,6 +6,7 @@ come over another file.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -18,8 +19,9 @@ from typing import Any, NamedTuple
 from gspo_hpc.config import paths
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction
-from gspo_hpc.rewards.calls import error_text, loaded, raised
+from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import PREPARATIONS
+from gspo_hpc.rewards.registry import is_batched
 
 SECONDS = 30.0  # for all functions; a file may import large libraries from a slow file system
 TEXTS = ("", "The answer is 42.", '{"answer": 42}')  # completions, of which a function may refuse some
@@ -98,8 +100,12 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
     built_in = own_code.file_of(term.function) is None
     found: list[Outcome] = []
     for text in texts:
+        group = [Sampled(text, len(text.split()), tuple(range(len(text.split()))))] * 2
         try:
-            value, failure, _ = function.call(text, len(text.split()), prompt, dict(fields))
+            if is_batched(inspect.signature(function.grader)):
+                value, failure, _ = function.call_batched(group, prompt, dict(fields))[0]
+            else:
+                value, failure, _ = function.call(group, 0, prompt, dict(fields))
         except BaseException as error:
             found.append(Outcome(raised(error).failure, built_in or isinstance(error, _MISTAKES)))
             continue

@@ -13,6 +13,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.exchange.prompts import SharedPrompts
+from gspo_hpc.rewards.calls import Sampled
 from gspo_hpc.rewards.pool import RewardPool, RewardResult
 from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
@@ -179,14 +180,12 @@ class Generation:
         self.time.tokens = self._tokens()
         for group in ready:
             self._grading[group.slot] = (group, {})
-            for index, completion in enumerate(group.completions):
-                self.pool.submit(
-                    (group.slot, index),
-                    completion.text,
-                    len(completion.tokens),
-                    group.prompt.text,
-                    group.prompt.fields,
-                )
+            self.pool.submit_group(
+                [(group.slot, index) for index in range(len(group.completions))],
+                [Sampled(c.text, len(c.tokens), tuple(c.tokens.tolist())) for c in group.completions],
+                group.prompt.text,
+                group.prompt.fields,
+            )
 
     def _collect_rewards(self) -> bool:
         """Take the rewards that are there; False if a stop was requested meanwhile and they are not to be trusted."""

@@ -98,9 +98,10 @@ class _Content(importlib.abc.SourceLoader):
         return self._content
 
 
-def signature(path: Path, name: str) -> inspect.Signature:
+def signature(path: Path, name: str, *, may_be_async: bool = False) -> inspect.Signature:
     """Return the signature of a function at the top level of a file, without running it and without annotations.
 
+    With `may_be_async`, it may be an `async def`.
     Raises ValueError where the file cannot be read, is not Python, or has no such function, or one that is a generator;
     FileAbsent where there is none.
     """
@@ -113,7 +114,8 @@ def signature(path: Path, name: str) -> inspect.Signature:
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
-    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef) if may_be_async else (ast.FunctionDef,)
+    defined = {node.name: node for node in tree.body if isinstance(node, kinds)}
     if name not in defined:
         if (other := _other_kind(tree, name)) is not None:
             raise ValueError(f"{path}: {name!r} is {other}, and must be a function that `def` makes in this file")
@@ -125,7 +127,7 @@ def signature(path: Path, name: str) -> inspect.Signature:
     return _signature(defined[name].args)
 
 
-def _yields(function: ast.FunctionDef) -> bool:
+def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a call makes a generator: functions and classes within it have their own `yield`."""
     inner: list[ast.AST] = [*function.body]
     while inner:

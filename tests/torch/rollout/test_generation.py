@@ -83,8 +83,8 @@ class StandInPool:
         self.results: list[tuple[Any, RewardResult]] = []
         self.failure = failure
 
-    def submit(self, key: tuple[int, int], *texts: Any) -> None:
-        self.results.append((key, RewardResult(1.0, {"one": 1.0}, self.failure)))
+    def submit_group(self, keys: list[tuple[int, int]], *texts: Any) -> None:
+        self.results += [(key, RewardResult(1.0, {"one": 1.0}, self.failure)) for key in keys]
 
     def poll(self, timeout: float) -> list[tuple[Any, RewardResult]]:
         found, self.results = self.results, []
