@@ -92,6 +92,24 @@ class Model(Section):
     )
 
 
+class Adapter(Section):
+    """LoRA adapters (arXiv 2106.09685): matrices of low rank, which are trained in place of the model's own weights."""
+
+    type: Literal["lora"] | None = key(None, "What is trained: null is the whole model, lora its adapters alone.")
+    rank: Count = key(8, "The rank of each adapter: rows of its first matrix, and columns of its second.")
+    alpha: Positive = key(32.0, "An adapter's product is scaled by alpha / rank.")
+    targets: Texts = key(
+        ("all-linear",),
+        "The linear layers that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj, or "
+        "all-linear for all of them.",
+    )
+    dropout: Number = key(
+        0.0,
+        "Must be 0: a mask would have to be the same in every layout and in every pass, or the ratio between two "
+        "passes over the same weights would not be 1.",
+    )
+
+
 class Parallel(Section):
     """Megatron-Core's parallel sizes, under Megatron's own names."""
 

@@ -30,10 +30,23 @@ from gspo_hpc.config.learning import (
     Rollout,
     Tracking,
 )
-from gspo_hpc.config.machine import Cluster, Container, Faults, Memory, Model, Moe, Notify, Parallel, Platform, Slurm
+from gspo_hpc.config.machine import (
+    Adapter,
+    Cluster,
+    Container,
+    Faults,
+    Memory,
+    Model,
+    Moe,
+    Notify,
+    Parallel,
+    Platform,
+    Slurm,
+)
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
 
 __all__ = [
+    "Adapter",
     "Batch",
     "Checkpoint",
     "Cluster",
@@ -106,6 +119,7 @@ class Config(Section):
     run: Run = Field(default_factory=Run)
     cluster: Cluster = Field(default_factory=Cluster)
     model: Model = Field(default_factory=Model)
+    adapter: Adapter = Field(default_factory=Adapter)
     parallel: Parallel = Field(default_factory=Parallel)
     memory: Memory = Field(default_factory=Memory)
     moe: Moe = Field(default_factory=Moe)

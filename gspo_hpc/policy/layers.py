@@ -143,16 +143,20 @@ class FusedPackedAttention(PackedAttention):
 def uses_transformer_engine(config: Config) -> bool:
     """Return True if the model is built of Transformer Engine's layers; ValueError where it must be and cannot.
 
-    In float32 it is only if that is asked for: the attention that Transformer Engine has for it keeps all scores.
+    In float32 it is only if that is asked for: the attention that Transformer Engine has for it keeps all scores. With
+    adapters it is not: its layers fuse a norm with the matrix product, whose input an adapter needs.
     """
     wanted, cuda = config.model.layers, config.cluster.platform == "cuda"
     there = cuda and importlib.util.find_spec("transformer_engine") is not None
     if wanted == "transformer_engine" and not there:
         lacks = "it is not installed: pip install transformer-engine[pytorch]" if cuda else "there are no GPUs"
         raise ValueError(f"model.layers: transformer_engine cannot be used, {lacks}; model.layers=torch needs nothing")
+    if wanted == "transformer_engine" and config.adapter.type is not None:
+        raise ValueError("model.layers: transformer_engine has no adapters: give model.layers=torch")
     if config.model.fp8 and (wanted == "torch" or not there):
         raise ValueError("model.fp8 needs the layers of Transformer Engine: install it, and leave model.layers at auto")
-    return there and wanted != "torch" and (wanted == "transformer_engine" or config.model.dtype != "float32")
+    plain = config.model.dtype == "float32" or config.adapter.type is not None
+    return there and wanted != "torch" and (wanted == "transformer_engine" or not plain)
 
 
 def layer_spec(arch: Architecture, has_experts: bool, fused: bool) -> ModuleSpec:

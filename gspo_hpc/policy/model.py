@@ -39,6 +39,7 @@ from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.ops.rope import inverse_frequencies
 from gspo_hpc.ops.weight_map import padded_vocab_size
 from gspo_hpc.policy import compat, moe
+from gspo_hpc.policy.adapters import lora
 from gspo_hpc.policy.layers import final_norm, layer_spec, uses_transformer_engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -197,14 +198,19 @@ def build(arch: Architecture, config: Config, device: torch.device) -> list[Pack
     fused = uses_transformer_engine(config)
     if device.type == "cuda" and not fused:
         varlen.use_newest_kernel(device)
-    chunks = [_chunk(arch, settings, None if size is None else number, device, fused) for number in range(size or 1)]
+    chunks = [_chunk(arch, config, settings, None if size is None else n, device, fused) for n in range(size or 1)]
     if fused:
         compat.accumulate_in_buffers(chunks)
     return chunks
 
 
 def _chunk(
-    arch: Architecture, settings: TransformerConfig, number: int | None, device: torch.device, fused: bool
+    arch: Architecture,
+    config: Config,
+    settings: TransformerConfig,
+    number: int | None,
+    device: torch.device,
+    fused: bool,
 ) -> PackedGPTModel:
     model = PackedGPTModel(
         config=settings,
@@ -221,4 +227,6 @@ def _chunk(
     compat.set_rotary(model, PositionedRotary(arch.rope, arch.head_dim, device))
     model.fused = fused
     mark_shards(model)
+    if config.adapter.type is not None:
+        lora.attach(model, config.adapter, arch)
     return model.to(device)

@@ -25,6 +25,7 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Memory, Part
 from gspo_hpc.policy import moe, provider
+from gspo_hpc.policy.adapters import lora
 from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.policy.offload import OffloadBuffer
 from gspo_hpc.policy.process_groups import Ranks
@@ -201,6 +202,20 @@ class Policy:
             for wrapped in self.wrapped:
                 wrapped.start_param_sync(force_sync=True)
 
+    @property
+    def has_adapters(self) -> bool:
+        """True if adapters are trained, and all other weights stay as they are."""
+        return self.config.adapter.type is not None
+
+    def without_adapters(self) -> contextlib.AbstractContextManager[None]:
+        """Have the model compute without its adapters within the block."""
+        return lora.turned_off(self.chunks)
+
+    def adapter_matrices(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, whole matrix in fp32) of every adapter, on every rank. Collective."""
+        self.settle()
+        yield from lora.whole_matrices(self.chunks, self.arch, self.config.adapter, lambda parameter: parameter)
+
     def parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         """Yield all weights, as :class:`gspo_hpc.policy.provider.Provider` gives them. Collective."""
         self.settle()
@@ -213,9 +228,14 @@ class Policy:
                 yield from part.tensors()
 
     def load(self, folder: str | Path) -> None:
-        """Load weights from a Hugging Face folder; raise ValueError if they are not those of this model."""
+        """Load weights from a Hugging Face folder; raise ValueError if they are not those of this model.
+
+        Adapters get the values that a run begins with.
+        """
         self.before_change()
         self.provider.load(self.chunks, folder)
+        if self.has_adapters:
+            lora.fill(self.chunks, lora.first_values(self.config.run.seed))
 
     def make_optimizer(self) -> None:
         """Make Adam and its schedule, once the weights are loaded: 16-bit models copy them into fp32 masters."""

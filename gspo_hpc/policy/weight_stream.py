@@ -26,6 +26,7 @@ from gspo_hpc.models.weight_table import WeightMapping, is_extra, stage_table
 from gspo_hpc.ops.hf_folder import Folder
 from gspo_hpc.ops.weight_map import needs_whole, of_experts, shard_shape, to_shard, to_views
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch
+from gspo_hpc.policy.adapters import lora
 from gspo_hpc.policy.model import PackedGPTModel
 from gspo_hpc.system.progress import mark
 
@@ -47,7 +48,10 @@ def _table(model: PackedGPTModel, arch: Architecture) -> list[WeightMapping]:
 
 @torch.no_grad()
 def load(chunks: Sequence[PackedGPTModel], arch: Architecture, folder: str | Path) -> None:
-    """Fill this rank's shards from a Hugging Face folder; ValueError for missing, unknown or misshapen tensors."""
+    """Fill this rank's shards from a Hugging Face folder; ValueError for missing, unknown or misshapen tensors.
+
+    Adapters are left as they are: no folder of a model has any.
+    """
     source = Folder(folder)
     every = stage_table(arch, 0, arch.num_layers, True, True)
     known = {name for entry in every for name in entry.hf}
@@ -62,7 +66,9 @@ def load(chunks: Sequence[PackedGPTModel], arch: Architecture, folder: str | Pat
         parallel_state.get_expert_tensor_parallel_rank(),
         parallel_state.get_expert_tensor_parallel_world_size(),
     )
-    every_parameter = [dict(chunk.named_parameters()) for chunk in chunks]
+    every_parameter = [
+        {name: one for name, one in chunk.named_parameters() if not lora.is_adapter(name)} for chunk in chunks
+    ]
     here = [(entry, number) for number, chunk in enumerate(chunks) for entry in _table(chunk, arch)]
     for entry, number in here:
         mark("loading")  # a tensor of a slow file system may take long
@@ -105,6 +111,9 @@ def stream(
     larger is gathered by itself. Shards are gathered in place, and nothing is held beside `memory`, but for this rank's
     shard of an expert where those of all ranks are more than `piece_bytes`. Gloo takes as much as is gathered again in
     each of the threads that gather.
+
+    Weights are those that the model computes with: adapters are merged into them, a bucket at a time, unless they are
+    turned off.
     """
     first = next(iter(chunks[0].parameters()))
     device, itemsize = first.device.type, first.itemsize
@@ -122,15 +131,18 @@ def stream(
     gathered = (one for _, _, buckets in stages for one in buckets if not in_place or one.group.size() > 1)
     memory.reserve(max((bucket.largest * itemsize for bucket in gathered), default=0))
     for stage, number, buckets in stages:
-        parameters = dict(chunks[number].named_parameters()) if stage == over_stages.rank() else {}
+        parameters = _Weights(chunks[number]) if stage == over_stages.rank() else None
         source = dist.get_process_group_ranks(over_stages)[stage] if over_stages.size() > 1 else None
         for bucket in buckets:
             if in_place and bucket.group.size() == 1:
                 for entry in bucket.entries:
-                    views = to_views(entry, parameters[entry.name].detach()[None], arch)
+                    assert parameters is not None
+                    views = to_views(entry, parameters[entry.name][None], arch)
                     yield [Part(*part) for part in views]
                 continue
-            own = [parameters[entry.name] for entry in bucket.entries if parameters and _is_mine(entry, arch)]
+            own = []
+            if parameters is not None:
+                own = [parameters[entry.name] for entry in bucket.entries if _is_mine(entry, arch)]
             divided = len(bucket.pieces) > 1
             mine = _shard(first.new_empty(bucket.length), own, source) if divided else None
             for ranks in bucket.pieces:
@@ -141,13 +153,24 @@ def stream(
                 yield list(_parts(bucket, ranks, whole, arch))
 
 
+class _Weights:
+    """The weights of a chunk by name, with the adapters of each merged into it."""
+
+    def __init__(self, chunk: PackedGPTModel) -> None:
+        self._parameters, self._adapters = dict(chunk.named_parameters()), lora.of_weights(chunk)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight, found = self._parameters[name].detach(), self._adapters.get(name)
+        return weight if found is None or not found.enabled else found.merged(weight)
+
+
 def _shard(place: torch.Tensor, own: Sequence[torch.Tensor], source: int | None) -> torch.Tensor:
     """Return `place` [elements] with this rank's shard of a bucket: its `own` parameters, or those of rank `source`.
 
     `own` is empty on the ranks of other stages, which get them from `source`; None: there are no other stages.
     """
     if own:
-        torch.cat([parameter.detach().reshape(-1) for parameter in own], out=place)
+        torch.cat([parameter.reshape(-1) for parameter in own], out=place)
     if source is not None:
         dist.broadcast(place, source, group=parallel_state.get_pipeline_model_parallel_group())
     return place

@@ -43,6 +43,7 @@ from gspo_hpc.ops.weight_parts import Part, Scratch
 from gspo_hpc.policy import compat, passes, schedule
 from gspo_hpc.policy import model as model_building
 from gspo_hpc.policy import weight_stream as weights
+from gspo_hpc.policy.adapters import lora
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import (
@@ -130,7 +131,7 @@ def policy(settings: Config) -> tuple[Policy, Ranks]:
     ranks = start(settings)
     arch = architecture.read(str(settings.model.path))
     made = Policy(arch, settings, ranks)
-    weights.load(made.chunks, arch, str(settings.model.path))
+    made.load(str(settings.model.path))
     made.make_optimizer()
     return made, ranks
 
@@ -275,6 +276,60 @@ def steps(
         kept = everywhere(results[0].logprobs)
         arrays |= {f"kept/{slot}-{index}": array for (slot, index), array in kept.items()}
     return arrays
+
+
+def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
+    """Losses, gradient norms and log-probs of `count` steps on adapters; their first gradients, and what they are in
+    the end; the weights that go to engines; and whether a base weight, or the log-probs without adapters, changed."""
+    settings = config(model, world, **sections)
+    made, _ = policy(settings)
+    objective, rollout = algorithms.resolve(settings.algorithm), spread(made)
+    drawn = lora.first_values(7)
+    lora.fill(
+        made.chunks, lambda name, shape: drawn(name.replace("lora_B", "lora_A"), shape)
+    )  # B too: A has a gradient
+    arrays = {f"first/{name}": whole.cpu().numpy().copy() for name, whole in made.adapter_matrices()}
+    passed = update.logprob_pass(made, rollout, "old_logprobs", settings)
+    arrays |= {f"logprobs/{slot}-{index}": array for (slot, index), array in everywhere(passed.logprobs).items()}
+    with made.without_adapters():
+        plain = everywhere(update.logprob_pass(made, rollout, "reference", settings).logprobs)
+    rollout = update.with_old_logprobs(made, rollout, rollout, settings)
+    arrays |= _adapter_gradients(made, lambda: update.step(made, rollout, objective, settings))
+    results = [update.step(made, rollout, objective, settings) for _ in range(count)]
+    assert all(result is not None and not result.skipped for result in results)
+    arrays |= {f"last/{name}": whole.cpu().numpy().copy() for name, whole in made.adapter_matrices()}
+    arrays |= {f"merged/{name}": tensor.float().cpu().numpy().copy() for name, tensor in made.stream()}
+    arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results if r is not None])
+    arrays["grad_norm"] = np.array([r.grad_norm for r in results if r is not None])
+    with made.without_adapters():
+        again = everywhere(update.logprob_pass(made, rollout, "reference", settings).logprobs)
+        arrays["changed"] = np.array([key for key in plain if not np.array_equal(plain[key], again[key])])
+        arrays |= {f"plain/{slot}-{index}": array for (slot, index), array in plain.items()}
+        arrays |= {f"base/{name}": tensor.float().cpu().numpy().copy() for name, tensor in made.stream()}
+    return arrays
+
+
+def _adapter_gradients(made: Policy, step: Callable[[], object]) -> Arrays:
+    """Gradients of all adapters in a step that takes place but for its end."""
+
+    def keep(policy: Policy) -> tuple[float, bool]:
+        if policy.config.optimizer.distributed:
+            _gather_gradients(policy)
+        found.update(
+            (f"gradient/{name}", whole.cpu().numpy().copy())
+            for name, whole in lora.whole_matrices(
+                policy.chunks, policy.arch, policy.config.adapter, lambda parameter: parameter.main_grad
+            )
+        )
+        return 0.0, True
+
+    found: Arrays = {}
+    original, schedule._apply = schedule._apply, keep
+    try:
+        step()
+    finally:
+        schedule._apply = original
+    return found
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {  # every part of an objective that sums over tokens, prompts or ranks
@@ -936,6 +991,7 @@ def main() -> None:
             routed,
             steps,
             objectives,
+            adapted,
             exchanged,
             scheduled,
             roundtrip,

@@ -185,6 +185,26 @@ KEPT_FUSED = ("one", "one-qk-norm", "one-experts", "one-selective", "one-full", 
 PROBED_BY_TWO = {"pp2": "qwen3-single", "ep2": EXPERTS[-1]}  # an engine of two tensor-parallel workers
 
 
+LORA = {"adapter": {"type": "lora", "rank": 4, "alpha": 8}}
+SOME = {"adapter": {"type": "lora", "rank": 2, "alpha": 2, "targets": ["q_proj", "v_proj", "down_proj"]}}
+# Adapters: ranks, model, what is given beside the layout, and the layout. The model of four ranks has two groups.
+ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
+    "one": (1, "llama-tied", LORA, {}),
+    "one-some": (1, "qwen2-tied", SOME, {}),
+    "one-qwen3": (1, "qwen3-untied", LORA, {}),
+    "one-recomputed": (1, "llama-tied", LORA, {"memory": {"recompute_granularity": "full"}}),
+    "one-bfloat16": (1, "llama-tied", LORA, {"model_dtype": "bfloat16"}),
+    "tp2-float16": (2, "llama-tied", LORA, {"parallel": TP2, **HALF}),
+    **{
+        name: (2, "llama-tied", LORA, LAYOUTS[name]) for name in LAYOUTS if name not in ("dp2", "dp2-overlapped", "pp2")
+    },
+    **{name: (4, "llama-tied", LORA, PRODUCTS[name]) for name in PRODUCTS},
+    **{f"{name}-some": (2, "qwen2-tied", SOME, LAYOUTS[name]) for name in ("tp2", "tp2-sp-recomputed")},
+    **{f"{name}-some": (4, "qwen2-tied", SOME, PRODUCTS[name]) for name in ("tp4", "tp4-sp")},
+    "tp4-sp-qwen3": (4, "qwen3-untied", LORA, PRODUCTS["tp4-sp"]),
+}
+
+
 def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], object]) -> dict[str, Arrays]:
     """The arrays of every case that is wanted, by its name: on one, two and four ranks, and on one again."""
     tied = str(models["llama-tied"])
@@ -320,6 +340,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         work[f"saved-{name}-{model}"] = ("saved", {**folder_of, **sections})
         back[f"to-one-{name}-{model}"] = ("loaded", folder_of)
         back[f"folder-{name}-{model}"] = ("to_folder", {**folder_of, "out": str(folder / f"folder-{name}-{model}")})
+    for name, (world, model, given, sections) in ADAPTED.items():
+        worlds[world][f"adapted-{name}"] = ("adapted", {"model": str(models[model]), **given, **sections})
     found: dict[str, Arrays] = {}
     for world, work in ((1, one), (2, two), (4, four), (1, back)):
         if chosen := {name: case for name, case in work.items() if wanted(name)}:

@@ -1,0 +1,103 @@
+"""Rules of adapters: what they can be on, and what they cannot be combined with yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import auto
+
+from gspo_hpc.models.adapter_table import ALL, TARGETS
+from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.rules.ids import RuleId
+from gspo_hpc.planning.rules.registry import rule
+from gspo_hpc.system.text import near_miss
+
+_OTHERS = {
+    "embed_tokens": "engines would need all of its rows again after every update",
+    "lm_head": "the head is computed in chunks, from its weight alone",
+}
+
+
+class AdapterRule(RuleId):
+    """Names of the rules in this file."""
+
+    ADAPTER_TARGETS_KNOWN = auto()
+    ADAPTER_DROPOUT = auto()
+    ADAPTER_DENSE_MODEL = auto()
+    ADAPTER_OWN_PROVIDER = auto()
+    ADAPTER_LAYERS_OF_TORCH = auto()
+    ADAPTER_RANK = auto()
+
+
+def _adapted(plan: PlanBuilder) -> bool:
+    return plan.config.adapter.type is not None
+
+
+@rule(AdapterRule.ADAPTER_TARGETS_KNOWN, "`adapter.targets` names linear layers that can have adapters, at least one")
+def _targets(plan: PlanBuilder) -> Iterator[str]:
+    targets = plan.config.adapter.targets
+    if _adapted(plan) and not targets:
+        yield f"adapter.targets is empty, so nothing would be trained: give adapter.targets=[{ALL}]"
+    known = ", ".join((ALL, *TARGETS))
+    for name in targets if _adapted(plan) else ():
+        if name in _OTHERS:
+            yield f"adapter.targets: {name} cannot have an adapter: {_OTHERS[name]}; known: {known}"
+        elif name not in (ALL, *TARGETS):
+            hint = near_miss(name, (ALL, *TARGETS), cutoff=0.4)
+            yield f"adapter.targets: {name} is no layer of the model{hint}; known: {known}"
+
+
+@rule(AdapterRule.ADAPTER_DROPOUT, "`adapter.dropout` is 0")
+def _dropout(plan: PlanBuilder) -> Iterator[str]:
+    dropout = plan.config.adapter.dropout
+    if _adapted(plan) and dropout:
+        yield (
+            f"adapter.dropout ({dropout:g}) must be 0: passes over the same weights would draw other masks, so ratios "
+            "would not be 1, and no resumed run could be exact in another layout"
+        )
+
+
+@rule(AdapterRule.ADAPTER_RANK, "`adapter.rank` is at most the smaller size of every layer that has an adapter")
+def _rank(plan: PlanBuilder) -> Iterator[str]:
+    arch, rank = plan.architecture, plan.config.adapter.rank
+    if not _adapted(plan) or arch is None:
+        return
+    least = min(arch.hidden_size, arch.num_key_value_heads * arch.head_dim)
+    if rank > least:
+        yield (
+            f"adapter.rank ({rank}) must be at most {least}, the smallest size of the model's linear layers: two "
+            "matrices of a higher rank would have more elements than the weight that they stand for"
+        )
+
+
+@rule(AdapterRule.ADAPTER_DENSE_MODEL, "adapters need a model without experts")
+def _dense(plan: PlanBuilder) -> Iterator[str]:
+    arch = plan.architecture
+    mixed = plan.model_file.experts or (arch is not None and (arch.experts is not None or arch.mixers))
+    if _adapted(plan) and mixed:
+        yield (
+            "adapter.type: lora needs a model of dense layers: this version has no adapters for experts; train the "
+            "whole model with adapter.type=null"
+        )
+
+
+@rule(AdapterRule.ADAPTER_OWN_PROVIDER, "adapters need `model.provider: own`")
+def _provider(plan: PlanBuilder) -> Iterator[str]:
+    if _adapted(plan) and plan.config.model.provider != "own":
+        yield (
+            "adapter.type: lora needs model.provider own: what mcore-bridge builds has other layers, whose weights it "
+            "sends by itself"
+        )
+
+
+@rule(AdapterRule.ADAPTER_LAYERS_OF_TORCH, "adapters need the layers of torch, which `model.layers: auto` then takes")
+def _layers(plan: PlanBuilder) -> Iterator[str]:
+    model = plan.config.model
+    if not _adapted(plan):
+        return
+    if model.layers == "transformer_engine":
+        yield (
+            "model.layers: transformer_engine cannot be combined with adapter.type lora: its layers fuse a norm with "
+            "the matrix product, whose input an adapter needs; give model.layers=auto"
+        )
+    if model.fp8:
+        yield f"model.fp8: {model.fp8} cannot be combined with adapter.type lora, which needs the layers of torch"

@@ -1,0 +1,331 @@
+"""LoRA adapters beside the linear layers of Megatron's model (arXiv 2106.09685), in every layout of dense layers.
+
+A linear layer with weight W gets ``scale * B (A x)`` added to its output. W is frozen; A [rank, inputs] is drawn from
+the run's seed and the name of its layer, whatever the layout, and B [outputs, rank] begins as zeros. Megatron's fused
+layers (queries, keys and values; gate and up) have an A and a B for each of the layers that they are made of, as
+Hugging Face's model and `peft` have them.
+
+Over tensor-parallel ranks B is cut like the rows of W, or A like its columns. What ranks exchange is ``A x``, which has
+`rank` numbers a token. With sequence parallelism every rank has other tokens of it, so the gradients of the whole
+matrices are summed over the ranks, by the mark that Megatron has for that. Where there are more ranks than key-value
+heads, a rank has a part of a group's rows; then B of queries, keys and values is whole on every rank, and each uses its
+rows of it.
+
+Shapes: T tokens of a micro-batch, R rank of the adapters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from gspo_hpc.config.schema import Adapter
+from gspo_hpc.models.adapter_table import AdaptedLinear, AdapterPart, adapted_linears
+from gspo_hpc.models.architecture import Architecture
+
+_NAME = "lora"  # of the module in its linear layer
+
+
+class Lora(torch.nn.Module):
+    """The adapters of one linear layer of Megatron's, on this tensor-parallel rank."""
+
+    def __init__(
+        self, linear: AdaptedLinear, adapter: Adapter, arch: Architecture, settings: TransformerConfig
+    ) -> None:
+        super().__init__()
+        self.enabled = True
+        self.parts, self.by_rows = linear.parts, linear.cut != "columns"
+        self._cut, self._rank, self._scale = linear.cut, adapter.rank, adapter.alpha / adapter.rank
+        self._size, self._mine = settings.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
+        self._by_sequence = settings.sequence_parallel
+        self._groups = _Groups(arch, self._size, self._mine) if linear.cut == "qkv" else None
+        for part in self.parts:
+            for which in "ab":
+                whole, dim = self.shape(part, which), self.cut_dim(which)
+                shape = [length // (self._size if place == dim else 1) for place, length in enumerate(whole)]
+                parameter = torch.nn.Parameter(torch.empty(shape, dtype=settings.params_dtype))
+                if dim is not None:
+                    set_tensor_model_parallel_attributes(parameter, True, dim, 1)
+                else:  # whole on every rank, which sees other tokens of it with sequence parallelism
+                    sums = self._by_sequence and (which == "a") == self.by_rows
+                    setattr(parameter, "sequence_parallel", sums)  # noqa: B010 (an attribute torch lacks)
+                self.register_parameter(f"{part.target}_{which}", parameter)
+
+    def shape(self, part: AdapterPart, which: str) -> tuple[int, int]:
+        """Return the shape of the whole matrix A or B (`which`: "a" or "b") of a part."""
+        return (self._rank, part.inputs) if which == "a" else (part.outputs, self._rank)
+
+    def cut_dim(self, which: str) -> int | None:
+        """Return the dimension in which tensor-parallel ranks have a part each of A or B; None: all have it whole."""
+        if self.by_rows:
+            return 0 if which == "b" and not self._shares_groups else None
+        return 1 if which == "a" else None
+
+    def matrix(self, part: AdapterPart, which: str) -> torch.nn.Parameter:
+        """Return this rank's A or B of a part."""
+        found = self.get_parameter(f"{part.target}_{which}")
+        return found
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the layer's output, in its shape, from the layer's input x [T, 1, inputs]."""
+        # Matrices throughout: with more dimensions torch computes other products where a gradient is wanted.
+        low = torch.nn.functional.linear(x.flatten(0, 1), torch.cat([self.matrix(part, "a") for part in self.parts]))
+        low = self._exchanged(low) * self._scale
+        each = zip(self.parts, low.split(self._rank, dim=-1), strict=True)
+        output = self._joined([torch.nn.functional.linear(one, self._rows(part)) for part, one in each])
+        return output.unflatten(0, (-1, x.shape[1]))
+
+    @torch.no_grad()
+    def merged(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of W + scale * B A, added in fp32 and rounded once to the dtype of `weight`."""
+        pairs = [(self.matrix(part, "a").float().t(), self._rows(part, local=True).float()) for part in self.parts]
+        product = self._joined([torch.nn.functional.linear(a, b) for a, b in pairs])  # [inputs, rows]
+        return torch.add(weight.float(), product.t(), alpha=self._scale).to(weight.dtype)
+
+    def local(self, whole: torch.Tensor, which: str) -> torch.Tensor:
+        """Return this rank's part of a whole A or B."""
+        dim = self.cut_dim(which)
+        return whole if dim is None else whole.chunk(self._size, dim)[self._mine]
+
+    @property
+    def _shares_groups(self) -> bool:
+        return self._groups is not None and self._groups.shared
+
+    def _exchanged(self, low: torch.Tensor) -> torch.Tensor:
+        """Return A x [T, parts * R] of all of this rank's output, from that of its input."""
+        if self._size == 1:
+            return low
+        if self.by_rows:
+            return gather_from_sequence_parallel_region(low) if self._by_sequence else _copied(low)
+        if self._by_sequence:
+            scattered: torch.Tensor = reduce_scatter_to_sequence_parallel_region(low)
+            return scattered
+        reduced: torch.Tensor = reduce_from_tensor_model_parallel_region(low)
+        return reduced
+
+    def _rows(self, part: AdapterPart, *, local: bool = False) -> torch.Tensor:
+        """Return the rows of B that this rank computes with; `local`: no gradient is wanted."""
+        matrix = self.matrix(part, "b")
+        if self._groups is None or not self._groups.shared:
+            return matrix
+        # Each rank has the gradient of its own rows, and all rows are on all ranks.
+        return (matrix if local else _copied(matrix))[self._groups.rows(part.target)]
+
+    def _joined(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the outputs of the parts [..., rows] in the order of the rows of W; rows without an adapter are 0."""
+        if self._cut == "columns":
+            return outputs[0]
+        have = {part.target: output for part, output in zip(self.parts, outputs, strict=True)}
+        lead = outputs[0].shape[:-1]
+        if self._groups is not None:
+            return self._groups.joined(have, outputs[0])
+        width = outputs[0].shape[-1]
+        both = [have.get(name, outputs[0].new_zeros(())) for name in ("gate_proj", "up_proj")]
+        return torch.cat([one.expand(*lead, width) for one in both], -1)
+
+
+class _Groups:
+    """The rows of queries, keys and values on one tensor-parallel rank.
+
+    Every key-value group has rows of its queries, of its key and of its value, and each rank has equally many rows:
+    whole groups, or a part of one.
+    """
+
+    def __init__(self, arch: Architecture, size: int, rank: int) -> None:
+        groups, dim = arch.num_key_value_heads, arch.head_dim
+        self._rows = {"q_proj": arch.num_attention_heads // groups * dim, "k_proj": dim, "v_proj": dim}  # of a group
+        self.shared = groups < size  # several ranks have one group
+        self._whole = max(1, groups // size)  # groups of a rank
+        each = sum(self._rows.values()) * groups // size
+        self._begin, self._end, first = rank * each, (rank + 1) * each, 0
+        if self.shared:
+            first = self._begin // sum(self._rows.values())
+        self._group = first
+
+    def rows(self, target: str) -> slice:
+        """Return which rows of a whole B this rank has, where several ranks have one group."""
+        before = self._group * sum(self._rows.values())
+        for name, count in self._rows.items():
+            if name == target:
+                begin, end = (min(max(at - before, 0), count) for at in (self._begin, self._end))
+                return slice(self._group * count + begin, self._group * count + end)
+            before += count
+        raise KeyError(target)
+
+    def joined(self, have: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Return outputs [..., rows] in the order of this rank's rows; `like` has the leading dimensions."""
+        lead, found = like.shape[:-1], []
+        for name, count in self._rows.items():
+            rows = self.rows(name)
+            width = rows.stop - rows.start if self.shared else count
+            one = have[name].unflatten(-1, (self._whole, width)) if name in have and width else None
+            if one is None and name in have:  # it takes part in the backward pass, which all ranks go through together
+                one = have[name].view(*lead, self._whole, 0)
+            found.append(like.new_zeros(*lead, self._whole, width) if one is None else one)
+        return torch.cat(found, -1).flatten(-2)
+
+
+def _copied(values: torch.Tensor) -> torch.Tensor:
+    """Return the values; the gradients of all tensor-parallel ranks are summed."""
+    copied: torch.Tensor = copy_to_tensor_model_parallel_region(values)
+    return copied
+
+
+def attach(model: Any, adapter: Adapter, arch: Architecture) -> None:
+    """Freeze a chunk of the model, and give its linear layers adapters, without values yet."""
+    model.requires_grad_(False)
+    for layer, number in zip(model.decoder.layers, _layer_numbers(model), strict=True):
+        for linear in adapted_linears(arch, adapter.targets, number):
+            module = layer.get_submodule(linear.path)
+            module.add_module(_NAME, Lora(linear, adapter, arch, model.config))
+            module.register_forward_hook(_add)
+    if model.pre_process and model.config.recompute_granularity is not None:
+        # What is computed again gets gradients only if an input of it wants one, and nothing before it is trained.
+        model.embedding.register_forward_hook(_want_gradient)
+
+
+def _add(module: torch.nn.Module, inputs: tuple[Any, ...], output: tuple[torch.Tensor, Any]) -> Any:
+    lora = module.get_submodule(_NAME)
+    assert isinstance(lora, Lora)
+    return (output[0] + lora(inputs[0]), output[1]) if lora.enabled else output
+
+
+def _want_gradient(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output.requires_grad_() if torch.is_grad_enabled() else output
+
+
+def _layer_numbers(model: Any) -> range:
+    first = get_transformer_layer_offset(model.config, model.vp_stage)
+    return range(first, first + len(model.decoder.layers))
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter of a chunk is that of an adapter, by its name."""
+    return f".{_NAME}." in name
+
+
+def of_weights(model: torch.nn.Module) -> dict[str, Lora]:
+    """Return the adapters of a chunk by the name of the weight that they belong to."""
+    suffix = f".{_NAME}"
+    every = ((name, module) for name, module in model.named_modules() if isinstance(module, Lora))
+    return {f"{name.removesuffix(suffix)}.weight": module for name, module in every}
+
+
+def matrices(chunks: Sequence[Any]) -> Iterator[tuple[str, Lora, AdapterPart, str]]:
+    """Yield (name, module, part, "a" or "b") of each matrix on this rank; the name is Hugging Face's of its layer."""
+    for chunk in chunks:
+        for lora in of_weights_in_order(chunk):
+            for part in lora.parts:
+                for which in "ab":
+                    yield f"{part.module}.lora_{which.upper()}", lora, part, which
+
+
+def of_weights_in_order(model: torch.nn.Module) -> list[Lora]:
+    """Return the adapters of a chunk in the order of its layers."""
+    return [module for module in model.modules() if isinstance(module, Lora)]
+
+
+@torch.no_grad()
+def fill(chunks: Sequence[Any], values: Callable[[str, tuple[int, int]], torch.Tensor]) -> None:
+    """Set every matrix on this rank to its part of `values`, called with the name and the shape of the whole one."""
+    for name, lora, part, which in matrices(chunks):
+        whole = values(name, lora.shape(part, which))
+        lora.matrix(part, which).copy_(lora.local(whole, which))
+
+
+def first_values(seed: int) -> Callable[[str, tuple[int, int]], torch.Tensor]:
+    """Return the values that a run begins with: A as `peft` draws it (Kaiming, uniform, a = sqrt(5)), B as zeros.
+
+    They depend on the seed and on the name of the layer, and on nothing else.
+    """
+
+    def values(name: str, shape: tuple[int, int]) -> torch.Tensor:
+        if name.endswith("lora_B"):
+            return torch.zeros(shape)
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        bound = 1.0 / math.sqrt(shape[1])
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+    return values
+
+
+@contextlib.contextmanager
+def turned_off(chunks: Sequence[Any]) -> Iterator[None]:
+    """Have the model compute without its adapters within the block."""
+    every = [lora for chunk in chunks for lora in of_weights_in_order(chunk)]
+    for lora in every:
+        lora.enabled = False
+    try:
+        yield
+    finally:
+        for lora in every:
+            lora.enabled = True
+
+
+@torch.no_grad()
+def whole_matrices(
+    chunks: Sequence[Any], arch: Architecture, adapter: Adapter, value: Callable[[torch.nn.Parameter], torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, whole matrix in fp32) of all adapters, in the order of layers, on every rank. Collective.
+
+    `value` returns what is wanted of a parameter, in its shape, such as itself or its gradient.
+    """
+    stages, tensors = (
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_tensor_model_parallel_group(),
+    )
+    mine = {name: (lora, part, which) for name, lora, part, which in matrices(chunks)}
+    first = next(parameter for chunk in chunks for parameter in chunk.parameters())
+    holders = _holders(chunks, arch.num_layers, stages, first.device)
+    for layer, holder in enumerate(holders):
+        for part in (part for linear in adapted_linears(arch, adapter.targets, layer) for part in linear.parts):
+            for which in "ab":
+                name = f"{part.module}.lora_{which.upper()}"
+                shape = (adapter.rank, part.inputs) if which == "a" else (part.outputs, adapter.rank)
+                whole: torch.Tensor | None = None
+                if name in mine:
+                    lora, own, _ = mine[name]
+                    shard = value(lora.matrix(own, which)).detach().float()
+                    whole = _gathered(shard, lora.cut_dim(which), tensors).contiguous()
+                if stages.size() > 1:
+                    whole = torch.empty(shape, device=first.device) if whole is None else whole
+                    dist.broadcast(whole, dist.get_process_group_ranks(stages)[holder], group=stages)
+                assert whole is not None and tuple(whole.shape) == shape, name
+                yield name, whole
+
+
+def _gathered(shard: torch.Tensor, dim: int | None, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the whole of a matrix that the ranks of the group have parts of, or have whole."""
+    if dim is None or group.size() == 1:
+        return shard
+    parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, shard.contiguous(), group=group)
+    return torch.cat(parts, dim)
+
+
+def _holders(chunks: Sequence[Any], layers: int, stages: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Return the pipeline rank that has each layer of the model. Collective over the stages."""
+    found = torch.zeros(layers, dtype=torch.int64, device=device)
+    for chunk in chunks:
+        numbers = _layer_numbers(chunk)
+        found[numbers.start : numbers.stop] = stages.rank()
+    if stages.size() > 1:
+        dist.all_reduce(found, group=stages)
+    return [int(one) for one in found.tolist()]

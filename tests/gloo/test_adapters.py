@@ -1,0 +1,110 @@
+"""LoRA in every layout of dense layers: against one rank, against `peft`, and with the base as it was (1 min).
+
+It would catch: a gradient that is not summed over the ranks that share an adapter, or is summed twice; rows of queries,
+keys and values, or of gate and up, that got each other's adapter; an adapter that depends on the layout; a recomputed
+layer without a gradient; a base weight that moves; a merge that is not what the model computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tests.gloo import cases
+from tests.gloo.layouts import ADAPTED, Arrays
+
+CASES = "adapted-.*"
+MANY = [name for name, (world, *_) in ADAPTED.items() if world > 1 and not name.endswith("16")]
+
+
+def one_of(name: str) -> str:
+    """The case of one rank that a case is held against."""
+    return "adapted-one" + next((end for end in ("-some", "-qwen3") if name.endswith(end)), "")
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_adapters_in_any_layout_equal_one_rank(name: str, results: dict[str, Arrays]) -> None:
+    one, many = results[one_of(name)], results[f"adapted-{name}"]
+    assert one.keys() == many.keys()
+    for key in one:
+        if key.startswith("first/") or key.startswith("base/") or key == "changed":
+            assert np.array_equal(one[key], many[key]), key
+            continue
+        scale = np.linalg.norm(one[key]) if key != "loss" else 1.0
+        assert scale > 0.0, f"{key} has nothing to compare"
+        assert np.linalg.norm(many[key] - one[key]) <= 1e-5 * scale, key
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_no_bit_of_the_base_changes(name: str, models: dict[str, Path], results: dict[str, Arrays]) -> None:
+    _, model, _, _ = ADAPTED[name]
+    found, stored = results[f"adapted-{name}"], load_file(models[model] / "model.safetensors")
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(name.split("-")[-1], torch.float32)
+    assert not found["changed"].size
+    assert {key.removeprefix("base/") for key in found if key.startswith("base/")} == stored.keys()
+    for key, tensor in stored.items():
+        assert np.array_equal(found[f"base/{key}"], tensor.to(dtype).float().numpy()), key
+
+
+def test_recomputation_changes_no_bit(results: dict[str, Arrays]) -> None:
+    for plain, again in (("one", "one-recomputed"), ("tp2-sp", "tp2-sp-recomputed")):
+        one, many = results[f"adapted-{plain}"], results[f"adapted-{again}"]
+        assert [name for name in one if not np.array_equal(one[name], many[name])] == []
+
+
+@pytest.mark.parametrize("name", ["one", "one-some", "one-qwen3"])
+def test_merged_weights_are_the_sum(name: str, results: dict[str, Arrays]) -> None:
+    """What engines get: W + alpha / rank * B A, and W where there is no adapter."""
+    found, adapter = results[f"adapted-{name}"], ADAPTED[name][2]["adapter"]
+    scale, adapted = adapter["alpha"] / adapter["rank"], 0
+    for key, merged in found.items():
+        if not key.startswith("merged/"):
+            continue
+        module = key.removeprefix("merged/").removesuffix(".weight")
+        expected = found[f"base/{module}.weight"] if f"base/{module}.weight" in found else found[f"base/{module}"]
+        if f"last/{module}.lora_A" in found:
+            adapted += 1
+            expected = expected + scale * found[f"last/{module}.lora_B"] @ found[f"last/{module}.lora_A"]
+            assert not np.array_equal(merged, found[f"base/{module}.weight"])
+        np.testing.assert_allclose(merged, expected, rtol=1e-5, atol=1e-6)
+    assert adapted == (12 if name == "one-some" else 28)
+
+
+@pytest.mark.parametrize("name", ["one", "one-some", "one-qwen3"])
+def test_logprobs_and_gradients_equal_those_of_peft(
+    name: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
+    """The same matrices in `peft`, on each completion by itself, with the first step's objective written out."""
+    found, (_, family, given, _) = results[f"adapted-{name}"], ADAPTED[name]
+    model = transformers.AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float64)
+    adapter = given["adapter"]
+    targets = adapter.get("targets", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=adapter["rank"], lora_alpha=adapter["alpha"], target_modules=targets)
+    )
+    first = {f"base_model.model.{key.removeprefix('first/')}.weight": key for key in found if key.startswith("first/")}
+    state = {there: torch.from_numpy(found[key]).double() for there, key in first.items()}
+    peft.set_peft_model_state_dict(adapted, state)
+    loss = torch.zeros((), dtype=torch.float64)
+    every = [(group, index, one) for group in cases.groups() for index, one in enumerate(group.completions)]
+    for group, index, completion in every:
+        tokens = torch.tensor(np.concatenate([group.prompt.tokens, completion.tokens]), dtype=torch.int64)
+        logprobs = adapted(tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+        mine = logprobs[len(group.prompt.tokens) - 1 :]
+        np.testing.assert_allclose(found[f"logprobs/{group.slot}-{index}"], mine.detach().numpy(), rtol=1e-5, atol=1e-4)
+        loss = loss - completion.advantage * (mine - mine.detach()).mean().exp() / len(every)
+    loss.backward()
+    assert abs(float(loss) - found["loss"][0]) < 1e-5
+    gradients = {name: one.grad for name, one in adapted.named_parameters() if one.grad is not None}
+    assert len(gradients) == len(first)
+    for there, key in first.items():
+        theirs = gradients[there.replace(".weight", ".default.weight")]
+        ours = found[key.replace("first/", "gradient/")]
+        assert theirs is not None and np.linalg.norm(theirs) > 0
+        assert np.linalg.norm(ours - theirs.numpy()) <= 1e-5 * np.linalg.norm(theirs), key

@@ -1,0 +1,74 @@
+"""What adapters can be on, and what they are refused with.
+
+It takes a second, and catches a config that a rank would refuse only when it builds the model, or one that it would
+train in another way than it says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.models import adapter_table, catalog
+from gspo_hpc.models.architecture import find
+from gspo_hpc.planning.plan import make_plan
+from tests.unit.planning.test_planned_only import WHOLE
+
+
+def broken(adapter: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
+    """The rules that the config of a whole run breaks, with their messages."""
+    found = make_plan(from_dict({**WHOLE, **sections, "adapter": {"type": "lora", **adapter}}))
+    return [(str(item.rule), item.message) for item in found.broken]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "sections", "rule", "words"),
+    [
+        ({"targets": ["q_proj", "u_proj"]}, {}, "adapter_targets_known", "nearest: up_proj"),
+        ({"targets": []}, {}, "adapter_targets_known", "nothing would be trained"),
+        ({"targets": ["lm_head"]}, {}, "adapter_targets_known", "computed in chunks"),
+        ({"targets": ["all-linear", "embed_tokens"]}, {}, "adapter_targets_known", "all of its rows"),
+        ({"dropout": 0.05}, {}, "adapter_dropout", "(0.05) must be 0"),
+        ({"rank": 1025}, {}, "adapter_rank", "(1025) must be at most 1024"),
+        ({}, {"model": {"path": "Qwen3-30B-A3B"}}, "adapter_dense_model", "no adapters for experts"),
+        ({}, {"model": {"path": "Qwen3-8B", "layers": "transformer_engine"}}, "adapter_layers_of_torch", "fuse a norm"),
+    ],
+)
+def test_what_is_refused(adapter: dict[str, Any], sections: dict[str, Any], rule: str, words: str) -> None:
+    ((found, message),) = broken(adapter, **sections)
+    assert found == rule and words in message
+
+
+def test_fp8_and_another_provider_are_refused() -> None:
+    fp8 = broken({}, model={"path": "Qwen3-8B", "fp8": "hybrid"})
+    assert [rule for rule, _ in fp8] == ["adapter_layers_of_torch"]
+    bridged = broken({}, model={"path": "Qwen3-8B", "provider": "mcore_bridge"})
+    assert "adapter_own_provider" in [rule for rule, _ in bridged]
+
+
+def test_what_breaks_no_rule() -> None:
+    assert broken({"targets": ["v_proj", "q_proj"], "rank": 1}) == [] == broken({"rank": 1024})
+    unused = make_plan(from_dict({**WHOLE, "adapter": {"dropout": 0.5, "targets": ["nothing"]}}))
+    assert unused.valid, "nothing of the section counts where there is no adapter"
+
+
+def test_targets_are_those_of_the_model_in_its_order() -> None:
+    arch = find(from_dict({"model": {"path": next(name for name in catalog.names() if name.endswith("Qwen3-8B"))}}))
+    assert arch is not None
+    some = adapter_table.adapted_linears(arch, ["v_proj", "q_proj", "down_proj"], 3)
+    names = [[part.module for part in linear.parts] for linear in some]
+    assert names == [
+        ["model.layers.3.self_attn.q_proj", "model.layers.3.self_attn.v_proj"],
+        ["model.layers.3.mlp.down_proj"],
+    ]
+    every = adapter_table.adapted_linears(arch, ["all-linear"], 0)
+    shapes = [(part.target, part.inputs, part.outputs) for linear in every for part in linear.parts]
+    assert shapes[:4] == [
+        ("q_proj", 4096, 4096),
+        ("k_proj", 4096, 1024),
+        ("v_proj", 4096, 1024),
+        ("o_proj", 4096, 4096),
+    ]
+    assert shapes[4:] == [("gate_proj", 4096, 12288), ("up_proj", 4096, 12288), ("down_proj", 12288, 4096)]
