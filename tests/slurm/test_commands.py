@@ -46,7 +46,7 @@ def test_a_run_from_the_outside(submit: Submit, undisturbed: SlurmRun, tiny_fold
     assert changed.returncode == 2 and "is not the file" in changed.stderr and "sha256" in changed.stderr
     data.write_text(rows)
     other = run.command("submit", str(run.config), f"run.dir={run.run_dir}", "optimizer.lr=1", *harness.OVERRIDES)
-    assert other.returncode == 2 and "optimizer.lr: 0.0001 -> 1.0" in other.stderr, other.stderr
+    assert other.returncode == 2 and "optimizer.lr: 0.00015 -> 1.0" in other.stderr, other.stderr
 
     shards = (run.run_dir / "checkpoints" / f"{step:06d}" / "megatron").iterdir()
     largest = max(shards, key=lambda path: path.stat().st_size)
