@@ -60,7 +60,7 @@ def test_recomputation_changes_no_bit(results: dict[str, Arrays]) -> None:
 
 @pytest.mark.parametrize("name", ["one", "one-some", "one-qwen3"])
 def test_merged_weights_are_the_sum(name: str, results: dict[str, Arrays]) -> None:
-    """What engines get: W + alpha / rank * B A, and W where there is no adapter."""
+    """Engines get W + alpha / rank * B A, and W where there is no adapter."""
     found, adapter = results[f"adapted-{name}"], ADAPTED[name][2]["adapter"]
     scale, adapted = adapter["alpha"] / adapter["rank"], 0
     for key, merged in found.items():

@@ -165,7 +165,7 @@ def test_a_deviation_of_the_rollout_is_in_the_table_and_in_the_groups() -> None:
 
 
 def test_each_reward_function_is_normalised_by_itself_then_by_the_rollout() -> None:
-    """By names and weights of the config: a mistaken name, or a weight that is taken twice, is caught here."""
+    """Names and weights are those of the config: a mistaken name, or a weight that is taken twice, is caught here."""
     parts = [[(1.0, 10.0), (0.0, 30.0), (0.0, 20.0), (9.0, 90.0)], [(1.0, 5.0), (1.0, 5.0), (0.0, 5.0), (9.0, 90.0)]]
     made = [
         group.with_completions(

@@ -155,7 +155,7 @@ SEVERAL = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.booleans
 def test_every_reward_counts_by_its_weight_alone(
     group: list[tuple[int, int, bool]], scale: float, weight: float, shift: int, chance: random.Random
 ) -> None:
-    """By the formula in plain Python; a shift, a scale or the order of one reward changes nothing."""
+    """The formula in plain Python agrees; a shift, a scale or the order of one reward changes nothing."""
     rewards = np.array([row[:2] for row in group], dtype=np.float64)
     excluded = [row[2] for row in group]
     alive = [row for row in group if not row[2]]

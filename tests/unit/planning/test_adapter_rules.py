@@ -1,4 +1,4 @@
-"""What adapters can be on, and what they are refused with.
+"""Rules of adapters: the layers that they can be on, and the combinations that are refused.
 
 It takes a second, and catches a config that a rank would refuse only when it builds the model, or one that it would
 train in another way than it says.

@@ -1,4 +1,4 @@
-"""What a reward function may ask for, and be: tokens, the whole group, asynchronous, batched, repeated after a failure.
+"""Reward functions of every kind: with tokens, the whole group, asynchronous, batched, repeated after a failure.
 
 It takes about five seconds, most of them for three pools of worker processes. It would catch a grader that gets the
 tokens or the group of another completion, values of a batched grader that go to the wrong completions, a wrong number

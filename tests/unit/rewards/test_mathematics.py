@@ -93,7 +93,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, RewardResult]:
-    """What the pool makes of each case."""
+    """Results of the pool for each case."""
     config = Reward(functions=(RewardFunction(function="math_verify"),), workers=1, timeout=2.0)
     got: dict[str, RewardResult] = {}
     with RewardPool(config) as pool:
