@@ -92,11 +92,18 @@ def given(config: Config) -> dict[str, Any]:
 
 
 def dump_given(config: Config, given: Collection[str]) -> str:
-    """Return as YAML only the settings that `given` names, dotted; those of a list or of a map are one setting."""
-    whole = as_dict(config)
+    """Return as YAML only the settings that `given` names, dotted; those of a list or of a map are one setting.
+
+    What belongs to an entry of a list is written where it was given.
+    """
+    whole, entries = as_dict(config), config.model_dump(exclude_unset=True, warnings=False)
     tops = {".".join(re.split(r"[.\[]", key)[:2]) for key in given}
     chosen = {
-        name: {key: value for key, value in section.items() if f"{name}.{key}" in tops}
+        name: {
+            key: entries.get(name, {}).get(key, value) if isinstance(value, list | tuple) else value
+            for key, value in section.items()
+            if f"{name}.{key}" in tops
+        }
         for name, section in whole.items()
     }
     sections = {name: section for name, section in chosen.items() if section}

@@ -173,7 +173,6 @@ def other_data(project: Path) -> Words:
 
 KIND = {  # what the refusal has to say in these cases
     "data: a data set without its file": "name its file, too, as openai/gsm8k:FILE",
-    "reward: asynchronous": "'mark' is asynchronous",
     "reward: a class": "'mark' is a class",
     "reward: imported": "'mark' is imported",
     "data: less than a rollout": "give more of them",
@@ -234,7 +233,6 @@ HELD_OUT: dict[str, Fault] = {
     "model: no chat template": file("model/tokenizer_config.json", "{}"),
     "model: a tokenizer that is none": file("model/tokenizer.json", "[]"),
     "reward: not Python": own("def mark(:\n"),
-    "reward: asynchronous": own(f"async def mark({HEAD}):\n    return 1\n"),
     "reward: an argument that it has not": own(f"def mark({HEAD}):\n    return 1\n", args="{scale: 2}"),
     "reward: a folder": folder("own.py", "reward.functions=[{function: own.py:mark}]"),
     "reward: a file without a function": reward("own.py"),
