@@ -31,6 +31,7 @@ STEPS = 8
 OVERRIDES = (
     f"run.max_steps={STEPS}",
     "batch.steps_per_generation=2",
+    "optimizer.lr=3e-4",  # so few steps must leave the clip range too
     "checkpoint.interval=1",
     "checkpoint.keep=2",
     "eval.max_prompts=16",
