@@ -134,15 +134,15 @@ class PromptStream:
     The order is a function of the four fields alone, so a position is all that a resumed run needs. A rollout may take
     its prompts across the end of an epoch. So that none of them comes twice in it, the first `window` places of an
     epoch are drawn without the prompts that came less than `window` places before (a shuffle with a waiting time).
-    `window` is therefore the largest number that can be taken at once. Raises ValueError if it exceeds `num_prompts`.
+    `window` is therefore the largest number that can be taken without one of them twice. Raises ValueError if it
+    exceeds `num_prompts`.
     """
 
     num_prompts: int
     seed: int
     shuffle: bool
     window: int
-    _epoch: int = field(default=-1, init=False, repr=False)  # whose order is kept
-    _order: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+    _orders: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)  # of two epochs
 
     def __post_init__(self) -> None:
         if not 1 <= self.window <= self.num_prompts:
@@ -154,29 +154,34 @@ class PromptStream:
             raise ValueError(f"run.seed is {self.seed}: it must be 0 or more")
 
     def take(self, position: Position, n: int) -> tuple[list[int], Position]:
-        """Return the next `n` indices into the list of prompts, all different, and the position behind them."""
-        assert 0 <= n <= self.window, f"{n} prompts at once, the stream was made for {self.window}"
+        """Return the next `n` indices into the list of prompts, and the position behind them.
+
+        They are all different if they are no more than `window`.
+        """
         epoch, offset = position.epoch, position.offset
         if epoch < 0 or not 0 <= offset < self.num_prompts:
             raise ValueError(f"{position} lies outside the data, which has {self.num_prompts} prompts: has it changed?")
-        taken = self.order(epoch)[offset : offset + n].tolist()
-        offset += len(taken)
-        if offset == self.num_prompts:
-            epoch, offset = epoch + 1, n - len(taken)
-            if offset:
-                taken += self.order(epoch)[:offset].tolist()
+        taken: list[int] = []
+        while len(taken) < n:
+            found = self.order(epoch)[offset : offset + n - len(taken)].tolist()
+            taken += found
+            offset += len(found)
+            if offset == self.num_prompts:
+                epoch, offset = epoch + 1, 0
         return taken, Position(epoch, offset)
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the order of one epoch, [num_prompts] int64; it is derived from the orders of all epochs before."""
         if not self.shuffle:
             return np.arange(self.num_prompts)
-        if epoch < self._epoch or self._epoch < 0:
-            self._epoch, self._order = 0, self._drawn(0)
-        while self._epoch < epoch:
-            self._epoch += 1
-            self._order = _after(self._order, self._drawn(self._epoch), self.window)
-        return self._order
+        if epoch not in self._orders:
+            number = max((known for known in self._orders if known < epoch), default=0)
+            self._orders = {number: self._orders.get(number, self._drawn(0))}
+            while number < epoch:  # two are kept, because a rollout may take from both, more than once
+                self._orders = {number: self._orders[number]}
+                self._orders[number + 1] = _after(self._orders[number], self._drawn(number + 1), self.window)
+                number += 1
+        return self._orders[epoch]
 
     def _drawn(self, epoch: int) -> npt.NDArray[np.int64]:
         # Ranks of raw random words: unlike Generator.permutation, numpy promises these for all its versions.

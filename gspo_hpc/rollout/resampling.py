@@ -1,0 +1,67 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal are replaced by groups of further prompts.
+
+A rollout draws prompts in the order of the data, and numbers its draws from 0; these are the slots of their groups. It
+trains on the first groups with signal, as many as it is to have. The last of them ends the rollout: the next one begins
+with the prompt after it, whatever was drawn beyond. So what is trained on, and which prompts are used up, follow from
+the order of the data and the rewards alone, and neither from the clock nor from how many prompts are drawn at once.
+
+Prompts are drawn in rounds, and how many a round has follows from the rewards before it. All groups of a round are in
+the journal before the next one begins, so a rollout that is killed in any round goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_MOST_FACTOR = 4  # by which a round may be larger than what is missing: the first groups of a rollout may mislead
+
+
+@dataclass(frozen=True)
+class DrawLimits:
+    """The groups that a rollout is to have, and the prompts that it may draw for them."""
+
+    wanted: int
+    most: int  # prompts of all rounds
+    first: int  # prompts of the first round
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.wanted <= self.first <= self.most, self
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The state of a rollout's draws: what is to be sampled next, or else what is trained on."""
+
+    drawn: int  # prompts of all rounds so far
+    rounds: int
+    todo: tuple[int, ...]  # slots that are not finished, of the newest round; empty: the rollout is complete
+    chosen: tuple[int, ...] = ()  # slots to train on, ascending, as many as wanted
+    used: int = 0  # prompts that are used up: the next rollout begins behind them
+    filled: int = 0  # chosen groups without signal, which stand in for those that were not found
+
+
+def draws(signal: Mapping[int, bool], limits: DrawLimits) -> Draws:
+    """Return where a rollout stands, of whose finished groups `signal` says whether they have one, by slot.
+
+    Where `limits.most` prompts do not have enough groups with signal, the first of the others are chosen as well.
+    """
+    drawn, rounds = limits.first, 1
+    while True:
+        if todo := tuple(slot for slot in range(drawn) if slot not in signal):
+            return Draws(drawn, rounds, todo)
+        found = [slot for slot in range(drawn) if signal[slot]]
+        missing = limits.wanted - len(found)
+        if missing <= 0:
+            chosen = found[: limits.wanted]
+            return Draws(drawn, rounds, (), tuple(chosen), chosen[-1] + 1)
+        if drawn == limits.most:
+            others = [slot for slot in range(drawn) if not signal[slot]][:missing]
+            return Draws(drawn, rounds, (), tuple(sorted(found + others)), drawn, len(others))
+        drawn, rounds = min(limits.most, drawn + _next_round(missing, len(found), drawn)), rounds + 1
+
+
+def _next_round(missing: int, found: int, drawn: int) -> int:
+    """Return the prompts of the next round: as many as lack, divided by the share of groups with signal so far."""
+    most = _MOST_FACTOR * missing
+    return min(most, missing * drawn // found) if found else most

@@ -1,0 +1,90 @@
+"""The selection of dynamic sampling, as a function of rewards alone.
+
+It takes seconds. It would catch a selection that depends on the clock, on what was finished when a run was killed or on
+how many prompts are drawn at once, one that draws more than it may or never ends, and a prompt that is trained on twice
+or passed over.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gspo_hpc.rollout.resampling import DrawLimits, Draws, draws
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> tuple[DrawLimits, list[bool]]:
+    """Limits, and for every prompt that may be drawn whether its group has signal."""
+    wanted = draw(st.integers(1, 8))
+    most = wanted * draw(st.integers(1, 6))
+    first = draw(st.integers(wanted, most))
+    return DrawLimits(wanted, most, first), draw(st.lists(st.booleans(), min_size=most, max_size=most))
+
+
+def complete(limits: DrawLimits, signal: list[bool]) -> Draws:
+    """The end of a rollout that nobody interrupts."""
+    known: dict[int, bool] = {}
+    while (found := draws(known, limits)).todo:
+        assert found.drawn <= limits.most
+        known |= {slot: signal[slot] for slot in found.todo}
+    return found
+
+
+@given(rollouts())
+def test_the_first_groups_with_signal_are_chosen_and_no_prompt_behind_them_is_used_up(
+    rollout: tuple[DrawLimits, list[bool]],
+) -> None:
+    limits, signal = rollout
+    found = complete(limits, signal)
+    slots = [slot for slot in range(limits.most) if signal[slot]]
+    if len(slots) >= limits.wanted:
+        assert list(found.chosen) == slots[: limits.wanted]
+        assert found.used == found.chosen[-1] + 1 <= found.drawn and found.filled == 0
+        return
+    others = [slot for slot in range(limits.most) if not signal[slot]]
+    assert found.filled == limits.wanted - len(slots)
+    assert list(found.chosen) == sorted(slots + others[: found.filled])
+    assert found.used == found.drawn == limits.most
+
+
+@given(rollouts(), st.data())
+def test_how_many_prompts_are_drawn_at_once_changes_nothing_that_is_trained_on(
+    rollout: tuple[DrawLimits, list[bool]], data: st.DataObject
+) -> None:
+    limits, signal = rollout
+    other = DrawLimits(limits.wanted, limits.most, data.draw(st.integers(limits.wanted, limits.most)))
+    one, another = complete(limits, signal), complete(other, signal)
+    assert (one.chosen, one.used, one.filled) == (another.chosen, another.used, another.filled)
+
+
+@given(rollouts(), st.data())
+def test_a_rollout_that_is_killed_at_any_moment_ends_as_the_uninterrupted_one(
+    rollout: tuple[DrawLimits, list[bool]], data: st.DataObject
+) -> None:
+    """The journal has any part of the newest round, in any order, and all of the rounds before."""
+    limits, signal = rollout
+    known: dict[int, bool] = {}
+    while (found := draws(known, limits)).todo:
+        finished = data.draw(st.lists(st.sampled_from(found.todo), min_size=1, unique=True))
+        again = draws(known | {slot: signal[slot] for slot in finished}, limits)
+        if not again.todo or set(again.todo).isdisjoint(found.todo):
+            assert set(finished) == set(found.todo)
+        else:  # the same round, with what is left of it
+            assert again.todo == tuple(slot for slot in found.todo if slot not in finished)
+            assert (again.drawn, again.rounds) == (found.drawn, found.rounds)
+        known |= {slot: signal[slot] for slot in finished}
+    assert found == complete(limits, signal)
+
+
+def test_a_round_is_as_large_as_the_share_of_groups_with_signal_makes_likely() -> None:
+    limits = DrawLimits(wanted=4, most=40, first=4)
+    half = draws({0: True, 1: False, 2: True, 3: False}, limits)
+    assert half.todo == (4, 5, 6, 7) and half.rounds == 2
+    none = draws(dict.fromkeys(range(4), False), limits)
+    assert none.todo == tuple(range(4, 20))
+    last = draws(dict.fromkeys(range(36), False), limits)
+    assert last.todo == tuple(range(36, 40))
+    more = DrawLimits(wanted=4, most=40, first=8)
+    assert draws({}, more).todo == tuple(range(8))
+    assert draws(dict.fromkeys(range(8), True), more) == Draws(8, 1, (), (0, 1, 2, 3), 4)
