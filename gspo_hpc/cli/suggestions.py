@@ -17,6 +17,7 @@ from gspo_hpc.planning.layouts import Layout
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.quantities import with_steps
 from gspo_hpc.planning.settings import value_of, with_value
+from gspo_hpc.planning.suggest import batches
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
 
@@ -47,6 +48,10 @@ def suggest(
         raise ValueError("model.path must be given: a folder, or a model that plan knows, such as Qwen/Qwen3-8B")
     found = layouts.find(config, frozenset(keep), limit, response_tokens)
     for text in cut(config, response_tokens):
+        print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
+    if sizes := batches.assumed(config):
+        given = ", ".join(f"batch.{key}={value}" for key, value in sizes.items())
+        text = f"batch sizes are not given, so layouts are timed for {given}, as is usual"
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
     if not found:
         _nothing_fits(config, frozenset(keep), response_tokens, as_json=as_json)

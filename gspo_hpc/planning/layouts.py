@@ -3,9 +3,9 @@
 Every layout that is looked at keeps the rules of the plan and fits by the memory estimate. The time estimate ranks
 them, with two corrections (`counted`): a layout that leaves less of the GPU than peaks may need counts as slower, the
 less it leaves, and among layouts that are about as fast, tensor parallelism within a node goes before experts on ranks
-of their own, these before context parallelism, and that before pipelines; fewer cuts go before more. Where a correction
-changes the order of times, a reason says so. suggest/cuts.py has the layouts, suggest/savings.py what is recomputed and
-offloaded.
+of their own, these before context parallelism, and that before pipelines; fewer cuts go before more, and fewer ways to
+save memory before more. Where a correction changes the order of times, a reason says so, with what it counts.
+suggest/cuts.py has the layouts, suggest/savings.py what is recomputed and offloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates.memory import Estimate
-from gspo_hpc.planning.estimates.phases import HEADROOM, percent, risk, shown
+from gspo_hpc.planning.estimates.phases import HEADROOM, exceeds, percent, risk, shown
 from gspo_hpc.planning.plan import holds, judge
 from gspo_hpc.planning.settings import value_of
 from gspo_hpc.planning.suggest import batches, cuts, savings
@@ -30,6 +30,8 @@ from gspo_hpc.system.text import in_gib
 ALIKE = 1.03  # times that differ by less than estimates can tell: preference decides
 RISK = 0.5  # a layout that leaves nothing of the GPU counts as slower by this share, one that leaves enough by nothing
 _TENSOR, _PIPELINE, _EXPERT, _CONTEXT = 0.3, 0.5, 0.4, 0.45  # what a doubling of each counts against a layout, of ALIKE
+_SAVED = 0.5  # what each way to save memory counts against one that does without: more can go wrong, and peaks can grow
+_NARROW = 1.0  # the same of sums of gradients in 16 bits, with which the run learns a little differently
 
 _CHOSEN = (*cuts.KEYS, "memory.recompute_granularity", "memory.offload_optimizer")  # of every layout, and printed
 KEYS = (*_CHOSEN, *(key for key in savings.KEYS if key not in _CHOSEN))  # that are chosen, where they are not kept
@@ -87,11 +89,17 @@ class Candidate:
     config: Config
     memory: Estimate
     times: time.Times
+    budget: int | None = None  # tokens of a micro-batch in the config that the layout is for
 
     @property
     def counted(self) -> float:
         """The seconds of a rollout, corrected: what layouts are ranked by."""
-        return self.times.rollout * _short(self.memory.headroom) * ALIKE ** _cost(self.config)
+        return self.times.rollout * _short(self.memory.headroom) * ALIKE ** sum(self.costs.values())
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """The preferences against the layout besides its time, in steps of ALIKE, by what it does."""
+        return _costs(self.config, self.budget)
 
 
 class Least(NamedTuple):
@@ -160,15 +168,20 @@ class Search:
 
     def _best_of_each(self) -> Iterator[Candidate]:
         for wanted in self.allowed():
-            ways = (Candidate(chosen, found, self.times(chosen, found)) for chosen, found in self.fitting(wanted))
+            budget = self.config.batch.micro_batch_tokens
+            fitting = self.fitting(wanted)
+            ways = (Candidate(chosen, found, self.times(chosen, found), budget) for chosen, found in fitting)
             best = min(ways, key=lambda one: one.counted, default=None)
             if best is not None:
                 yield best
 
     def times(self, chosen: Config, found: Estimate) -> time.Times:
-        """Return the times of a layout. Layouts with the same engines generate alike, which takes longest to count."""
-        batch = chosen.batch
-        completions = batch.generation_batch_size or (batch.global_batch_size or 1) * (batch.steps_per_generation or 1)
+        """Return the times of a layout. Layouts with the same engines generate alike, which takes longest to count.
+
+        Batch sizes that the config does not give are assumed, as `batches.assumed` tells.
+        """
+        chosen = batches.with_assumed(chosen)
+        completions = batches.completions(chosen)
         work = time.work(chosen, completions, self.response_tokens)
         same = (chosen.rollout.tensor_parallel_size, chosen.world_size, found.cache_tokens, completions)
         if (seconds := self._generating.get(same)) is None:
@@ -205,7 +218,10 @@ def _reasons(search: Search, one: Candidate, later: Sequence[Candidate]) -> Iter
     phases = sorted(times.seconds.items(), key=lambda item: -item[1])
     beside = ", side by side" * times.side_by_side
     yield ", ".join(f"{shown(name)} {part / times.rollout:.0%}" for name, part in phases[:3]) + " of the time" + beside
-    left = f"{in_gib(max(0, memory.card - memory.busiest.reserved), 0)} GiB are left for peaks"
+    free = memory.card - memory.busiest.reserved
+    left = f"{in_gib(free, 0)} GiB are left for peaks"
+    if free < 0:
+        left = f"{in_gib(-free, 2)} GiB more than it has, where fragmentation is counted"
     yield f"{shown(memory.busiest.name)} takes {in_gib(memory.busiest.reserved, 0)} GiB of a GPU; {left}"
     if memory.headroom < HEADROOM:
         yield from _watch(search, one)
@@ -221,24 +237,49 @@ def _reasons(search: Search, one: Candidate, later: Sequence[Candidate]) -> Iter
 
 
 def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:
-    """Return why a layout goes before a faster one; empty if none of those behind it is faster."""
+    """Return why a layout goes before a faster one; empty if none of those behind it is faster.
+
+    Of memory and preference, the reason is what outweighs the time alone, or both where neither does.
+    """
     fastest = min(later, key=lambda other: other.times.rollout, default=one)
-    gain = 1.0 - fastest.times.rollout / one.times.rollout
-    if gain <= 0:
+    slower = one.times.rollout / fastest.times.rollout
+    if slower <= 1.0:
         return ""
-    text = f"ranks before a layout that is {gain:.1%} faster, because"
-    if _short(fastest.memory.headroom) > _short(one.memory.headroom):
-        theirs, own = fastest.memory.headroom, one.memory.headroom
-        shown = percent(theirs) if percent(theirs) != percent(own) else f"{theirs:.2%}, not {own:.2%},"
-        return f"{text} that one leaves only {shown} of the GPU's memory"
-    return f"{text} it cuts the model less, or within a node; estimates cannot tell such times apart"
+    own, theirs = one.costs, fastest.costs
+    room = _short(fastest.memory.headroom) / _short(one.memory.headroom)
+    preference = ALIKE ** (sum(theirs.values()) - sum(own.values()))
+    memory_alone = room >= slower
+    reasons = []
+    if room > 1.0 and (memory_alone or preference < slower):
+        less = _leaves_less(fastest.memory.headroom, one.memory.headroom)
+        reasons.append(f"{less} which counts {_share(room)} against it")
+    if not memory_alone and preference > 1.0:
+        more = [name for name, cost in theirs.items() if cost > own[name]]
+        kinds = " and ".join(filter(None, [", ".join(more[:-1]), more[-1]]))
+        reasons.append(f"has {kinds}, which counts {_share(preference)} against it")
+    return f"ranks before a layout that is {_share(slower)} faster, because that one {' and '.join(reasons)}"
+
+
+def _share(ratio: float) -> str:
+    """Return how much more than 1 a ratio is, with as many digits as show that it is more."""
+    more = ratio - 1.0
+    return f"{more:.1%}" if more >= 0.0005 else f"{more:.2g}"
+
+
+def _leaves_less(theirs: float, own: float) -> str:
+    """Return in words that another layout leaves less of the GPU's memory than this one."""
+    if theirs < 0:
+        alike = own < 0 and percent(theirs) == percent(own)
+        return f"exceeds the GPU's memory by {-theirs:.2%}, not {-own:.2%}," if alike else f"{exceeds(theirs)},"
+    shown = percent(theirs) if percent(theirs) != percent(own) else f"{theirs:.2%}, not {own:.2%},"
+    return f"leaves only {shown} of the GPU's memory,"
 
 
 def _watch(search: Search, one: Candidate) -> Iterator[str]:
     """Yield what to watch where little is left, and what to lower if a run does run out of memory."""
     busiest = f"{math.ceil(100 * (1 - one.memory.headroom))}% of the GPU in {shown(one.memory.busiest.name)}"
-    more = savings.roomier(search.arch, search.device, one.config, one.memory)
-    lower = "only more GPUs or a smaller model leave more" if more is None else f"{more[0]} leaves {percent(more[1])}"
+    more = savings.roomier(search.arch, search.device, one.config, one.memory, search.models)
+    lower = "only more GPUs or a smaller model help" if more is None else f"{more[0]} leaves {percent(more[1])}"
     watch = f"watch runtime_memory_gib of the first steps, and if memory runs out: {lower}"
     yield f"{risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
 
@@ -266,16 +307,25 @@ def _short(headroom: float) -> float:
     return 1.0 + RISK * max(0.0, HEADROOM - headroom) / HEADROOM
 
 
-def _cost(config: Config) -> float:
-    """Return the preference against a layout besides its time, in steps of ALIKE."""
-    parallel = config.parallel
-    return (
-        _TENSOR * _doublings(parallel.tensor_model_parallel_size)
-        + _PIPELINE * _doublings(parallel.pipeline_model_parallel_size)
-        + _CONTEXT * _doublings(parallel.context_parallel_size)
-        + _EXPERT * _doublings(parallel.expert_model_parallel_size)
-        + 0.5 * config.memory.offload_optimizer
-    )
+def _costs(config: Config, budget: int | None) -> dict[str, float]:
+    """Return the preferences against a layout besides its time, in steps of ALIKE, by what it does.
+
+    `budget` is the token budget of a micro-batch that the layout could have had.
+    """
+    parallel, memory = config.parallel, config.memory
+    doublings = {
+        "tensor": (_TENSOR, parallel.tensor_model_parallel_size),
+        "pipeline": (_PIPELINE, parallel.pipeline_model_parallel_size),
+        "context": (_CONTEXT, parallel.context_parallel_size),
+        "expert": (_EXPERT, parallel.expert_model_parallel_size),
+    }
+    costs = {f"more {name} parallelism": weight * _doublings(size) for name, (weight, size) in doublings.items()}
+    return costs | {
+        "recomputed layers": _SAVED * (memory.recompute_granularity is not None),
+        "an offloaded optimizer": _SAVED * memory.offload_optimizer,
+        "smaller micro-batches": _SAVED * ((config.batch.micro_batch_tokens or 0) < (budget or 0)),
+        "gradients in 16 bits": _NARROW * (not config.optimizer.grad_reduce_in_fp32),
+    }
 
 
 def _doublings(size: int) -> int:

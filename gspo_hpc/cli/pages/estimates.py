@@ -27,7 +27,10 @@ def answer(
     """Yield in three rows how well a run fits, the seconds of a step, and the hours and the cost of the run."""
     card, peak = config.cluster.gpu or "GPU", found.busiest
     fits = f"{in_gib(peak.reserved)} of the {in_gib(found.card)} GiB of each {card} ({shown(peak.name)})"
-    yield "fits", f"{risk(found.headroom)}: {fits}; {percent(found.headroom)} are left for peaks"
+    room = f"{percent(found.headroom)} are left for peaks"
+    if found.headroom < 0:
+        room = f"{in_gib(peak.total)} without fragmentation"
+    yield "fits", f"{risk(found.headroom)}: {fits}; {room}"
     if times is None:
         yield "time", "not estimated: cluster.gpu does not name the GPU"
         return

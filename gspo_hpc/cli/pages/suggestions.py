@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from gspo_hpc.cli.pages.render import grid, item, width
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
-from gspo_hpc.planning.estimates.phases import percent
+from gspo_hpc.planning.estimates.phases import HEADROOM, percent
 from gspo_hpc.planning.layouts import PRINTED, Layout
 from gspo_hpc.planning.settings import value_of
 
@@ -22,7 +22,7 @@ def suggestions(
 
     `own`: seconds of a step, tokens/s/GPU and headroom of the config as it is; None if its own layout does not hold.
     """
-    less = "a layout that leaves less than 20 % of the GPU's memory counts as slower"
+    less = f"a layout that leaves less than {HEADROOM:.0%} of the GPU's memory counts as slower"
     yield item("", f"ranked by the time of a step; {less} (docs/plan.md); * differs from the config")
     yield ""
     yield from _tables(config, found, own)

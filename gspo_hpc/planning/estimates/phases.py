@@ -60,9 +60,19 @@ def risk(headroom: float) -> str:
 def percent(headroom: float) -> str:
     """Return a share of the card that is left, rounded down, as the risk is judged: 9.6 % is no 10 %.
 
-    It is 0 % where nothing is left; `risk` tells whether that is too little.
+    It is below 0 where fragmentation takes more than there is.
     """
-    return f"{max(0, math.floor(100 * headroom))}%"
+    return f"{math.floor(100 * headroom)}%"
+
+
+def exceeds(headroom: float) -> str:
+    """Return in words that a layout takes more than a GPU has, by a share of it that is below 0."""
+    return f"exceeds the GPU's memory by {-math.floor(100 * headroom)}%"
+
+
+def left(headroom: float) -> str:
+    """Return in words what a layout leaves of a GPU, or by how much it exceeds it."""
+    return f"leaves {percent(headroom)} of a GPU" if headroom >= 0 else exceeds(headroom)
 
 
 def shown(name: str) -> str:

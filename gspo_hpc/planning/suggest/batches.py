@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ENOUGH = 0.9  # of the most tokens a second that any size reaches: a larger one gains little
 USUAL_UPDATES = 4  # of a rollout, in the paper
+_USUAL_ROLLOUT, _USUAL_GROUP = 64, 8  # completions of a rollout for each GPU, and for each prompt
 _LARGER = (1, 2, 4, 8, 16)  # times the rollout that is given
 _BUDGETS = (1, 2, 4, 8)  # longest sequences in a micro-batch
 
@@ -39,6 +40,32 @@ class Advice:
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.reason}"
+
+
+def assumed(config: Config) -> dict[str, int]:
+    """Return the batch sizes by which layouts are timed where the config gives none: of a rollout and of its updates.
+
+    Without them every layout would be timed for a single completion, in which nothing but latency shows.
+    """
+    batch, cluster = config.batch, config.cluster
+    sizes: dict[str, int] = {} if batch.num_generations else {"num_generations": _USUAL_GROUP}
+    if batch.global_batch_size:
+        return sizes
+    rollout = batch.generation_batch_size or _USUAL_ROLLOUT * cluster.nodes * cluster.gpus_per_node
+    if batch.generation_batch_size is None:
+        sizes["generation_batch_size"] = rollout
+    return sizes | {"global_batch_size": max(1, rollout // (batch.steps_per_generation or USUAL_UPDATES))}
+
+
+def with_assumed(config: Config) -> Config:
+    """Return the config with batch sizes that are assumed in place of those that it does not give."""
+    return replace(config, batch=replace(config.batch, **sizes)) if (sizes := assumed(config)) else config
+
+
+def completions(config: Config) -> int:
+    """Return the completions of a rollout of a config whose batch sizes are given."""
+    batch = config.batch
+    return batch.generation_batch_size or (batch.global_batch_size or 1) * (batch.steps_per_generation or 1)
 
 
 def advise(search: Search, one: Candidate) -> Iterator[Advice]:

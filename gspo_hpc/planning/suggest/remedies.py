@@ -20,7 +20,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.models import catalog
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import devices, parameters
-from gspo_hpc.planning.estimates.phases import percent, risk, shown
+from gspo_hpc.planning.estimates.phases import left, risk, shown
 from gspo_hpc.planning.fixes import candidates, distances, repair
 from gspo_hpc.planning.fixes.change import Change
 from gspo_hpc.planning.layouts import Candidate, Search
@@ -58,7 +58,7 @@ class Remedy:
 
     def __str__(self) -> str:
         settings = " ".join(f"{key}={written(value)}" for key, value in self.changes.items())
-        return f"{settings}: {self.text}; memory: {self.risk}, leaves {percent(self.headroom)} of a GPU"
+        return f"{settings}: {self.text}; memory: {self.risk}, {left(self.headroom)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `gspo-hpc suggest --json` prints them."""
@@ -67,6 +67,7 @@ class Remedy:
 
 _FIRST = "what fixes a rule that every layout breaks"
 _FITS = "with which a layout fits"
+_TENSORS_FIT = "with which the tensors of a layout fit, but not their fragmentation"
 _LEAVES = "with which the best layout has room for fragmentation, too"
 _WORDS = {  # for a smaller model
     catalog.Kinship.LINE: "the largest smaller size of this model",
@@ -186,7 +187,8 @@ def _with_larger(tried: Iterable[tuple[Idea, Candidate | None]]) -> list[Remedy]
     if (first := next(fitting, None)) is None:
         return []
     idea, best = first
-    found = [_remedy(idea._replace(text=f"{idea.text} {_FITS}"), best)]
+    words = _FITS if best.memory.headroom >= 0 else _TENSORS_FIT
+    found = [_remedy(idea._replace(text=f"{idea.text} {words}"), best)]
     if found[0].headroom < 0:
         larger = itertools.islice(fitting, _LARGER_TRIED)
         roomy = ((idea, best) for idea, best in larger if best.memory.headroom >= 0)

@@ -14,11 +14,13 @@ from gspo_hpc.config.derived import offload_trainer
 from gspo_hpc.config.schema import Batch, Config, replace
 from gspo_hpc.config.section import written
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import advice, memory, phases
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.estimates.phases import HEADROOM
-from gspo_hpc.planning.settings import ENGINE, with_value
+from gspo_hpc.planning.plan import judge
+from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
 UTILIZATION = f"{ENGINE}gpu_memory_utilization"
 KEYS = (  # that are chosen only where a layout needs it
@@ -56,26 +58,37 @@ def fitting(
             yield one
 
 
-def roomier(arch: Architecture, device: Device, config: Config, found: Estimate) -> tuple[str, float] | None:
-    """Return the first setting that leaves more of a GPU, tried one by one, with what it leaves; None if none does."""
+def roomier(
+    arch: Architecture, device: Device, config: Config, found: Estimate, models: Models
+) -> tuple[str, float] | None:
+    """Return settings that leave more of a GPU, with what they leave; None if none of those that are tried helps.
+
+    The first that is enough alone, or else the fewest of them together. Settings help that leave more by `_MORE`, and
+    do not exceed the GPU: they are for a run that has run out of memory.
+    """
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    ways: list[tuple[str, Any]] = [
-        ("memory.recompute_granularity", "full"),
-        ("memory.offload_optimizer", True),
-        ("optimizer.grad_reduce_in_fp32", False),
-        ("rollout.max_response_length", config.rollout.max_response_length // 2),
+    response = config.rollout.max_response_length // 2
+    ways: list[dict[str, Any]] = [
+        {"memory.recompute_granularity": "full"},
+        {"memory.offload_optimizer": True},
+        {"optimizer.grad_reduce_in_fp32": False},
     ]
     if (config.batch.micro_batch_tokens or 0) > longest:
-        ways.insert(0, ("batch.micro_batch_tokens", longest))
-    for key, value in ways:
-        changed = with_value(config, key, value)
-        if key == "rollout.max_response_length" and config.batch.micro_batch_tokens:
-            fewer = longest - config.rollout.max_response_length + value
-            changed = replace(changed, batch=replace(changed.batch, micro_batch_tokens=fewer))
-            key = f"batch.micro_batch_tokens={fewer} {key}"
-        headroom = memory.estimate(arch, changed, device).headroom
-        if headroom > found.headroom + _MORE:
-            return f"{key}={written(value)}", headroom
+        ways.insert(0, {"batch.micro_batch_tokens": longest})
+    shorter: dict[str, Any] = {"rollout.max_response_length": response}
+    if config.batch.micro_batch_tokens:
+        shorter = {"batch.micro_batch_tokens": longest - config.rollout.max_response_length + response} | shorter
+    ways = [way for way in (*ways, shorter) if any(value_of(config, key) != value for key, value in way.items())]
+    for count in range(1, len(ways) + 1):
+        for some in itertools.combinations(ways, count):
+            changes = {key: value for way in some for key, value in way.items()}
+            changed = config
+            for key, value in changes.items():
+                changed = with_value(changed, key, value)
+            headroom = memory.estimate(arch, changed, device).headroom
+            enough = headroom >= 0 and headroom > found.headroom + _MORE
+            if enough and not judge(changed, models=models, enough=0).broken:
+                return " ".join(f"{key}={written(value)}" for key, value in changes.items()), headroom
     return None
 
 

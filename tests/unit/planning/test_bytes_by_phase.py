@@ -20,6 +20,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import (
     activations,
     devices,
@@ -34,6 +35,7 @@ from gspo_hpc.planning.estimates import (
 )
 from gspo_hpc.planning.estimates.head import Head
 from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.suggest import savings
 
 LAYERS = 28  # of Qwen2.5-7B
@@ -219,15 +221,16 @@ def test_the_head_that_two_stages_share_is_copied_by_the_first_alone(stages: int
 def test_what_hardly_leaves_more_is_not_named_as_what_to_lower(
     monkeypatch: pytest.MonkeyPatch, gain: float, named: str
 ) -> None:
-    config, device = made(batch={"micro_batch_tokens": 8192}), devices.find("H100")
+    config, device = made(model={"path": "Qwen3-0.6B"}, batch={"micro_batch_tokens": 8192}), devices.find("H100")
     arch, found = arch_of(config), estimated(config)
 
     def estimate(_: Architecture, changed: Config, __: devices.Device) -> SimpleNamespace:
         more = gain if changed.memory.recompute_granularity else 0.1 if changed.memory.offload_optimizer else 0.0
         return SimpleNamespace(headroom=found.headroom + more)
 
+    assert found.headroom >= 0 and make_plan(config).valid
     monkeypatch.setattr(savings.memory, "estimate", estimate)
-    more = savings.roomier(arch, device, config, found)
+    more = savings.roomier(arch, device, config, found, Models())
     assert more is not None and named in more[0]
 
 

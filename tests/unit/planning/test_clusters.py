@@ -7,6 +7,7 @@ plan refuses.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,10 @@ def test_what_would_have_to_change_was_tried(
     page = " ".join(capsys.readouterr().out.split())
     assert f"no layout of {nodes * gpus} {gpu} holds this model" in page and "GiB of a GPU in" in page
     assert all(" ".join(str(one).split()) in page for one in found)
-    assert all(f"memory: {one.risk}, leaves {phases.percent(one.headroom)} of a GPU" in page for one in found)
+    assert all(f"memory: {one.risk}, {phases.left(one.headroom)}" in page for one in found)
+    assert not re.search(r"leaves -|leaves 0%", page) and all(
+        ("a layout fits" in one.text) <= (one.headroom >= 0) for one in found
+    )
     assert main.main(["suggest", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert told["changes"] == [one.to_json() for one in found] and "GiB of a GPU in" in told["errors"][0]
@@ -232,7 +236,8 @@ def test_a_larger_change_stands_beside_one_that_may_run_out_of_memory(
     assert [one.changes[kind] for one in found] == counts
     small, large = found
     assert small.risk == "may run out of memory" and small.headroom < 0 <= large.headroom
-    assert "fits" in small.text and "has room for fragmentation" in large.text
+    assert "tensors of a layout fit, but not their fragmentation" in small.text
+    assert "has room for fragmentation" in large.text
 
 
 def test_a_refused_plan_is_offered_a_layout_before_another_model() -> None:
@@ -260,7 +265,7 @@ def test_batch_sizes_are_advised_with_reasons_and_can_be_had() -> None:
     ].value == 4  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[1], CLUSTERS[13], CLUSTERS[14]])
+@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [CLUSTERS[1], CLUSTERS[14]])
 def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gpu: str) -> None:
     """Tried with the plan: an optimizer step that is too full is not made smaller by fewer tokens."""
     config, said = made(model, nodes, gpus, gpu), 0
@@ -274,6 +279,7 @@ def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gp
                 chosen = with_value(chosen, key, yaml.safe_load(value))
             plan = make_plan(chosen)
             assert plan.memory is not None
+            assert plan.valid and plan.memory.headroom >= 0, "a run that ran out of memory would run out of it again"
             assert phases.percent(plan.memory.headroom) == left, text  # rounded down, as everywhere
             assert plan.memory.headroom > layout.headroom + 0.01
             said += 1
@@ -287,7 +293,7 @@ def test_gradients_in_16_bits_are_not_offered_where_a_step_needs_more_with_them(
     """Each rank has an optimizer of its own, and its step is the fullest phase: copies in fp32 outweigh the saving."""
     texts = [text for layout in layouts.find(made(model, nodes, gpus, gpu), limit=10) for text in layout.reasons]
     lower = [text.split("if memory runs out: ")[1] for text in texts if "if memory runs out" in text]
-    assert lower and set(lower) == {"only more GPUs or a smaller model leave more"}
+    assert lower and set(lower) == {"only more GPUs or a smaller model help"}
 
 
 def test_what_is_short_is_memory_where_no_engine_holds_the_weights() -> None:
@@ -295,13 +301,67 @@ def test_what_is_short_is_memory_where_no_engine_holds_the_weights() -> None:
     assert "GiB of a GPU in" in remedies.lacking(layouts.Search(config))
 
 
-@pytest.mark.parametrize(("model", "gpus"), [("Qwen3-30B-A3B", 8)])
-def test_a_reason_shows_the_difference(model: str, gpus: int) -> None:
-    """A layout that leaves 14 % does not go before another "because that one leaves only 14 %"."""
-    cluster = {"cluster": {"gpus_per_node": gpus, "gpu": "H100"}, "model": {"path": f"Qwen/{model}"}}
-    told = [(layout, layout.reasons[0]) for layout in layouts.find(from_dict(cluster))]
-    shown = [(layout, reason) for layout, reason in told if "that one leaves only" in reason]
-    assert shown
-    for layout, reason in shown:
-        assert f"only {phases.percent(layout.headroom)} of" not in reason, reason
-    assert any(", not " in reason for _, reason in shown), "none of them are nearly alike"
+SHORT = [("Qwen3-30B-A3B", 1, 2, "B300"), ("Qwen2.5-32B", 1, 8, "H100"), ("Qwen3-30B-A3B", 1, 8, "H100")]
+
+
+@pytest.mark.parametrize(("model", "nodes", "gpus", "gpu"), [*SHORT, ("Qwen3-235B-A22B", 32, 4, "GB200")])
+def test_the_reason_for_an_order_is_what_decides_it(model: str, nodes: int, gpus: int, gpu: str) -> None:
+    """Any smaller headroom was named, however little it counts, and so was one of -9.13 % that was "left"."""
+    config, seen = made(model, nodes, gpus, gpu), 0
+    search = layouts.Search(config)
+    ranked = search.ranked(12)
+    for place, one in enumerate(ranked):
+        later = ranked[place + 1 :]
+        text = layouts._before_faster(one, later)
+        fastest = min(later, key=lambda other: other.times.rollout, default=one)
+        slower = one.times.rollout / fastest.times.rollout
+        assert bool(text) == (slower > 1)
+        if not text:
+            continue
+        seen += 1
+        room = layouts._short(fastest.memory.headroom) / layouts._short(one.memory.headroom)
+        preference = layouts.ALIKE ** (sum(fastest.costs.values()) - sum(one.costs.values()))
+        assert "only -" not in text and "leaves -" not in text
+        memory_named, preference_named = "the GPU's memory" in text, " has " in text
+        assert memory_named or preference_named
+        assert (room if memory_named else 1) * (preference if preference_named else 1) >= slower * (1 - 1e-9), text
+        if memory_named and preference_named:
+            assert max(room, preference) < slower, "one of the two would be enough"
+    assert seen or model == "Qwen3-30B-A3B"
+
+
+def test_what_saves_memory_counts_against_a_layout() -> None:
+    """On 128 GPUs one with everything that saves memory, 11 % left and 1 % faster, went before one without it."""
+    config = made("Qwen3-235B-A22B", 32, 4, "GB200")
+    best = layouts.find(config, limit=1)[0]
+    plan = make_plan(with_all(config, best.settings))
+    assert plan.memory is not None and plan.memory.headroom > 0.2
+    assert not best.settings["memory.offload_optimizer"] and "optimizer.grad_reduce_in_fp32" not in best.settings
+    plain = layouts._costs(config, None)
+    for name, changed in {
+        "recomputed layers": with_value(config, "memory.recompute_granularity", "full"),
+        "an offloaded optimizer": with_value(config, "memory.offload_optimizer", True),
+        "gradients in 16 bits": with_value(config, "optimizer.grad_reduce_in_fp32", False),
+    }.items():
+        assert [key for key, cost in layouts._costs(changed, None).items() if cost > plain[key]] == [name]
+    budget = config.batch.micro_batch_tokens
+    assert budget and layouts._costs(config, budget) == plain
+    assert layouts._costs(config, budget + 1)["smaller micro-batches"] > 0
+
+
+def test_batch_sizes_that_are_not_given_are_assumed_and_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A single completion was assumed in silence, so latency was all that counted: EP 1 for a mixture on 8 GPUs."""
+    file = tmp_path / "run.yaml"
+    file.write_text("cluster: {gpus_per_node: 8, gpu: H100}\nmodel: {path: Qwen/Qwen3-30B-A3B}\n")
+    assert main.main(["suggest", str(file), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)[0]["settings"]["parallel.expert_model_parallel_size"] > 1
+    sizes = ["batch.num_generations=8", "batch.generation_batch_size=512", "batch.global_batch_size=128"]
+    assert f"batch sizes are not given, so layouts are timed for {', '.join(sizes)}" in " ".join(told.err.split())
+    assert main.main(["suggest", str(file), *sizes, "--json"]) == 0
+    given = capsys.readouterr()
+    assert "batch sizes" not in given.err
+    seconds = [one["seconds"] for one in json.loads(told.out)]
+    assert [one["seconds"] for one in json.loads(given.out)] == pytest.approx(seconds)
