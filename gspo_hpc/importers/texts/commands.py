@@ -126,11 +126,11 @@ def _from_python_file(
             run = python_source.read(text)
         except python_source.ParseError:
             pass
+        except foreign.ForeignRunError:
+            raise
         except ValueError as error:
             raise ValueError(f"{word}: {error}") from None
     if run is not None:
-        if project := foreign.of_imports(run.imports):
-            raise foreign.refusal(project)
         if run.values:  # its own arguments are not TRL's
             left = {f"--{name}": f"an argument of {word} itself" for name in given}
             note = f"the GRPOConfig in line {run.line} of {word} is read, and what is done with it; the rest is not"

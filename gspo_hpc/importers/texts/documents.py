@@ -235,8 +235,6 @@ def from_python(text: str) -> Found:
     run = python_source.read(text)
     if not run.values:
         python_source.refuse_others(run)
-    if project := foreign.of_imports(run.imports):
-        raise foreign.refusal(project)
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.values.items()}
     note = f"the GRPOConfig in line {run.line} is read, and what the file does with it; the rest of the file is not"
     return with_python(Found("trl", values, {}, [], (note,)), run, "the file")

@@ -75,6 +75,24 @@ _PROJECTS: dict[str, _Signs] = {
     "LLaMA-Factory": _Signs(r"^llamafactory(-cli|\.|$)", keys=_sets("stage finetuning_type")),
     "Axolotl": _Signs(r"^axolotl(\.|$)", keys=_sets("base_model micro_batch_size", "base_model rl")),
     "torchtune": _Signs(r"^torchtune(\.|$)", keys=_sets("tokenizer._component_", "model._component_")),
+    "tunix": _Signs(r"^tunix(\.|$)", options=_sets("rl_training_config.max_steps", "grpo_config.num_generations"),
+                    keys=_sets("rl_training_config", "actor_model_config", "reference_model_config")),
+    "EasyDeL": _Signs(r"^easydel(\.|$)"),
+    "siiRL": _Signs(r"^siirl(\.|$)"),
+    "Trinity-RFT": _Signs(
+        r"^trinity(\.|$)",
+        keys=_sets("algorithm.algorithm_type", "explorer synchronizer", "buffer synchronizer", "buffer explorer"),
+    ),
+    "Agent-Lightning": _Signs(r"^agentlightning(\.|$)|^agl$", keys=_sets("agentlightning")),
+    "Oumi": _Signs(r"^oumi(\.|$)", options=_sets("training.trainer_type"),
+                   keys=_sets("training.trainer_type", "model.model_name data.train")),
+    "trlX": _Signs(r"^trlx(\.|$)", keys=_sets("train method tokenizer", "train.total_steps method")),
+    "RLinf": _Signs(r"^rlinf(\.|$)"),
+    "MindSpeed-RL": _Signs(r"^mindspeed_rl(\.|$)"),
+    "ChatLearn": _Signs(r"^chatlearn(\.|$)"),
+    "XTuner": _Signs(r"^xtuner(\.|$)"),
+    "PipelineRL": _Signs(r"^pipelinerl(\.|$)"),
+    "NeMo-Aligner": _Signs(r"^nemo_aligner(\.|$)"),
 }  # fmt: skip
 
 
@@ -117,6 +135,10 @@ def of_text(text: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def refusal(project: str) -> ValueError:
+class ForeignRunError(ValueError):
+    """A run of a project that is not converted."""
+
+
+def refusal(project: str) -> ForeignRunError:
     """Return the error that says whose run it is."""
-    return ValueError(f"this is a run of {project}, which is not converted: {READ}")
+    return ForeignRunError(f"this is a run of {project}, which is not converted: {READ}")

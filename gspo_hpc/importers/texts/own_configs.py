@@ -47,10 +47,15 @@ class OwnConfigs:
             fields = {
                 name: as_code(f"{name} of {' or '.join(used)}") for name in dict.fromkeys(sum(map(list, found), []))
             }
-        module = next((self.tree.imported[name] for name in self.names if name in self.tree.imported), "trl")
-        if module.partition(".")[0] != "trl" and CONFIG not in self.tree.classes:
-            self._doubts.append(f"{CONFIG} is {module}'s, not TRL's")
+        if (module := self.module(made)) != "trl":
+            self._doubts.append(f"a {CONFIG} of {module}'s own")
         return fields, tuple(dict.fromkeys(self._doubts))
+
+    def module(self, made: Sequence[ast.Call]) -> str:
+        """Return the module whose GRPOConfig a file makes, "trl" also where the file does not tell."""
+        heads = [ast.unparse(call.func).partition(".")[0] for call in made if isinstance(call.func, ast.Attribute)]
+        found = next((self.tree.imported[name] for name in (*self.names, *heads) if name in self.tree.imported), "trl")
+        return "trl" if found.partition(".")[0] == "trl" or CONFIG in self.tree.classes else found
 
     def _parsed(self) -> list[str]:
         """Return the configs that a parser is given; all of the file if that cannot be seen."""

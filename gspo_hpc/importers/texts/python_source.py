@@ -47,7 +47,10 @@ class PythonRun(NamedTuple):
 
 
 def read(text: str) -> PythonRun:
-    """Return what a Python file says. Raises ValueError if Python cannot parse it, or it makes several configs."""
+    """Return what a Python file says.
+
+    Raises ValueError if Python cannot parse it, it imports another project, or it makes several configs.
+    """
     try:
         module = ast.parse(text)
         tree = Tree(module)
@@ -57,12 +60,19 @@ def read(text: str) -> PythonRun:
         raise ParseError(f"{where}Python cannot parse this: {getattr(error, 'msg', error)}") from None
     known = Constants(tree)
     imports = tuple(dict.fromkeys(_imports(module)))
+    if project := foreign.of_imports(imports):
+        raise foreign.refusal(project)
     calls = tree.calls
     if other := trl_kinds.class_of_another(tree):
         return PythonRun({}, False, (*imports, "trl"), other)
     configs = OwnConfigs(tree, known)
     own = configs.names
     made = [call for call in calls if called(call) in own and (call.keywords or call.args)]
+    if (module_of := configs.module(made)) != "trl" and not any(name.partition(".")[0] == "trl" for name in imports):
+        raise ValueError(
+            f"its {_CONFIG} is that of {module_of}, and it imports nothing of TRL: convert reads TRL's; write "
+            f"from trl import {_CONFIG} if it is the same"
+        )
     if len(made) > 1:
         lines = ", ".join(str(call.lineno) for call in made)
         raise ValueError(f"it makes {len(made)} GRPOConfigs (lines {lines}): leave one in the file")
@@ -263,8 +273,6 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 def refuse_others(run: PythonRun) -> None:
     """Raise ValueError for a file that makes no GRPOConfig, with what it is instead."""
-    if project := foreign.of_imports(run.imports):
-        raise foreign.refusal(project)
     write = "write GRPOConfig(name=value, ...) in its place"
     if run.unread:
         raise ValueError(f"{run.unread}: the arguments of its {_CONFIG} are not read there: {write}")

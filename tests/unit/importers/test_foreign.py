@@ -45,6 +45,35 @@ RUNS = {
         "dataset_mixer_list: x\nlearning_rate: 1e-6\nnum_unique_prompts_rollout: 8\n",
         "import open_instruct.grpo_fast\n",
     ),
+    "tunix": (
+        "from tunix.rl.grpo.grpo_learner import GRPOConfig\nconfig = GRPOConfig(num_generations=2, beta=0.08)\n",
+        "from tunix.rl.grpo import grpo_learner as g\na = g.GRPOConfig(beta=1)\nb = g.GRPOConfig(beta=2)\n",
+        "python3 -m tunix.cli.grpo_main base_config.yaml rl_training_config.max_steps=9 grpo_config.num_generations=4",
+        "rl_training_config: {max_steps: 9}\ngrpo_config: {num_generations: 2}\n",
+    ),
+    "EasyDeL": (
+        "import easydel as ed\nconfig = ed.GRPOConfig(learning_rate=1e-6, num_train_epochs=1, num_generations=4)\n",
+        "from easydel.trainers import GRPOConfig, GRPOTrainer\nGRPOTrainer(arguments=GRPOConfig(learning_rate=1e-6))\n",
+        "python -m easydel.scripts.finetune.gsm8k_grpo --learning_rate 1e-6 --num_return_sequences 8",
+    ),
+    "siiRL": ("python3 -m siirl.client.main_dag algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4",),
+    "Trinity-RFT": (
+        "trinity run --config x.yaml",
+        "algorithm: {algorithm_type: grpo, repeat_times: 8}\nmodel: {model_path: m}\nbuffer: {batch_size: 128}\n",
+    ),
+    "Agent-Lightning": (
+        "python -m agentlightning.verl algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4",
+        "import agentlightning as agl\nagl.Trainer(algorithm=agl.VERL({}))\n",
+    ),
+    "Oumi": (
+        "oumi train -c grpo.yaml --training.learning_rate 1e-6",
+        "oumi distributed torchrun -m oumi train -c grpo.yaml",
+        "model: {model_name: m}\ntraining: {trainer_type: TRL_GRPO, learning_rate: 1e-6, grpo: {use_vllm: true}}\n",
+    ),
+    "trlX": (
+        "import trlx\nfrom trlx.data.configs import TRLConfig\ntrlx.train(config=TRLConfig.load_yaml('x'))\n",
+        "train: {epochs: 9, batch_size: 8}\nmodel: {model_path: m}\ntokenizer: {}\nmethod: {name: ppoconfig}\n",
+    ),
 }
 
 
@@ -54,6 +83,22 @@ def test_another_projects_run_is_named_in_one_line(project: str, text: str) -> N
         convert(text)
     assert str(refused.value).startswith(f"this is a run of {project}, which is not converted: convert reads ")
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_config_that_is_called_as_trls_is_not_taken_for_it() -> None:
+    for text in ("from mylib import GRPOConfig\nGRPOConfig(num_generations=4, beta=0.1)\n",
+                 "import mylib as m\nm.GRPOConfig(num_generations=4, beta=0.1)\n"):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^its GRPOConfig is that of mylib, and it imports nothing of TRL: .*$"):
+            convert(text)
+    derived = convert("import trl\nfrom mylib import GRPOConfig\nGRPOConfig(num_generations=4, beta=0.1)\n", gpus=1)
+    assert "the file has a GRPOConfig of mylib's own, which may set any argument" in " ".join(derived.assumed)
+    assert convert("import trl\ntrl.GRPOConfig(num_generations=4, beta=0.1)\n", gpus=1).open == ()
+
+
+def test_a_python_file_that_a_script_starts_is_named_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RUNS["tunix"][0])
+    with pytest.raises(ValueError, match=r"^this is a run of tunix,"):
+        convert("accelerate launch train.py --num_generations 4 --learning_rate 1e-6", folder=tmp_path)
 
 
 def test_the_exit_code_of_a_refusal_is_not_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -277,7 +277,7 @@ def test_defaults_of_a_config_class_of_the_files_own_are_read(tmp_path: Path) ->
     found = convert("python t.py --num_generations 8 --beta 0.2", folder=tmp_path, gpus=1)
     assert (found.config.algorithm.clip_low, found.config.algorithm.kl_beta) == (0.4, 0.2)
     other = convert(f"from trl import GRPOTrainer\nfrom mine import GRPOConfig\n{MADE}{TRAINED}", gpus=1)
-    assert "GRPOConfig is mine's, not TRL's may change it" in other.left[0].why
+    assert "a GRPOConfig of mine's own may change it" in other.left[0].why
 
 
 def test_every_argument_of_the_trainer_is_in_a_list() -> None:
@@ -419,7 +419,7 @@ def test_a_config_by_another_name_is_read() -> None:
     found = convert(text, gpus=1)
     assert found.config.algorithm.kl_beta == 0.1 and found.config.model.path == "m/m" and found.open == ()
     other = convert(text.replace("trl import GRPOConfig as C,", "mine import GRPOConfig as C\nfrom trl import"), gpus=1)
-    assert "GRPOConfig is mine's, not TRL's" in other.open
+    assert "a GRPOConfig of mine's own" in other.open
     own = "class Mine(GRPOConfig):\n    @property\n    def beta(self): return 1\nargs = Mine(num_generations=8)\n"
     assert "line 6: Mine.beta" in convert(f"{HEAD}{own}{TRAINED}", gpus=1).open
 
