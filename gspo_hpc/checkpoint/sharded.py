@@ -1,10 +1,11 @@
 """Save and load all that a resumed run needs: sharded by Megatron-Core, committed by ``gspo_hpc.runs.commit``.
 
 A checkpoint directory holds ``megatron/`` (shards of model and optimizer, independent of the layout that wrote them,
-with their index), ``rng-RANK.json`` (states of random generators), ``cursor.json`` (the position of the run),
-``baseline.json`` (the gaps of the first sync and update, which later ones are judged against) and ``rollout.jsonl``
-(the groups of the rollout in use, with what its later updates need). Nothing of it is unpickled but
-tensors, by a reader that admits nothing else. All ranks call :func:`prepare` and :func:`load`;
+with their index; where adapters are trained, of these alone, and the fingerprint of the model's own weights),
+``rng-RANK.json`` (states of random generators), ``cursor.json`` (the position of the run), ``baseline.json`` (the gaps
+of the first sync and update, which later ones are judged against) and ``rollout.jsonl`` (the groups of the rollout in
+use, with what its later updates need). Nothing of it is unpickled but tensors, by a reader that admits nothing else.
+All ranks call :func:`prepare` and :func:`load`;
 ``gspo_hpc.checkpoint.saver`` lets a thread write what was prepared.
 """
 
@@ -27,7 +28,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gspo_hpc.checkpoint import compat, optimizer_state
+from gspo_hpc.checkpoint import adapters, compat, optimizer_state
 from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
@@ -93,7 +94,7 @@ def _state(
 ) -> dict[str, Any]:
     model = _model_state(policy)
     optimizer = optimizer_state.sharded(policy.optimizer, model, None if copies is None else copies.place)
-    state = {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict()}
+    state = {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict(), "base": policy.base}
     return state if reference is None else state | {"reference": _reference_state(policy, reference)}
 
 
@@ -114,8 +115,8 @@ def prepare(
     thread beside training: its collectives are those of `group`, a gloo group of all ranks, and once it has returned on
     rank 0, all ranks have written. `check` verifies that all ranks together hold every piece of every parameter exactly
     once, which costs a gather and need not be done twice. `reference` are the weights of a reference model that does
-    not stay that of the start, one for each of the policy's parameters and under the same rule as its state. Both raise
-    OSError where the disk fails.
+    not stay that of the start, one for each of the policy's trained parameters and under the same rule as its state.
+    Both raise OSError where the disk fails.
     """
 
     def copy_state(state: dict[str, list[ShardedBase]]) -> None:
@@ -153,10 +154,12 @@ def prepare(
 def load(policy: Policy, path: Path, reference: Sequence[torch.Tensor] | None = None) -> None:
     """Set model, optimizer, schedule and this rank's random generators to the state in the checkpoint `path`.
 
-    `reference` is given where the checkpoint has the weights of a reference model, which are written into it.
+    `reference` is given where the checkpoint has the weights of a reference model, which are written into it. Where
+    adapters are trained, the policy has its base; ValueError if that is not what they were trained on.
     """
     loaded = compat.load(_state(policy, reference=reference), path / "megatron")
     _load_model(policy, loaded["model"])
+    adapters.refuse_other_base(loaded.get("base"), policy.base, str(policy.config.model.path))
     if reference is not None:
         with _swapped_in(policy, reference):
             _load_model(policy, loaded["reference"])
@@ -168,19 +171,22 @@ def load(policy: Policy, path: Path, reference: Sequence[torch.Tensor] | None = 
 
 
 def load_weights(policy: Policy, path: Path) -> None:
-    """Load only the model, for export and evaluation."""
+    """Load only what is trained of the model, for export and evaluation; see :func:`load`."""
     loaded = compat.load({"model": _model_state(policy)}, path / "megatron")
     _load_model(policy, loaded["model"])
+    adapters.refuse_other_base(loaded.get("base"), policy.base, str(policy.config.model.path))
 
 
 def _model_state(policy: Policy) -> dict[str, Any]:
+    if policy.has_adapters:
+        return adapters.state(policy.chunks)
     return {str(number): chunk.sharded_state_dict() for number, chunk in enumerate(policy.chunks)}
 
 
 @contextmanager
 def _swapped_in(policy: Policy, weights: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let the policy's parameters be these tensors meanwhile, wherever they are."""
-    parameters = list(policy.parameters())
+    """Let the policy's trained parameters be these tensors meanwhile, wherever they are."""
+    parameters = list(policy.trained_parameters())
     own = [parameter.data for parameter in parameters]
     try:
         for parameter, weight in zip(parameters, weights, strict=True):
@@ -203,6 +209,9 @@ def _reference_state(policy: Policy, weights: Sequence[torch.Tensor]) -> dict[st
 
 
 def _load_model(policy: Policy, state: dict[str, Any]) -> None:
+    if policy.has_adapters:
+        adapters.load(policy.chunks, state)
+        return
     for number, chunk in enumerate(policy.chunks):
         chunk.load_state_dict(state[str(number)])
 

@@ -23,12 +23,12 @@ from gspo_hpc.config.derived import overlaps
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.host_memory import HostCopy
-from gspo_hpc.ops.weight_parts import Memory, Part
+from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
 from gspo_hpc.policy import moe, provider
 from gspo_hpc.policy.adapters import lora
 from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.policy.offload import OffloadBuffer
-from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.policy.process_groups import Ranks, shared_fingerprint
 
 
 class ForwardOnly(torch.nn.Module):
@@ -60,6 +60,7 @@ class Policy:
         self.weight_offload, self.gradient_offload, self.state_offload = (OffloadBuffer() for _ in range(3))
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.base: str | None = None  # where adapters are trained: the fingerprint of the model's own weights
         self.state_copy = HostCopy(())  # the newest, which a checkpoint is written from beside training
         self.wrapped: list[Any] = self._for_training() if trains else [ForwardOnly(chunk) for chunk in self.chunks]
 
@@ -96,6 +97,13 @@ class Policy:
         """Yield all parameters of this rank."""
         for chunk in self.chunks:
             yield from chunk.parameters()
+
+    def trained_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the parameters of this rank that updates change: all, or those of adapters."""
+        for chunk in self.chunks:
+            for name, parameter in chunk.named_parameters():
+                if not self.has_adapters or lora.is_adapter(name):
+                    yield parameter
 
     def held(self) -> dict[str, int]:
         """Return the bytes of weights, gradients and optimizer state that are on this rank, by kind."""
@@ -216,6 +224,14 @@ class Policy:
         self.settle()
         yield from lora.whole_matrices(self.chunks, self.arch, self.config.adapter, lambda parameter: parameter)
 
+    def _base_fingerprint(self) -> str:
+        found = Fingerprint(self.ranks.rank, self.ranks.world_size)
+        with self.without_adapters():
+            for parts in self.parts():
+                for part in parts:
+                    found.add(part)
+        return shared_fingerprint(found, self.ranks)
+
     def parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         """Yield all weights, as :class:`gspo_hpc.policy.provider.Provider` gives them. Collective."""
         self.settle()
@@ -230,11 +246,12 @@ class Policy:
     def load(self, folder: str | Path) -> None:
         """Load weights from a Hugging Face folder; raise ValueError if they are not those of this model.
 
-        Adapters get the values that a run begins with.
+        Adapters get the values that a run begins with. Collective.
         """
         self.before_change()
         self.provider.load(self.chunks, folder)
         if self.has_adapters:
+            self.base = self._base_fingerprint()
             lora.fill(self.chunks, lora.first_values(self.config.run.seed))
 
     def make_optimizer(self) -> None:

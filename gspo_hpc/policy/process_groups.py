@@ -25,6 +25,7 @@ from gspo_hpc.config.derived import deterministic_kernels, role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gather_unordered
+from gspo_hpc.ops.weight_parts import Fingerprint
 from gspo_hpc.policy import compat, deterministic_collectives
 from gspo_hpc.system import malloc
 from gspo_hpc.system.environment import node_name
@@ -322,6 +323,15 @@ def broadcast_bytes(payload: bytes, device: torch.device, source: int = 0) -> by
         buffer[:] = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
     dist.broadcast(buffer, source)
     return buffer[: int(size.item())].cpu().numpy().tobytes()
+
+
+def shared_fingerprint(found: Fingerprint, ranks: Ranks) -> str:
+    """Return, on every rank, the text of a fingerprint to which all ranks have added the same parts. Collective."""
+    values = found.values()
+    if ranks.world_size > 1:
+        dist.reduce(values, 0)
+    text = found.text(values) if ranks.rank == 0 else ""
+    return broadcast_bytes(text.encode(), ranks.device).decode()
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

@@ -1,16 +1,18 @@
 """The reference model of the KL term: the policy's own modules with other weights swapped in.
 
-They are the weights of the start, or with algorithm.reference_interval those of a later step or a moving average.
+They are the weights of the start, or with algorithm.reference_interval those of a later step or a moving average. Where
+adapters are trained, all other weights are the same anyway, and the model of the start is the one without adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Floats
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.passes import PassMonitor
@@ -23,7 +25,8 @@ class Reference:
 
     def __init__(self, policy: Policy) -> None:
         self._memory = HostMemory()
-        self.weights = self._copies(policy.parameters())  # one for each parameter of the policy
+        # One for each parameter that is trained; none where the start is the model without its adapters.
+        self.weights = [] if _is_without_adapters(policy) else self._copies(policy.trained_parameters())
         self._current: list[torch.Tensor] | None = None  # where the policy's own weights wait meanwhile
 
     def with_logprobs(
@@ -34,8 +37,12 @@ class Reference:
         Tokens go to the experts that the reference chooses.
         """
         policy.settle()
+        if _is_without_adapters(policy):
+            with policy.without_adapters():
+                passed = logprob_pass(policy, groups, "reference", config, replay=False, monitor=monitor)
+            return _with(groups, passed.logprobs)
         policy.before_change()
-        parameters = list(policy.parameters())
+        parameters = list(policy.trained_parameters())
         with torch.no_grad():
             if self._current is None:
                 self._current = self._copies(parameters)
@@ -46,7 +53,7 @@ class Reference:
                 passed = logprob_pass(policy, groups, "reference", config, replay=False, monitor=monitor)
             finally:
                 _copy(self._current, parameters)
-        return with_values(groups, passed.logprobs, lambda c, v: replace(c, reference_logprobs=v))
+        return _with(groups, passed.logprobs)
 
     def refresh(self, policy: Policy, share: float) -> None:
         """Move the weights towards the policy's: `share` of these and the rest of what they were, above 0, at most 1.
@@ -57,9 +64,9 @@ class Reference:
         policy.before_change()  # a save under way may be copying the weights
         with torch.no_grad():
             if share == 1:
-                _copy([p.detach() for p in policy.parameters()], self.weights)
+                _copy([p.detach() for p in policy.trained_parameters()], self.weights)
                 return
-            for parameter, weight in zip(policy.parameters(), self.weights, strict=True):
+            for parameter, weight in zip(policy.trained_parameters(), self.weights, strict=True):
                 weight.copy_(weight.float().lerp_(parameter.detach().to(weight.device, torch.float32), share))
 
     def _copies(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
@@ -68,6 +75,15 @@ class Reference:
         copies = [self._memory.empty(one.shape, one.dtype, locked=one.is_cuda) for one in values]
         _copy(values, copies)
         return copies
+
+
+def _is_without_adapters(policy: Policy) -> bool:
+    """Return whether the reference is the model without adapters: as these add nothing at first, it is the start."""
+    return policy.has_adapters and not policy.config.algorithm.moves_reference
+
+
+def _with(groups: ShardedGroups, logprobs: Mapping[tuple[int, int], Floats]) -> ShardedGroups:
+    return with_values(groups, logprobs, lambda c, v: replace(c, reference_logprobs=v))
 
 
 def moving(reference: Reference | None, config: Config) -> Sequence[torch.Tensor] | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import offload_trainer
@@ -18,7 +17,7 @@ from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.process_groups import any_rank, broadcast_bytes, store
+from gspo_hpc.policy.process_groups import any_rank, shared_fingerprint, store
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.system.progress import waiting
 from gspo_hpc.training import probe
@@ -97,11 +96,7 @@ class WeightSync:
         else:
             for _ in stream():
                 pass
-        values = fingerprint.values()
-        if ranks.world_size > 1:
-            dist.reduce(values, 0)
-        text = fingerprint.text(values) if ranks.rank == 0 else ""
-        return broadcast_bytes(text.encode(), device).decode(), death
+        return shared_fingerprint(fingerprint, ranks), death
 
     def _has_peers(self) -> bool:
         """Return True if an engine uses the GPUs of several ranks, and this rank's is one of them."""

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from safetensors.torch import load_file, save_file
 
 from gspo_hpc.algorithms import objective as algorithms
 from gspo_hpc.checkpoint import hugging_face, sharded, shared_optimizer
@@ -307,6 +308,61 @@ def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
         arrays |= {f"plain/{slot}-{index}": array for (slot, index), array in plain.items()}
         arrays |= {f"base/{name}": tensor.float().cpu().numpy().copy() for name, tensor in made.stream()}
     return arrays
+
+
+def adapters_saved(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """Adapters after two steps, where they are saved with a moving reference, and after two more."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    reference = Reference(made)
+    _learn(made, settings, reference)
+    reference.refresh(made, 0.25)
+    _learn(made, settings, reference)
+    Saver(made, background=False, reference=reference.weights).save(_empty(Path(folder), ranks), lambda known: None)
+    barrier(ranks.device)
+    return _adapters(made, settings, reference)
+
+
+def adapters_loaded(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """The same from what another case has saved, and what is said where one number of the base is another."""
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    reference = Reference(made)
+    sharded.load(made, Path(folder), reference.weights)
+    found = _adapters(made, settings, reference)
+    if ranks.rank == 0:
+        other = Path(tempfile.mkdtemp()) / "other"
+        shutil.copytree(model, other)
+        weights = load_file(other / "model.safetensors")
+        weights["model.norm.weight"][0] += 0.1
+        save_file(weights, other / "model.safetensors", {"format": "pt"})
+    made.load(broadcast_bytes(str(other).encode() if ranks.rank == 0 else b"", ranks.device).decode())
+    try:
+        sharded.load(made, Path(folder), reference.weights)
+    except ValueError as error:
+        found["refused"] = np.array([str(error)])
+    return found
+
+
+def _adapters(made: Policy, settings: Config, reference: Reference) -> Arrays:
+    """Adapters and those of the reference, and where two steps lead."""
+
+    def present(which: str) -> Arrays:
+        return {f"{which}/{name}": whole.cpu().numpy().copy() for name, whole in made.adapter_matrices()}
+
+    with sharded._swapped_in(made, reference.weights):
+        found = present("reference")
+    found |= present("saved")
+    _learn(made, settings, reference)
+    return found | present("after")
+
+
+def _learn(made: Policy, settings: Config, reference: Reference) -> None:
+    """Two steps with a divergence from the reference."""
+    objective = algorithms.resolve(settings.algorithm)
+    for _ in range(2):
+        rollout = reference.with_logprobs(made, spread(made), settings)
+        assert update.step(made, rollout, objective, settings) is not None
 
 
 def _adapter_gradients(made: Policy, step: Callable[[], object]) -> Arrays:
@@ -992,6 +1048,8 @@ def main() -> None:
             steps,
             objectives,
             adapted,
+            adapters_saved,
+            adapters_loaded,
             exchanged,
             scheduled,
             roundtrip,

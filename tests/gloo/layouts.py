@@ -187,21 +187,34 @@ PROBED_BY_TWO = {"pp2": "qwen3-single", "ep2": EXPERTS[-1]}  # an engine of two 
 
 LORA = {"adapter": {"type": "lora", "rank": 4, "alpha": 8}}
 SOME = {"adapter": {"type": "lora", "rank": 2, "alpha": 2, "targets": ["q_proj", "v_proj", "down_proj"]}}
-# Adapters: ranks, model, what is given beside the layout, and the layout. The model of four ranks has two groups.
+# Adapters: ranks, model, what is given beside the layout, and the layout. Two ranks of the single key-value head share
+# its rows, as do four of two heads, where there is also a second one to take. Every way in which ranks share an adapter
+# is here once: more layouts of four ranks took a minute of two cores and found nothing more.
 ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one": (1, "llama-tied", LORA, {}),
     "one-some": (1, "qwen2-tied", SOME, {}),
-    "one-qwen3": (1, "qwen3-untied", LORA, {}),
+    "one-single": (1, "qwen3-single", LORA, {}),
     "one-recomputed": (1, "llama-tied", LORA, {"memory": {"recompute_granularity": "full"}}),
     "one-bfloat16": (1, "llama-tied", LORA, {"model_dtype": "bfloat16"}),
     "tp2-float16": (2, "llama-tied", LORA, {"parallel": TP2, **HALF}),
     **{
-        name: (2, "llama-tied", LORA, LAYOUTS[name]) for name in LAYOUTS if name not in ("dp2", "dp2-overlapped", "pp2")
+        name: (2, "llama-tied", LORA, LAYOUTS[name])
+        for name in ("tp2", "tp2-sp", "pp2-vpp2", "cp2", "dp2-distributed-overlapped", "tp2-sp-recomputed")
     },
-    **{name: (4, "llama-tied", LORA, PRODUCTS[name]) for name in PRODUCTS},
-    **{f"{name}-some": (2, "qwen2-tied", SOME, LAYOUTS[name]) for name in ("tp2", "tp2-sp-recomputed")},
-    **{f"{name}-some": (4, "qwen2-tied", SOME, PRODUCTS[name]) for name in ("tp4", "tp4-sp")},
-    "tp4-sp-qwen3": (4, "qwen3-untied", LORA, PRODUCTS["tp4-sp"]),
+    "tp2-some": (2, "qwen2-tied", SOME, LAYOUTS["tp2"]),
+    **{f"{name}-single": (2, "qwen3-single", LORA, LAYOUTS[name]) for name in ("tp2", "tp2-sp")},
+    **{
+        name: (4, "llama-tied", LORA, PRODUCTS[name])
+        for name in ("tp2-dp2-distributed", "tp2-sp-cp2", "tp2-sp-pp2-vpp2")
+    },
+    "tp4-sp-some": (4, "qwen2-tied", SOME, PRODUCTS["tp4-sp"]),
+}
+# Checkpoints of adapters: ranks and layout, each saved, loaded by the same layout, and moved to one rank and back.
+MOVING = {"algorithm": {"kl_beta": 0.04, "reference_interval": 2}}
+ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    **{name: (2, LAYOUTS[name]) for name in ("tp2-sp", "pp2-vpp2", "dp2-distributed")},
+    "tp2-distributed-bfloat16": (2, {"model_dtype": "bfloat16", "parallel": TP2, **DISTRIBUTED}),
 }
 
 
@@ -342,6 +355,14 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         back[f"folder-{name}-{model}"] = ("to_folder", {**folder_of, "out": str(folder / f"folder-{name}-{model}")})
     for name, (world, model, given, sections) in ADAPTED.items():
         worlds[world][f"adapted-{name}"] = ("adapted", {"model": str(models[model]), **given, **sections})
+    for name, (world, sections) in ADAPTED_SAVED.items():
+        of_one = {"model": str(models["qwen3-single"]), **LORA, **MOVING, "folder": str(folder / "adapters-one")}
+        of_this = of_one | {"folder": str(folder / f"adapters-{name}")}
+        worlds[world][f"adapted-saved-{name}"] = ("adapters_saved", of_this | sections)
+        worlds[world][f"adapted-again-{name}"] = ("adapters_loaded", of_this | sections)
+        if not name.endswith("16"):
+            worlds[world][f"adapted-from-one-{name}"] = ("adapters_loaded", of_one | sections)
+            back[f"adapted-to-one-{name}"] = ("adapters_loaded", of_this)
     found: dict[str, Arrays] = {}
     for world, work in ((1, one), (2, two), (4, four), (1, back)):
         if chosen := {name: case for name, case in work.items() if wanted(name)}:

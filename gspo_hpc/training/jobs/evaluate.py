@@ -44,10 +44,10 @@ def evaluate(
     worker = None
     try:
         policy = Policy(read_architecture(config), config, ranks, trains=False)
+        if run is None or policy.has_adapters:
+            policy.load(str(config.model.path))
         if run is not None:
             sharded.load_weights(policy, whole_checkpoint(run, step, remark))
-        else:
-            policy.load(str(config.model.path))
         _, unseen = read_prompts(config)
         sequences = probe.probe_sequences(unseen, config.rollout.probe_tokens)
 

@@ -234,7 +234,8 @@ class TrainingJob:
         mark("loading")
         policy = Policy(arch, config, ranks)
         with_reference = derived.passes_needed(config).reference
-        if whole is None or (with_reference and not config.algorithm.moves_reference):
+        first_reference = with_reference and not config.algorithm.moves_reference
+        if whole is None or policy.has_adapters or first_reference:  # else a checkpoint has all weights
             policy.load(str(config.model.path))
         reference = Reference(policy) if with_reference else None
         policy.make_optimizer()

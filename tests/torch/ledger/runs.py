@@ -152,7 +152,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
         monkeypatch.setattr(module, "barrier", world.wait)
     for module in (sync, loop, saves):
         monkeypatch.setattr(module, "any_rank", world.any)
-    monkeypatch.setattr(sync, "broadcast_bytes", world.first)
+    monkeypatch.setattr(sync, "shared_fingerprint", lambda found, ranks: world.first(found.text(found.values())))
     monkeypatch.setattr(probe, "dist", SimpleNamespace(all_reduce=world.largest, ReduceOp=dist.ReduceOp))
     on_cpu = {"tensor": lambda values, dtype, device: torch.tensor(values, dtype=dtype), "float64": torch.float64}
     monkeypatch.setattr(probe, "torch", SimpleNamespace(**on_cpu))
@@ -177,8 +177,6 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(shared_optimizer, "torch", parts.Torch(job))
     monkeypatch.setattr(shared_optimizer, "dist", parts.Sends())
     monkeypatch.setattr(shared_optimizer, "shares", lambda part: part.every)
-    no_sums = SimpleNamespace(reduce=lambda values, rank: None)
-    monkeypatch.setattr(sync, "dist", no_sums)
     monkeypatch.setattr(sync, "engine_peers", lambda config, *_: world.peers(config.rollout.tensor_parallel_size))
 
 

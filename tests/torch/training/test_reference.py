@@ -6,6 +6,8 @@ by one; weights of the pass that are not the reference's, and weights afterwards
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -45,7 +47,12 @@ def test_the_swap_goes_through_page_locked_memory_and_waits_once(monkeypatch: py
     monkeypatch.setattr(OnGpu, "copies", [])
     first = [torch.full((64, 8), 1.0), torch.full((5,), 2.0)]
     weights = [one.clone().as_subclass(OnGpu) for one in first]
-    policy: Any = SimpleNamespace(parameters=lambda: iter(weights), settle=lambda: None, before_change=lambda: None)
+    policy: Any = SimpleNamespace(
+        trained_parameters=lambda: iter(weights),
+        has_adapters=False,
+        settle=lambda: None,
+        before_change=lambda: None,
+    )
     passes: list[bool] = []
 
     def logprob_pass(*unused: Any, **options: Any) -> Any:
@@ -75,7 +82,8 @@ def test_a_refresh_moves_the_weights_towards_the_policys(share: float) -> None:
     weights = [torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))]
     events: list[str] = []
     policy: Any = SimpleNamespace(
-        parameters=lambda: iter(weights),
+        trained_parameters=lambda: iter(weights),
+        has_adapters=False,
         settle=lambda: events.append("settle"),
         before_change=lambda: events.append(f"saved {made.weights[0].tolist()}"),
     )
@@ -88,6 +96,37 @@ def test_a_refresh_moves_the_weights_towards_the_policys(share: float) -> None:
     assert made.weights[0].tolist() == expected
     assert events[:2] == ["settle", "saved [1.0, 2.0]"]
     assert weights[0].tolist() == [1.0078125, 6.0]
+
+
+def test_the_start_of_adapters_is_the_model_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second copy of anything; a reference that moves has copies of what is trained, and of nothing else."""
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def without_adapters() -> Iterator[None]:
+        events.append("off")
+        yield
+        events.append("on")
+
+    def policy(interval: int) -> Any:
+        return SimpleNamespace(
+            trained_parameters=lambda: iter([torch.nn.Parameter(torch.ones(2))]),
+            has_adapters=True,
+            config=from_dict({"algorithm": {"kl_beta": 0.04, "reference_interval": interval}}),
+            settle=lambda: None,
+            without_adapters=without_adapters,
+        )
+
+    def logprob_pass(*unused: Any, **options: Any) -> Any:
+        events.append("pass")
+        return SimpleNamespace(logprobs={})
+
+    monkeypatch.setattr(reference, "logprob_pass", logprob_pass)
+    monkeypatch.setattr(reference, "with_values", lambda groups, values, change: groups)
+    fixed = Reference(policy(0))
+    fixed.with_logprobs(policy(0), Any, from_dict({}))  # type: ignore[arg-type]
+    assert (fixed.weights, events) == ([], ["off", "pass", "on"])
+    assert [one.tolist() for one in Reference(policy(2)).weights] == [[1.0, 1.0]]
 
 
 def test_refreshes_are_due_where_a_rollout_has_reached_a_multiple() -> None:
