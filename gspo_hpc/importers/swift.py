@@ -12,6 +12,7 @@ from fractions import Fraction
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import prompt_texts, report
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.objective import corrections
 from gspo_hpc.importers.scripts.shell import Command
 
 _EARLIER = {"top_p": "0.9 (up to 3)", "top_k": "50 (up to 3)", "split_dataset_ratio": "0.01 (up to 3.5)"}
@@ -113,6 +114,7 @@ def objective(draft: Draft) -> None:
         draft.number("epsilon", 0.2) or 0.0,
         draft.number("beta", 0.04) or 0.0,
     )
+    corrections.of_swift(draft, draft.text("importance_sampling_level") or "token")
     if (estimator := draft.text("advantage_estimator") or "grpo") != "grpo":
         draft.refuse(
             f"--advantage_estimator {estimator} is another algorithm: convert reads runs with the advantages of grpo; "

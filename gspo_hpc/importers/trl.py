@@ -14,6 +14,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import prompt_texts, report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
+from gspo_hpc.importers.objective import corrections
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.planning.plan import max_steps
 
@@ -27,7 +28,10 @@ _EARLIER = {
     "loss_type": "a mean over sequences (up to 0.15), bnpo (up to 0.21)",
     "temperature": "0.9 (up to 0.17)",
 }
-_EARLIER_ENGINE = {"vllm_mode": "server (up to 0.29)"}
+_EARLIER_ENGINE = {
+    "vllm_mode": "server (up to 0.29)",
+    "vllm_importance_sampling_correction": "none (up to 0.22), weights of tokens of at most 2 (0.23 to 0.25)",
+}
 _STYLES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
@@ -78,6 +82,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.number("epsilon", 0.2) or 0.0,
         draft.number("beta", 0.0) or 0.0,
     )
+    corrections.of_trl(draft, draft.text("importance_sampling_level") or "token")
     kinds = ("sum_then_normalize", "normalize_then_sum")
     if draft.choice("multi_objective_aggregation", kinds, kinds[0]) == kinds[1]:
         draft.put("algorithm.advantage", "gdpo", "multi_objective_aggregation")
@@ -201,9 +206,6 @@ def _generation(draft: Draft) -> None:
         text = "as TRL truncates to max_prompt_length"
         draft.put("data.overlong", "truncate_left", comment=text, of=("max_prompt_length",))
     parts.rewards(draft, "reward_funcs", "reward_weights")
-    if draft.switch("vllm_importance_sampling_correction"):
-        text = "the gap between engine and trainer is not corrected here: a probe after each weight sync watches it"
-        draft.drop("vllm_importance_sampling_correction", text)
 
 
 def length(draft: Draft, update: int, rows: int | None, style: str, rate: float, told: str = "") -> None:

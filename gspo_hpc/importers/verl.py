@@ -8,8 +8,9 @@ Defaults are those of verl's ppo_trainer and ppo_megatron_trainer.
 from __future__ import annotations
 
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import prompt_texts, report, verl_objective
+from gspo_hpc.importers import prompt_texts, report, tables
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.objective import verl as objective
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.verl_layout import ACTOR, OPTIM, REF, ROLLOUT, is_megatron, put_layout
@@ -37,7 +38,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.drop("trainer.nnodes", "--gpus takes precedence over it")
         draft.drop("trainer.n_gpus_per_node", "--gpus takes precedence over it")
     parts.machines(draft, nodes, each, gpus, "trainer.n_gpus_per_node")
-    verl_objective.put(draft)
+    objective.put(draft)
     sequence = put_layout(draft, megatron)
     updates, prompts = _batch(draft)
     _micro_batches(draft, sequence)
@@ -153,6 +154,10 @@ def _micro_batches(draft: Draft, sequence: int) -> None:
 
 
 def _generation(draft: Draft) -> None:
+    if (kind := draft.text("trainer.v1.trainer_mode") or "sync") != "sync" and draft.switch("trainer.use_v1", True):
+        draft.refuse(
+            f"trainer.v1.trainer_mode={kind}: it generates and trains at the same time, and here they alternate"
+        )
     if draft.switch("trainer.val_only"):
         draft.refuse("trainer.val_only=True: nothing is trained, only evaluated")
     draft.put("rollout.top_k", draft.whole(f"{ROLLOUT}.top_k", -1, least=-1) or -1, f"{ROLLOUT}.top_k")
@@ -290,6 +295,10 @@ def _saving(draft: Draft, updates: int) -> None:
             draft.put(key, count * updates, name, f"{name} {count} x {updates} updates of a rollout")
         elif key == "checkpoint.interval":
             draft.drop(name, "the last step is saved here too; checkpoint.interval is what a failure costs")
+            text = (
+                f"verl saves nothing ({name} -1{', its default' if not draft.given(name) else ''}), not even the last"
+            )
+            draft.put(key, tables.default_of(key), comment=text)
         else:
             draft.credit(key, name)
     samples = draft.whole(f"{ROLLOUT}.val_kwargs.n", 1) or 1

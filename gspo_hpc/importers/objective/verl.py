@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.objective import corrections
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.verl_layout import ACTOR
 
@@ -58,6 +59,7 @@ def put(draft: Draft) -> None:
         draft.assumed.append(f"{draft.label(alone)}: {text}")
     _aggregation(draft, mode)
     _divergence(draft)
+    corrections.of_verl(draft, mode)
     weight = draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0) or 0.0
     if weight > 0:
         draft.put("algorithm.entropy_coef", weight, f"{ACTOR}.entropy_coeff")
@@ -93,9 +95,9 @@ def _aggregation(draft: Draft, mode: str) -> None:
     text = " is another objective: here are the means over tokens (token-mean) and over sequences (seq-mean-token-mean)"
     kind = _named(draft, name, "token-mean", ("token-mean", plain), text)
     draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
-    if mode == "vanilla" and draft.given(f"{ACTOR}.clip_ratio_c"):
+    if mode == "vanilla":
         draft.put("algorithm.dual_clip", draft.number(f"{ACTOR}.clip_ratio_c", 3.0), f"{ACTOR}.clip_ratio_c")
-    elif mode != "vanilla":
+    else:
         draft.drop(f"{ACTOR}.clip_ratio_c", f"{_MODES.get(mode, mode)} does not use it; verl ignores it too")
 
 

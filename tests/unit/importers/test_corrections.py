@@ -1,0 +1,150 @@
+"""Corrections of the gap between engine and trainer become those here only where the weights are the same.
+
+A correction that is carried over with another meaning, or dropped without a word, would train something else. The
+formulas are those of verl 0.9, TRL 1.9 and ms-swift 4.5. It takes about two seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 9 --use_vllm true"
+SWIFT = "megatron rlhf --rlhf_type grpo --global_batch_size 32 --num_generations 4 --train_iters 10 --beta 0"
+HF = "swift rlhf --rlhf_type grpo --tuner_type full --num_generations 4 --max_steps 10 --beta 0"
+ACTOR, CORRECT = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 trainer.n_gpus_per_node=8 "
+    f"{ACTOR}.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
+)
+MODE, ON = "vllm_importance_sampling_mode", "vllm_importance_sampling_correction"
+MAX, MIN = "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"
+OWN, LIMIT = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
+LEVEL = "importance_sampling_level"
+FREE = 1e-9  # no lower bound
+
+
+def correction(found: Converted) -> tuple[Any, ...]:
+    """Name, correction and its bounds, as far as they are read."""
+    ours = found.config.algorithm
+    bounds = {"none": (), "bypass": (), "truncated": (ours.correction_high,)}
+    return (ours.name, ours.correction, *bounds.get(ours.correction, (ours.correction_low, ours.correction_high)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{VERL} {CORRECT}.rollout_is=token", ("grpo", "truncated", 2.0)),
+        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=3", ("grpo", "truncated", 3.0)),
+        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=0.4_4.0", ("grpo", "masked", 0.4, 4.0)),
+        (f"{VERL} {ACTOR}.tis_imp_ratio_cap=2.5", ("grpo", "truncated", 2.5)),
+        (f"{VERL} {CORRECT}.rollout_is=token {ACTOR}.policy_loss.loss_mode=gspo", ("gspo_token", "truncated", 2.0)),
+        (f"{VERL} {CORRECT}.bypass_mode=True", ("grpo", "bypass")),
+        (f"{VERL} {CORRECT}.bypass_mode=True {CORRECT}.rollout_is=token", ("grpo", "bypass")),
+        # bounds of verl 0.9 are those of pi_engine / pi_old, and of 0.7 those of pi_old / pi_engine, as here
+        (f"{VERL} {CORRECT}.rollout_rs=seq_mean_k1 {CORRECT}.rollout_rs_threshold=0.5_1.25",
+         ("grpo", "rejection", 0.8, 2.0)),
+        (f"{VERL} {CORRECT}.rollout_rs=seq_mean_k1 {CORRECT}.rollout_rs_threshold=1.25",
+         ("grpo", "rejection", 0.8, 1.25)),
+        (f"{VERL} {CORRECT}.rollout_rs=geometric {CORRECT}.rollout_rs_threshold=1.25 "
+         f"{CORRECT}.rollout_rs_threshold_lower=0.5", ("grpo", "rejection", 0.5, 1.25)),
+        (f"{TRL} --{MODE} token_truncate", ("grpo", "truncated", 3.0)),
+        (f"{TRL} --{MODE} token_truncate --{MAX} 2", ("grpo", "truncated", 2.0)),
+        (f"{TRL} --{MODE} token_truncate --vllm_importance_sampling_cap 2.5", ("grpo", "truncated", 2.5)),
+        (f"{TRL} --{MODE} token_mask --{MIN} 0.5 --{MAX} 2", ("grpo", "masked", 0.5, 2.0)),
+        (f"{TRL} --{MODE} token_mask --{MAX} 2", ("grpo", "masked", FREE, 2.0)),
+        (f"{SWIFT} --{OWN} token_truncate", ("grpo", "truncated", 2.0)),
+        (f"{HF} --{OWN} token_truncate --{LIMIT} 4", ("grpo", "truncated", 4.0)),
+        (f"{HF} --{OWN} token_mask --{LIMIT} 4", ("grpo", "masked", FREE, 4.0)),
+        (f"{SWIFT} --{OWN} token_truncate --{LEVEL} sequence_token", ("gspo_token", "truncated", 2.0)),
+        (f"{SWIFT} --{OWN} sequence_truncate --{LEVEL} sequence", ("gspo", "truncated", 2.0)),
+    ],
+)  # fmt: skip
+def test_a_correction_with_the_same_weights_is_carried_over(text: str, expected: tuple[Any, ...]) -> None:
+    found = convert(text, gpus=None if text.startswith(VERL) else 1)
+    assert correction(found)[:2] == expected[:2] and correction(found)[2:] == pytest.approx(expected[2:])
+    assert not [item for item in found.left if "importance_sampling" in item.name and "bypass" not in text]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "why"),
+    [
+        (f"{VERL} {CORRECT}.rollout_is=sequence", f"{CORRECT}.rollout_is", "product of its tokens"),
+        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_batch_normalize=True", f"{CORRECT}.rollout_is",
+         "not divided by their mean"),
+        (f"{VERL} {CORRECT}.rollout_is=token {ACTOR}.policy_loss.loss_mode=geo_mean", f"{CORRECT}.rollout_is",
+         "tokens of a sequence have a weight each there"),
+        (f"{VERL} {CORRECT}.rollout_is=token actor_rollout_ref.rollout.calculate_log_probs=False",
+         f"{CORRECT}.rollout_is", "corrects nothing with"),
+        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=2.0_3.0", f"{CORRECT}.rollout_is",
+         "include 1"),
+        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=0.5", f"{CORRECT}.rollout_is", "include 1"),
+        (f"{VERL} {CORRECT}.rollout_rs=token_k1 {CORRECT}.rollout_rs_threshold=2", f"{CORRECT}.rollout_rs",
+         "no tokens"),
+        (f"{VERL} {CORRECT}.rollout_is_threshold=3", f"{CORRECT}.rollout_is_threshold", "read with rollout_is only"),
+        (f"{TRL} --{MODE} sequence_mask", MODE, "product of its tokens"),
+        (f"{TRL} --{MODE} token_truncate --{LEVEL} sequence", MODE, "have a weight each there"),
+        (f"{TRL} --{MODE} token_truncate --{MIN} 0.5", MODE, "bounded from above"),
+        (f"{TRL} --{MODE} token_truncate --{ON} false", MODE, f"read with {ON} only"),
+        (f"{TRL} --{MODE} token_truncate --use_vllm false", MODE, "read with use_vllm only"),
+        (f"{SWIFT} --{OWN} sequence_mask", OWN, "all tokens of a sequence have its weight there"),
+        (f"{SWIFT} --{OWN} sequence_truncate", OWN, "all tokens of a sequence have its weight there"),
+        (f"{SWIFT} --{OWN} token_truncate --{LEVEL} sequence", OWN, "have a weight each there"),
+        (f"{SWIFT} --{LIMIT} 3", LIMIT, f"read with {OWN} only"),
+    ],
+)  # fmt: skip
+def test_a_correction_with_other_weights_is_left_out_with_the_reason(text: str, name: str, why: str) -> None:
+    found = convert(text, gpus=None if text.startswith(VERL) else 1)
+    assert found.config.algorithm.correction == "none"
+    assert why in {item.name: item.why for item in found.left}[name]
+
+
+def test_trls_correction_is_told_where_it_is_on_by_default() -> None:
+    told = "vllm_importance_sampling_correction is on where vLLM generates, unless it is switched off"
+    assert any(line.startswith(told) for line in convert(TRL, gpus=1).assumed)
+    for more in (f"--{ON} false", "--use_vllm false", f"--{MODE} token_truncate", f"--{MODE} sequence_mask"):
+        assert not any(line.startswith(told) for line in convert(f"{TRL} {more}", gpus=1).assumed), more
+
+
+def test_negative_sequences_that_the_policy_has_left_are_dropped_as_there() -> None:
+    assert convert(f"{TRL} --off_policy_mask_threshold 0.5", gpus=1).config.algorithm.sequence_mask == 0.5
+    assert convert(f"{SWIFT} --off_policy_sequence_mask_delta 0.4", gpus=1).config.algorithm.sequence_mask == 0.4
+
+
+def test_verls_rejection_is_told_where_its_mean_is_over_tokens() -> None:
+    rejects = f"{VERL} {CORRECT}.rollout_rs=seq_mean_k1 {CORRECT}.rollout_rs_threshold=1.25"
+    told = "a dropped sequence is left out of its mean over tokens there"
+    assert told in convert(rejects).text
+    assert told not in convert(f"{rejects} {ACTOR}.loss_agg_mode=seq-mean-token-mean").text
+
+
+def test_an_objective_without_a_clip_range_is_refused() -> None:
+    for more in ("loss_type=reinforce", "use_policy_gradient=True"):
+        with pytest.raises(ValueError, match="with bypass_mode it is another objective, without a clip range"):
+            convert(f"{VERL} {CORRECT}.bypass_mode=True {CORRECT}.{more}")
+
+
+def test_bypass_with_another_loss_tells_what_earlier_versions_train() -> None:
+    found = convert(f"{VERL} {CORRECT}.bypass_mode=True {ACTOR}.policy_loss.loss_mode=gspo")
+    assert correction(found) == ("gspo", "bypass")
+    assert any("up to 0.8 verl does not read loss_mode then" in line for line in found.assumed)
+
+
+def test_weights_of_the_kl_term_are_told() -> None:
+    weighed = convert(f"{SWIFT.replace('--beta 0', '--beta 0.1')} --{OWN} token_truncate", gpus=1)
+    assert "its weights count for the KL term, too, there" in weighed.text
+    assert "KL term, too" not in convert(f"{SWIFT} --{OWN} token_truncate", gpus=1).text
+
+
+def test_verls_defaults_are_written_out_where_nothing_is_given() -> None:
+    found = convert(VERL)
+    assert found.config.algorithm.dual_clip == 3.0 and "dual_clip: 3.0 # default of verl" in found.text
+    assert convert(f"{VERL} {ACTOR}.policy_loss.loss_mode=gspo").config.algorithm.dual_clip == 0.0
+    assert "interval: 50 # verl saves nothing (trainer.save_freq -1, its default), not even the last" in found.text
+    assert "save_freq -1), not even the last" in convert(f"{VERL} trainer.save_freq=-1").text
+    with pytest.raises(ValueError, match="trainer_mode=separate_async: it generates and trains at the same time"):
+        convert(f"{VERL} trainer.v1.trainer_mode=separate_async")
+    assert convert(f"{VERL} trainer.v1.trainer_mode=sync").config.batch.num_generations == 8
