@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from gspo_hpc.importers import adapters, prompt_texts, report
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import prompt_texts, report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.objective import corrections
 from gspo_hpc.importers.scripts.shell import Command
@@ -24,6 +24,24 @@ _ENGINE = {
     "vllm_disable_cascade_attn": ("disable_cascade_attn", bool),
 }
 
+_LORA = adapters.Lora(
+    "lora_rank",
+    "lora_alpha",
+    "target_modules",
+    "lora_dropout",
+    "use_rslora",
+    dropout_default=0.05,
+    others=(
+        "target_regex",
+        "target_parameters",
+        "modules_to_save",
+        "adapters",
+        "use_dora",
+        "lora_bias",
+        "lorap_lr_ratio",
+    ),
+)
+
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a Megatron-SWIFT run amounts to."""
@@ -33,8 +51,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     _layout(draft)
     update = _batch(draft)
     parts.model(draft, "model")
-    if draft.text("tuner_type") not in (None, "full"):
-        parts.adapters(draft, "tuner_type", "lr", 1e-4)
+    if (kind := draft.text("tuner_type") or "full") != "full":
+        tuner(draft, kind, "lr", 1e-4)
     draft.credit("optimizer.lr", "tuner_type")
     generation(draft)
     objective(draft)
@@ -249,6 +267,14 @@ def _batch(draft: Draft) -> int:
     draft.put("batch.global_batch_size", update, "global_batch_size")
     draft.put("batch.num_generations", draft.whole("num_generations", 8, least=2), "num_generations")
     return update
+
+
+def tuner(draft: Draft, kind: str, rate: str, default: float) -> None:
+    """Put the adapters of a tuner; only LoRA's have a counterpart. `rate`: of learning, with its default."""
+    if kind == "lora":
+        adapters.put(draft, "tuner_type", _LORA)
+    else:
+        parts.adapters(draft, "tuner_type", rate, default)
 
 
 def generation(draft: Draft) -> None:

@@ -29,12 +29,10 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     update = _batch(draft, nodes * each)
     _layout(draft)
     parts.model(draft, "model")
-    adapters = (draft.text("tuner_type") or "lora") != "full"
-    rate = 1e-4 if adapters else 1e-5
-    if adapters:
-        parts.adapters(draft, "tuner_type", "learning_rate", rate)
-        if not draft.given("tuner_type"):
-            draft.differs.append("tuner_type lora, the default there: all weights are trained here, no adapters")
+    kind = draft.sure("tuner_type", "lora")
+    rate = 1e-4 if kind != "full" else 1e-5
+    if kind != "full":
+        swift.tuner(draft, kind, "learning_rate", rate)
     draft.credit("optimizer.lr", "tuner_type")
     swift.dtype(draft)
     swift.generation(draft)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+from gspo_hpc.importers import adapters, prompt_texts, report
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import prompt_texts, report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.objective import corrections
 from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.models.adapter_table import ALL
 from gspo_hpc.planning.plan import max_steps
 
 _ENGINE = {
@@ -43,6 +46,29 @@ _STYLES = {
 _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 _UNREAD_KWARGS = ("constant", "constant_with_warmup")
 
+_LORA = adapters.Lora(
+    "lora_r",
+    "lora_alpha",
+    "lora_target_modules",
+    "lora_dropout",
+    "use_rslora",
+    rank_default=16,
+    targets_default=adapters.PEFT,
+    dropout_default=0.05,
+    others=("lora_modules_to_save", "lora_target_parameters", "use_dora"),
+)
+# What makes the adapters in a Python file -> its own defaults.
+_LORAS: dict[str, dict[str, Any]] = {
+    "LoraConfig": {"rank_default": 8, "alpha_default": 8.0, "dropout_default": 0.0, "defaults_of": "LoraConfig"},
+    "unsloth": {
+        "rank_default": 16,
+        "alpha_default": 16.0,
+        "dropout_default": 0.0,
+        "targets_default": (ALL,),
+        "defaults_of": "Unsloth",
+    },
+}
+
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a TRL run amounts to."""
@@ -61,8 +87,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     accumulated = draft.whole("gradient_accumulation_steps", 1) or 1
     update = batch(draft, nodes * each, size, accumulated, "TRL")
     parts.model(draft, "model_name_or_path")
-    if draft.switch("use_peft"):
-        parts.adapters(draft, "use_peft", "learning_rate", 1e-6)
+    _adapters(draft)
     sharding(draft)
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
     if draft.switch("gradient_checkpointing", True):
@@ -93,6 +118,17 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
     parts.earlier(draft, "TRL 1.9", {**_EARLIER, **(_EARLIER_ENGINE if draft.switch("use_vllm") else {})})
+
+
+def _adapters(draft: Draft) -> None:
+    """Put the adapters: of TRL's own arguments, or of a LoraConfig in a Python file, which has other defaults."""
+    kind = draft.text("peft_config") or ""
+    ours = replace(_LORA, **_LORAS.get(kind, {}))
+    if kind.startswith("$"):
+        kind = draft.sure("peft_config", "")
+    if draft.switch("use_peft") or kind:
+        adapters.put(draft, "use_peft" if draft.given("use_peft") else "peft_config", ours)
+        draft.credit("adapter.type", "use_peft", "peft_config")
 
 
 def _entropy(draft: Draft) -> None:

@@ -7,8 +7,8 @@ Defaults are those of verl's ppo_trainer and ppo_megatron_trainer.
 
 from __future__ import annotations
 
+from gspo_hpc.importers import adapters, prompt_texts, report, tables
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import prompt_texts, report, tables
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.objective import verl as objective
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -23,6 +23,22 @@ _ENGINE = {
     f"{ROLLOUT}.enable_chunked_prefill": ("enable_chunked_prefill", bool),
     f"{ROLLOUT}.enable_prefix_caching": ("enable_prefix_caching", bool),
 }
+_MODEL = "actor_rollout_ref.model"
+_LORA = adapters.Lora(
+    f"{_MODEL}.lora_rank",
+    f"{_MODEL}.lora_alpha",
+    f"{_MODEL}.target_modules",
+    alpha_default=16.0,
+    others=(f"{_MODEL}.exclude_modules", f"{_MODEL}.lora_adapter_path"),
+)
+_MEGATRON_LORA = adapters.Lora(
+    f"{_MODEL}.lora.rank",
+    f"{_MODEL}.lora.alpha",
+    f"{_MODEL}.lora.target_modules",
+    f"{_MODEL}.lora.dropout",
+    targets_default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    others=(f"{_MODEL}.lora.exclude_modules", f"{_MODEL}.lora.adapter_path"),
+)
 _STEPS = "trainer.total_training_steps"
 
 
@@ -43,11 +59,13 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     updates, prompts = _batch(draft)
     _micro_batches(draft, sequence)
     parts.model(draft, "actor_rollout_ref.model.path")
-    for name in ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"):
-        if draft.whole(name, 0, least=0):
-            parts.adapters(draft, name, f"{OPTIM}.lr", 1e-6)
+    for lora in (_LORA, _MEGATRON_LORA):
+        if not draft.whole(lora.rank, 0, least=0):
+            draft.drop(lora.rank, report.OFF)
+        elif (lora is _MEGATRON_LORA) is megatron:
+            adapters.put(draft, lora.rank, lora)
         else:
-            draft.drop(name, report.OFF)
+            draft.drop(lora.rank, "verl does not read it with this model_engine")
     _generation(draft)
     whole = _length(draft, updates, prompts, rows)
     _optimizer(draft, updates, whole, megatron)

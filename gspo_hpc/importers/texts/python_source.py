@@ -90,8 +90,10 @@ def read(text: str) -> PythonRun:
     escapes = Escapes(tree, objects, known.value)
     doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
     patched = dict(_patched(escapes.patches))
-    given: dict[str, Any] = {}
-    left = trainers.of_patches(escapes.patches) | escapes.left
+    given, left = trainers.of_adapters(tree, known.value)
+    patched_by, told = trainers.of_unsloth(imports)
+    fields = patched_by | fields
+    left |= told | trainers.of_patches(escapes.patches) | escapes.left
     for name in trainers.own(tree):
         left |= trainers.of_class(tree, name)
     for call in objects.trainers():

@@ -45,6 +45,82 @@ def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], con
     return found
 
 
+# Arguments of peft's LoraConfig, and of Unsloth's get_peft_model, by TRL's names for them.
+_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora",
+         "target_modules": "lora_target_modules", "target_parameters": "lora_target_parameters",
+         "modules_to_save": "lora_modules_to_save", "task_type": "lora_task_type", "use_dora": "use_dora"}  # fmt: skip
+_LOADED = {"model_name": "model_name_or_path", "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
+           "gpu_memory_utilization": "vllm_gpu_memory_utilization", "revision": "model_revision"}  # fmt: skip
+# Defaults that Unsloth's patch gives TRL's GRPOConfig (unsloth/models/rl.py of August 2026).
+_UNSLOTH = {
+    **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 5e-5, "warmup_steps": 0.1},
+    **{"weight_decay": 0.001, "seed": 3407, "loss_type": "bnpo", "beta": 0.001, "report_to": "none"},
+    "vllm_importance_sampling_correction": False,
+}
+_NOTHING = "it has no counterpart here"
+
+
+def of_adapters(tree: Tree, value: Callable[[ast.expr], Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the adapters that a file makes by peft or Unsloth, by TRL's names, and what is not carried over, with why.
+
+    `value` evaluates an expression. Arguments without a name of TRL's are among what is not carried over.
+    """
+    found: dict[str, Any] = {}
+    left: dict[str, str] = {}
+    makers: list[tuple[str, ast.Call]] = []
+    for call in tree.calls:
+        fast = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value).startswith("Fast")
+        if called(call) == "LoraConfig":
+            makers.append(("LoraConfig", call))
+        elif called(call) == "get_peft_model" and fast:
+            makers.append(("unsloth", call))
+        elif called(call) == "from_pretrained" and fast:
+            names = ["model_name", *(keyword.arg or "**" for keyword in call.keywords)]
+            given = [*call.args[:1], *(keyword.value for keyword in call.keywords)]
+            for name, node in zip(names[1 - len(call.args[:1]) :], given, strict=True):
+                _sort(_LOADED, found, left, f"{ast.unparse(call.func)}", name, value(node))
+            quantized = next((keyword for keyword in call.keywords if keyword.arg in ("load_in_4bit", "load_in_16bit",
+                              "load_in_8bit", "full_finetuning", "load_in_fp8")), None)  # fmt: skip
+            if quantized is None:
+                left[f"{ast.unparse(call.func)} load_in_4bit=True (its default)"] = "weights are never quantized here"
+        elif called(call) == "from_pretrained" and "PeftModel" in ast.unparse(call.func):
+            left[shown(call)] = "adapters begin anew here, and not with those of a folder"
+    if len(makers) > 1:
+        lines = ", ".join(str(call.lineno) for _, call in makers)
+        left[f"LoraConfig (lines {lines})"] = "it is not told which one the trainer gets: set adapter.*"
+        return found | {"peft_config": f"$(one of lines {lines})"}, left
+    for kind, call in makers:
+        found["peft_config"] = kind if tree.certain(call) else f"$({kind} in line {call.lineno})"
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                left[f"{called(call)} **{shown(keyword.value)}"] = "it may give any argument of the adapters"
+            elif not (keyword.arg == "bias" and value(keyword.value) == "none"):
+                _sort(_LORA, found, left, called(call), keyword.arg, value(keyword.value))
+            else:
+                left[f"{called(call)} bias=none"] = "biases are frozen here, too"
+    return found, left
+
+
+def _sort(
+    names: Mapping[str, str], found: dict[str, Any], left: dict[str, str], place: str, name: str, value: Any
+) -> None:
+    if name in names and not (name == "task_type" and str(value).startswith("$")):
+        found[names[name]] = value
+    else:
+        left[f"{place} {name}={value}"] = _NOTHING
+
+
+def of_unsloth(imports: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the defaults that GRPOConfig has where Unsloth is imported, and what else that changes, with why."""
+    if not any(module.partition(".")[0] == "unsloth" for module in imports):
+        return {}, {}
+    names = ", ".join(f"{name} {value}" for name, value in _UNSLOTH.items())
+    return dict(_UNSLOTH), {
+        "import unsloth": "it replaces TRL's GRPOTrainer and GRPOConfig by its own: where nothing is given, its "
+        f"defaults of August 2026 are taken ({names}); how its trainer computes the loss is not read"
+    }
+
+
 def _given(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     for place, node in enumerate(call.args):
         name = _ORDER[place] if place < len(_ORDER) and not isinstance(node, ast.Starred) else f"*{shown(node)}"

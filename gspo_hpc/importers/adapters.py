@@ -1,0 +1,100 @@
+"""Carry over LoRA adapters: their rank, scale and layers, and what of them has no counterpart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.models.adapter_table import ALL, TARGETS
+
+# Layers by Megatron's names -> those that they are made of. One with several has one first matrix for all of them.
+_FUSED = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_fc1": ("gate_proj", "up_proj")}
+_SPLIT = {
+    **{"linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_proj": "o_proj"},
+    **{"linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj", "linear_fc2": "down_proj"},
+}
+PEFT = ("q_proj", "v_proj")  # of Llama, Qwen2, Qwen3, Mistral and Gemma, where LoraConfig names none
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Names of a project's arguments, and the values where they are not given."""
+
+    rank: str
+    alpha: str
+    targets: str
+    dropout: str = ""
+    rank_scaled: str = ""  # switches the scale from alpha / rank to alpha / sqrt(rank)
+    rank_default: int = 8
+    alpha_default: float = 32.0
+    targets_default: Sequence[str] = (ALL,)
+    dropout_default: float = 0.0
+    defaults_of: str = ""  # whose defaults they are, where they are not the project's
+    others: Sequence[str] = ()  # change what is trained, and have no counterpart
+
+
+def put(draft: Draft, chosen: str, lora: Lora) -> None:
+    """Put the adapters of a run; `chosen`: the argument that says that there are any."""
+    draft.put("adapter.type", "lora", chosen)
+    rank = draft.whole(lora.rank, lora.rank_default) or lora.rank_default
+    whose = f"of {lora.defaults_of}" if lora.defaults_of else ""
+    draft.put("adapter.rank", rank, lora.rank, "" if draft.given(lora.rank) else whose)
+    alpha = draft.number(lora.alpha, lora.alpha_default) or lora.alpha_default
+    if lora.rank_scaled and draft.switch(lora.rank_scaled):
+        text = f"{alpha:g} x sqrt({rank}): the scale is alpha / sqrt(rank) there, and alpha / rank here"
+        draft.put("adapter.alpha", alpha * math.sqrt(rank), comment=text, of=(lora.rank_scaled, lora.alpha, lora.rank))
+    else:
+        draft.put("adapter.alpha", alpha, lora.alpha, "" if draft.given(lora.alpha) else whose)
+        draft.credit("adapter.alpha", lora.rank_scaled)
+    _targets(draft, lora)
+    if lora.dropout and (share := draft.number(lora.dropout, lora.dropout_default)):
+        text = "adapters have no dropout here, so that two passes over the same weights agree"
+        draft.drop(lora.dropout, text)
+        if not draft.given(lora.dropout):
+            draft.differs.append(f"{lora.dropout} {share:g}, the default there: {text}")
+    else:
+        draft.credit("adapter.dropout", lora.dropout)
+    for name in lora.others:
+        if draft.given(name) and str(draft.values[name]).lower() not in ("false", "none", "[]", "{}"):
+            text = "it changes what is trained, and adapters have nothing of the kind here"
+            draft.drop(name, text)
+            draft.assumed.append(f"{draft.label(name)}: {text}")
+
+
+def _targets(draft: Draft, lora: Lora) -> None:
+    given = [item for text in draft.texts(lora.targets) for item in text.replace(",", " ").split()]
+    if any(is_unset(item) for item in given):
+        draft.sure(lora.targets, "")
+        given = []
+    if not given:
+        mine = lora.targets_default == PEFT
+        text = "of peft, for Llama, Qwen, Mistral and Gemma" if mine else ""
+        _put(draft, lora, [*lora.targets_default], text)
+        return
+    if ALL in given or "all" in given or {*TARGETS} <= {*given}:
+        given = [ALL, *(name for name in given if name not in (ALL, "all", *TARGETS))]
+    found, strange, shared = list[str](), list[str](), list[str]()
+    for name in given:
+        last = name.rpartition(".")[2]
+        parts = _FUSED.get(last) or ((_SPLIT[last],) if last in _SPLIT else ())
+        shared += [last] if last in _FUSED else []
+        if parts or last in (ALL, *TARGETS):
+            found += parts or (last,)
+        else:
+            strange.append(name)
+    text = (
+        f"{' and '.join(shared)}: one first matrix for all of its layers there, and one for each here" if shared else ""
+    )
+    _put(draft, lora, found or [ALL], text)
+    if strange:
+        named = " and ".join(strange)
+        instead = "" if found else f"; all linear layers get one ({ALL}) unless adapter.targets says otherwise"
+        draft.drop(lora.targets, f"{named[:60]} cannot have an adapter here, or is a pattern{instead}")
+
+
+def _put(draft: Draft, lora: Lora, targets: list[str], text: str) -> None:
+    unique = [*dict.fromkeys(targets)]
+    draft.put("adapter.targets", [ALL] if {*TARGETS} <= {*unique} else unique, lora.targets, text)

@@ -1,0 +1,137 @@
+"""LoRA adapters are carried over with their rank, scale and layers, and every argument of them is in a list.
+
+A converter that lost them would train all weights at a rate made for adapters. It takes about two seconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+from gspo_hpc.models.adapter_table import TARGETS
+
+HF = "swift rlhf --rlhf_type grpo --num_generations 4 --max_steps 10"
+MEGATRON = "megatron rlhf --rlhf_type grpo --global_batch_size 32 --num_generations 4 --train_iters 10"
+TRL = "trl grpo --num_generations 8 --max_steps 9"
+VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 trainer.n_gpus_per_node=8 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
+)
+MODEL, ON_MEGATRON = "actor_rollout_ref.model", "model_engine=megatron"
+HEAD = "from peft import LoraConfig, get_peft_model\nfrom trl import GRPOConfig, GRPOTrainer\n"
+HEAD += "args = GRPOConfig(beta=0.1)\n"
+TRAINED = "GRPOTrainer('m/m', [f], args, ds{}).train()\n"
+UNSLOTH = "from unsloth import FastLanguageModel\nfrom trl import GRPOConfig, GRPOTrainer\n"
+UNSLOTH += "model, tok = FastLanguageModel.from_pretrained(model_name='q/q', max_seq_length=9{})\n"
+UNSLOTH += "model = FastLanguageModel.get_peft_model(model{})\n"
+UNSLOTH += (
+    "GRPOTrainer(model=model, reward_funcs=[f], args=GRPOConfig(num_generations=8{}), train_dataset=ds).train()\n"
+)
+ALL, QV = ("all-linear",), ("q_proj", "v_proj")
+
+
+def adapter(found: Converted) -> tuple[object, ...]:
+    """Type, rank, alpha and targets."""
+    ours = found.config.adapter
+    return ours.type, ours.rank, ours.alpha, ours.targets
+
+
+def given(text: str) -> Converted:
+    """The run of a text, on one GPU where the text does not say how many there are."""
+    return convert(text, gpus=None if "verl" in text else 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{HF}", ("lora", 8, 32.0, ALL)),
+        (f"{HF} --tuner_type full --lora_rank 4", (None, 8, 32.0, ALL)),
+        (f"{HF} --train_type lora --lora_rank 16 --lora_alpha 64 --target_modules q_proj v_proj",
+         ("lora", 16, 64.0, QV)),
+        (f"{HF} --use_rslora true --lora_rank 16", ("lora", 16, 128.0, ALL)),
+        (f"{MEGATRON}", (None, 8, 32.0, ALL)),
+        (f"{MEGATRON} --tuner_type lora --lora_rank 4 --target_modules linear_proj linear_fc2",
+         ("lora", 4, 32.0, ("o_proj", "down_proj"))),
+        (f"{TRL} --use_peft", ("lora", 16, 32.0, QV)),
+        (f"{TRL} --use_peft --lora_r 4 --lora_alpha 8 --lora_target_modules all-linear", ("lora", 4, 8.0, ALL)),
+        (f"{TRL} --lora_r 4", (None, 8, 32.0, ALL)),
+        (f"{VERL} {MODEL}.lora_rank=32", ("lora", 32, 16.0, ALL)),
+        (f"{VERL} {MODEL}.lora_rank=32 {MODEL}.lora_alpha=64 {MODEL}.target_modules=[q_proj,v_proj]",
+         ("lora", 32, 64.0, QV)),
+        (f"{VERL} {MODEL}.lora_rank=0", (None, 8, 32.0, ALL)),
+        (f"{VERL} {ON_MEGATRON} {MODEL}.lora.rank=16", ("lora", 16, 32.0, ALL)),
+        (f"{VERL} {ON_MEGATRON} {MODEL}.lora.rank=16 {MODEL}.lora.target_modules=[linear_qkv]",
+         ("lora", 16, 32.0, ("q_proj", "k_proj", "v_proj"))),
+        (f"{VERL} {ON_MEGATRON} {MODEL}.lora_rank=16", (None, 8, 32.0, ALL)),
+        (HEAD + TRAINED.format(""), (None, 8, 32.0, ALL)),
+        (f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(r=4)')}", ("lora", 4, 8.0, QV)),
+        (f"{HEAD}c = LoraConfig(r=4, lora_alpha=5, target_modules=['q_proj', 'v_proj'])\n"
+         f"{TRAINED.format(', peft_config=c')}", ("lora", 4, 5.0, QV)),
+        (f"{HEAD}m = get_peft_model(base, LoraConfig(target_modules='all-linear'))\n{TRAINED.format('')}",
+         ("lora", 8, 8.0, ALL)),
+        (UNSLOTH.format("", "", ""), ("lora", 16, 16.0, ALL)),
+        (UNSLOTH.format("", ", r=64, lora_alpha=32, target_modules=['q_proj', 'v_proj']", ""), ("lora", 64, 32.0, QV)),
+    ],
+)  # fmt: skip
+def test_adapters_are_carried_over(text: str, expected: tuple[object, ...]) -> None:
+    found = given(text)
+    assert adapter(found) == (*expected[:2], pytest.approx(expected[2]), expected[3])
+    assert not any("chosen for adapters" in line for line in found.assumed)
+
+
+def test_the_scale_by_the_root_of_the_rank_becomes_one_by_the_rank() -> None:
+    found = given(f"{TRL} --use_peft --use_rslora --lora_r 9 --lora_alpha 12").config.adapter
+    assert found.alpha / found.rank == pytest.approx(12 / math.sqrt(9))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "why"),
+    [
+        (f"{HF} --lora_dropout 0.1", "lora_dropout", "no dropout here"),
+        (f"{HF} --modules_to_save lm_head", "modules_to_save", "it changes what is trained"),
+        (f"{HF} --target_regex x.*", "target_regex", "it changes what is trained"),
+        (f"{HF} --target_modules q_proj lm_head", "target_modules", "lm_head cannot have an adapter here"),
+        (f"{HF} --target_modules model.*proj", "target_modules", "all linear layers get one (all-linear) unless"),
+        (f"{HF} --tuner_type full --lora_rank 4", "lora_rank", "read with adapters only"),
+        (f"{HF} --tuner_type adalora", "tuner_type", "all weights are trained here"),
+        (f"{VERL} {MODEL}.lora_rank=8 {MODEL}.lora_adapter_path=x", f"{MODEL}.lora_adapter_path", "what is trained"),
+        (f"{VERL} {ON_MEGATRON} {MODEL}.lora_rank=16", f"{MODEL}.lora_rank", "does not read it with this model_engine"),
+        (f"{TRL} --use_peft --load_in_4bit", "load_in_4bit", "never quantized"),
+        (f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(bias=3)')}", "LoraConfig bias=3", "no counterpart"),
+        (f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(**more)')}", "LoraConfig **more", "any argument"),
+        (f"{HEAD}m = PeftModel.from_pretrained(base, 'a/b')\n{TRAINED.format('')}",
+         "PeftModel.from_pretrained(base, 'a/b')", "adapters begin anew"),
+        (UNSLOTH.format("", ", random_state=7", ""), "get_peft_model random_state=7", "no counterpart"),
+        (UNSLOTH.format("", "", ""), "FastLanguageModel.from_pretrained load_in_4bit=True (its default)", "quantized"),
+        (UNSLOTH.format(", load_in_4bit=True", "", ""), "load_in_4bit", "quantized"),
+    ],
+)  # fmt: skip
+def test_what_adapters_do_not_have_here_is_told(text: str, name: str, why: str) -> None:
+    assert why in {item.name: item.why for item in given(text).left}[name]
+
+
+def test_a_default_that_is_left_out_is_told() -> None:
+    assert any(line.startswith("lora_dropout 0.05, the default there") for line in given(HF).differs)
+    shared = given(f"{VERL} {ON_MEGATRON} {MODEL}.lora.rank=16 {MODEL}.lora.target_modules=[linear_qkv,linear_fc1]")
+    assert "linear_qkv and linear_fc1: one first matrix for all of its layers there" in " ".join(shared.text.split())
+
+
+def test_adapters_that_only_a_condition_makes_are_not_certain() -> None:
+    text = f"{HEAD}m = base\nif lora:\n    m = get_peft_model(base, LoraConfig(r=4))\n{TRAINED.format('')}"
+    found = given(text)
+    assert adapter(found)[0] is None and found.open == ("peft_config=$(LoraConfig in line 6)",)
+    two = given(f"{HEAD}a = LoraConfig(r=4)\nb = LoraConfig(r=8)\n{TRAINED.format(', peft_config=a')}")
+    assert "it is not told which one" in {item.name: item.why for item in two.left}["LoraConfig (lines 4, 5)"]
+
+
+def test_unsloths_own_defaults_count_where_it_is_imported() -> None:
+    found = given(UNSLOTH.format("", "", ""))
+    ours = found.config
+    assert (ours.algorithm.kl_beta, ours.optimizer.lr, ours.optimizer.weight_decay) == (0.001, 5e-5, 0.001)
+    assert ours.batch.global_batch_size == 8 and ours.model.path == "q/q" and ours.run.seed == 3407
+    assert "replaces TRL's GRPOTrainer" in {item.name: item.why for item in found.left}["import unsloth"]
+    own = given(UNSLOTH.format("", "", ", beta=0.3, learning_rate=1e-6")).config
+    assert (own.algorithm.kl_beta, own.optimizer.lr) == (0.3, 1e-6)
+    assert set(TARGETS) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
