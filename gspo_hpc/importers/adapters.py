@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.models.adapter_table import ALL, TARGETS
@@ -42,13 +43,14 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
     rank = draft.whole(lora.rank, lora.rank_default) or lora.rank_default
     whose = f"of {lora.defaults_of}" if lora.defaults_of else ""
     draft.put("adapter.rank", rank, lora.rank, "" if draft.given(lora.rank) else whose)
-    alpha = draft.number(lora.alpha, lora.alpha_default) or lora.alpha_default
+    alpha = draft.number(lora.alpha, lora.alpha_default)
+    alpha = lora.alpha_default if alpha is None else alpha
     if lora.rank_scaled and draft.switch(lora.rank_scaled):
         text = f"{alpha:g} x sqrt({rank}): the scale is alpha / sqrt(rank) there, and alpha / rank here"
         draft.put("adapter.alpha", alpha * math.sqrt(rank), comment=text, of=(lora.rank_scaled, lora.alpha, lora.rank))
     else:
         draft.put("adapter.alpha", alpha, lora.alpha, "" if draft.given(lora.alpha) else whose)
-        draft.credit("adapter.alpha", lora.rank_scaled)
+        draft.drop(lora.rank_scaled, report.OFF)
     _targets(draft, lora)
     if lora.dropout and (share := draft.number(lora.dropout, lora.dropout_default)):
         text = "adapters have no dropout here, so that two passes over the same weights agree"
@@ -69,6 +71,8 @@ def _targets(draft: Draft, lora: Lora) -> None:
     if any(is_unset(item) for item in given):
         draft.sure(lora.targets, "")
         given = []
+    if not given and draft.given(lora.targets) and not is_unset(str(draft.values[lora.targets])):
+        draft.wrong(lora.targets, "must name linear layers")
     if not given:
         mine = lora.targets_default == PEFT
         text = "of peft, for Llama, Qwen, Mistral and Gemma" if mine else ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Tree
@@ -18,10 +18,33 @@ _TOKEN = re.compile(
     + _ARGUMENTS,
     re.DOTALL,
 )
-# A line whose here-document becomes a file, or is code that may write one.
-_WRITES = re.compile(r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<)")
+# A line whose here-document becomes a file, is code that may write one, or is read into a variable.
+_WRITES = re.compile(
+    r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<|(?:IFS=\S*\s+)?read\s[^|;&]*<<)"
+)
 _RESERVED = ("do", "done", "then", "elif", "else", "fi", "esac", "}")  # no command: the grammar has lost its way there
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
+
+# A command that a substitution has alone, which writes its here-document: $(cat <<END
+_SUBSTITUTED = re.compile(r"\$\(\s*cat(?:[ \t]+-)?[ \t]*$")
+# A here-document as parse() leaves it in the script, a word: whether $NAME in it is replaced, and its text.
+_MARK = re.compile(r"heredoc_([01])_([0-9a-f]*)")
+
+
+class Document(NamedTuple):
+    """A here-document as it stands in the script."""
+
+    text: str
+    replaced: bool  # $NAME and the like in it are replaced
+
+
+def taken_out(words: Sequence[str]) -> tuple[list[str], Document | None]:
+    """Return the words of a command without its here-document, and that, None if there is none."""
+    found: Document | None = None
+    for word in words:
+        if match := _MARK.fullmatch(word):
+            found = Document(bytes.fromhex(match[2]).decode("utf-8", "surrogatepass"), match[1] == "1")
+    return [word for word in words if not _MARK.fullmatch(word)], found
 
 
 def parse(text: str) -> Tree:
@@ -116,7 +139,8 @@ def _prepared(text: str) -> str:
             end = text.find("\n", at)
             token, at = "", len(text) if end < 0 else end
         elif match["end"] and inner not in ('"', "(("):
-            ends.append((match["end"], token.startswith("<<-"), len(done), not around))
+            within = _SUBSTITUTED.search(text, 0, match.start()) is not None if around else False
+            ends.append((match["end"], token.startswith("<<-"), len(done), not around or within))
             token = " " * len(token)
         elif token == "\n":
             token += "\n" * joined
@@ -126,7 +150,7 @@ def _prepared(text: str) -> str:
                 last = re.compile(rf"^\t*{re.escape(plain)}$", re.MULTILINE).search(text, at)
                 end = last.end() if last else len(text)
                 line = text[text.rfind("\n", 0, at - 1) + 1 : at]
-                if alone and last and _WRITES.search(line):
+                if alone and last and (_WRITES.search(line) or _SUBSTITUTED.search(line.partition("<<")[0])):
                     body = text[at : last.start()]
                     body = re.sub(r"(?m)^\t+", "", body) if tabs else body
                     done[place] = f" heredoc_{int(plain == end_word)}_{body.encode('utf-8', 'surrogatepass').hex()} "

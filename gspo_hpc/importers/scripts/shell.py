@@ -287,7 +287,7 @@ class Reader:
         words, document = heredocs.taken_out(words)
         piped = statement.parent is not None and statement.parent.type == "pipeline"
         if document is not None or not piped or statement.prev_named_sibling is None:
-            self.document = document if words[:1] in (["cat"], ["tee"]) else None
+            self.document = document if words[:1] in (["cat"], ["tee"], ["read"]) else None
         code = "" if document is None else document.text
         text: str | None
         if self.document is not None and (place := heredocs.target(words, redirects)):

@@ -28,7 +28,7 @@ from gspo_hpc.importers.scripts.expansion.parameters import (
     with_default,
 )
 from gspo_hpc.importers.scripts.expansion.splitting import Open, Piece, fields, is_open, settled
-from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
+from gspo_hpc.importers.scripts.parse import Document, line_of, parse, source_of, taken_out
 from gspo_hpc.importers.scripts.scope import (
     ALWAYS,
     Reference,
@@ -56,6 +56,7 @@ _ACTIVE = (
 )
 _ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$")  # a redirection of errors alone
 _QUOTES = re.compile(rb"['\"\\\\]")
+_IN_DOCUMENT = re.compile(r"\\[\\$`\n]|\\?\"")  # what a here-document escapes, and quotes, which it does not
 _COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
 # {a,b} and {1..3} without quotes become several words; that is not followed, so they are marked as unknown.
 _BRACES = re.compile(r"(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
@@ -113,7 +114,7 @@ def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
     elif node.type == "command_substitution":
         found = _substituted(node, scope)
         raw = f"$({raw[1:-1]})" if raw.startswith("`") else raw
-        yield _with_calls(raw, scope, not quoted) if found is None else Piece(found, not quoted)
+        yield _with_calls(raw, scope, not quoted) if found is None else value_piece(found, quoted)
     elif node.type == "arithmetic_expansion":
         value = computed(node, scope) if raw.startswith("$((") else None
         yield _with_calls(raw, scope, False) if value is None else Piece(str(value), not quoted)
@@ -211,6 +212,9 @@ def _written(node: Node, scope: Scope) -> str | None:
     if any(part.type.endswith("_redirect") for command in parts for part in command):
         return None
     commands = [settled(word for part in command for word in words_of(part, scope)) for command in parts]
+    if len(commands) == 1 and (found := taken_out(commands[0]))[1] is not None:
+        alone = found[0] in (["cat"], ["cat", "-"]) and "cat" not in scope.shadowed
+        return text_with_values(found[1], scope) if alone else None
     if not all(words and not any(map(is_unset, words)) for words in commands):
         return None
     if len(commands) == 1 and commands[0][0] in scope.shadowed:
@@ -221,6 +225,18 @@ def _written(node: Node, scope: Scope) -> str | None:
         folder = [word for word in commands[0][1:] if word not in ("-P", "--")]
         return os.path.normpath(folder[0]) if len(folder) == 1 else None
     return outputs.output_of(commands[0], scope, evaluate) if len(commands) == 1 else None
+
+
+def text_with_values(document: Document, scope: Scope) -> str | None:
+    """Return the text of a here-document as the shell hands it on, None for one that cannot be followed."""
+    if not document.replaced:
+        return document.text
+    quoted = _IN_DOCUMENT.sub(lambda match: {'"': '\\"', '\\"': '\\\\\\"'}.get(match[0], match[0]), document.text)
+    try:
+        given = parse(f'TEXT="{quoted}"\n').root_node.named_children[0]
+        return text_of(given.named_children[-1], scope)
+    except ValueError:
+        return None
 
 
 def subscript_of(text: str, scope: Scope) -> str | None:

@@ -224,21 +224,24 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         for name in ("config_file", "accelerate_config"):
             file = variables.pop(name, "") or str(values.pop(name, ""))
             if file.endswith((".yaml", ".yml")):
-                launch = _accelerate(place, file, command, variables, notes, left)
+                launch = _accelerate(place, f"--{name} {file}", command, variables, notes, left)
+                if f"--{name} {file}" in left:
+                    launcher.pop(name, None)
                 variables = {key: str(launch[key]) for key in ACCELERATE if key in launch} | variables
         variables |= {name: str(values[name]) for name in ACCELERATE if name in values}
     return Found(source, values, variables, commands, tuple(notes), left, command.unknown, launcher)
 
 
 def _accelerate(
-    place: Path, file: str, command: Command, variables: Mapping[str, str], notes: list[str], left: dict[str, str]
+    place: Path, given: str, command: Command, variables: Mapping[str, str], notes: list[str], left: dict[str, str]
 ) -> dict[str, Any]:
-    """Return accelerate's YAML; where it is not at hand, only the number of processes may be missing."""
+    """Return accelerate's YAML, which an option names; where it is not at hand, `left` says so."""
+    file = given.partition(" ")[2]
     try:
         return documents.named(place, file, command.files)
     except ValueError as error:
         told = "num_processes" in variables
-        left[f"--config_file {file}"] = "it is not at hand" if told else str(error)
+        left[given] = "it is not at hand" if told else str(error)
         if not told:
             notes.append(f"{file} is not at hand, and may say how many processes there are: give --gpus N")
         return {}

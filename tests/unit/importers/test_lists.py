@@ -47,6 +47,15 @@ def check(found: Converted, names: list[str]) -> None:
         assert name in found.text, name
 
 
+@pytest.mark.parametrize("gpus", [None, 4])
+@pytest.mark.parametrize("more", ["", " --num_processes 4"])
+def test_a_file_of_the_launcher_that_is_not_at_hand_is_in_one_list(more: str, gpus: int | None) -> None:
+    text = f"accelerate launch --config_file absent.yaml{more} grpo.py --num_generations 8 --max_steps 10"
+    found = convert(text, gpus=gpus)
+    assert [item.given for item in (*found.carried, *found.left)].count("--config_file absent.yaml") == 1
+    assert not any(item.name == "config_file" for item in found.carried)
+
+
 @given(st.sampled_from(sorted(BASES)), st.data())
 @settings(max_examples=80, deadline=None)
 def test_the_lists_are_the_arguments_and_do_not_overlap(source: str, data: st.DataObject) -> None:

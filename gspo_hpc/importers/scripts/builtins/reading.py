@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.expansion.splitting import Open
 from gspo_hpc.importers.scripts.scope import Unknown, is_unset
+from gspo_hpc.importers.scripts.words import text_with_values
 
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
@@ -20,6 +21,8 @@ def named_later(command: str, line: int) -> str:
 
 def read(reader: Reader, name: str, rest: list[str], line: int) -> None:
     """Take what read and mapfile set to be unknown."""
+    if name == "read" and _read_whole(reader, rest):
+        return
     why = Unknown(f"is read from the input by {name}")
     arrays = name != "read" or any(re.fullmatch(r"-\w*a", word) for word in rest)
     default = "REPLY" if name == "read" else "MAPFILE"
@@ -30,6 +33,24 @@ def read(reader: Reader, name: str, rest: list[str], line: int) -> None:
             reader.scope.listed |= {array} if arrays or array != key else set()
         elif (is_unset(key) or isinstance(key, Open)) and _names(key, rest):
             reader.lose_all(named_later(name, line))
+
+
+def _read_whole(reader: Reader, rest: list[str]) -> bool:
+    """Follow ``read -r -d '' NAME <<END``, which sets one variable to a whole here-document."""
+    options = [word for word in rest if word.startswith("-")]
+    names = [word for word in rest if word and not word.startswith("-")]
+    given, between = reader.document, reader.scope.separators
+    if given is None or between is None or len(names) != 1 or not names[0].isidentifier():
+        return False
+    letters = "".join(options).replace("-", "")
+    ends = next((at for at, word in enumerate(rest[:-1]) if word.startswith("-") and word.endswith("d")), None)
+    if sorted(letters) not in (["d", "r"], ["d"]) or ends is None or rest[ends + 1] != "":
+        return False
+    text = text_with_values(given, reader.scope)
+    if text is None or ("\\" in text and "r" not in letters):
+        return False
+    reader.scope.set(names[0], text.strip("".join(sign for sign in between if sign in " \t\n")))
+    return True
 
 
 def _names(word: str, words: Sequence[str]) -> bool:
