@@ -77,6 +77,12 @@ def contradictions(given: AlgorithmSettings) -> Iterator[str]:
             f"algorithm.dual_clip ({given.dual_clip:g}) must be above 1 + clip_high ({1 + given.clip_high:g}), or 0: "
             "it bounds ratios that the clip range leaves free"
         )
+    if given.top_entropy_quantile < 1 and (given.ratio == "sequence" or region == "geometric"):
+        which = "trust_region geometric" if region == "geometric" else "ratio sequence"
+        yield (
+            f"algorithm.top_entropy_quantile ({given.top_entropy_quantile:g}) drops policy terms of tokens, and "
+            f"{which} has one term per sequence: use ratio sequence_token (name gspo_token) or token"
+        )
     if given.normalize_advantage and given.advantage not in ("group", "leave_one_out"):
         yield (
             f"algorithm.normalize_advantage true contradicts algorithm.advantage {given.advantage}, which divides by "

@@ -39,6 +39,7 @@ SUM_NAMES = (
     "reference_kl",
     *gap_sums.NAMES,
     "correction_fraction",
+    "selected_fraction",
     "trained_length",
     *gap_buckets.NAMES,
 )
@@ -55,7 +56,7 @@ class LossResult:
     policy against this one (k3). reference_kl: of this policy against the reference; count 0 without one. logprob_gap:
     |log pi_old - log pi_old as the engine saw it| per token; logprob_gap_...: see :mod:`terms.gap`; logprob_gap/...: by
     position and cached prefix. correction_fraction: policy terms that a correction or a mask of sequences dropped or
-    bounded; count 0 without one.
+    bounded; count 0 without one. selected_fraction: tokens that have a policy term; count 0 where all have one.
     trained_length: tokens per sample.
     """
 
@@ -109,7 +110,9 @@ def policy_loss(
     terms = clipped.terms if weights is None else clipped.terms * weights
     kept = objective.kept(rollout - current.detach(), advantages, samples)
     terms = terms if kept is None else terms * kept
+    terms = terms if batch.selected is None else torch.where(batch.selected, terms, 0.0)
     by_sequence = objective.by_sequence
+    assert batch.selected is None or not by_sequence, "one term a sequence has no tokens to choose from"
     per_sample = terms if by_sequence else objective.aggregate(terms, samples)
     reference_kl = None
     if objective.loss_kl_beta > 0:
@@ -128,7 +131,9 @@ def policy_loss(
         known = objective.correction_kind != "bypass" or sampled_by_this
         seen = gap if objective.correction_kind != "bypass" else current - rollout
         seen = seen if known else torch.zeros_like(gap)
-        sums, maxima = _metrics(samples, ratios, clipped, current - old, seen, reference_kl, corrected, by_sequence)
+        chosen = None if batch.selected is None else batch.selected & samples.mask
+        of_tokens = {"reference_kl": reference_kl, "selected_fraction": chosen}
+        sums, maxima = _metrics(samples, ratios, clipped, current - old, seen, of_tokens, corrected, by_sequence)
         by_place = cp_reduce(_gap_by_place(seen.abs(), batch))
         gaps = cp_reduce(gap_sums.sums(seen, samples.mask))
         if not known:
@@ -170,7 +175,7 @@ def _metrics(
     clipped: Clipped,
     difference: Tensor,  # [R] log pi - log pi_old
     gap: Tensor,  # [R]
-    reference_kl: Tensor | None,  # [R]
+    optional: dict[str, Tensor | None],  # [R] each: metrics of tokens that some objectives lack
     corrected: Tensor | None,  # [U] bool
     by_sequence: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -187,7 +192,7 @@ def _metrics(
     }
     of_tokens = {
         "approx_kl": k3(difference).sum(),
-        "reference_kl": none if reference_kl is None else reference_kl.detach().sum(),
+        **{name: none if values is None else values.detach().to(none.dtype).sum() for name, values in optional.items()},
     }
     if by_sequence:  # which every context-parallel rank has whole
         whole = list(of_units.values())
@@ -201,8 +206,8 @@ def _metrics(
     pairs = {name: (value, count) for name, value in totals.items()}
     pairs["clip_fraction"] = (totals["clip_fraction_low"] + totals["clip_fraction_high"], count)
     pairs |= {name: (value, tokens) for name, value in found.items()}
-    for name, absent in (("correction_fraction", corrected is None), ("reference_kl", reference_kl is None)):
-        pairs[name] = (none, none) if absent else pairs[name]
+    for name, values in {"correction_fraction": corrected, **optional}.items():
+        pairs[name] = (none, none) if values is None else pairs[name]
     pairs["trained_length"] = (tokens, (samples.tokens > 0).sum().to(samples.dtype))
     maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap.abs())}
     assert {*pairs, *gap_sums.NAMES, *gap_buckets.NAMES} == {*SUM_NAMES} and tuple(maxima) == MAX_NAMES

@@ -138,6 +138,11 @@ class AlgorithmSettings(Section):
     entropy_target: Number = key(
         0.0, "Have entropy_coef follow this mean entropy, 0.005 up or down a step; 0 leaves it fixed."
     )
+    top_entropy_quantile: Share = key(
+        1.0,
+        "The share of an update's tokens that get a policy gradient: those whose distribution had the highest entropy "
+        "when they were sampled. 1 for all; the paper (arXiv:2506.01939) has 0.2.",
+    )
     reference_interval: CountFrom0 = key(
         0,
         "Refresh the reference model every so many optimizer steps, between two rollouts; 0 keeps that of the start.",

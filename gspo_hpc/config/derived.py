@@ -53,11 +53,12 @@ def passes_needed(config: Config) -> Passes:
 
     Old log-probs are needed only when the policy moves within a rollout, a reference only when the KL term has a
     weight. Where generation is ahead of training, the weights that sampled are gone: the engine's log-probs are the old
-    ones. With algorithm.correction bypass they always are.
+    ones. With algorithm.correction bypass they always are. The same pass finds the entropies by which tokens are chosen
+    with algorithm.top_entropy_quantile.
     """
     moves = updates_per_rollout(config.batch) > 1 and config.rollout.max_staleness == 0
     moves = moves and config.algorithm.correction != "bypass"
-    return Passes(moves, config.algorithm.kl_beta > 0)
+    return Passes(moves or config.algorithm.top_entropy_quantile < 1, config.algorithm.kl_beta > 0)
 
 
 def bringup_seconds(config: Config) -> float:

@@ -18,6 +18,7 @@ from gspo_hpc.data.outcomes import Outcome
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.uint8]
 Experts = npt.NDArray[np.unsignedinteger[Any]]  # 8 or 16 bit [tokens, layers, experts of a token]
 
 
@@ -48,6 +49,7 @@ class Completion:
     advantage: float = 0.0
     old_logprobs: Floats | None = None  # [response_len], under the policy that sampled it, from the trainer
     reference_logprobs: Floats | None = None  # [response_len], under the reference model
+    selected: Flags | None = None  # [response_len], 1 for tokens whose policy term is trained; None: all are
     experts: Experts | None = None  # of its tokens but the last, which no model computes
     num_cached_tokens: int = 0  # of its prompt that the engine took from its prefix cache
 
@@ -88,6 +90,7 @@ class Group:
                         "advantage": c.advantage,
                         "old_logprobs": None if c.old_logprobs is None else _encode(c.old_logprobs),
                         "reference_logprobs": None if c.reference_logprobs is None else _encode(c.reference_logprobs),
+                        "selected": None if c.selected is None else _encode(c.selected),
                         "experts": _encode_experts(c.experts),
                         "num_cached_tokens": c.num_cached_tokens,
                     }
@@ -120,6 +123,7 @@ class Group:
                     advantage=float(c["advantage"]),
                     old_logprobs=None if c["old_logprobs"] is None else _floats(c["old_logprobs"]),
                     reference_logprobs=None if c["reference_logprobs"] is None else _floats(c["reference_logprobs"]),
+                    selected=_flags(c.get("selected")),
                     experts=_experts(c.get("experts")),
                     num_cached_tokens=int(c.get("num_cached_tokens", 0)),
                 )
@@ -135,6 +139,10 @@ class Group:
 
 def _encode(array: npt.NDArray[Any]) -> str:
     return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+
+
+def _flags(text: str | None) -> Flags | None:
+    return None if text is None else np.frombuffer(base64.b64decode(text), np.uint8).copy()
 
 
 def _ints(text: str) -> Ints:

@@ -184,7 +184,7 @@ def _packed(group: Group, index: int, *, training: bool, experts: bool) -> Item:
     if index < 0:
         return Item(group.slot, index, (group.prompt.tokens, group.prompt_experts if experts else None))
     c = group.completions[index]
-    values = (c.logprobs, c.old_logprobs, c.reference_logprobs) if training else (None, None, None)
+    values = (c.logprobs, c.old_logprobs, c.reference_logprobs, c.selected) if training else ()
     return Item(group.slot, index, (c.tokens, c.experts if experts else None, *values))
 
 
@@ -193,7 +193,7 @@ def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
     rows = {(slot, index): row for row, (slot, index) in enumerate(table.rows[["slot", "index"]].tolist())}
     found: dict[int, Group] = {}
     for item in sorted(items, key=lambda one: (one.slot, one.index)):  # a prompt before its completions
-        tokens, experts, logprobs, old, reference, *_ = (*item.arrays, None, None, None)
+        tokens, experts, logprobs, old, reference, selected, *_ = (*item.arrays, None, None, None, None)
         assert tokens is not None
         if item.index < 0:
             found[item.slot] = Group(item.slot, Prompt(-1, tokens, "", {}), (), experts)
@@ -208,6 +208,7 @@ def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
             num_cached_tokens=int(row["num_cached_tokens"]),
             old_logprobs=old,
             reference_logprobs=reference,
+            selected=selected,
             experts=experts,
         )
         group = found[item.slot]
@@ -237,6 +238,7 @@ def _outline(group: Group) -> Group:
         logprobs=_NO_VALUES,
         old_logprobs=None,
         reference_logprobs=None,
+        selected=None,
         experts=None,
     )
     prompt = replace(group.prompt, tokens=_NO_TOKENS)

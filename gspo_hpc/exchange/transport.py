@@ -88,6 +88,15 @@ class Transport:
         self._send(merged, self._below)
         return merged
 
+    def sum(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the sum of every rank's counts, arrays of one shape, on all ranks. Collective."""
+
+        def merge(parts: Sequence[bytes]) -> bytes:
+            return np.sum([np.frombuffer(part, "<i8") for part in parts], axis=0, dtype="<i8").tobytes()
+
+        total = self.tree_all_reduce(counts.astype("<i8").tobytes(), merge)
+        return np.frombuffer(total, "<i8").reshape(counts.shape)
+
     def tree_gather(self, mine: bytes, merge: Merge) -> bytes | None:
         """Return on rank 0 what `merge` makes of every rank's bytes, and None elsewhere; see :meth:`tree_all_reduce`.
 

@@ -226,12 +226,21 @@ def nothing_held_out(draft: Draft) -> None:
 
 
 def kept_out(draft: Draft) -> None:
-    """Report the switches of ms-swift and TRL that have no counterpart."""
+    """Put the completions and tokens that ms-swift and TRL leave out of the loss."""
     for name in ("mask_truncated_completions", "overlong_filter"):
         if draft.given(name) and draft.switch(name):
             draft.put("rollout.truncated", "mask", name)
-    if draft.given("top_entropy_quantile") and draft.number("top_entropy_quantile", 1.0) != 1.0:
-        draft.drop("top_entropy_quantile", "all tokens count here")
+    share = draft.number("top_entropy_quantile", 1.0) if draft.given("top_entropy_quantile") else 1.0
+    if share != 1.0 and draft.text("importance_sampling_level") == "sequence":
+        reason = "with one ratio per sequence it scales sequences; here it chooses tokens, with name gspo_token or grpo"
+        draft.drop("top_entropy_quantile", reason)
+    elif share != 1.0:
+        draft.put("algorithm.top_entropy_quantile", share, "top_entropy_quantile")
+        draft.assumed.append(
+            f"{draft.label('top_entropy_quantile')}: entropies are those of the policy that sampled, and the threshold "
+            "is that of a whole update; the original compares the tokens of a micro-batch of all processes by their "
+            "present entropies"
+        )
 
 
 def rewards(draft: Draft, name: str, weights: str) -> None:

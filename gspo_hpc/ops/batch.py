@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from gspo_hpc.data.packing import Sample
-from gspo_hpc.data.records import Completion, Experts, Floats, Group
+from gspo_hpc.data.records import Completion, Experts, Flags, Floats, Group
 from gspo_hpc.ops.attention import own_tokens
 
 SHARED_PREFIX = 16  # tokens: a shorter prefix saves less than its attention mask costs
@@ -66,6 +66,7 @@ class PackedBatch:
     # [S] int64: response tokens that count of all completions of the same prompt, also of those in other micro-batches;
     # None: nothing asks for it
     prompt_tokens: Tensor | None = None
+    selected: Tensor | None = None  # [R] bool: False for tokens without a policy term; None: all have one
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Return the batch on `device`; `segments` stays on the CPU, where attention reads it."""
@@ -129,6 +130,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
             end += length - 1
 
     lengths = np.array([len(c.tokens) for c in completions], dtype=np.int64)
+    selected = _all_or_none([c.selected for c in completions], lengths)
     included = np.array([not c.excluded for c in completions], dtype=np.bool_)
     return PackedBatch(
         tokens=_tensor(tokens or [np.zeros(1)], np.int64),
@@ -143,6 +145,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
         rollout_logprobs=_tensor([c.logprobs for c in completions], np.float32),
         old_logprobs=_all_or_none([c.old_logprobs for c in completions], lengths),
         reference_logprobs=_all_or_none([c.reference_logprobs for c in completions], lengths),
+        selected=None if selected is None else selected.bool(),
         num_cached_tokens=torch.tensor([c.num_cached_tokens for c in completions], dtype=torch.int64),
         keys=tuple(keys),
         experts=_joined_experts(experts),
@@ -184,6 +187,7 @@ def part(batch: PackedBatch, rank: int, size: int, multiple: int = 1) -> PackedB
         rollout_logprobs=batch.rollout_logprobs[responses],
         old_logprobs=chosen(batch.old_logprobs),
         reference_logprobs=chosen(batch.reference_logprobs),
+        selected=chosen(batch.selected),
         responses=responses,
         experts=None if batch.experts is None else padded(batch.experts, -1),
     )
@@ -240,11 +244,11 @@ def _tensor(parts: Sequence[np.ndarray], dtype: type) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype))
 
 
-def _all_or_none(parts: Sequence[Floats | None], lengths: np.ndarray) -> Tensor | None:
+def _all_or_none(parts: Sequence[Floats | Flags | None], lengths: np.ndarray) -> Tensor | None:
     """Return the arrays joined, [R] fp32; None where none of the samples has one."""
     present = [part for part in parts if part is not None]
     if not present:
         return None
-    assert len(present) == len(parts), f"{len(present)} of {len(parts)} samples have these log-probs"
-    assert [len(part) for part in present] == lengths.tolist(), "log-probs and tokens differ in number"
+    assert len(present) == len(parts), f"{len(present)} of {len(parts)} samples have these values"
+    assert [len(part) for part in present] == lengths.tolist(), "values and tokens differ in number"
     return _tensor(present, np.float32)

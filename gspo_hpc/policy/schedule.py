@@ -45,6 +45,7 @@ class LogprobResult:
     """The result of a pass without gradient: one tensor a micro-batch, on every rank of the pipeline."""
 
     logprobs: list[torch.Tensor]  # [R] each, of the response tokens
+    entropies: list[torch.Tensor]  # [R] each, in nats
     experts: list[torch.Tensor]  # [T, layers, top_k] int32 each; empty unless they were recorded
 
 
@@ -90,10 +91,10 @@ def response_logprobs(
         def collect(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if this.abandoned:
                 return output.new_zeros(()), output
-            logprobs, _ = head(policy, output, batch, temperature)
+            values = torch.stack(head(policy, output, batch, temperature))
             if batch.responses is not None:
-                logprobs = logprobs.new_zeros(whole.targets.numel()).index_copy(0, batch.responses, logprobs)
-            return output.new_zeros(()), sum_over_context(policy, logprobs)
+                values = values.new_zeros(2, whole.targets.numel()).index_copy(1, batch.responses, values)
+            return output.new_zeros(()), sum_over_context(policy, values)
 
         return hidden, collect
 
@@ -107,17 +108,21 @@ def response_logprobs(
     finally:
         for wrapped in policy.wrapped:
             wrapped.train()
-    results = _from_last_stage(policy, results, filled)
+    results = _from_last_stage(policy, results, filled, (2,))[: len(batches)]
     experts = this.recorded_experts(batches) if record_experts else []
-    return LogprobResult(results[: len(batches)], experts)
+    return LogprobResult([values[0] for values in results], [values[1] for values in results], experts)
 
 
-def _from_last_stage(policy: Policy, results: list[torch.Tensor], batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
-    """Return on every stage what the last one found: log-probs [R] of each micro-batch. Collective."""
+def _from_last_stage(
+    policy: Policy, results: list[torch.Tensor], batches: Sequence[PackedBatch], leading: tuple[int, ...] = ()
+) -> list[torch.Tensor]:
+    """Return on every stage what the last one found: values [*leading, R] of each micro-batch. Collective."""
     if policy.ranks.pp_size == 1:
         return results
     if not policy.ranks.is_last_stage:
-        results = [torch.empty(b.targets.numel(), dtype=torch.float32, device=b.tokens.device) for b in batches]
+        results = [
+            torch.empty(*leading, b.targets.numel(), dtype=torch.float32, device=b.tokens.device) for b in batches
+        ]
     group = parallel_state.get_pipeline_model_parallel_group()
     source = parallel_state.get_pipeline_model_parallel_last_rank()
     for result in results:

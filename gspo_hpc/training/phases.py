@@ -196,7 +196,8 @@ class LogprobPasses:
             # The first update of a rollout is made by the policy that sampled it: its ratio is 1 without a pass.
             slots = groups.table.slots
             first = update.minibatch(groups, config, 0).table.slots if config.batch.num_iterations == 1 else []
-            rest = groups.at(slots[len(first) :])
+            # Where the engine's are the old ones, the pass is for the entropies of tokens alone.
+            rest = groups.at(slots[len(first) :] if config.algorithm.correction != "bypass" else [])
             with self._clock.phase("old_logprobs"):
                 groups = update.with_old_logprobs(self._policy, groups, rest, config, monitor=monitor)
         if self._reference is not None:

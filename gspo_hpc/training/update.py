@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from gspo_hpc.algorithms.objective import BatchSize, Objective
+from gspo_hpc.algorithms.terms import top_entropy
 from gspo_hpc.algorithms.terms.advantages import batch_scale, by_reward, group_advantages
 from gspo_hpc.config.algorithm import Advantage
 from gspo_hpc.config.derived import PassName, PassSize, pass_sizes, router_replay
@@ -131,6 +132,7 @@ class GroupLogprobs:
     """The result of a log-prob pass, of the groups that this rank holds."""
 
     logprobs: dict[Key, Floats]
+    entropies: dict[Key, Floats]  # empty where they were not asked for
     experts: dict[Key, Experts]  # those of a prompt at (slot, -1); empty where they were not recorded
 
 
@@ -142,27 +144,33 @@ def logprob_pass(
     *,
     replay: bool = True,
     record: bool = False,
+    entropies: bool = False,
     monitor: PassMonitor | None = None,
 ) -> GroupLogprobs:
     """Return the log-probs of all completions under the current weights, on the ranks that hold them. Collective.
 
     `name` decides the size of its micro-batches. `replay`: tokens go to the experts that they had before, where that is
-    known. `record`: the result has the experts that they went to.
+    known. `record`: the result has the experts that they went to. `entropies`: it has the entropy of every token, too.
     """
-    logprobs: dict[Key, Floats] = {}
+    values: dict[Key, Floats] = {}
     experts: dict[Key, Experts] = {}
     distributed = _distribute(policy, groups.table.samples(), pass_sizes(config)[name], config)
     batches = _pack_own(policy, groups, distributed, config, training=False, replay=replay)
     if batches:
         temperature = config.rollout.temperature
         result = response_logprobs(policy, batches, temperature, name=name, record_experts=record, monitor=monitor)
-        for batch, values in zip(batches, result.logprobs, strict=True):
-            logprobs.update(split_by_sample(values, batch))
+        for batch, logprobs, entropy in zip(batches, result.logprobs, result.entropies, strict=True):
+            found = split_by_sample(logprobs, batch)
+            beside = split_by_sample(entropy, batch) if entropies else {}
+            values |= {key: np.stack((found[key], beside[key])) if entropies else found[key] for key in found}
         if record:
             for batch, chosen in zip(batches, result.experts, strict=True):
                 experts = split_experts(chosen, batch) | experts
     exchange = policy.ranks.exchange
-    return GroupLogprobs(*exchange.return_results(groups, distributed, logprobs, experts if record else None))
+    values, experts = exchange.return_results(groups, distributed, values, experts if record else None)
+    if not entropies:
+        return GroupLogprobs(values, {}, experts)
+    return GroupLogprobs({key: v[0] for key, v in values.items()}, {key: v[1] for key, v in values.items()}, experts)
 
 
 def with_old_logprobs(
@@ -175,19 +183,57 @@ def with_old_logprobs(
 ) -> ShardedGroups:
     """Return the groups with old log-probs in `moved`, those of them that are trained on after a first update.
 
-    They also have the experts that their tokens went to, if updates are to repeat these. Collective.
+    They also have the experts that their tokens went to, if updates are to repeat these. With
+    algorithm.top_entropy_quantile below 1 the pass is over all of the groups, and says which tokens are trained.
+    Collective.
     """
     record = router_replay(config) == "old_logprobs" and policy.arch.experts is not None
-    passed = logprob_pass(policy, moved, "old_logprobs", config, record=record, monitor=monitor)
-    found = with_values(groups, passed.logprobs, lambda c, v: replace(c, old_logprobs=v))
+    share = config.algorithm.top_entropy_quantile
+    passed = logprob_pass(
+        policy,
+        moved if share == 1 else groups,
+        "old_logprobs",
+        config,
+        record=record,
+        entropies=share < 1,
+        monitor=monitor,
+    )
+    slots = set(moved.table.slots)
+    old = {key: values for key, values in passed.logprobs.items() if key[0] in slots}
+    found = with_values(groups, old, lambda c, v: replace(c, old_logprobs=v))
+    if share < 1:
+        found = with_selected_tokens(found, passed.entropies, config, policy.ranks.exchange)
     if not record:
         return found
-    found = with_values(found, passed.experts, lambda c, v: replace(c, experts=v))
-    own = {
-        slot: replace(g, prompt_experts=passed.experts.get((slot, -1), g.prompt_experts))
-        for slot, g in found.own.items()
-    }
+    experts = {key: chosen for key, chosen in passed.experts.items() if key[0] in slots}
+    found = with_values(found, experts, lambda c, v: replace(c, experts=v))
+    own = {slot: replace(g, prompt_experts=experts.get((slot, -1), g.prompt_experts)) for slot, g in found.own.items()}
     return found.with_own(own)
+
+
+def with_selected_tokens(
+    groups: ShardedGroups, entropies: Mapping[Key, Floats], config: Config, exchange: Exchange
+) -> ShardedGroups:
+    """Return the groups whose completions say which tokens are the most uncertain of their update.
+
+    These are the share algorithm.top_entropy_quantile of the tokens that have a part in the loss. `entropies`
+    [response_len] are those of completions that this rank holds, under the weights that sampled: so the choice is the
+    same for every update that repeats a completion, and is saved with the rollout. Collective.
+    """
+    assert config.batch.global_batch_size and config.batch.num_generations
+    updates = len(groups.table.slots) * config.batch.num_generations // config.batch.global_batch_size
+    counted = set(groups.table.rows[["slot", "index"]][in_loss(groups.table, config)].tolist())
+    parts = [minibatch(groups, config, number).own for number in range(updates)]
+    own = [[key for key in sorted(entropies) if key[0] in part and key in counted] for part in parts]
+    nothing = np.zeros(0, np.float32)
+    mine = [np.concatenate([nothing, *(entropies[key] for key in keys)]) for keys in own]
+    lowest = top_entropy.thresholds(mine, config.algorithm.top_entropy_quantile, exchange.transport.sum)
+    chosen = {
+        key: top_entropy.reached(entropies[key], threshold)
+        for keys, threshold in zip(own, lowest, strict=True)
+        for key in keys
+    }
+    return with_values(groups, chosen, lambda c, flags: replace(c, selected=flags))
 
 
 def with_engine_logprobs(groups: ShardedGroups) -> ShardedGroups:

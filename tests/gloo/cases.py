@@ -29,6 +29,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from safetensors.torch import load_file, save_file
 
 from gspo_hpc.algorithms import objective as algorithms
+from gspo_hpc.algorithms.objective import Objective
 from gspo_hpc.checkpoint import hugging_face, sharded, shared_optimizer
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.derived import PassName, fuses_swiglu
@@ -419,10 +420,22 @@ def objectives(model: str, world: int, **sections: Any) -> Arrays:
     near(lambda c, v: replace(c, logprobs=v))
     near(lambda c, v: replace(c, reference_logprobs=v))
     arrays: Arrays = {}
-    for name, keys in OBJECTIVES.items():
+    top = config(model, world, **sections, algorithm={"name": "gspo_token", "top_entropy_quantile": 0.3})
+    chosen = update.with_old_logprobs(made, rollout, rollout.at([]), top)
+    flags = {(slot, i): c.selected for slot, group in chosen.own.items() for i, c in enumerate(group.completions)}
+    selected = everywhere(flags)
+    entropies = everywhere(update.logprob_pass(made, rollout, "old_logprobs", settings, entropies=True).entropies)
+    arrays["top_entropy/selected"] = np.concatenate([selected[key] for key in sorted(selected)])
+    arrays["top_entropy/entropies"] = np.concatenate([entropies[key] for key in sorted(entropies)])
+    for name, keys in (OBJECTIVES | {"top_entropy": top.algorithm.model_dump()}).items():
         objective = algorithms.resolve(from_dict({"algorithm": keys}).algorithm)
+        given = chosen if name == "top_entropy" else rollout
         results: list[StepResult | None] = []
-        found = _gradients(made, lambda o=objective, r=results: r.append(update.step(made, rollout, o, settings)))  # type: ignore[misc]
+
+        def step(given: ShardedGroups = given, o: Objective = objective, r: list[StepResult | None] = results) -> None:
+            r.append(update.step(made, given, o, settings))
+
+        found = _gradients(made, step)
         arrays[f"{name}/gradient"] = np.concatenate([found[key].ravel() for key in sorted(found)])
         (result,) = results
         assert result is not None

@@ -101,7 +101,8 @@ def estimate(
         generation = generating(model, config, device, given, cache_tokens)
     seconds = {"sync": passes.sync(model, config, device), "generation": generation}
     if needed.old_logprobs:
-        share = 1.0 if config.batch.num_iterations > 1 else 1.0 - 1.0 / updates  # the first update needs none
+        whole = config.batch.num_iterations > 1 or config.algorithm.top_entropy_quantile < 1
+        share = 1.0 if whole else 1.0 - 1.0 / updates  # the first update needs none
         seconds["old_logprobs"] = share * passes.seconds(model, config, device, forward, trained, 1, 1.0)
     if needed.reference:
         seconds["reference"] = passes.seconds(model, config, device, forward, trained, 1, 1.0)

@@ -18,6 +18,7 @@ class ApartRule(RuleId):
     GENERATION_NODES_HOLD_ENGINES = auto()
     STALENESS_NEEDS_SERVER = auto()
     STALENESS_WITHOUT_OLD_CHOICES = auto()
+    STALENESS_WITHOUT_ENTROPIES = auto()
 
 
 @rule(ApartRule.GENERATION_NODES_NEED_SERVER, "`cluster.generation_nodes` needs `rollout.mode: server`", Topic.ENGINES)
@@ -52,6 +53,20 @@ def _engines(plan: PlanBuilder) -> Iterator[str]:
         yield (
             f"cluster.generation_nodes ({nodes}) must be divisible by rollout.tensor_parallel_size ({tp}) / "
             f"gpus_per_node ({gpus}) = {tp // gpus}: the nodes of an engine"
+        )
+
+
+@rule(
+    ApartRule.STALENESS_WITHOUT_ENTROPIES,
+    "`algorithm.top_entropy_quantile` below 1 needs `rollout.max_staleness: 0`",
+    Topic.ENGINES,
+)
+def _entropies(plan: PlanBuilder) -> Iterator[str]:
+    staleness, share = plan.config.rollout.max_staleness, plan.config.algorithm.top_entropy_quantile
+    if staleness and share < 1:
+        yield (
+            f"algorithm.top_entropy_quantile ({share:g}) needs entropies under the weights that sampled, which are "
+            f"gone with rollout.max_staleness {staleness}: set rollout.max_staleness 0, or top_entropy_quantile 1"
         )
 
 

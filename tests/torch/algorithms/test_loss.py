@@ -325,6 +325,7 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
         ),
         **gap_pairs([b - e for i in kept for b, e in zip(case.old[i], case.rollout[i], strict=True)]),
         "correction_fraction": (0.0, 0.0),
+        "selected_fraction": (0.0, 0.0),
         "trained_length": (tokens, len(kept)),
         **dict.fromkeys(gap_buckets.NAMES, (0.0, 0.0)),
     }
@@ -336,6 +337,31 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
     assert result.maxima["ratio_deviation_max"].item() == pytest.approx(max(abs(r - 1) for r, _ in ratios))
     assert result.maxima["logprob_gap_max"].item() == pytest.approx(max(g for _, _, g, _ in by_token))
     assert not any(x.requires_grad for x in (*result.sums.values(), *result.maxima.values()))
+
+
+@pytest.mark.parametrize("objective", [one for one in OBJECTIVES if one.ratio != "sequence"])
+def test_tokens_that_were_not_chosen_have_no_policy_term(objective: Objective) -> None:
+    """They count in the divisors as before, and have their KL term."""
+    case = fixed(2)
+    batch = packed(case)
+    chosen = torch.arange(len(batch.targets)) % 3 == 0
+    point = flat(case.new).requires_grad_()
+    found = policy_loss(point, replace(batch, selected=chosen), objective, denominator=6.0)
+    total = 0.0
+    for sample in range(len(case.new)):  # one token chosen at a time: what it adds to a loss of which none is chosen
+        for place in (batch.seq_ids == sample).nonzero()[:, 0].tolist():
+            only = torch.arange(len(batch.targets)) == place
+            none = policy_loss(flat(case.new), replace(batch, selected=~only & only), objective, denominator=6.0).loss
+            one = policy_loss(flat(case.new), replace(batch, selected=only), objective, denominator=6.0).loss
+            total += float(one - none) * bool(chosen[place])
+    assert float(found.loss) == pytest.approx(total + float(none), rel=1e-9)
+    every = policy_loss(flat(case.new), replace(batch, selected=chosen | ~chosen), objective, denominator=6.0).loss
+    assert torch.equal(every, policy_loss(flat(case.new), batch, objective, denominator=6.0).loss)
+    counted = batch.loss_mask
+    assert found.sums["selected_fraction"].tolist() == [(chosen & counted).sum(), counted.sum()]
+    if objective.ratio == "token" and not objective.kl_beta:
+        (gradient,) = torch.autograd.grad(found.loss, point)
+        assert not gradient[~chosen].any() and gradient[chosen & counted].any()
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

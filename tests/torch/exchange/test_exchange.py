@@ -52,6 +52,7 @@ def make_groups(count: int, samples: int = 3, length: int = 20, seed: int = 0) -
             advantage=float(np.float32(index) - np.float32(0.3)),
             old_logprobs=floats(n),
             reference_logprobs=floats(n),
+            selected=rng.integers(0, 2, n).astype(np.uint8),
             experts=experts(n - 1, slot),
             num_cached_tokens=16 * index,
         )
@@ -116,11 +117,14 @@ def test_a_rank_gets_what_its_replica_computes_and_nothing_else(
                     continue
                 assert (completion.advantage, completion.excluded) == (there.advantage, there.excluded)
                 assert completion.num_cached_tokens == there.num_cached_tokens
-                for name in ("tokens", "logprobs", "old_logprobs", "reference_logprobs", "experts"):
+                for name in ("tokens", "logprobs", "old_logprobs", "reference_logprobs", "selected", "experts"):
                     assert equal(getattr(completion, name), getattr(there, name)), name
         bare = exchange.fetch(groups, assignment, training=False, experts=False)
         chosen = [c for group in bare.values() for c in group.completions if len(c.tokens)]
-        assert all(c.old_logprobs is c.reference_logprobs is c.experts is None and not c.logprobs.any() for c in chosen)
+        assert all(
+            c.old_logprobs is c.reference_logprobs is c.selected is c.experts is None and not c.logprobs.any()
+            for c in chosen
+        )
 
     on_ranks(ranks, work)
 
@@ -169,9 +173,9 @@ def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_hold
         received, sent = link.received, link.sent
         exchange.fetch(groups, assignment, training=True, experts=False)
         mine = [s for batch in assignment[exchange.replicas.own] for s in batch]
-        row = wire_format.WIDTH * 8 + 3 * 8 + 4 * 8  # header, padding, the tokens of a prompt
-        need = sum(4 * 4 * s.response_len + 2 * row for s in mine)
-        held = sum(4 * 4 * len(c.tokens) + 2 * row for g in groups.own.values() for c in g.completions)
+        row = wire_format.WIDTH * 8 + 4 * 8 + 4 * 8  # header, padding, the tokens of a prompt
+        need = sum((4 * 4 + 1) * s.response_len + 2 * row for s in mine)
+        held = sum((4 * 4 + 1) * len(c.tokens) + 2 * row for g in groups.own.values() for c in g.completions)
         assert link.received - received <= need
         assert link.sent - sent <= held + 2 * need * (len(exchange.replicas.members) > 1)
 

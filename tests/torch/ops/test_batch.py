@@ -33,6 +33,7 @@ def group(
             advantage=float(rng.standard_normal()),
             old_logprobs=rng.standard_normal(n).astype(np.float32),
             reference_logprobs=rng.standard_normal(n).astype(np.float32),
+            selected=rng.integers(0, 2, n).astype(np.uint8),
             experts=rng.integers(0, 300, (n - 1, 3, 2)).astype(np.uint16),
         )
         for i, n in enumerate(lengths)
@@ -99,6 +100,7 @@ def test_every_token_is_where_it_belongs(made: tuple[dict[int, Group], list[Samp
             (batch.rollout_logprobs, completion.logprobs),
             (batch.old_logprobs, completion.old_logprobs),
             (batch.reference_logprobs, completion.reference_logprobs),
+            (batch.selected, completion.selected),
         ):
             assert tensor is not None and array is not None
             assert np.array_equal(tensor[a:b].numpy(), array)

@@ -134,6 +134,8 @@ def test_every_preset_makes_an_objective_without_warnings() -> None:
     [
         ({"trust_region": "mask"}, "mask compares the probabilities of single tokens, and algorithm.ratio is sequence"),
         ({"trust_region": "geometric"}, "geometric is made of ratios of single tokens"),
+        ({"name": "gspo", "top_entropy_quantile": 0.2}, r"\(0.2\) drops .* ratio sequence has one .*name gspo_token"),
+        ({"name": "gmpo", "top_entropy_quantile": 0.2}, "trust_region geometric has one term per sequence"),
         ({"name": "gmpo", "aggregation": "token"}, "geometric has one term per sequence.*use aggregation sequence"),
         ({"name": "gspo", "aggregation": "prompt"}, "mean over the tokens of a prompt would weigh sequences"),
         ({"name": "gspo", "aggregation": "fixed_length"}, "a sum of tokens would weigh sequences by their length"),

@@ -104,6 +104,13 @@ def test_choices_of_a_pass_that_is_left_out_cannot_be_repeated() -> None:
         assert ("staleness_without_old_choices" in broken) is refused, broken
 
 
+def test_entropies_of_weights_that_are_gone_choose_no_tokens() -> None:
+    for staleness, share, refused in ((1, 0.2, True), (0, 0.2, False), (1, 1.0, False)):
+        words = [f"rollout.max_staleness={staleness}", f"algorithm.top_entropy_quantile={share}"]
+        broken = {item.rule for item in make_plan(load(PRESET, [*APART, "algorithm.name=gspo_token", *words])).broken}
+        assert ("staleness_without_entropies" in broken) is refused, broken
+
+
 def _told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main.main(["plan", str(PRESET), *words, "--json"]) == 3
     told: dict[str, Any] = json.loads(capsys.readouterr().out)["time"]

@@ -346,6 +346,12 @@ def test_passes_needed(batch: dict[str, int], beta: float, expected: Passes) -> 
     assert passes_needed(from_dict({"batch": batch, "algorithm": {"kl_beta": beta}})) == expected
 
 
+@pytest.mark.parametrize("beside", [{}, {"correction": "bypass"}])
+def test_entropies_of_tokens_need_the_pass_of_old_logprobs(beside: dict[str, str]) -> None:
+    algorithm = {"name": "grpo", "top_entropy_quantile": 0.2, **beside}
+    assert passes_needed(from_dict({"algorithm": algorithm})) == Passes(True, False)
+
+
 # ---- steps, partial configs, objective -----------------------------------------------------------
 
 
