@@ -59,6 +59,7 @@ def put(draft: Draft) -> None:
         draft.assumed.append(f"{draft.label(alone)}: {text}")
     _aggregation(draft, mode)
     _divergence(draft)
+    _reference(draft)
     corrections.of_verl(draft, mode)
     weight = draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0) or 0.0
     if weight > 0:
@@ -122,6 +123,20 @@ def _divergence(draft: Draft) -> None:
         else:
             text = "its gradient is that of k2" if given.endswith("+") else ""
             draft.put("algorithm.kl_estimator", found, kind, text)
+
+
+def _reference(draft: Draft) -> None:
+    """Report a reference that is another model: here it is the one that the run begins with."""
+    name, own = "actor_rollout_ref.ref.model.path", "actor_rollout_ref.model.path"
+    if not draft.given(name):
+        return
+    if draft.values[name] == draft.values.get(own):
+        draft.credit("model.path", name)
+        return
+    text = "the reference is the model that the run begins with"
+    draft.drop(name, text)
+    if draft.switch("algorithm.use_kl_in_reward") or draft.switch(f"{ACTOR}.use_kl_loss"):
+        draft.assumed.append(f"{draft.label(name)}: {text}")
 
 
 _OF_REWARDS = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.type", "algorithm.kl_penalty")

@@ -139,6 +139,25 @@ def test_weights_of_the_kl_term_are_told() -> None:
     assert "KL term, too" not in convert(f"{SWIFT} --{OWN} token_truncate", gpus=1).text
 
 
+def test_another_model_as_reference_is_told() -> None:
+    name = "actor_rollout_ref.ref.model.path"
+    given = f"{VERL} actor_rollout_ref.model.path=a/b {ACTOR}.use_kl_loss=True +{name}"
+    found = convert(f"{given}=c/d")
+    assert {item.name: item.why for item in found.left}[name] == "the reference is the model that the run begins with"
+    assert any(line.startswith(f"{name}=c/d: ") for line in found.assumed)
+    same = convert(f"{given}=a/b")
+    assert name in {item.name for item in same.carried} and not any(name in line for line in same.assumed)
+    unread = convert(f"{given.replace('use_kl_loss=True', 'use_kl_loss=False')}=c/d")
+    assert not any(name in line for line in unread.assumed)
+
+
+def test_quantized_weights_are_told() -> None:
+    for text in (SWIFT, HF):
+        assert {item.name: item.why for item in convert(f"{text} --quant_bits 4", gpus=1).left}["quant_bits"] == (
+            "weights are never quantized here"
+        )
+
+
 def test_verls_defaults_are_written_out_where_nothing_is_given() -> None:
     found = convert(VERL)
     assert found.config.algorithm.dual_clip == 3.0 and "dual_clip: 3.0 # default of verl" in found.text
