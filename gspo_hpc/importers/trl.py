@@ -236,6 +236,9 @@ def _generation(draft: Draft) -> None:
     parts.prompt_length(draft, "max_prompt_length", window, response, "")
     draft.put("rollout.max_response_length", response, "max_completion_length")
     draft.put("rollout.top_k", draft.whole("top_k", 0, least=-1) or -1, "top_k")
+    for name in ("tools", "environment_factory", "rollout_func"):
+        if draft.values.get(name) not in (None, [], "None", "null"):
+            parts.turns(draft, name)
     parts.data(draft, "dataset_name", "data.train")
     prompt_texts.template_variables(draft, "chat_template_kwargs")
     if draft.given("max_prompt_length"):

@@ -311,7 +311,7 @@ def _saving(draft: Draft, updates: int) -> None:
         count = draft.whole(name, -1, least=-1) or -1
         if count > 0:
             draft.put(key, count * updates, name, f"{name} {count} x {updates} updates of a rollout")
-        elif key == "checkpoint.interval":
+        elif key == "checkpoint.interval" and not is_unset(draft.values.get(name)):
             draft.drop(name, "the last step is saved here too; checkpoint.interval is what a failure costs")
             text = (
                 f"verl saves nothing ({name} -1{', its default' if not draft.given(name) else ''}), not even the last"

@@ -164,6 +164,9 @@ def test_verls_defaults_are_written_out_where_nothing_is_given() -> None:
     assert convert(f"{VERL} {ACTOR}.policy_loss.loss_mode=gspo").config.algorithm.dual_clip == 0.0
     assert "interval: 50 # verl saves nothing (trainer.save_freq -1, its default), not even the last" in found.text
     assert "save_freq -1), not even the last" in convert(f"{VERL} trainer.save_freq=-1").text
+    unknown = convert(f"{VERL} trainer.save_freq=$FREQ")
+    assert "verl saves nothing" not in unknown.text
+    assert "$FREQ is not set in the script" in {item.name: item.why for item in unknown.left}["trainer.save_freq"]
     with pytest.raises(ValueError, match="trainer_mode=separate_async: it generates and trains at the same time"):
         convert(f"{VERL} trainer.v1.trainer_mode=separate_async")
     assert convert(f"{VERL} trainer.v1.trainer_mode=sync").config.batch.num_generations == 8

@@ -316,3 +316,12 @@ def test_passes_over_each_rollout_make_more_steps_of_as_many_prompts() -> None:
         text = json.dumps({**run, "num_iterations": passes})
         found = convert(text, gpus=1, rows=800, name="run.yaml")
         assert found.config.batch.num_iterations == passes and found.config.run.max_steps == steps
+
+
+@pytest.mark.parametrize("given", ["tools=[search]", "environment_factory=lambda: Env()", "rollout_func=generate"])
+def test_turns_of_trl_are_told_loudly(given: str) -> None:
+    head = "from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig(num_generations=8)\n"
+    found = convert(f"{head}GRPOTrainer('m/m', [f], args, ds, {given}).train()\n", gpus=1)
+    assert any("the original goes on for several turns" in line for line in found.assumed)
+    plain = convert(f"{head}GRPOTrainer('m/m', [f], args, ds, tools=None).train()\n", gpus=1)
+    assert not any("several turns" in line for line in plain.assumed)
