@@ -82,7 +82,7 @@ def _targets(draft: Draft, lora: Lora) -> None:
         given = [ALL, *(name for name in given if name not in (ALL, "all", *TARGETS))]
     found, strange, shared = list[str](), list[str](), list[str]()
     for name in given:
-        last = name.rpartition(".")[2]
+        last = name.removeprefix("self_attn.").removeprefix("mlp.")  # of every layer; layers.0.q_proj is of one
         parts = _FUSED.get(last) or ((_SPLIT[last],) if last in _SPLIT else ())
         shared += [last] if last in _FUSED else []
         if parts or last in (ALL, *TARGETS):

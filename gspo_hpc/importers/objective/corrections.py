@@ -23,7 +23,7 @@ _ONE = "there is one correction here: algorithm.correction"
 def _put(draft: Draft, name: str, kind: str, low: tuple[float, str], high: tuple[float, str], comment: str) -> None:
     """Put a correction; `name`: the argument that chooses it; `low`, `high`: bounds, and the arguments of them."""
     if not low[0] <= 1 <= high[0] or low[0] == high[0]:
-        draft.drop(name, f"its bounds ({low[0]:g} to {high[0]:g}) must include 1 here, the ratio of equal policies")
+        draft.drop(name, f"its bounds ({low[0]:g} to {high[0]:g}) must lie around 1, the ratio of equal policies")
         return
     draft.put("algorithm.correction", kind, name, comment)
     if kind != "truncated":

@@ -81,3 +81,15 @@ def test_a_command_that_only_handles_a_file_is_no_run(tmp_path: Path) -> None:
     found = convert(f"sed -i s/a/b/ t.py\n{more}", folder=tmp_path)
     assert any("t.py is not at hand" in line for line in found.assumed)
     assert convert(run.replace("t.py", "-m trl.scripts.grpo")).project == "TRL"
+
+
+def test_a_file_is_looked_for_up_to_the_root_of_the_repository_and_no_further(tmp_path: Path) -> None:
+    (tmp_path / "outer.yaml").write_text(YAML)
+    inner = tmp_path / "repository" / "scripts" / "runs"
+    inner.mkdir(parents=True)
+    (tmp_path / "repository" / ".git").mkdir()
+    (tmp_path / "repository" / "root.yaml").write_text(YAML)
+    started = "NPROC_PER_NODE=8 megatron rlhf {}\n"
+    assert convert(started.format("root.yaml"), folder=inner, name="x.sh").config.run.max_steps == 9
+    with pytest.raises(ValueError, match=r"outer.yaml, which the command reads, is not there"):
+        convert(started.format("outer.yaml"), folder=inner, name="x.sh")

@@ -80,8 +80,11 @@ def test_a_correction_with_the_same_weights_is_carried_over(text: str, expected:
         (f"{VERL} {CORRECT}.rollout_is=token actor_rollout_ref.rollout.calculate_log_probs=False",
          f"{CORRECT}.rollout_is", "corrects nothing with"),
         (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=2.0_3.0", f"{CORRECT}.rollout_is",
-         "include 1"),
-        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=0.5", f"{CORRECT}.rollout_is", "include 1"),
+         "lie around 1"),
+        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=1.0_1.0", f"{CORRECT}.rollout_is",
+         "lie around 1"),
+        (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=0.5", f"{CORRECT}.rollout_is",
+         "lie around 1"),
         (f"{VERL} {CORRECT}.rollout_rs=token_k1 {CORRECT}.rollout_rs_threshold=2", f"{CORRECT}.rollout_rs",
          "no tokens"),
         (f"{VERL} {CORRECT}.rollout_is_threshold=3", f"{CORRECT}.rollout_is_threshold", "read with rollout_is only"),
@@ -112,6 +115,18 @@ def test_trls_correction_is_told_where_it_is_on_by_default() -> None:
 def test_negative_sequences_that_the_policy_has_left_are_dropped_as_there() -> None:
     assert convert(f"{TRL} --off_policy_mask_threshold 0.5", gpus=1).config.algorithm.sequence_mask == 0.5
     assert convert(f"{SWIFT} --off_policy_sequence_mask_delta 0.4", gpus=1).config.algorithm.sequence_mask == 0.4
+
+
+def test_what_a_dropped_sequence_loses_besides_is_told() -> None:
+    told = "it drops the KL term of a sequence, too, there"
+    given = f"{SWIFT} --off_policy_sequence_mask_delta 0.4"
+    assert told in convert(given.replace("--beta 0", "--beta 0.1"), gpus=1).text
+    assert told not in convert(given, gpus=1).text
+
+
+def test_a_rollout_with_a_part_of_an_update_has_that_update_too() -> None:
+    found = convert(f"{VERL} data.train_batch_size=80 trainer.save_freq=10")
+    assert found.config.checkpoint.interval == 30  # 80 prompts are updates of 32, 32 and 16
 
 
 def test_verls_rejection_is_told_where_its_mean_is_over_tokens() -> None:

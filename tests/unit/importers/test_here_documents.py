@@ -37,6 +37,8 @@ def read(text: str) -> tuple[str, ...]:
         "A=$(cat <<'X'\n--lr $LR\n--beta 0.1\nX\n)\nswift $A",
         'A="$(cat <<X\n--name "$LR b" \\"c\\" it\'s \\$LR `echo 5`\nX\n)"\nswift $A "$A"',
         "A=$(cat - <<-X\n\t--lr ${LR}\n\t--beta $((1 + 2))\n\tX\n)\nswift $A last",
+        "A=$(cat <<-X\n\ta\n\t\tb\n\tX\n)\nswift \"$A\"",
+        "A=$(cat <<X\n\ta\n\t\tb\nX\n)\nswift \"$A\"",
         "swift $(cat <<X\n--lr $LR\nX\n) --beta 1",
         "f() {\n  local A=$(cat <<X\n--lr $1\nX\n)\n  swift $A\n}\nf 7",
         "A=$(cat <<X\n--lr 1\nX\n)\nB=$(cat <<Y\n$A --beta 2\n\n\nY\n)\nswift $B \"$B\"",

@@ -54,3 +54,9 @@ def test_epochs_go_before_iterations() -> None:
     assert left["train_iters"] == "num_train_epochs takes precedence over it"
     assert "once that is known" in left["lr_warmup_fraction"]
     assert steps(convert(f"{MEGATRON} --train_iters 77")) == 77
+
+
+def test_at_least_one_row_is_held_out() -> None:
+    text = "swift rlhf --rlhf_type grpo --num_generations 4 --per_device_train_batch_size 4 --split_dataset_ratio 0.01"
+    found = convert(f"{text} --gradient_accumulation_steps 1 --num_train_epochs 1", gpus=1, rows=10)
+    assert found.config.run.max_steps == 9 and "9 prompts, the other 1 of 10 being held out" in found.text
