@@ -32,7 +32,10 @@ def answer(
         room = f"{in_gib(peak.total)} without fragmentation"
     yield "fits", f"{risk(found.headroom)}: {fits}; {room}"
     if times is None:
-        yield "time", "not estimated: cluster.gpu does not name the GPU"
+        lacking = "cluster.gpu does not name the GPU"
+        if config.cluster.gpu is not None:
+            lacking = "batch.global_batch_size is not given, so nobody knows how much a step has to do"
+        yield "time", f"not estimated: {lacking}"
         return
     values = times.to_json(price)
     low, high = (seconds / times.updates for seconds in times.range)

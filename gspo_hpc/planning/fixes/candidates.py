@@ -166,7 +166,8 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     cluster, parallel = config.cluster, config.parallel
     gpus = cluster.gpus_per_node
     world = plan.world or cluster.nodes * gpus
-    sizes = {*divisors(world), *_powers(world)}  # the latter for other machines, whose number is wrong, too
+    # Powers of two are for other machines, as large as usual ones, where the number of GPUs of a node is wrong, too.
+    sizes = {*divisors(world), *_powers(max(world, cluster.nodes * USUAL_GPUS_PER_NODE))}
     names = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
     found: dict[str, set[Any]] = {f"parallel.{name}_parallel_size": set(sizes) for name in names}
     found["parallel.expert_tensor_parallel_size"] = {None, *divisors(gpus)}  # experts are not cut over nodes
@@ -250,6 +251,14 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
         "rollout.sleep_level": {2},
         "checkpoint.async_save": {False},
     }
+    found |= {
+        key: {field.default} for key, field in keys().items() if key.startswith("memory.") and _is_set(config, key)
+    }
+    parts = set(config.memory.offload_parts)
+    whole: tuple[str, ...] = keys()["memory.offload_parts"].default
+    if not parts.issuperset(whole):  # moving more leaves more, and all of it is what nobody has touched
+        more = ({*parts, part} for part in whole if part not in parts)
+        found["memory.offload_parts"] = {whole, *(tuple(part for part in whole if part in some) for some in more)}
     if tokens := config.batch.micro_batch_tokens:
         found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
     if config.slurm.mem:

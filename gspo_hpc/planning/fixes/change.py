@@ -29,6 +29,11 @@ class Change:
         """The distance from the config: how much the run changes."""
         return distances.between(self.key, self.before, self.value)
 
+    @property
+    def start(self) -> Any:
+        """The value from which the distance counts: what is given, or the number that counts without."""
+        return distances.start(self.key, self.before)
+
     def __str__(self) -> str:
         return f"{self.key}={written(self.value)}"
 
@@ -81,20 +86,20 @@ def is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
     if len(fix.changes) > 1:
         return fix.distance <= _AS_NEAR * first.distance
     change, weight = fix.changes[0], distances.weight(fix.changes[0].key)
-    if not (distances.is_number(change.before) and distances.is_number(change.value)):
+    if not (distances.is_number(change.start) and distances.is_number(change.value)):
         return True
     sides = {
-        one.value > one.before for other in shown for one in other.changes if distances.is_number(one.value)
+        one.value > one.start for other in shown for one in other.changes if distances.is_number(one.value)
     }  # of the present value, on which a number is shown
     if is_round(change):
         return True
     farthest = max(_OTHER_SIDE * first.distance, weight / 2)
-    return (change.value > change.before) not in sides and fix.distance <= farthest
+    return (change.value > change.start) not in sides and fix.distance <= farthest
 
 
 def is_round(change: Change) -> bool:
     """Return whether a number becomes a power of two that is less than half a doubling away."""
-    value, before = change.value, change.before
+    value, before = change.value, change.start
     if not (isinstance(value, int) and distances.is_number(before)):
         return False
     return value > 0 and value & (value - 1) == 0 and before / 1.414 < value < before * 1.414

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, Model
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.estimates import devices, parameters
@@ -82,10 +83,14 @@ _SIZES_OF_SECTIONS = {
     "cluster": Size.HARDWARE,
 }
 
+# What counts where a setting is not given, if that is a number that does not depend on others.
+_NOT_GIVEN: dict[str, float] = {f"{ENGINE}{name}": number for name, number in ENGINE_DEFAULTS.items()}
+
 _OF_KIN, _UNLIKE = 0.3, 0.25  # of a degree of kinship between models, and of names that have no letter in common
 MOVED = 0.05  # of a fix that gives what a config says another name
 _REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
 _LEFT_OUT = 2.0  # times the weight
+_GIVEN = 0.01  # of the weight, for each doubling of a number in place of one that is not known: smaller ones first
 
 
 def size(key: str) -> Size:
@@ -102,7 +107,7 @@ def weight(key: str) -> float:
 
 def between(key: str, before: Any, value: Any) -> float:
     """Return the distance of two values of a setting: its weight, times the doublings between numbers."""
-    doubling = weight(key)
+    doubling, before = weight(key), start(key, before)
     if key.startswith(ENGINE) and before is not None:
         name = key.removeprefix(ENGINE)
         if value is None:  # what was given is lost
@@ -118,7 +123,14 @@ def between(key: str, before: Any, value: Any) -> float:
             return _between_gpus(doubling, before, value)
         if key == "model.path":
             return _between_models(doubling, before, value)
+    if before is None and is_number(value) and value > 0:
+        return doubling * (1.0 + _GIVEN * math.log2(1.0 + value))
     return doubling
+
+
+def start(key: str, before: Any) -> Any:
+    """Return the value from which distances count: the present one, or the number that counts where none is given."""
+    return _NOT_GIVEN.get(key) if before is None else before
 
 
 def is_rewritten(key: str, before: Any, value: Any) -> bool:

@@ -9,6 +9,7 @@ rule are those that mended it where it was first met.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -73,8 +74,9 @@ class Nearest:
                 continue
             if not plan.broken:
                 fix = self.search.fix(plan, *way.changes) if self.search.is_run(plan) else None
-                if fix is not None and fix.distance < within and self._needs_all(fix):
-                    heapq.heappush(ways, _Way(fix.distance, way.number, way.changes, way.config, fix))
+                fix = None if fix is None else self._needed(fix)
+                if fix is not None and fix.distance < within:
+                    heapq.heappush(ways, _Way(fix.distance, way.number, fix.changes, way.config, fix))
                 continue
             for least, step in self._steps(way, plan, within) if len(way.changes) < _LONGEST else ():
                 changes = (*way.changes, step.change)
@@ -88,16 +90,17 @@ class Nearest:
         self.room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
         return plan
 
-    def _needs_all(self, fix: Fix) -> bool:
-        """Return whether no change of a fix can be left out."""
-        for change in fix.changes:
+    def _needed(self, fix: Fix) -> Fix:
+        """Return the nearest of the fixes that some of these changes are: two may only make up for each other."""
+        some = (part for count in range(1, len(fix.changes)) for part in itertools.combinations(fix.changes, count))
+        for changes in sorted(some, key=lambda part: sum(change.distance for change in part)):
             config = self.search.config
-            for other in fix.changes:
-                config = config if other is change else with_value(config, other.key, other.value)
+            for change in changes:
+                config = with_value(config, change.key, change.value)
             plan = self._judge(config)
-            if plan is not None and not plan.broken and self.search.is_run(plan):
-                return False
-        return True
+            if plan is not None and self.search.is_run(plan) and (found := self.search.fix(plan, *changes)):
+                return found
+        return fix
 
     def _steps(self, way: _Way, plan: PlanBuilder, within: float) -> Iterator[tuple[float, _Step]]:
         """Yield the changes that mend one of the broken rules, with the distance that a repair then has at least.

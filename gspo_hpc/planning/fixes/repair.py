@@ -28,7 +28,7 @@ _BRANCHES = 3  # changes that are tried in the place of one another
 _LOOKED_AT = 16  # configs on the way, at most, for which changes are searched
 _WANTED = 3  # repairs that leave the machines as they are
 _FARTHEST = 2.0  # times as far as the nearest
-_OF_SETTINGS, _OF_MACHINES = 4000, 1500  # plans that are looked at for the nearest repairs, without and with machines
+_OF_SETTINGS, _OF_MACHINES = 6000, 5000  # plans that are looked at for the nearest repairs, without and with machines
 _ROOM = 600  # pairs of changes that are looked at where no single one mends anything
 
 Changes = tuple[Change, ...]

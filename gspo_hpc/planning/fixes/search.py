@@ -31,7 +31,10 @@ _NEAREST = 6  # values of a setting that are tried together with those of anothe
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
 _ROOM = 1800  # pairs of changes that are looked at
 _MEMORY_COST = 4  # pairs that take as long as one estimate of memory
-_GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens")  # the largest that fits is wanted
+_UTILIZATION = f"{ENGINE}gpu_memory_utilization"
+# The largest that fits is wanted.
+_GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens", "batch.micro_batch_tokens")
+_BUDGET_UNIT = 1024  # tokens of a budget: round numbers are enough
 _GROWTH = 16  # times that the distance to it is halved, at most ...
 _GROWN_ENOUGH = 32  # ... until it is known to one in this many
 _WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "batch.num_generations")  # no memory in it
@@ -139,11 +142,11 @@ class Search:
         known = candidates(self.config, plan, self.topics, self.rows)
         for key, values in known.items():
             fixes = self._alone(key, values, first=True)
-            if not fixes and key == f"{ENGINE}gpu_memory_utilization" and self.topics == {Topic.MEMORY}:
-                fixes = self._alone(key, values_of.finer_utilization())
+            if key == _UTILIZATION and self.topics == {Topic.MEMORY}:
+                fixes = self._finer(fixes) if fixes else self._alone(key, values_of.finer_utilization())
             if any(distances.is_rewritten(key, *_values(fix)) for fix in fixes):  # no need to guess
                 fixes = [fix for fix in fixes if distances.is_rewritten(key, *_values(fix)) or _values(fix)[1] is None]
-            elif fixes and key in _GROWN and distances.is_number(fixes[0].changes[0].before):
+            elif fixes and key in _GROWN and distances.is_number(fixes[0].changes[0].start):
                 fixes = (self._grown(key, fixes) or fixes)[:1]  # a smaller one is no better
             singles += fixes
         if not singles:
@@ -193,8 +196,9 @@ class Search:
 
     def _grown(self, key: str, fixes: list[Fix]) -> list[Fix]:
         """Return about the largest value that is a fix, between the nearest known one and the present one."""
-        best, before = fixes[0].changes[0].value, fixes[0].changes[0].before
+        best, before = fixes[0].changes[0].value, fixes[0].changes[0].start
         unit = 2 * self.config.parallel.context_parallel_size if key in LENGTHS else 1
+        unit = _BUDGET_UNIT if key == "batch.micro_batch_tokens" else unit
         if not (isinstance(best, int) and isinstance(before, int) and best < before):
             return []
         good, bad, found = best, before, list[Fix]()
@@ -202,11 +206,20 @@ class Search:
             middle = good + (bad - good) // 2 // unit * unit
             if middle in (good, bad) or bad - good <= good // _GROWN_ENOUGH:
                 break
-            if fix := self._alone(key, [middle]):
+            fix = self._alone(key, [middle])
+            if fix and fix[0].warnings <= fixes[0].warnings:  # one that may run out of memory is no better
                 good, found = middle, fix
             else:
                 bad = middle
         return found
+
+    def _finer(self, fixes: list[Fix]) -> list[Fix]:
+        """Return these shares of a card, in steps of a twentieth, behind the nearest hundredth that is a fix, too."""
+        best, start = fixes[0].changes[0].value, fixes[0].changes[0].start
+        step = 0.01 if best < start else -0.01
+        nearer = {round(best + count * step, 2) for count in range(1, 5)}
+        nearer = {value for value in nearer if (start - value) * step > 0}
+        return self._alone(_UTILIZATION, nearer)[:1] + fixes
 
     def layout(self) -> list[Fix]:
         """Return the layout of the same GPUs that `suggest` finds, for plans that lack memory.
@@ -343,9 +356,9 @@ def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
 def nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
     """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
     before, chosen = value_of(config, key), set(values)
-    if len(chosen) > most and distances.is_number(before):
+    if len(chosen) > most and distances.is_number(start := distances.start(key, before)):
         numbers = sorted(value for value in chosen if distances.is_number(value))
-        at = bisect.bisect_left(numbers, before)
+        at = bisect.bisect_left(numbers, start)
         near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
         far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
         chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}

@@ -65,12 +65,22 @@ def test_the_answer_comes_first(project: Path, capsys: pytest.CaptureFixture[str
     no_steps = printed(capsys, preset, "run.max_steps=null")
     assert "give run.max_steps or run.max_epochs" in no_steps[3]
     unnamed = printed(capsys, preset, "cluster.gpu=null", "cluster.gpu_memory_gb=141")
-    assert unnamed[1].startswith("  fits    ") and "not estimated" in unnamed[2] and "Time" not in unnamed
+    assert unnamed[1].startswith("  fits    ") and "Time" not in unnamed
+    assert unnamed[2] == "  time    not estimated: cluster.gpu does not name the GPU"
     small = printed(capsys, preset, "cluster.gpu=A100-40GB")
     assert "broken rule" in small[0] and small[2] == "Broken rules" and not any("  fits" in line for line in small)
     words = ("cluster.platform=cpu", "cluster.gpu=null", "model.dtype=float32", "cluster.gpus_per_node=8")
     cpu = printed(capsys, preset, *words)
     assert cpu[2] == "Not checked", cpu[:6]  # nothing is estimated for CPUs
+
+
+def test_what_is_missing_for_a_time_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was always the name of the GPU, also where that was given and batch sizes were not."""
+    preset = str(project / "configs" / "qwen2.5_7b_tp2.yaml")
+    page = printed(capsys, preset, "batch.global_batch_size=null", "batch.steps_per_generation=null")
+    assert page[2].startswith("  time    not estimated: batch.global_batch_size is not given")
+    page = printed(capsys, preset, "batch.global_batch_size=null", "batch.generation_batch_size=512")
+    assert re.match(r"  time    \d+ s a step", page[2])
 
 
 def test_a_part_has_one_mark_in_all_bars(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
