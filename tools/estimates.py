@@ -38,6 +38,7 @@ MEASURED = {
         f"([nccl#1453]({NCCL}/1453))"
     ),
     "NODE_LATENCY": f"two H100, in a CUDA graph: 6 µs ([nccl#1259]({NCCL}/1259))",
+    "OVERLAPPED": "nobody: a figure of experience, for layouts with `parallel.overlap_grad_reduce`",
     "SYNC_LINK": (
         "Qwen3-235B to 8 H800 in 6.2 s: 0.38 of NVLink; DeepSeek-V3.1 in 8 bits to 256 H20 in 11.3 s: more than one "
         "card of the network gives ([checkpoint-engine](https://github.com/MoonshotAI/checkpoint-engine))"
@@ -155,6 +156,20 @@ def _within(runs: list[Run]) -> str:
     return f"{near} of the {len(found)} predictions are within 30 %; {more}"
 
 
+def _side(runs: list[Run]) -> str:
+    """Return on which side of their estimates predictions are, and how many the printed range covers."""
+    found = [errors()[run.key] for run in runs if not run.calibration]
+    shares = [1.0 / (1.0 + error) for error in found]
+    low, high = rates.RANGE
+    covered, slower = sum(low <= share <= high for share in shares), sum(error < 0 for error in found)
+    beyond = "reaches farther above the estimate than below it" if high - 1 > 1 - low else "leans the other way"
+    return (
+        f"Of these {len(found)} predictions {slower} are too low: the published step took longer, so expect a step to "
+        f"take\nlonger than estimated rather than shorter. The range that `plan` prints {beyond},\n"
+        f"and covers {covered} of the {len(found)}"
+    )
+
+
 def _changed() -> int:
     """Return the number of rows whose estimate for their system is not what `plan` prints."""
     return sum(f"{run.printed:.1f}" != f"{run.estimate().rollout:.1f}" for run in RUNS)
@@ -225,6 +240,9 @@ its updates.
 ## Generation and training in turns
 
 {_within(turns)}.
+
+{_side(turns)}. The constants stay as the calibration rows give them: chosen by these rows, they
+would have nothing left that tests them.
 
 {HEADS}
 {_rows(turns)}

@@ -149,7 +149,9 @@ def optimizer(model: Sizes, config: Config, device: Device) -> float:
     wide = config.optimizer.grad_reduce_in_fp32
     moved = (dense + model.expert_parameters / owners * (config.world_size > owners)) * (4.0 if wide else 2.0) * 2.0
     link = device.network_bytes_per_s if config.world_size > at.node else device.node_bytes_per_s
-    reducing = moved / (link * rates.LINK) * (replicas > 1) * (0.3 if overlaps(config).grad_reduce else 1.0)
+    reducing = (
+        moved / (link * rates.LINK) * (replicas > 1) * (rates.OVERLAPPED if overlaps(config).grad_reduce else 1.0)
+    )
     state = own * 20.0 / (replicas if config.optimizer.distributed else 1)
     rate = device.host_bytes_per_s if config.memory.offload_optimizer else device.memory_bytes_per_s * rates.BANDWIDTH
     return reducing + state / rate

@@ -21,6 +21,7 @@ OVERHEAD_SECONDS = 3.0  # of a rollout: graders' last answers, packing, logging
 BANDWIDTH = 0.75  # of the memory's data sheet, in long reads
 LINK = 0.6  # of a link's data sheet, in collectives
 NODE_LATENCY, NETWORK_LATENCY = 15e-6, 60e-6  # seconds of one all-reduce of little data
+OVERLAPPED = 0.3  # of the time of summing gradients that is left where it goes on beside the backward pass
 SYNC_LINK = 0.6  # of a link, for weights that are gathered
 BUCKET_SECONDS = 2e-3  # of a bucket of weights, beside its bytes: from the rank through the engine to its workers
 RELOAD_SECONDS = 3e-3  # of a layer that an engine takes new weights into, beside its bytes

@@ -97,6 +97,7 @@ def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
         ("slurm.time_minutes", "1-00:00:00", 1440),
         ("slurm.time_minutes", "'1-12'", 36 * 60),
         ("slurm.time_minutes", "1-1:30", 25 * 60 + 30),
+        ("slurm.time_minutes", "1-23:00", 47 * 60),
     ],
 )
 def test_what_is_written_is_what_is_read(tmp_path: Path, key: str, written: str, value: Any) -> None:
@@ -205,6 +206,8 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("run.name=2026-11-23", "must be text; found 2026-11-23 (date); put quotes around it"),
         ("slurm.time_minutes=24h", "must be minutes or a time as Slurm writes it: 90, 90:00, 1:30:00, 1-12, 1-12:30"),
         ("slurm.time_minutes=1:60", "must be minutes or a time as Slurm writes it"),
+        ("slurm.time_minutes=1-24", "must be minutes or a time as Slurm writes it"),
+        ("slurm.time_minutes=1-29:00", "must be minutes or a time as Slurm writes it"),
         ("slurm.time_minutes=00:00:00", "must be minutes or a time as Slurm writes it"),
         ("slurm.time_minutes=UNLIMITED", "must be minutes or a time as Slurm writes it"),
         ("slurm.time_minutes=0", "must be 1 or more; found 0"),

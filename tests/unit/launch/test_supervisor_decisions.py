@@ -186,6 +186,16 @@ def test_the_limit_may_be_raised_while_the_job_runs(slurm: Slurm, watch: Watch) 
     assert attempt.stop is None and attempt._left() == pytest.approx(NOTICE + 1000, abs=3)
 
 
+@pytest.mark.parametrize(("left", "why"), [(NOTICE + 30, "time limit"), (NOTICE + 90, "stopped")])
+def test_a_signal_a_little_before_the_notice_is_that_of_the_time_limit(
+    left: float, why: str, slurm: Slurm, watch: Watch
+) -> None:
+    """Slurm sends it up to a minute early; called "stopped", such a job would not be taken for one out of time."""
+    slurm.ends_in(left)
+    attempt = watch()
+    assert attempt._why(attempt._job(), False) == why
+
+
 def test_without_an_answer_of_slurm_the_deadline_is_that_of_the_allocation_too(
     slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,12 @@ def test_an_error_during_a_stop_is_a_failure() -> None:
     assert (verdict.reason, verdict.healthy) == ("failed", False)
 
 
+def test_a_step_that_the_supervisor_ended_has_failed_also_while_it_stopped() -> None:
+    """A rank that hangs while all stop is a fault: taken for a stop that was cut short, it would be tried for ever."""
+    verdict = judged(rank(0, "stopped"), rank(1, None, lost=True), problem="rank 1 hangs", stop="preempted", code=137)
+    assert (verdict.reason, verdict.detail, verdict.healthy) == ("failed", "rank 1 hangs", False)
+
+
 def test_a_missing_rank_is_not_done() -> None:
     assert judged(rank(0, "done"), code=0).reason == "failed"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_a_line_says_whether_asynchrony_pays(capsys: pytest.CaptureFixture[str])
 def test_there_is_no_line_without_gpus() -> None:
     config = load(Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml")
     assert asynchrony.line(config, None, None) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(99.9, "pays"), (100.1, "does not pay"), (140.0, "does not pay")])
+def test_side_by_side_pays_only_where_it_is_shorter(
+    seconds: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, times = (
+        load(PRESET, ["cluster.nodes=4"]),
+        asynchrony.time.Times({"generation": 0.0}, 1, 1.0, 8, 8, 1.0, 1.0),
+    )
+    monkeypatch.setattr(asynchrony, "_splits", lambda *_: [(1, replace(times, seconds={"generation": seconds}))])
+    line = asynchrony.line(config, replace(times, seconds={"generation": 100.0}), None)
+    assert line is not None and line.endswith(f"it {verdict}")
 
 
 def test_every_share_of_the_nodes_is_tried_from_an_eighth_to_three_quarters() -> None:

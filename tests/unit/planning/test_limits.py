@@ -38,6 +38,8 @@ def test_flex_where_it_can_be() -> None:
     tensor = {"tensor_model_parallel_size": 2, "sequence_parallel": True}  # and experts' matrices, too: 2 x 8 ranks
     assert make_plan(made(FLEX, parallel=tensor)).valid
     assert make_plan(made(FLEX, parallel={"expert_model_parallel_size": 16})).valid
+    places = {"tensor_model_parallel_size": 4, "sequence_parallel": True, "expert_model_parallel_size": 2}
+    assert make_plan(made(FLEX, parallel=places)).valid  # a token goes to 4 x 8 = 32 places, which is the most
     small = {"cluster": {"gpus_per_node": 4}, "parallel": {"expert_model_parallel_size": 4}}  # a group stays on a node
     assert make_plan(made(FLEX, **small)).valid
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes import distances, repair, search
+from gspo_hpc.planning.fixes import candidates, distances, repair, search
 from gspo_hpc.planning.fixes.change import Change, Fix, is_near, is_round
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import with_value
@@ -104,3 +104,10 @@ def test_two_changes_are_near_up_to_half_as_far_again_as_the_first() -> None:
     )
     assert 1.4 * first.distance < near.distance < 1.5 * first.distance < far.distance < 3 * first.distance
     assert is_near(near, [first]) and not is_near(far, [first])
+
+
+def test_multiples_on_both_sides_of_a_number_are_tried() -> None:
+    """A size that is a multiple, and yet no fix, has a nearest one below it and two above."""
+    assert candidates._multiples(8, 96) == {8, 16, 88, 96, 104, 112}
+    assert candidates._multiples(8, 100) == {8, 16, 88, 96, 104, 112}
+    assert candidates._multiples(8, 3) == {8, 16}

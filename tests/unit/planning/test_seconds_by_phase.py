@@ -136,3 +136,12 @@ def test_ranks_that_have_the_same_key_value_head_send_all_of_it_over_context_ran
         return two - one
 
     assert context(1) == pytest.approx(4 * context(4)) and context(28) == pytest.approx(context(4))
+
+
+def test_sums_of_gradients_beside_the_backward_pass_take_a_part_of_their_time() -> None:
+    """`rates.OVERLAPPED` of it, 0.3, which docs/estimates.md has among the constants that nobody has calibrated."""
+    alone = {"optimizer": {"distributed": False}}
+    one, beside = (made(**alone, parallel={"overlap_grad_reduce": overlap}) for overlap in (False, True))
+    whole = 2.0 * 4.0 * sizes(one).parameters / (DEVICE.network_bytes_per_s * rates.LINK)  # fp32, there and back
+    saved = passes.optimizer(sizes(one), one, DEVICE) - passes.optimizer(sizes(beside), beside, DEVICE)
+    assert saved == pytest.approx(whole * 0.7)
