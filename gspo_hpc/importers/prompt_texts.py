@@ -20,8 +20,8 @@ def template_variables(draft: Draft, name: str) -> None:
     found: dict[str, Any] = {}
     if name in draft.values and not is_null(raw := draft.values[name]):
         given = yaml_value(raw) if isinstance(raw, str) and not is_unset(raw) else raw
-        if isinstance(given, str):
-            draft.keep(_KEY, name, given)
+        if isinstance(given, str) and is_unset(given):
+            draft.sure(name, "")  # reports it
             return
         if not isinstance(given, Mapping):
             draft.wrong(name, "must be a mapping of names to values, or its JSON")

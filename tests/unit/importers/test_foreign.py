@@ -154,3 +154,14 @@ def test_a_name_in_a_path_makes_no_other_project_of_a_run() -> None:
         "swift rlhf --rlhf_type grpo --model /mnt/slime/ROLL/m --output_dir /data/OpenRLHF --learning_rate 1e-6"
     )
     assert found.project == "ms-swift" and found.config.model.path == "/mnt/slime/ROLL/m"
+
+
+def test_the_config_of_a_module_of_trl_is_trls() -> None:
+    for module in ("trl.trainer", "trl.trainer.grpo_config"):
+        found = convert(f"from {module} import GRPOConfig\nGRPOConfig(num_generations=4, beta=0.1)\n", gpus=1)
+        assert found.open == () and found.config.algorithm.kl_beta == 0.1
+
+
+def test_arguments_that_two_projects_have_alike_show_neither() -> None:
+    with pytest.raises(ValueError, match=r"^these arguments do not show whose they are"):
+        convert("seed: 1\ntemperature: 1.0\nbf16: true\n")

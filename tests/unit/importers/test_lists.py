@@ -116,3 +116,30 @@ def test_they_are_in_the_text_and_in_json(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "--beta 0.01 -> algorithm.kl_beta" in " ".join(shown.replace("#", "").split())
     assert "# Not known as arguments of Megatron-SWIFT:\n#   --something_new 3\n" in shown
+
+
+def test_a_switch_and_its_opposite_leave_the_switch_as_it_is_given() -> None:
+    text = "trl grpo --num_generations 8 --max_steps 9 --no_shuffle_dataset"
+    alone = convert(text, gpus=1)
+    assert alone.config.data.shuffle is False and not alone.strange
+    both = convert(f"{text} --shuffle_dataset true", gpus=1)
+    assert both.config.data.shuffle is True and [item.name for item in both.strange] == ["no_shuffle_dataset"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "each"), [(1, 1, 1), (6, 1, 6), (9, 3, 3), (12, 2, 6), (13, 13, 1), (32, 4, 8)]
+)
+def test_gpus_are_spread_over_as_few_nodes_of_at_most_8_as_hold_them(gpus: int, nodes: int, each: int) -> None:
+    cluster = convert("trl grpo --num_generations 8 --max_steps 9", gpus=gpus).config.cluster
+    assert (cluster.nodes, cluster.gpus_per_node) == (nodes, each)
+
+
+def test_warm_up_of_a_broken_number_of_steps_is_rounded_down() -> None:
+    found = convert("trl grpo --num_generations 8 --max_steps 9 --warmup_steps 2.7", gpus=1)
+    assert found.config.optimizer.lr_warmup_steps == 2
+
+
+def test_variables_of_the_template_that_are_not_known_are_told() -> None:
+    found = convert("trl grpo --num_generations 8 --max_steps 9 --chat_template_kwargs $KW", gpus=1)
+    assert found.open == ("chat_template_kwargs=$KW",)
+    assert "$KW is not set in the script" in {item.name: item.why for item in found.left}["chat_template_kwargs"]
