@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gspo_hpc.config import paths, plugins, schema
@@ -92,6 +93,7 @@ def _wrong(one: ErrorDetails) -> str:
             hint = number_meant(
                 given,
                 whole=kind == "int_type",
+                share=field is None or _is_share(field),
                 taken=lambda value: field is None or schema.in_range(field, value),
                 must=_range(field),
             )
@@ -100,6 +102,12 @@ def _wrong(one: ErrorDetails) -> str:
     huge = isinstance(given, int) and abs(given) >= 10**18
     default = f"; {one['loc'][1]} has {field.default}" if _is_tagged(one["loc"]) and field is not None else ""
     return f"{rule}; found {f'{len(str(given))} digits' if huge else repr(given)}{default}"
+
+
+def _is_share(field: FieldInfo) -> bool:
+    """Return whether a number is a part of something: one that is at most 1."""
+    bounds = schema.limits(field)
+    return any(bounds[name] <= 1 for name in ("le", "lt") if name in bounds)
 
 
 def _ambiguous(given: Ambiguous, kind: str, field: Any) -> str:

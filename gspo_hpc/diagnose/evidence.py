@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,9 +105,12 @@ class Evidence:
         return [(step, number) for step, number in found if number is not None]
 
     def with_settings(self, *settings: str) -> Config:
-        """Return the config with `key=value` settings applied. Raises ValueError for a setting that is not valid."""
+        """Return the config with `key=value` settings applied. Raises ValueError for a setting that is not valid.
+
+        A text may have several settings that belong together, with spaces between them.
+        """
         raw = json.loads(json.dumps(as_dict(self.config)))
-        for text in settings:
+        for text in (one for several in settings for one in _TOGETHER.split(several)):
             key, _, given = text.partition("=")
             *sections, last = key.split(".")
             inner = raw
@@ -114,6 +118,9 @@ class Evidence:
                 inner = inner.setdefault(section, {})
             inner[last] = loader.read_value(key.split("."), given)
         return loader.from_dict(raw, "setting")
+
+
+_TOGETHER = re.compile(r" (?=[a-z_]+\.[a-z_.]+=)")  # between two settings
 
 
 def middle(points: Sequence[Point]) -> float:

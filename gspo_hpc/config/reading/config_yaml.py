@@ -96,14 +96,20 @@ def numbers_meant(text: str, *, whole: bool = False) -> tuple[int | float, ...]:
 
 
 def number_meant(
-    text: str, *, whole: bool = False, taken: Callable[[Any], bool] = lambda _: True, must: str = ""
+    text: str,
+    *,
+    whole: bool = False,
+    share: bool = True,
+    taken: Callable[[Any], bool] = lambda _: True,
+    must: str = "",
 ) -> str:
     """Return what to write for a text that is meant as a number: "; write ...", or nothing.
 
-    Only numbers that are `taken` are proposed; where there is none, `must` says what it must be.
+    Only numbers that are `taken` are proposed; where there is none, `must` says what it must be. Without `share` the
+    number is a size or a rate, of which 90% says nothing.
     """
     given, meant = text.strip(), numbers_meant(text, whole=whole)
-    if whole and given.endswith("%") and numbers_meant(text):
+    if (whole or not share) and given.endswith("%") and numbers_meant(text):
         return "; it is a number, not a share"
     if write := [str(number) for number in meant if taken(number)]:
         same = given.isascii() and (_INT.fullmatch(given) or (_FLOAT.fullmatch(given) and not whole))

@@ -359,7 +359,9 @@ def overclipping(run: Evidence) -> Finding | None:
     settings = [f"optimizer.lr={rounded(config.optimizer.lr / 3)}"]
     if config.batch.steps_per_generation and fewer < config.batch.steps_per_generation:
         settings.append(f"batch.steps_per_generation={fewer}")
-    settings.append(f"algorithm.clip_high={rounded(3 * clip.clip_high)}")
+    low = max(clip.clip_low, min(0.9, 3 * clip.clip_low))  # below 1, where nothing would be clipped
+    wider = {"clip_low": low, "clip_high": 3 * clip.clip_high}  # on both sides, or one clips all the same
+    settings.append(" ".join(f"algorithm.{key}={rounded(bound)}" for key, bound in wider.items()))
     return Finding(
         tuple(evidence),
         "the first update of a rollout already moves the policy out of the clip range, so the later ones change little "

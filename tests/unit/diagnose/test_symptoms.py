@@ -148,6 +148,13 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
     ),
     (
         "overclipping",
+        "warning",
+        lambda s: {"clip_fraction": 0.7 if s % 4 != 1 else 0.0},
+        "the range is -0.0003 to +0.0004",
+        "algorithm.clip_low=0.0009 algorithm.clip_high=0.0012",  # ratios leave it on both sides
+    ),
+    (
+        "overclipping",
         "problem",
         lambda s: {"clip_fraction": 0.95, "grad_norm": 0.0} if s % 4 != 1 else {"clip_fraction": 0.0},
         "in 15 of these 15 updates the gradient was exactly 0",
@@ -295,7 +302,8 @@ def test_settings_can_be_given(case: tuple[Any, ...]) -> None:
     run = evidence(case[2])
     for setting in only(run).settings:
         changed = run.with_settings(setting)
-        assert changed != run.config and loader.load(None, [setting])
+        words = setting.split() if "={" not in setting and "=[" not in setting else [setting]
+        assert changed != run.config and loader.load(None, words)
 
 
 def test_a_setting_that_is_there_already_is_not_offered() -> None:
