@@ -177,6 +177,8 @@ def test_a_shipped_config_has_only_what_is_read(name: str) -> None:
         ("models/Qwen2_5-7B-Instruct", "Qwen2.5-7B"),
         ("meta-llama/Llama-3.3-70B-Instruct", "Llama-3.3-70B"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-R1-Distill-Qwen-7B"),
+        ("Qwen/QwQ-32B", "QwQ-32B"),  # sizes of Qwen2.5-32B, by its card and the printed config of the preview
+        ("Qwen/QwQ-32B-Preview", "QwQ-32B-Preview"),
         ("Qwen/Qwen3-4B-Instruct-2506", None),
         ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen2.5-VL-7B"),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3-VL-30B-A3B"),
