@@ -204,7 +204,7 @@ def test_a_script_of_ms_swift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     script = (
         "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --dataset {} --reward_funcs accuracy format "
         "--reward_weights 1 0.2 --per_device_train_batch_size 8 --num_generations 8 --max_completion_length 1024 "
-        "--max_steps 9"
+        "--max_steps 9 --tuner_type full"
     )
     config = begun(tmp_path, monkeypatch, "run.sh", script.format("AI-MO/NuminaMath-TIR#1000"))
     assert config.data.train == "AI-MO/NuminaMath-TIR:data/train-*.parquet"
