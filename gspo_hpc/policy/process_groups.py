@@ -26,7 +26,8 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport, gather_unordered
 from gspo_hpc.ops.weight_parts import Fingerprint
-from gspo_hpc.policy import compat, deterministic_collectives
+from gspo_hpc.policy import compat
+from gspo_hpc.policy.platform import deterministic_collectives
 from gspo_hpc.system import malloc
 from gspo_hpc.system.environment import node_name
 from gspo_hpc.system.progress import mark, waiting
@@ -100,7 +101,7 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
     local_rank = int(os.environ["LOCAL_RANK"])
     cpu = config.cluster.platform == "cpu"
     if cpu:
-        from gspo_hpc.policy import megatron_on_cpu as cpu_platform
+        from gspo_hpc.policy.platform import megatron_on_cpu as cpu_platform
 
         cpu_platform.install()
         cpu_platform.share_groups = not config.parallel.overlap_grad_reduce

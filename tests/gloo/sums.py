@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.tensor_parallel import layers, mappings
 
-from gspo_hpc.policy import deterministic_collectives
+from gspo_hpc.policy.platform import deterministic_collectives
 
 
 @contextlib.contextmanager

@@ -5,6 +5,9 @@
 Each pair starts two processes, one after the other, in alternating order: one that imports as the package does and one
 with Python's collector at work. Processor seconds are those of the user and of the system, which other load on the
 machine affects less than the time that passes. A full collection after the imports is measured, too.
+
+"With torch's compiler" is a rank that imports Megatron past the package, which has Megatron's functions compiled at
+their first call (gspo_hpc/policy/platform/lazy_compile.py) and not at their decoration.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ import sys
 
 from step import cpu_model, environment, spread
 
-PARTS = {"a rank": "gspo_hpc.training.jobs.train", "an engine": "vllm.entrypoints.llm, gspo_hpc.engine.plugin"}
+PARTS = {
+    "a rank": "gspo_hpc.training.jobs.train",
+    "a rank with torch's compiler": "megatron.core, gspo_hpc.training.jobs.train",
+    "an engine": "vllm.entrypoints.llm, gspo_hpc.engine.plugin",
+}
 WAYS = ("collected", "uncollected")
 _PROGRAM = """
 import gc, json, sys, time

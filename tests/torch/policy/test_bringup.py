@@ -27,7 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
-from gspo_hpc.policy import compat, deterministic_collectives, megatron_on_cpu, process_groups
+from gspo_hpc.policy import compat, process_groups
+from gspo_hpc.policy.platform import deterministic_collectives, megatron_on_cpu
 
 MINUTES = 7.0  # unlike every default
 

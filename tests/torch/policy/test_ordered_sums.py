@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.policy.deterministic_collectives import _add
+from gspo_hpc.policy.platform.deterministic_collectives import _add
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
