@@ -90,7 +90,6 @@ _OF_KIN, _UNLIKE = 0.3, 0.25  # of a degree of kinship between models, and of na
 MOVED = 0.05  # of a fix that gives what a config says another name
 _REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
 _LEFT_OUT = 2.0  # times the weight
-_GIVEN = 0.01  # of the weight, for each doubling of a number in place of one that is not known: smaller ones first
 
 
 def size(key: str) -> Size:
@@ -123,8 +122,6 @@ def between(key: str, before: Any, value: Any) -> float:
             return _between_gpus(doubling, before, value)
         if key == "model.path":
             return _between_models(doubling, before, value)
-    if before is None and is_number(value) and value > 0:
-        return doubling * (1.0 + _GIVEN * math.log2(1.0 + value))
     return doubling
 
 

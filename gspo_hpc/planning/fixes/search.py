@@ -363,7 +363,7 @@ def nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[
         far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
         chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}
     changes = [Change(key, before, value) for value in chosen if not is_same(key, before, value)]
-    changes.sort(key=lambda change: (change.distance, str(change)))
+    changes.sort(key=lambda one: (one.distance, one.value if distances.is_number(one.value) else math.inf, str(one)))
     return changes if most > _NEAREST else changes[:most]
 
 
