@@ -161,7 +161,7 @@ def _logits(made: Policy, rollout: ShardedGroups, settings: Config) -> Arrays:
         vocab_size: int,
         tp_group: dist.ProcessGroup | None,
         **_: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         parts = [hidden @ weight.T]
         if tp_group is not None:
             mine = parts[0].contiguous()
@@ -169,7 +169,8 @@ def _logits(made: Policy, rollout: ShardedGroups, settings: Config) -> Arrays:
             dist.all_gather(parts, mine, group=tp_group)
         first = made.ranks.rank * far + sum(len(one) for one in kept)
         kept.append(torch.cat(parts, -1)[:, :vocab_size].float())
-        return torch.arange(first, first + len(targets), dtype=torch.float32, device=hidden.device), None
+        places = torch.arange(first, first + len(targets), dtype=torch.float32, device=hidden.device)
+        return places, torch.zeros_like(places)
 
     original, passes.token_logprobs = passes.token_logprobs, keep  # type: ignore[assignment]
     try:
