@@ -96,6 +96,11 @@ class Adapter(Section):
     """LoRA adapters (arXiv 2106.09685): matrices of low rank, which are trained in place of the model's own weights."""
 
     type: Literal["lora"] | None = key(None, "What is trained: null is the whole model, lora its adapters alone.")
+    path: str | None = key(
+        None,
+        "A folder with adapters in the format of peft that the run begins with; by default the first matrix is random "
+        "and the second 0, so that nothing is added yet.",
+    )
     rank: Count = key(8, "The rank of each adapter: rows of its first matrix, and columns of its second.")
     alpha: Positive = key(32.0, "An adapter's product is scaled by alpha / rank.")
     targets: Texts = key(

@@ -116,4 +116,4 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
 
 def check_model(config: Config) -> None:
     """Raise ValueError if the folder `model.path` lacks something, or its parts are not of one model."""
-    preflight.refuse(config, [preflight.model])
+    preflight.refuse(config, [preflight.model, preflight.adapter])

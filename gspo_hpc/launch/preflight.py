@@ -191,6 +191,17 @@ def model(config: Config) -> Iterator[Problem]:
             yield Problem("model.path", text.removeprefix("model.path "), fix, "A run needs it" if absent else "")
 
 
+def adapter(config: Config) -> Iterator[Problem]:
+    """Check the folder of adapters that a run begins with."""
+    if config.adapter.type is None or config.adapter.path is None:
+        return
+    from gspo_hpc.models import peft_config
+
+    if (wrong := peft_config.obstacle(config.adapter)) is not None:
+        key, _, text = wrong.partition(" ")
+        yield Problem(key, text) if key.startswith("adapter.") else Problem("adapter.path", wrong)
+
+
 def _plan_says(config: Config) -> bool:
     """Return whether the plan refuses the model by its config.json, so that it need not be said again."""
     from gspo_hpc.models import architecture
@@ -289,5 +300,5 @@ def rows(config: Config, most_bytes: float = math.inf) -> int | None:
 
 
 INPUTS: tuple[Check, ...] = (notifications, reward_functions, observers, data)
-CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, run_directory, batch_script)
+CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, adapter, run_directory, batch_script)
 ON_THIS_MACHINE: tuple[Check, ...] = (accelerators, prometheus)  # of a run whose ranks are started here

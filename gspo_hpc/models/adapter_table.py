@@ -38,6 +38,16 @@ def chosen(targets: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in TARGETS if name in targets or ALL in targets)
 
 
+def shapes(arch: Architecture, rank: int, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the shapes of all matrices of a model without experts, by their layer's name with lora_A or lora_B."""
+    found: dict[str, tuple[int, int]] = {}
+    for layer in range(arch.num_layers):
+        for part in (part for linear in adapted_linears(arch, targets, layer) for part in linear.parts):
+            found[f"{part.module}.lora_A"] = (rank, part.inputs)
+            found[f"{part.module}.lora_B"] = (part.outputs, rank)
+    return found
+
+
 def adapted_linears(arch: Architecture, targets: Sequence[str], layer: int) -> list[AdaptedLinear]:
     """Return the linear layers with adapters of a layer without experts, which is counted from 0 over all stages."""
     hidden, ffn, size = arch.hidden_size, arch.ffn_hidden_size, arch.head_dim

@@ -12,13 +12,14 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from gspo_hpc.models.weight_files import INDEX, SINGLE
 from gspo_hpc.system.text import GIB
@@ -60,6 +61,17 @@ class Folder:
             return tensor
 
 
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of a safetensors file; ValueError of one line for another one."""
+    with _opened(path) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file of tensors that are few enough to be in memory together."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; ValueError of one line for another one, and for one that is cut off."""
@@ -82,12 +94,7 @@ def write(
 
     `out` appears whole or not at all; one that exists and is not empty is refused with ValueError.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} exists and is not empty: give another folder, or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
-        staging = Path(name) / out.name
-        staging.mkdir()
+    with whole(out) as staging:
         _write_tensors(staging, shapes, dtype, tensors, max_file_bytes)
         for path in sorted(Path(source).iterdir()):
             if path.is_file() and not path.name.startswith("model") and path.suffix not in (".safetensors", ".bin"):
@@ -97,6 +104,21 @@ def write(
         settings.pop("quantization_config", None)  # of weights that were trained, and are written, in `dtype`
         settings["dtype"] = str(dtype).removeprefix("torch.")
         (staging / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+
+
+@contextmanager
+def whole(out: Path) -> Iterator[Path]:
+    """Yield a folder that becomes `out` at the end of the block, unless it raises.
+
+    Raises ValueError where `out` exists and is not empty.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} exists and is not empty: give another folder, or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
+        staging = Path(name) / out.name
+        staging.mkdir()
+        yield staging
         if out.exists():
             out.rmdir()
         staging.rename(out)

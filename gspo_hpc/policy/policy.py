@@ -21,7 +21,9 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from gspo_hpc.config.derived import overlaps
 from gspo_hpc.config.schema import Config
+from gspo_hpc.models.adapter_table import shapes
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops import peft_folder
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
 from gspo_hpc.policy import moe, provider
@@ -252,7 +254,12 @@ class Policy:
         self.provider.load(self.chunks, folder)
         if self.has_adapters:
             self.base = self._base_fingerprint()
-            lora.fill(self.chunks, lora.first_values(self.config.run.seed))
+            adapter = self.config.adapter
+            if adapter.path is None:
+                lora.fill(self.chunks, lora.first_values(self.config.run.seed))
+                return
+            found = peft_folder.read(adapter, shapes(self.arch, adapter.rank, adapter.targets))
+            lora.fill(self.chunks, lambda name, shape: found[name])
 
     def make_optimizer(self) -> None:
         """Make Adam and its schedule, once the weights are loaded: 16-bit models copy them into fp32 masters."""

@@ -78,8 +78,10 @@ class Reference:
 
 
 def _is_without_adapters(policy: Policy) -> bool:
-    """Return whether the reference is the model without adapters: as these add nothing at first, it is the start."""
-    return policy.has_adapters and not policy.config.algorithm.moves_reference
+    """Return whether the reference is the model without adapters: it is the start, where these add nothing at first."""
+    if not policy.has_adapters:
+        return False
+    return policy.config.adapter.path is None and not policy.config.algorithm.moves_reference
 
 
 def _with(groups: ShardedGroups, logprobs: Mapping[tuple[int, int], Floats]) -> ShardedGroups:

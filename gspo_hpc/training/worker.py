@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     export.add_argument("run_dir", type=Path)
     export.add_argument("--step", type=int)
     export.add_argument("--out", type=Path, required=True)
+    export.add_argument("--adapter", action="store_true")
     evaluate = commands.add_parser("eval")
     evaluate.add_argument("target", type=Path)
     evaluate.add_argument("--step", type=int)
@@ -95,7 +96,7 @@ def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
         if arguments.command == "export":
             with uncollected():
                 from gspo_hpc.training.jobs.export import export as export_job
-            export_job(arguments.run_dir, arguments.step, arguments.out, remark)
+            export_job(arguments.run_dir, arguments.step, arguments.out, arguments.adapter, remark)
             print(f"wrote {arguments.out}", file=output, flush=True)
         else:
             with uncollected():

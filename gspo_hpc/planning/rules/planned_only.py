@@ -53,12 +53,6 @@ def _family(plan: PlanBuilder) -> Iterator[str]:
         yield f"model.path {model.path} can be planned, but this version does not train it: {reason}"
 
 
-@planned_only("adapters")
-def _adapters(plan: PlanBuilder) -> Iterator[str]:
-    if plan.config.adapter.type is not None:
-        yield "adapter.type lora can be planned, but this version does not run it yet: give adapter.type=null"
-
-
 @planned_only("load_format_of_fp8")
 def _load_format(plan: PlanBuilder) -> Iterator[str]:
     load_format = plan.config.rollout.engine.get("load_format", "dummy")

@@ -94,9 +94,8 @@ class Lora(torch.nn.Module):
     @torch.no_grad()
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of W + scale * B A, added in fp32 and rounded once to the dtype of `weight`."""
-        pairs = [(self.matrix(part, "a").float().t(), self._rows(part, local=True).float()) for part in self.parts]
-        product = self._joined([torch.nn.functional.linear(a, b) for a, b in pairs])  # [inputs, rows]
-        return torch.add(weight.float(), product.t(), alpha=self._scale).to(weight.dtype)
+        pairs = [(self.matrix(part, "a"), self._rows(part, local=True)) for part in self.parts]
+        return added(weight, self._joined([product(a, b) for a, b in pairs]), self._scale)
 
     def local(self, whole: torch.Tensor, which: str) -> torch.Tensor:
         """Return this rank's part of a whole A or B."""
@@ -138,6 +137,16 @@ class Lora(torch.nn.Module):
         width = outputs[0].shape[-1]
         both = [have.get(name, outputs[0].new_zeros(())) for name in ("gate_proj", "up_proj")]
         return torch.cat([one.expand(*lead, width) for one in both], -1)
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return (B A) transposed [inputs, rows], in fp32."""
+    return torch.nn.functional.linear(a.float().t(), b.float())
+
+
+def added(weight: torch.Tensor, transposed: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return a weight with a product [inputs, rows] added in fp32, rounded once to the dtype of the weight."""
+    return torch.add(weight.float(), transposed.t(), alpha=scale).to(weight.dtype)
 
 
 class _Groups:

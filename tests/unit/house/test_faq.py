@@ -14,7 +14,6 @@ from tests import pages
 TOLD = {
     "engine_over_nodes": "**An engine over several nodes**",
     "model_family": "**Some families of models**",
-    "adapters": "**Adapters** (LoRA)",
     "load_format_of_fp8": "**Engines with weights in FP8**",
 }
 

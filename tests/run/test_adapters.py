@@ -1,0 +1,124 @@
+"""A run of LoRA adapters, killed and resumed, and what becomes of it outside.
+
+It costs four starts of two ranks, three of them with an engine, and four exports: three minutes beside three busy
+processes. It would catch adapters that are not in a checkpoint or not in the engines, a resume on another base, and an
+export that transformers or peft understand in another way.
+
+The base is frozen if a run that has it from the beginning and one that reads it again from the disk end alike, bit for
+bit. One ends as the other also because of the divergence from the base, which every update measures.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from tests.run import harness
+
+STEPS = 4
+ADAPTED = (
+    *harness.OVERRIDES,
+    f"run.max_steps={STEPS}",
+    "optimizer.lr=2e-3",
+    "optimizer.lr_warmup_steps=0",
+    "eval.before=false",
+    "algorithm.kl_beta=0.01",
+    "adapter.type=lora",
+    "adapter.rank=4",
+    "adapter.targets=[q_proj,v_proj,o_proj,up_proj,down_proj]",
+)
+
+
+def exported(run_dir: Path, out: Path, *more: str) -> Path:
+    """The folder that `gspo-hpc export` writes."""
+    line = [sys.executable, "-m", "gspo_hpc", "export", str(run_dir), "--out", str(out), *more]
+    done = subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def base(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of this file's own."""
+    return Path(shutil.copytree(tiny_folder / "model", tmp_path_factory.mktemp("base") / "model"))
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_config: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that was left alone."""
+    folder = tmp_path_factory.mktemp("adapted")
+    log = folder / "log"
+    process = harness.start(harness.command(tiny_config, folder / "run", *ADAPTED, f"model.path={base}"), log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    return folder / "run"
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_run_equals_the_one_left_alone(tiny_config: Path, base: Path, finished: Path, tmp_path: Path) -> None:
+    """With another base in between, on which it is refused in one line."""
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    command = harness.command(tiny_config, run_dir, *ADAPTED, f"model.path={base}")
+    process = harness.start(command, log)
+    harness.wait_for(lambda: harness.last_step(run_dir) == 3, process, log)  # between two updates of a rollout
+    harness.kill(process)
+
+    file, kept = base / "model.safetensors", tmp_path / "kept"
+    shutil.copy(file, kept)
+    weights = load_file(file)
+    weights["model.norm.weight"][0] += 0.01
+    save_file(weights, file, {"format": "pt"})
+    refused = tmp_path / "refused"
+    assert harness.finish(harness.start(command, refused), refused) == 2, refused.read_text()
+    assert "has other weights than those that this run's adapters were trained on" in refused.read_text()
+    shutil.copy(kept, file)
+
+    assert harness.finish(harness.start(command, log), log) == 0, log.read_text()[-3000:]
+    assert harness.comparable(run_dir) == harness.comparable(finished)
+    assert harness.samples(run_dir) == harness.samples(finished)
+    one, other = (
+        load_file(exported(run, tmp_path / run.parent.name) / "model.safetensors") for run in (run_dir, finished)
+    )
+    assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_engines_sampled_with_the_adapters(finished: Path) -> None:
+    """What they compute is what the trainer does, within what fp32 rounds, and it is learnt."""
+    records = harness.metrics(finished)
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert all(record["logprob_gap_mean"] < 1e-5 for record in records), records
+    assert records[0]["reference_kl"] == 0 < records[-1]["reference_kl"], "the base is where they begin"
+
+
+def test_a_checkpoint_holds_no_base(finished: Path, base: Path) -> None:
+    shards = finished / "checkpoints" / f"{STEPS:06d}" / "megatron"
+    taken, whole = (sum(path.stat().st_size for path in folder.iterdir()) for folder in (shards, base))
+    names = json.loads((shards / "index.json").read_text())["tensors"]
+    assert taken < whole / 2 and all(".lora_" in name for name in names), sorted(names)
+
+
+def test_exports_are_what_transformers_and_peft_load(finished: Path, base: Path, tmp_path: Path) -> None:
+    """Layers without an adapter are those of the base, bit for bit."""
+    merged = exported(finished, tmp_path / "merged")
+    alone = exported(finished, tmp_path / "alone", "--adapter")
+    before, after = load_file(base / "model.safetensors"), load_file(merged / "model.safetensors")
+    assert before.keys() == after.keys()
+    moved = {name.split(".")[-2] for name in before if not np.array_equal(before[name], after[name])}
+    assert moved == {"q_proj", "v_proj", "o_proj", "up_proj", "down_proj"}
+    adapted = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), alone)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(merged)
+    tokens = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        ours, theirs = plain(tokens).logits, adapted(tokens).logits
+        assert (ours - theirs).abs().max() < 1e-4
+        with adapted.disable_adapter():
+            assert (ours - adapted(tokens).logits).abs().max() > 1e-2

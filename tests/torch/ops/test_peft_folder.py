@@ -1,0 +1,76 @@
+"""Folders of adapters in the format of peft: what is written is read, and adapters that compute something else are not.
+
+It takes a second, and catches a run that begins with adapters of another scale or on other layers than it says.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_hpc.config.schema import Adapter
+from gspo_hpc.models import peft_config
+from gspo_hpc.ops import peft_folder
+
+LAYER = "model.layers.0.self_attn"
+SHAPES = {f"{LAYER}.q_proj.lora_A": (4, 8), f"{LAYER}.q_proj.lora_B": (6, 4)}
+
+
+def adapter(path: Path | None = None, **settings: Any) -> Adapter:
+    """The section of a config."""
+    given = {"rank": 4, "alpha": 8.0, "targets": ("q_proj",), **settings}
+    return Adapter(type="lora", path=None if path is None else str(path), **given)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What a run has written."""
+    drawn = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in SHAPES.items()}
+    peft_folder.write(tmp_path / "made", adapter(), "base", drawn)
+    return tmp_path / "made"
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    found = peft_folder.read(adapter(folder), SHAPES)
+    drawn = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in SHAPES.items()}
+    assert found.keys() == drawn.keys() and all(torch.equal(found[name], drawn[name]) for name in drawn)
+
+
+def test_other_layers_are_refused_with_the_targets_that_fit(folder: Path) -> None:
+    others = {name.replace("q_proj", "v_proj"): shape for name, shape in SHAPES.items()}
+    with pytest.raises(ValueError, match=r"give adapter\.targets=\[q_proj\]"):
+        peft_folder.read(adapter(folder, targets=("v_proj",)), others)
+    with pytest.raises(ValueError, match=r"lora_B is \(6, 4\), but the model needs \(12, 4\)"):
+        peft_folder.read(adapter(folder), SHAPES | {f"{LAYER}.q_proj.lora_B": (12, 4)})
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "words"),
+    [
+        ({"r": 16}, {}, "give adapter.rank=16"),
+        ({"lora_alpha": 32}, {}, "give adapter.alpha=32"),
+        ({"use_rslora": True}, {}, "give adapter.alpha=16"),  # 8 / sqrt(4) is 16 / 4
+        ({"use_dora": True}, {}, "use_dora True"),
+        ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 2}}, {}, "rank_pattern"),
+        ({"peft_type": "LOHA"}, {}, "type LOHA"),
+        ({"r": None}, {}, "cannot be read"),
+    ],
+)
+def test_what_computes_something_else_is_refused(
+    changed: dict[str, Any], settings: dict[str, Any], words: str, folder: Path
+) -> None:
+    file = folder / peft_config.CONFIG
+    assert peft_config.obstacle(adapter(folder)) is None
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    found = peft_config.obstacle(adapter(folder, **settings))
+    assert found is not None and words in found and "\n" not in found
+
+
+def test_a_folder_without_matrices_is_refused(tmp_path: Path) -> None:
+    assert "has no adapter_config.json" in str(peft_config.obstacle(adapter(tmp_path)))
+    assert peft_config.obstacle(adapter()) is None
