@@ -33,6 +33,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "batch.reference_micro_batch_tokens",
         "rollout.engines_per_node",
         "rollout.kv_cache_gb",
+        "rollout.oversampling_factor",  # prompts that are drawn beyond those that are used change nothing
         "rollout.sleep_level",
         "rollout.probe_max_gap",  # what a gap between engine and trainer may be changes no update
         "rollout.probe_mean_gap",

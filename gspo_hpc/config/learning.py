@@ -15,6 +15,7 @@ from gspo_hpc.config.section import (
     Counts,
     Decay,
     FreeForm,
+    FromOne,
     Listed,
     Matching,
     Number,
@@ -128,6 +129,26 @@ class Rollout(Section):
         "train",
         "What becomes of completions that were cut off at max_response_length: they count as all others do (train), in "
         "the statistics of their group but not in the loss (mask), or in neither (exclude).",
+    )
+    dynamic_sampling: bool = key(
+        False,
+        "Replace groups without signal, whose completions all have the same reward, by groups of further prompts "
+        "(DAPO), until the rollout is full.",
+    )
+    max_num_gen_batches: Count = key(
+        10,
+        "With dynamic_sampling: the prompts that a rollout may draw at most, counted in rollouts. Where they do not "
+        "have enough groups with signal, others fill it up, and where they have none the run ends.",
+    )
+    dynamic_sampling_metric: str | None = key(
+        None,
+        "With dynamic_sampling: the reward function whose values must differ in a group, as it is named in "
+        "reward.functions; by default a group has signal if it has an advantage.",
+    )
+    oversampling_factor: FromOne = key(
+        1.0,
+        "With dynamic_sampling: the prompts that a rollout draws at once at first, as a multiple of those that it "
+        "trains on. It changes how fast a rollout is, and not what is trained on.",
     )
     temperature: Temperature = key(1.0, "The sampling temperature.")
     top_p: Share = key(1.0, "Sample from the most likely tokens whose probabilities add up to this.")

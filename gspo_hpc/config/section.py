@@ -164,6 +164,7 @@ PerNode = Annotated[int, Field(ge=1, le=MOST_GPUS_PER_NODE), WHOLE]
 AnyNumber = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FromOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 # vLLM refuses above 2, and takes 0.01 for anything between it and 0 without a word that reaches the trainer.

@@ -56,7 +56,7 @@ class Completion:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A prompt and its completions. `slot` is its index in the rollout: 0 .. num_rollout_prompts - 1."""
+    """A prompt and its completions. `slot` is the number of the prompt among those of its rollout, from 0."""
 
     slot: int
     prompt: Prompt

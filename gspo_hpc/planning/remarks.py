@@ -44,6 +44,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             "with rollout.max_staleness above 0 a run that is stopped goes on from its last checkpoint, because "
             f"nothing can be saved while a rollout is sampled ahead: set checkpoint.interval={updates}"
         )
+    yield from _inert_sampling(plan)
     faults = plan.config.faults
     if faults.engine_timeout >= faults.hang_timeout:
         yield (
@@ -90,13 +91,48 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         padded = -(-vocabulary // tp) * tp
         yield f"vocab_size ({vocabulary}) is padded to {padded} rows, a multiple of tensor_model_parallel_size ({tp})."
     yield from objective.notes(plan.config)
+    yield from _dynamic_sampling(plan)
     yield from _ends(plan)
+
+
+def _inert_sampling(plan: PlanBuilder) -> Iterator[str]:
+    """Yield the settings of dynamic sampling that are given without it."""
+    rollout = plan.config.rollout
+    if not rollout.dynamic_sampling:
+        for name in ("max_num_gen_batches", "dynamic_sampling_metric", "oversampling_factor"):
+            if (value := getattr(rollout, name)) != type(rollout).model_fields[name].default:
+                yield f"rollout.{name} ({value}) changes nothing without rollout.dynamic_sampling"
+
+
+def _dynamic_sampling(plan: PlanBuilder) -> Iterator[str]:
+    """Yield what dynamic sampling does to numbers that are not known before the run, or that it is part of a recipe."""
+    rollout, q, rows = plan.config.rollout, plan.quantities, plan.rows
+    if not rollout.dynamic_sampling:
+        if plan.config.algorithm.name == "dapo":
+            yield (
+                "DAPO's recipe also replaces groups without signal, which is off here: rollout.dynamic_sampling=true "
+                "turns it on."
+            )
+        return
+    prompts = q.get("num_rollout_prompts")
+    if prompts is None or prompts.denominator != 1:
+        return
+    most = int(prompts) * rollout.max_num_gen_batches
+    yield (
+        f"With dynamic sampling a rollout draws {int(prompts):,} to {most:,} prompts, as rewards decide: max_epochs "
+        "counts steps as if no group were replaced, and epochs, completions, time and cost are the least that may come."
+    )
+    if rows is not None and prompts <= rows < 2 * most:
+        yield (
+            f"A rollout may draw {most:,} prompts of {rows:,}: beyond {max(int(prompts), rows // 2):,} of them a "
+            "prompt may come again in one rollout, with other seeds."
+        )
 
 
 def _ends(plan: PlanBuilder) -> Iterator[str]:
     """Yield what becomes of rollouts that are cut off by the end of the data or of the run."""
-    config, q, rows = plan.config, plan.quantities, plan.rows
-    prompts, spg = q.get("num_rollout_prompts"), q.get("steps_per_generation")
+    config, q, rows, spg = plan.config, plan.quantities, plan.rows, plan.quantities.get("steps_per_generation")
+    prompts = None if config.rollout.dynamic_sampling else q.get("num_rollout_prompts")
     if rows is not None and prompts is not None and prompts.denominator == 1 and rows >= prompts:
         if rest := rows % int(prompts):
             yield (

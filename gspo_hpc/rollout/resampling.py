@@ -11,10 +11,18 @@ the journal before the next one begins, so a rollout that is killed in any round
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+
+from gspo_hpc.config.schema import Rollout
 
 _MOST_FACTOR = 4  # by which a round may be larger than what is missing: the first groups of a rollout may mislead
+
+
+class Starved(ValueError):
+    """A rollout drew all prompts that it may, and none of their groups has signal."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,22 @@ class DrawLimits:
 
     def __post_init__(self) -> None:
         assert 1 <= self.wanted <= self.first <= self.most, self
+
+    @classmethod
+    def of(cls, rollout: Rollout, wanted: int) -> DrawLimits:
+        """Return the limits of rollouts of `wanted` groups; without dynamic sampling they draw these alone."""
+        if not rollout.dynamic_sampling:
+            return cls(wanted, wanted, wanted)
+        most = wanted * rollout.max_num_gen_batches
+        first = math.ceil(wanted * Fraction(str(rollout.oversampling_factor)))  # 1.1 is 11/10
+        return cls(wanted, most, min(first, most))
+
+    def window(self, prompts: int) -> int:
+        """Return the window of the order of so many prompts, see :class:`gspo_hpc.data.prompts.PromptStream`.
+
+        A rollout draws none of them twice, where there are enough: the rest of an epoch must leave room for a shuffle.
+        """
+        return max(self.wanted, min(self.most, prompts // 2))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _TAIL = 0.1  # of the completions that ran at once: with fewer, an engine has too little to do
@@ -37,6 +37,18 @@ def engine_extremes(engine: EngineTime | None) -> list[float]:
         return [0.0, 0.0, none, none, none]
     speed = engine.tokens / engine.busy
     return [engine.busy, -engine.busy, engine.tail, speed, -speed]
+
+
+def added_up(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of engines of several calls of generation as those of one."""
+    found: dict[str, float] = {}
+    for metrics in rounds:
+        for name, value in metrics.items():
+            if name.startswith("seconds/"):
+                found[name] = found.get(name, 0.0) + value
+            else:
+                found[name] = (max if name.endswith("_most") else min)(found.get(name, value), value)
+    return found
 
 
 def engine_metrics(extremes: Sequence[float]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import time
 
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.policy.process_groups import any_rank
+from gspo_hpc.rollout.resampling import Starved
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.training import update
 from gspo_hpc.training.progress import Progress
@@ -70,6 +71,11 @@ def train(session: Session, progress: Progress) -> str:
             _save(session, progress)
         session.checkpoints.wait()
         return "stopped"
+    except Starved:  # what was trained so far is kept
+        if progress.cursor.step > progress.saved_step and session.checkpoints.can_save():
+            _save(session, progress)
+        session.checkpoints.wait()
+        raise
     session.checkpoints.wait()
     return "done"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position
-from gspo_hpc.data.records import Group
+from gspo_hpc.data.records import Group, Prompt
 from gspo_hpc.data.table import UNGRADED, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation import evaluate
@@ -20,6 +20,8 @@ from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, broadcast_bytes
 from gspo_hpc.rewards.registry import part_names
 from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.resampling import DrawLimits, Draws, Starved, draws
+from gspo_hpc.rollout.timing import added_up
 from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
@@ -31,6 +33,53 @@ from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import Reference
 from gspo_hpc.training.sync import EngineWeights, Synced
 from gspo_hpc.training.telemetry.step_clock import StepClock
+
+
+class Drawing:
+    """The groups that a rollout has drawn so far, each on the rank that holds it."""
+
+    def __init__(self, limits: DrawLimits, config: Config, judge: Callable[[Iterable[Group]], ShardedGroups]) -> None:
+        """`judge` returns groups with their advantages; it is collective."""
+        self._limits, self._config, self._judge = limits, config, judge
+        self._own: dict[int, Group] = {}
+        self._signals: dict[int, bool] = {}
+        self._tokens: Counter[int] = Counter()  # of completions, by slot
+        self.state = draws({}, limits)
+
+    def add(self, own: Mapping[int, Group], slots: Iterable[int]) -> None:
+        """Add the finished groups of `slots`, of which this rank holds `own`. Collective with dynamic sampling.
+
+        Without it, every group is taken as it is.
+        """
+        self._own |= own
+        if self._config.rollout.dynamic_sampling:
+            table = self._judge(own.values()).table
+            self._signals |= update.signals(table, self._config)
+            for slot, tokens in table.rows[["slot", "response_len"]].tolist():
+                self._tokens[slot] += tokens
+        else:
+            self._signals |= dict.fromkeys(slots, True)
+        self.state = draws(self._signals, self._limits)
+
+    def chosen(self) -> list[Group]:
+        """Return this rank's groups that are trained on, once nothing is left to be sampled."""
+        return [self._own[slot] for slot in self.state.chosen if slot in self._own]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the logged metrics of dynamic sampling; empty without it."""
+        if not self._config.rollout.dynamic_sampling:
+            return {}
+        state = self.state
+        without = sum(not self._signals[slot] for slot in range(state.drawn))
+        extra = sum(self._tokens[slot] for slot in {*range(state.drawn)} - {*state.chosen})
+        return {
+            "rollout/rounds": state.rounds,
+            "rollout/prompts_drawn": state.drawn,
+            "rollout/prompts_used": state.used,
+            "rollout/no_signal_fraction": without / state.drawn,
+            "rollout/filled_groups": state.filled,
+            "rollout/extra_tokens": extra,
+        }
 
 
 class Sampler(abc.ABC):
@@ -47,6 +96,7 @@ class Sampler(abc.ABC):
     ) -> None:
         self._recipe, self._data, self._ranks = recipe, data, ranks
         self._rollouts, self._observers, self._clock = rollouts, observers, clock
+        self._limits = DrawLimits.of(recipe.config.rollout, recipe.num_rollout_prompts)
 
     @abc.abstractmethod
     def sample(self, cursor: Cursor) -> Rollout:
@@ -73,19 +123,39 @@ class Sampler(abc.ABC):
     ) -> Rollout:
         """Return the rollout that begins at `cursor`, of which this rank holds the groups `own`. Collective."""
         exchange, config = self._ranks.exchange, self._recipe.config
-        graded = update.without_truncated(sorted(own, key=lambda group: group.slot), config)
-        terms = self._recipe.objective
-        weights = {
-            name: term.weight for name, term in zip(part_names(config.reward), config.reward.functions, strict=True)
-        }
-        made = update.with_advantages(graded, terms.normalize_advantage, terms.advantage, weights)
-        groups = exchange.gather_table(made)
-        groups = update.with_batch_advantages(groups, terms.advantage)
+        groups = update.with_batch_advantages(self._judged(own), self._recipe.objective.advantage)
         shown = exchange.gather_samples(groups, config.tracking.samples)
         self._observers.samples(cursor.step, "train", shown)
         if cursor.rollout == 0 and bool(groups.table.flagged(UNGRADED).all()):
             self._refuse(self._folder(cursor.rollout), len(groups.table), shown.failures)
+        if config.rollout.dynamic_sampling and not any(update.signals(groups.table, config).values()):
+            raise Starved(_starved(cursor, self._limits))
         return Rollout(groups, after, engines, weights_version)
+
+    def _remark(self, cursor: Cursor, state: Draws) -> None:
+        """Say so where groups without signal fill a rollout up."""
+        if state.filled and self._recipe.config.rollout.dynamic_sampling:
+            self._observers.note(
+                f"rollout {cursor.rollout}: of {state.drawn:,} prompts, the most that it may draw "
+                f"(rollout.max_num_gen_batches), {self._limits.wanted - state.filled:,} groups have signal; "
+                f"{state.filled:,} without fill it up"
+            )
+
+    def _judged(self, own: Iterable[Group]) -> ShardedGroups:
+        """Return the groups of all ranks, of which this one holds `own`, with advantages within groups. Collective."""
+        config, terms = self._recipe.config, self._recipe.objective
+        graded = update.without_truncated(sorted(own, key=lambda group: group.slot), config)
+        weights = {
+            name: term.weight for name, term in zip(part_names(config.reward), config.reward.functions, strict=True)
+        }
+        made = update.with_advantages(graded, terms.normalize_advantage, terms.advantage, weights)
+        return self._ranks.exchange.gather_table(made)
+
+    def _request(self, slots: Sequence[int], prompts: Mapping[int, Prompt], rollout: int) -> Request:
+        """Return the request for completions of some slots of a rollout, to train on."""
+        samples = self._recipe.config.batch.num_generations
+        assert samples is not None
+        return Request(slots, prompts, samples, training_sampling(self._recipe.config), rollout)
 
     def _folder(self, rollout: int) -> Path:
         """Return the folder of a rollout's journals."""
@@ -126,9 +196,7 @@ class ColocatedSampler(Sampler):
 
         Groups that an earlier attempt finished with the same weights come from its journal.
         """
-        config = self._recipe.config
         start = Position(cursor.epoch, cursor.offset)
-        prompts, after = self._data.take(start, self._recipe.num_rollout_prompts)
         fingerprint = self._weights.sync().fingerprint
         folder = self._folder(cursor.rollout)
         exchange = self._worker.ranks.exchange
@@ -136,13 +204,19 @@ class ColocatedSampler(Sampler):
             lambda: [path.name for path in journal.journals(folder)],
             lambda name: journal.read_journal(folder / name, fingerprint),
         )
-        samples = config.batch.num_generations
-        assert samples is not None
-        todo = [slot for slot in range(self._recipe.num_rollout_prompts) if slot not in done]
-        request = Request(todo, prompts, samples, training_sampling(config), cursor.rollout)
-        fresh = self._generate(request, folder, fingerprint)
+        drawing = Drawing(self._limits, self._recipe.config, self._judged)
+        drawing.add(finished, done)
+        engines = list[Mapping[str, float]]()
+        while todo := drawing.state.todo:
+            prompts, _ = self._data.take(start, drawing.state.drawn)
+            fresh = self._generate(self._request(todo, prompts, cursor.rollout), folder, fingerprint)
+            drawing.add(fresh.own, todo)
+            engines.append(fresh.engines)
         self._weights.sleep()
-        return self._rollout(cursor, [*finished.values(), *fresh.own.values()], after, fresh.engines, cursor.step)
+        self._remark(cursor, drawing.state)
+        _, after = self._data.take(start, drawing.state.used)
+        metrics = added_up(engines) | drawing.metrics()
+        return self._rollout(cursor, drawing.chosen(), after, metrics, cursor.step)
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
         """Generate what is requested; this rank's finished groups go into its journal."""
@@ -157,8 +231,19 @@ class ColocatedSampler(Sampler):
             finally:
                 if writer is not None:
                     writer.close()
-        self._clock.seconds["reward_wait"] = generated.seconds_waiting_for_rewards
+        seconds = self._clock.seconds
+        seconds["reward_wait"] = seconds.get("reward_wait", 0.0) + generated.seconds_waiting_for_rewards
         return generated
+
+
+def _starved(cursor: Cursor, limits: DrawLimits) -> str:
+    """Return why a run cannot go on, and what may help."""
+    return (
+        f"rollout.dynamic_sampling: rollout {cursor.rollout}, after step {cursor.step}, drew {limits.most:,} prompts "
+        f"({limits.most // limits.wanted} x {limits.wanted}, rollout.max_num_gen_batches), and in none of their groups "
+        "do rewards differ. Either all prompts are solved or none can be: see the samples in gspo-hpc report, give "
+        "other data or rewards, or set rollout.dynamic_sampling=false"
+    )
 
 
 def training_sampling(config: Config) -> Sampling:

@@ -22,7 +22,7 @@ class Rollout:
 
     groups: ShardedGroups  # with advantages
     after: Position  # of the next rollout's prompts
-    engines: Mapping[str, float]  # metrics of all engines' work for it
+    engines: Mapping[str, float]  # metrics of all engines' work for it, and of dynamic sampling
     weights_version: int  # the number of steps that had made the weights which sampled it
 
 

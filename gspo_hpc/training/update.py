@@ -73,6 +73,29 @@ def in_loss(table: GroupTable, config: Config) -> npt.NDArray[np.bool_]:
     return ~table.flagged(left_out)
 
 
+def signals(table: GroupTable, config: Config) -> dict[int, bool]:
+    """Return by slot whether a group has anything to learn from, before the reference has a say.
+
+    It has if a completion that counts in the loss has an advantage, or where rollout.dynamic_sampling_metric names a
+    reward function, if completions that count have different values of it.
+    """
+    found = dict.fromkeys(table.slots, False)
+    metric = config.rollout.dynamic_sampling_metric
+    if metric is None:
+        moves = in_loss(table, config) & (table.rows["advantage"] != 0.0)
+        return found | dict.fromkeys(table.select(moves).slots, True)
+    if metric not in table.names:  # nothing was graded
+        return found
+    column = table.names.index(metric)
+    counted = table.select(~table.flagged(EXCLUDED) & table.graded[:, column])
+    if not len(counted):
+        return found
+    slots, first = np.unique(counted.rows["slot"], return_index=True)  # rows are in the order of slots
+    values = counted.reward_parts[:, column]
+    differ = np.maximum.reduceat(values, first) > np.minimum.reduceat(values, first)
+    return found | dict(zip(slots.tolist(), differ.tolist(), strict=True))
+
+
 def with_penalised_advantages(groups: ShardedGroups, objective: Objective, exchange: Exchange) -> ShardedGroups:
     """Return the groups with advantages of rewards that have the KL term taken off: of every token, added up.
 

@@ -53,6 +53,8 @@ PEER_NAMES = {
     "ppo_epochs": "batch.num_iterations",
     "max_completion_length": "rollout.max_response_length",
     **dict.fromkeys(("mask_truncated_completions", "overlong_filter"), "rollout.truncated: mask"),
+    **dict.fromkeys(("dynamic_sample", "filter_groups"), "rollout.dynamic_sampling"),
+    "max_resample_times": "rollout.max_num_gen_batches, which counts the first batch as well",
     "max_response_len": "rollout.max_response_length",
     "max_new_tokens": "rollout.max_response_length",
     "generate_max_len": "rollout.max_response_length",

@@ -1,4 +1,4 @@
-"""Rules of the data, of the length of a run and of what evaluates it."""
+"""Rules of the data, of the prompts that rollouts draw, of the length of a run and of what evaluates it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import auto
 
 from gspo_hpc.planning.builder import PlanBuilder, show
-from gspo_hpc.planning.rules.ids import RuleId
+from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
 
 
@@ -19,6 +19,10 @@ class DataRule(RuleId):
     TRAIN_RATIO_LEAVES_PROMPTS = auto()
     EVALUATION_REWARD_IS_GIVEN = auto()
     DATA_HAS_PROMPTS = auto()
+    DYNAMIC_SAMPLING_MAY_DRAW_MORE = auto()
+    DYNAMIC_SAMPLING_METRIC_IS_GIVEN = auto()
+    OVERSAMPLING_WITHIN_BOUND = auto()
+    DYNAMIC_SAMPLING_NEEDS_COLOCATE = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -74,6 +78,60 @@ def _prompt_key(plan: PlanBuilder) -> Iterator[str]:
         found = None if path is None else plan.models.fields(path)
         if found is not None and data.prompt_key not in found:
             yield f"{key} {path} has no {data.prompt_key!r} (data.prompt_key); its rows have: {', '.join(found[:20])}"
+
+
+@rule(
+    DataRule.DYNAMIC_SAMPLING_MAY_DRAW_MORE,
+    "`rollout.dynamic_sampling` needs `rollout.max_num_gen_batches` of 2 or more",
+    estimable=True,
+)
+def _draws_more(plan: PlanBuilder) -> Iterator[str]:
+    rollout = plan.config.rollout
+    if rollout.dynamic_sampling and rollout.max_num_gen_batches < 2:
+        yield (
+            f"rollout.max_num_gen_batches ({rollout.max_num_gen_batches}) must be 2 or more with "
+            "rollout.dynamic_sampling: a rollout may draw no prompt beside its own, so no group can be replaced"
+        )
+
+
+@rule(
+    DataRule.DYNAMIC_SAMPLING_METRIC_IS_GIVEN,
+    "`rollout.dynamic_sampling_metric` names one of `reward.functions`",
+    estimable=True,
+)
+def _metric(plan: PlanBuilder) -> Iterator[str]:
+    """Groups have no values of another name, so none of them would ever have signal."""
+    name, given = plan.config.rollout.dynamic_sampling_metric, [one.function for one in plan.config.reward.functions]
+    if name is not None and given and name not in given:
+        yield f"rollout.dynamic_sampling_metric ({name}) must be one of reward.functions: {', '.join(given)}"
+
+
+@rule(
+    DataRule.OVERSAMPLING_WITHIN_BOUND,
+    "`rollout.oversampling_factor` is not above `rollout.max_num_gen_batches`",
+    estimable=True,
+)
+def _oversampling(plan: PlanBuilder) -> Iterator[str]:
+    rollout = plan.config.rollout
+    if rollout.dynamic_sampling and rollout.oversampling_factor > max(2, rollout.max_num_gen_batches):
+        yield (
+            f"rollout.oversampling_factor ({rollout.oversampling_factor:g}) must not be above "
+            f"rollout.max_num_gen_batches ({rollout.max_num_gen_batches}), the rollouts of prompts that one may draw"
+        )
+
+
+@rule(
+    DataRule.DYNAMIC_SAMPLING_NEEDS_COLOCATE,
+    "`rollout.dynamic_sampling` needs `rollout.mode: colocate`",
+    Topic.ENGINES,
+    estimable=True,
+)
+def _colocate(plan: PlanBuilder) -> Iterator[str]:
+    if plan.config.rollout.dynamic_sampling and plan.server:
+        yield (
+            "rollout.dynamic_sampling needs rollout.mode colocate: engines with GPUs of their own are asked for whole "
+            "rollouts, whose prompts must be known before"
+        )
 
 
 def _all_held_out(plan: PlanBuilder) -> bool:

@@ -33,6 +33,7 @@ from gspo_hpc.policy.process_groups import (
     start_generating,
     stop,
 )
+from gspo_hpc.rollout.resampling import DrawLimits
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import Attempt, RunDir
@@ -314,7 +315,8 @@ class TrainingJob:
 
     def _make_data(self, recipe: Recipe, prompts: LoadedPrompts) -> PromptData:
         config = recipe.config
-        stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window=recipe.num_rollout_prompts)
+        window = DrawLimits.of(config.rollout, recipe.num_rollout_prompts).window(prompts.count)
+        stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window)
         return PromptData(stream, prompts.train, prompts.unseen, prompts.unseen_count)
 
     def _note(self, text: str) -> None:

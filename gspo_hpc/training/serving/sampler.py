@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.data.prompts import Position
-from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.observers.base import StepObserver
-from gspo_hpc.training.phases import Sampler, training_sampling
+from gspo_hpc.training.phases import Sampler
 from gspo_hpc.training.progress import Rollout
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.serving.engines import Call, RemoteEngines, sizes
@@ -119,9 +118,7 @@ class RemoteSampler(Sampler):
 
         `known` are older weights that have sampled it; RuntimeError if they left it unfinished.
         """
-        config = self._recipe.config
-        count, samples = self._recipe.num_rollout_prompts, config.batch.num_generations
-        assert samples is not None
+        count = self._recipe.num_rollout_prompts
         prompts, after = self._data.take(start, count)
         weights = known or current
         fingerprint = weights.fingerprint
@@ -136,6 +133,5 @@ class RemoteSampler(Sampler):
                 f"{folder}: {len(todo)} of {count} groups are missing, and the weights that sampled the others are "
                 "gone. Restore the files of this folder, or resume from a checkpoint whose journals are whole"
             )
-        request = Request(todo, prompts, samples, training_sampling(config), number)
-        call = self._engines.start(request, folder, fingerprint) if todo else None
+        call = self._engines.start(self._request(todo, prompts, number), folder, fingerprint) if todo else None
         return _Begun(weights, call, after)

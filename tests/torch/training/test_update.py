@@ -181,3 +181,31 @@ def test_each_reward_function_is_normalised_by_itself_then_by_the_rollout() -> N
     scale = statistics.stdev([*first, *second])
     kept = ~found.table.flagged(EXCLUDED)
     assert found.table.rows["advantage"][kept] == pytest.approx([x / scale for x in (*first, *second)], rel=1e-6)
+
+
+def rewarded(slot: int, rewards: list[float], parts: list[float], **more: Any) -> Group:
+    """A group whose second reward function gave `parts`."""
+    completions = tuple(
+        replace(completion(2, reward=reward, reward_parts={"length": reward - part, "match": part}), **more)
+        for reward, part in zip(rewards, parts, strict=True)
+    )
+    return Group(slot, Prompt(slot, np.zeros(1, np.int32), "", {}), completions)
+
+
+def test_a_group_has_signal_if_it_has_an_advantage_or_if_the_named_reward_differs() -> None:
+    groups = [
+        rewarded(0, [1.0, 1.0, 1.0], [1, 1, 1]),
+        rewarded(2, [1.0, 0.5, 0.8], [1, 1, 1]),  # right answers of different length
+        rewarded(3, [1.0, 0.0, 0.0], [1, 0, 0]),
+        rewarded(9, [1.0, 0.0, 0.0], [1, 0, 0], excluded=True),
+        rewarded(10, [1.0, 0.0, 0.0], [1, 0, 0], finish_reason="length"),
+    ]
+    table = Exchange().gather_table(update.with_advantages(groups, normalize=True)).table
+
+    def found(**rollout: Any) -> dict[int, bool]:
+        return update.signals(table, from_dict({"rollout": rollout}))
+
+    assert found() == {0: False, 2: True, 3: True, 9: False, 10: True}
+    assert found(truncated="mask")[10] is False, "nothing of it would be in the loss"
+    assert found(dynamic_sampling_metric="match") == {0: False, 2: False, 3: True, 9: False, 10: True}
+    assert not any(found(dynamic_sampling_metric="another").values())

@@ -487,6 +487,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
     for section in ("rollout", "eval"):
         if "temperature" in raw.get(section, {}):
             raw[section]["temperature"] = 0.01 + raw[section]["temperature"]
+    if "oversampling_factor" in raw.get("rollout", {}):
+        raw["rollout"]["oversampling_factor"] += 1.0
     return raw
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.config.schema import Config, keys, plain_type, replace
+from gspo_hpc.config.schema import Config, in_range, keys, plain_type, replace
 from gspo_hpc.planning.builder import Broken
 from gspo_hpc.planning.fixes import by_type, distances, search
 from gspo_hpc.planning.fixes.change import Change, Fix, is_nearly_alone
@@ -298,7 +298,7 @@ KEPT = ("run.seed", "optimizer.min_lr")  # never changed; not above the rate of 
 @pytest.mark.parametrize("key", sorted(keys()))
 def test_a_new_rule_about_any_setting_gets_values_that_the_setting_takes(key: str) -> None:
     """The numbers of the message are among the values: catches a type that the search for fixes cannot deal with."""
-    number = "0.25" if plain_type(keys()[key].annotation) is float else "2"
+    number = "0.25" if plain_type(keys()[key].annotation) is float and in_range(keys()[key], 0.25) else "2"
     found = by_type.candidates(Config(), [Broken(DataRule.DATA_FILLS_ROLLOUT, f"{key} must be {number} or less")])
     section, name = key.split(".")
     for value in found.get(key, ()):

@@ -1,0 +1,58 @@
+"""What a plan says of dynamic sampling, whose prompts are not known beforehand. It takes a second.
+
+It would catch settings that can replace nothing or that no group satisfies, and a plan that shows numbers of a run
+without replaced groups as if they were certain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.planning.plan import make_plan
+
+BATCH = {"num_generations": 8, "global_batch_size": 512, "micro_batch_tokens": 8192}
+REWARD = {"functions": [{"function": "number_match"}, {"function": "length", "args": {"target": 10}}]}
+
+
+def plan(rows: int | None = None, algorithm: str = "grpo", reward: Any = REWARD, **rollout: Any) -> Any:
+    raw = {"batch": BATCH, "rollout": rollout, "reward": reward, "algorithm": {"name": algorithm}}
+    return make_plan(from_dict(raw | {"run": {"max_steps": 10}}), rows=rows)
+
+
+def broken(**rollout: Any) -> list[str]:
+    return [one.message for one in plan(dynamic_sampling=True, **rollout).broken if "sampling" in one.message]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"max_num_gen_batches": 1}, "rollout.max_num_gen_batches (1) must be 2 or more"),
+        ({"dynamic_sampling_metric": "acc"}, "must be one of reward.functions: number_match, length"),
+        ({"oversampling_factor": 11}, "rollout.oversampling_factor (11) must not be above"),
+        ({"mode": "server", "engines_per_node": 1}, "needs rollout.mode colocate"),
+    ],
+)
+def test_settings_that_cannot_replace_a_group_are_refused_in_one_line(rollout: dict[str, Any], message: str) -> None:
+    (found,) = broken(**rollout)
+    assert message in found and "\n" not in found
+
+
+def test_the_range_of_prompts_and_what_may_come_twice_are_said() -> None:
+    assert broken(dynamic_sampling_metric="number_match", oversampling_factor=2.5) == []
+    notes = " ".join(plan(rows=1000, dynamic_sampling=True).notes)
+    assert "a rollout draws 64 to 640 prompts" in notes
+    assert "may draw 640 prompts of 1,000: beyond 500 of them a prompt may come again" in notes
+    assert "come again" not in " ".join(plan(rows=2000, dynamic_sampling=True).notes)
+    assert "are carried over" not in notes, "nobody knows in which rollout an epoch ends"
+    assert "are carried over" in " ".join(plan(rows=1000).notes)
+
+
+def test_settings_without_dynamic_sampling_and_the_recipe_of_dapo_are_pointed_out() -> None:
+    found = plan(max_num_gen_batches=3, oversampling_factor=2.0).warnings
+    assert sum("changes nothing without rollout.dynamic_sampling" in one for one in found) == 2
+    reminds = "rollout.dynamic_sampling=true turns it on"
+    assert reminds in " ".join(plan(algorithm="dapo").notes)
+    assert reminds not in " ".join(plan(algorithm="dapo", dynamic_sampling=True).notes + plan().notes)
