@@ -145,7 +145,10 @@ def objective(draft: Draft) -> None:
         draft.put("algorithm.kl_estimator", "k1", "kl_in_reward")
     draft.credit("algorithm.kl_beta", "kl_in_reward")
     if draft.switch("dynamic_sample"):
-        draft.drop("dynamic_sample", "groups with equal rewards are not sampled again here: they add no gradient")
+        draft.drop(
+            "dynamic_sample",
+            "which prompts are drawn instead differs here; rollout.dynamic_sampling=true does it in its own way",
+        )
     elif draft.given("dynamic_sample"):
         draft.drop("dynamic_sample", report.OFF)
     parts.kept_out(draft)

@@ -111,7 +111,7 @@ def _prompts(draft: Draft) -> int:
     filtered = draft.switch("algorithm.filter_groups.enable")
     more = draft.whole("data.gen_batch_size", prompts) or prompts
     if filtered:
-        text = "groups with equal rewards stay in the batch here, and add no gradient"
+        text = "which prompts are drawn instead differs here; rollout.dynamic_sampling=true does it in its own way"
         draft.drop("algorithm.filter_groups.enable", text)
     elif more != prompts and "dapo" in draft.variables.get("entry", ""):
         draft.credit("batch.steps_per_generation", "data.gen_batch_size")
