@@ -233,9 +233,10 @@ every update; gspo_hpc does not for the first of a rollout, and for none where g
 asynchronous rows. And where generation is ahead, their engines begin a rollout before the last completion of the one
 before has ended; those of gspo_hpc wait for it.
 
-Rows that are called calibration were used to choose the constants below. All other rows are **held out**: no
-constant was chosen with one of them. Seconds are those of one step as these projects count steps: a rollout with all
-its updates.
+Rows that are called calibration were used to choose the constants below. All other rows are **held out**: no constant
+of an estimate was chosen with one of them. The range that `plan` prints around an estimate is the exception: it was
+chosen so that four of five of all rows lie in it, so that these rows cannot test it. Seconds are those of one step as
+these projects count steps: a rollout with all its updates.
 
 ## Generation and training in turns
 

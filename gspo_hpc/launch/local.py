@@ -131,7 +131,7 @@ def _refuse_several_nodes(config: Config) -> None:
 
 
 def export(run_dir: str | Path, step: int | None, out: str | Path, *more: str, worker: Sequence[str] = WORKER) -> int:
-    """Write a checkpoint (default: the newest) as a Hugging Face folder, in another process; return its exit code."""
+    """Export a checkpoint (default: the newest) in another process, with the options `more`; return its exit code."""
     return _run_alone([*worker, "export", str(run_dir), *_step(step), "--out", str(out), *more])
 
 

@@ -263,7 +263,7 @@ def _before_faster(one: Candidate, later: Sequence[Candidate]) -> str:
 def _share(ratio: float) -> str:
     """Return how much more than 1 a ratio is, with as many digits as show that it is more."""
     more = ratio - 1.0
-    return f"{more:.1%}" if more >= 0.0005 else f"{more:.2g}"
+    return f"{more:.1%}" if more >= 0.0005 else f"{100 * more:.2g}%"
 
 
 def _leaves_less(theirs: float, own: float) -> str:

@@ -92,7 +92,7 @@ def test_a_killed_run_equals_the_one_left_alone(tiny_config: Path, base: Path, f
 
 
 def test_engines_sampled_with_the_adapters(finished: Path) -> None:
-    """What they compute is what the trainer does, within what fp32 rounds, and it is learnt."""
+    """Engines and trainer agree to what fp32 rounds, and the policy leaves its base."""
     records = harness.metrics(finished)
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert all(record["logprob_gap_mean"] < 1e-5 for record in records), records

@@ -161,9 +161,9 @@ def of_trl(draft: Draft, level: str) -> None:
         threshold = draft.number("off_policy_mask_threshold")
         draft.put("algorithm.sequence_mask", threshold, "off_policy_mask_threshold")
     if not draft.switch("use_vllm") or not draft.switch(_ON, True):
-        off = draft.switch("use_vllm")
-        _drop(draft, f"it is read with {_ON if off else 'use_vllm'} only", _MODE, _MAX, _MIN)
-        _drop(draft, report.OFF if off or not draft.switch(_ON, True) else "it is read with use_vllm only", _ON)
+        generates = draft.switch("use_vllm")
+        _drop(draft, f"it is read with {_ON if generates else 'use_vllm'} only", _MODE, _MAX, _MIN)
+        _drop(draft, report.OFF if not draft.switch(_ON, True) else "it is read with use_vllm only", _ON)
         draft.credit("algorithm.correction", _ON)
         return
     mode = draft.choice(_MODE, _MODES, "sequence_mask")

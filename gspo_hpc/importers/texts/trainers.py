@@ -57,6 +57,7 @@ _UNSLOTH = {
     **{"weight_decay": 0.001, "seed": 3407, "loss_type": "bnpo", "beta": 0.001, "report_to": "none"},
     "vllm_importance_sampling_correction": False,
 }
+_PRECISIONS = {"load_in_4bit", "load_in_8bit", "load_in_16bit", "load_in_fp8", "full_finetuning"}
 _NOTHING = "it has no counterpart here"
 
 
@@ -75,13 +76,11 @@ def of_adapters(tree: Tree, value: Callable[[ast.expr], Any]) -> tuple[dict[str,
         elif called(call) == "get_peft_model" and fast:
             makers.append(("unsloth", call))
         elif called(call) == "from_pretrained" and fast:
-            names = ["model_name", *(keyword.arg or "**" for keyword in call.keywords)]
-            given = [*call.args[:1], *(keyword.value for keyword in call.keywords)]
-            for name, node in zip(names[1 - len(call.args[:1]) :], given, strict=True):
-                _sort(_LOADED, found, left, f"{ast.unparse(call.func)}", name, value(node))
-            quantized = next((keyword for keyword in call.keywords if keyword.arg in ("load_in_4bit", "load_in_16bit",
-                              "load_in_8bit", "full_finetuning", "load_in_fp8")), None)  # fmt: skip
-            if quantized is None:
+            given = [("model_name", node) for node in call.args[:1]]
+            given += [(keyword.arg or "**", keyword.value) for keyword in call.keywords]
+            for name, node in given:
+                _sort(_LOADED, found, left, ast.unparse(call.func), name, value(node))
+            if _PRECISIONS.isdisjoint(name for name, _ in given):
                 left[f"{ast.unparse(call.func)} load_in_4bit=True (its default)"] = "weights are never quantized here"
         elif called(call) == "from_pretrained" and "PeftModel" in ast.unparse(call.func):
             left[shown(call)] = "adapters begin anew here, and not with those of a folder"

@@ -67,7 +67,7 @@ def percent(headroom: float) -> str:
 
 def exceeds(headroom: float) -> str:
     """Return in words that a layout takes more than a GPU has, by a share of it that is below 0."""
-    return f"exceeds the GPU's memory by {-math.floor(100 * headroom)}%"
+    return f"exceeds the GPU's memory by {math.ceil(-1000 * headroom) / 10:g}%"
 
 
 def left(headroom: float) -> str:

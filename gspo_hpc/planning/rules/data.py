@@ -113,6 +113,7 @@ def _metric(plan: PlanBuilder) -> Iterator[str]:
 )
 def _oversampling(plan: PlanBuilder) -> Iterator[str]:
     rollout = plan.config.rollout
+    # Of a bound below 2 another rule tells, and 2 is what it has at least once that is mended.
     if rollout.dynamic_sampling and rollout.oversampling_factor > max(2, rollout.max_num_gen_batches):
         yield (
             f"rollout.oversampling_factor ({rollout.oversampling_factor:g}) must not be above "

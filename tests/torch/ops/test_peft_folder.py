@@ -28,7 +28,7 @@ def adapter(path: Path | None = None, **settings: Any) -> Adapter:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a run has written."""
+    """The folder that a run has written."""
     drawn = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in SHAPES.items()}
     peft_folder.write(tmp_path / "made", adapter(), "base", drawn)
     return tmp_path / "made"

@@ -1,4 +1,4 @@
-"""What a plan says of dynamic sampling, whose prompts are not known beforehand. It takes a second.
+"""A plan with dynamic sampling, whose prompts are not known beforehand. It takes a second.
 
 It would catch settings that can replace nothing or that no group satisfies, and a plan that shows numbers of a run
 without replaced groups as if they were certain.

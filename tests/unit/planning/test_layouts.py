@@ -14,7 +14,7 @@ from gspo_hpc.config.loader import load
 from gspo_hpc.config.schema import replace
 from gspo_hpc.config.section import written
 from gspo_hpc.planning import layouts
-from gspo_hpc.planning.estimates.phases import percent
+from gspo_hpc.planning.estimates.phases import exceeds, percent
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 
@@ -191,3 +191,13 @@ def test_what_is_left_is_one_number_wherever_it_stands() -> None:
                 assert int(match[1]) == 100 - math.floor(100 * layout.headroom), reason
                 seen += 1
     assert seen > 2
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(1.032, "3.2%"), (1.0006, "0.1%"), (1.00012, "0.012%")])
+def test_a_gain_is_a_percentage_that_shows_that_it_is_more(ratio: float, words: str) -> None:
+    assert layouts._share(ratio) == words
+
+
+@pytest.mark.parametrize(("headroom", "words"), [(-0.0002, "by 0.1%"), (-0.0112, "by 1.2%"), (-0.12, "by 12%")])
+def test_an_excess_is_told_to_a_tenth_of_a_percent_and_never_less_than_it_is(headroom: float, words: str) -> None:
+    assert exceeds(headroom).endswith(words)
