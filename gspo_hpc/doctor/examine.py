@@ -87,7 +87,8 @@ def diagnose(
     cluster, error = _ask_slurm(config)
     for_slurm = nodes is not None or (given and slurm.wanted(config))
     login = cluster is not None and for_slurm and "SLURM_JOB_ID" not in os.environ
-    machine = look(config, elsewhere=_elsewhere(config), rank_runs_here=not login, met=nodes is not None and nodes > 1)
+    met = nodes is not None and nodes > 1
+    machine = look(config, elsewhere=_elsewhere(config), rank_runs_here=not login, met=met, given=given)
     findings = _softened(machine) if login else list(machine.findings)
     if given:
         findings += within("inputs", lambda: inputs.findings(config), 300.0)

@@ -6,6 +6,7 @@ The functions judge_* take numbers, so that a test can try each with any of them
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 import socket
@@ -14,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo_hpc.config.derived import busy_processes, engines_per_node
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.derived import busy_processes, cpus_per_task, engines_per_node
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.doctor import sizes
 from gspo_hpc.doctor.finding import Section, gib
 from gspo_hpc.system import host_memory
@@ -125,6 +126,10 @@ def judge_limits(section: Section, limits: Mapping[str, tuple[int, int]], needed
         section.warn("core files", f"a rank that crashes writes a core file {size} to disk", "ulimit -c 0")
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count > 1)}"
+
+
 def judge_clock(section: Section, skew: float, against: str) -> None:
     """Judge the seconds by which this clock is ahead of another."""
     text = f"this clock is {abs(skew):.2f} s {'ahead of' if skew > 0 else 'behind'} {against}"
@@ -183,19 +188,43 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
     else:
         section.ok("/tmp", f"{gib(temporary.free)} are free")
     judge_limits(section, read_limits(), needed, rdma=has_rdma())
-    cores = len(os.sched_getaffinity(0))
-    ranks = config.cluster.gpus_per_node
-    if cores < ranks:
-        fix = (
-            f"slurm.cpus_per_task={busy_processes(config).total}, or fewer ranks: cluster.gpus_per_node={max(1, cores)}"
-        )
-        section.warn("cores", f"there are {cores} cores for {ranks} ranks and their engines", fix)
-    elif cores < (needed_cores := _busy(config)) and "SLURM_JOB_ID" not in os.environ:
-        text = f"there are {cores} cores, and {needed_cores} processes of a node are busy at the same time"
-        section.warn("cores", text, "use a machine with more cores, or fewer reward.workers")
-    else:
-        section.ok("cores", f"{cores} core{'s' * (cores > 1)}")
+    judge_cores(section, config, len(os.sched_getaffinity(0)), in_job="SLURM_JOB_ID" in os.environ)
     return section
+
+
+def judge_cores(section: Section, config: Config, cores: int, *, in_job: bool) -> None:
+    """Compare the cores that this process may use with the processes that are busy at the same time.
+
+    In a job they are those of one task, with as many as the run asks for; elsewhere those of a machine with all ranks.
+    """
+    text = f"there {'are' if cores > 1 else 'is'} {_counted(cores, 'core')}"
+    needed = (cpus_per_task(config) or 1) if in_job else _busy(config)
+    if cores >= needed:
+        section.ok("cores", _counted(cores, "core"))
+    elif in_job:
+        fix = "slurm.exclusive=true, or other nodes (slurm.constraint): Slurm gave a task fewer cores than it asked for"
+        section.warn("cores", f"{text} for a task, which asks for {needed}", fix)
+    else:
+        ranks = _counted(config.cluster.gpus_per_node, "rank")
+        who = f"{ranks} with {busy_processes(config)}" if config.cluster.platform == "cuda" else ranks
+        text = f"{text}, and {needed} processes of a node are busy at the same time ({who})"
+        section.warn("cores", text, _fewer(config, cores))
+
+
+def _fewer(config: Config, cores: int) -> str:
+    """Return the change with which no more processes are busy than there are cores: fewer ranks, or fewer workers."""
+    now, workers = config.cluster.gpus_per_node, config.reward.workers
+    whole = math.lcm(config.rollout.tensor_parallel_size, config.parallel.tensor_model_parallel_size)
+    counts = [count for count in range(now, 0, -1) if now % count == 0 and count % whole == 0] or [now]
+    tries = [(count, workers) for count in counts]
+    if config.cluster.platform == "cuda":
+        tries += [(count, fewer) for count in counts for fewer in range(workers - 1, 0, -1)]
+    for count, fewer in tries:
+        changed = replace(config.cluster, gpus_per_node=count)
+        if _busy(replace(config, cluster=changed, reward=replace(config.reward, workers=fewer))) <= cores:
+            parts = [f"cluster.gpus_per_node={count}"] * (count < now) + [f"reward.workers={fewer}"] * (fewer < workers)
+            return f"use a machine with more cores, or {' '.join(parts)}"
+    return "use a machine with more cores"
 
 
 def _busy(config: Config) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.doctor import files, gpus, host, meeting, packages, sizes, tracking, versions
+from gspo_hpc.doctor import files, host, meeting, packages, sizes, tracking, versions
 from gspo_hpc.doctor.finding import Finding, Section, within
+from gspo_hpc.doctor.gpus import judging, reading
 from gspo_hpc.system import environment, host_memory
 from gspo_hpc.system.files import write_json
 from gspo_hpc.system.text import GIB
@@ -31,10 +32,13 @@ class Machine:
     facts: Facts  # texts that should be the same on all nodes, and numbers that may differ a little
 
 
-def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, met: bool = False) -> Machine:
+def look(
+    config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, met: bool = False, given: bool = True
+) -> Machine:
     """Check everything that belongs to this machine: versions, GPUs, memory and limits, network, files.
 
     `elsewhere`: the setting that gives ranks other packages than this interpreter has. `met`: nodes also meet.
+    `given`: the config is that of a run, not one that only names the platform of this machine.
     """
     needed = sizes.of(config)
     facts: Facts = {}
@@ -48,15 +52,15 @@ def look(config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, me
         return versions.findings(config, installed[0], elsewhere)
 
     def check_gpus() -> list[Finding]:
-        found = gpus.read()
-        facts.update(gpus.facts(found))
+        found = reading.read()
+        facts.update(judging.facts(found))
         if not rank_runs_here and not found.gpus:
             section = Section("gpus")
             section.skip("count", "no rank runs here, and there is no GPU; --nodes N checks the nodes")
             return section.findings
         sharing = max(config.parallel.tensor_model_parallel_size, config.rollout.tensor_parallel_size)
         rank = needed.rank_gpu if needed else None
-        section = gpus.judge(found, config.cluster.gpus_per_node, rank, sharing)
+        section = judging.judge(found, config.cluster.gpus_per_node if given else None, rank, sharing)
         if found.gpus and installed:
             section.findings += versions.driver(installed[0], found.gpus[0].driver, found.cuda)
         return section.findings

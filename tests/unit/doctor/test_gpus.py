@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.doctor import gpus
+from gspo_hpc.doctor.finding import Finding
+from gspo_hpc.doctor.gpus import judging, reading, smi
+from gspo_hpc.doctor.gpus.found import Gpu, Gpus, Link, Slice
 
 SCRIPT = """
 import dataclasses, json
-from gspo_hpc.doctor import gpus
-print(json.dumps(dataclasses.asdict(gpus.read())))
+from gspo_hpc.doctor.gpus import reading
+print(json.dumps(dataclasses.asdict(reading.read())))
 """
 STUB = r"""
 #include <string.h>
@@ -44,16 +46,24 @@ int nvmlDeviceGetName(int *device, char *text, unsigned size) {{
     return 0;
 }}
 int nvmlDeviceGetUUID(int *device, char *text, unsigned size) {{
-    strncpy(text, *device ? "GPU-6f0e1f3c-bbbb" : "GPU-6f0e1f3c-aaaa", size);
+    strncpy(text, *device > 9 ? "MIG-6f0e1f3c-0000" : *device ? "GPU-6f0e1f3c-bbbb" : "GPU-6f0e1f3c-aaaa", size);
+    if (*device > 9) text[16] = (char)('0' + *device - 10);
     return 0;
 }}
 int nvmlDeviceGetMemoryInfo(int *device, Memory *memory) {{
-    memory->total = 81559ULL << 20, memory->used = 4ULL << 20, memory->free = memory->total - memory->used;
+    memory->total = (*device > 9 ? 9728ULL * (*device - 9) : 81559ULL) << 20;
+    memory->used = 4ULL << 20, memory->free = memory->total - memory->used;
     return 0;
 }}
 int nvmlDeviceGetMigMode(int *device, unsigned *current, unsigned *pending) {{
     *current = *pending = *device;
     return *device ? 0 : 3;  /* NVML_ERROR_NOT_SUPPORTED for the first */
+}}
+static int slices[3] = {{10, 11, 12}};  /* the second number is of none */
+int nvmlDeviceGetMaxMigDeviceCount(int *device, unsigned *count) {{ *count = 3; return 0; }}
+int nvmlDeviceGetMigDeviceHandleByIndex(int *device, unsigned index, int **slice) {{
+    *slice = &slices[index];
+    return index == 1 ? 6 : 0;  /* NVML_ERROR_NOT_FOUND */
 }}
 int nvmlDeviceGetComputeMode(int *device, int *mode) {{ *mode = *device ? 3 : 0; return 0; }}
 int nvmlDeviceGetPersistenceMode(int *device, int *mode) {{ *mode = *device ? 0 : 1; return 0; }}
@@ -82,7 +92,7 @@ const char *nvmlErrorString(int code) {{ return "Driver Not Loaded"; }}
 
 
 def answers(folder: Path, init: int = 0, *options: str) -> dict[str, Any]:
-    """Return what gpus.read returns in a process that finds the stub first; NVML's start returns the code `init`."""
+    """Return what reading.read returns in a process that finds the stub first; NVML's start returns the code `init`."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler to build the stub of the driver's library")
@@ -106,9 +116,9 @@ def test_no_driver_is_installed() -> None:
         pass
     else:
         pytest.skip("this machine has an NVIDIA driver")
-    found = gpus.read()
+    found = reading.read()
     assert not found.installed and found.gpus == () and "no NVIDIA driver is installed" in found.error
-    (finding,) = gpus.judge(found, 2).findings
+    (finding,) = judging.judge(found, 2).findings
     assert finding.state == "fail" and finding.fix.startswith("set cluster.platform=cpu")
 
 
@@ -127,7 +137,12 @@ def test_what_nvml_answers_is_mapped(tmp_path: Path) -> None:
         "compute_mode": "Default",
         "persistence": True,
         "driver": "570.124.06",
+        "slices": [],
     }
+    assert second["slices"] == [
+        {"uuid": "MIG-6f0e1f3c-0000", "memory": 9728 * 2**20},
+        {"uuid": "MIG-6f0e1f3c-0002", "memory": 3 * 9728 * 2**20},
+    ]
     assert (second["uuid"], second["mig"], second["ecc_errors"]) == ("GPU-6f0e1f3c-bbbb", True, 5)
     assert (second["compute_mode"], second["persistence"]) == ("Exclusive_Process", False)
     app = {"uuid": "GPU-6f0e1f3c-bbbb", "pid": 4711, "name": "/opt/tools/bin/python", "used": 2**30}
@@ -140,7 +155,7 @@ def test_a_driver_that_does_not_answer(tmp_path: Path) -> None:
     pytest.importorskip("pynvml")
     found = answers(tmp_path, 9)  # NVML_ERROR_DRIVER_NOT_LOADED
     assert found["installed"] and found["error"].startswith("the NVIDIA driver does not answer: Driver Not Loaded")
-    (finding,) = gpus.judge(gpus.Gpus(error=found["error"]), 2).findings
+    (finding,) = judging.judge(Gpus(error=found["error"]), 2).findings
     assert finding.state == "fail" and "dmesg" in finding.fix
 
 
@@ -150,12 +165,12 @@ def test_a_driver_that_is_too_old_is_asked_through_nvidia_smi(tmp_path: Path) ->
     assert answers(tmp_path, 0, "-DOLD")["error"] == "nvidia-smi is not installed"
 
 
-def linked(count: int, pairs: list[tuple[int, int]], path: str = "a PCIe host bridge") -> gpus.Gpus:
+def linked(count: int, pairs: list[tuple[int, int]], path: str = "a PCIe host bridge") -> Gpus:
     """So many GPUs, of which these pairs have NVLink."""
-    one = gpus.Gpu(0, "A100", "u", 80 << 30, 0, False, 0, "Default", True, "570")
+    one = Gpu(0, "A100", "u", 80 << 30, 0, False, 0, "Default", True, "570")
     every = tuple(dataclasses.replace(one, index=index, uuid=f"u{index}") for index in range(count))
     both = itertools.combinations(range(count), 2)
-    return gpus.Gpus(every, links=tuple(gpus.Link(*pair, nvlink=pair in pairs, path=path) for pair in both))
+    return Gpus(every, links=tuple(Link(*pair, nvlink=pair in pairs, path=path) for pair in both))
 
 
 @pytest.mark.parametrize(
@@ -172,22 +187,78 @@ def linked(count: int, pairs: list[tuple[int, int]], path: str = "a PCIe host br
 def test_links_between_gpus(
     count: int, pairs: list[tuple[int, int]], sharing: int, state: str, told: str, fix: str
 ) -> None:
-    (found,) = [one for one in gpus.judge(linked(count, pairs), count, None, sharing).findings if one.check == "links"]
+    (found,) = [
+        one for one in judging.judge(linked(count, pairs), count, None, sharing).findings if one.check == "links"
+    ]
     assert found.state == state and told in found.finding and fix in found.fix, found
 
 
 def test_links_that_are_not_known_or_not_needed() -> None:
     unknown = dataclasses.replace(linked(2, []), links=None)
-    states = {one.check: one.state for one in gpus.judge(unknown, 2, None, 2).findings}
+    states = {one.check: one.state for one in judging.judge(unknown, 2, None, 2).findings}
     assert states["links"] == "skip"
-    assert "links" not in {one.check for one in gpus.judge(linked(1, []), 1).findings}
+    assert "links" not in {one.check for one in judging.judge(linked(1, []), 1).findings}
 
 
-def test_what_mig_means_depends_on_the_number_of_ranks() -> None:
-    found = linked(1, [])
-    found = dataclasses.replace(found, gpus=(dataclasses.replace(found.gpus[0], mig=True),))
-    for wanted, state in ((1, "warn"), (2, "fail"), (None, "fail")):
-        (mig,) = [one for one in gpus.judge(found, wanted).findings if one.check == "MIG"]
-        assert (
-            mig.state == state and "no NVLink or peer-to-peer access" in mig.finding and "Duplicate GPU" in mig.finding
-        )
+def cut(memory: int | None, uuid: str = "MIG-a", count: int = 1) -> Gpus:
+    """Return GPUs of 80 GiB with MIG, each of which has one slice of `memory` bytes; None: the driver tells of none."""
+    found = linked(count, [])
+    slices = None if memory is None else (Slice(uuid, memory),)
+    return dataclasses.replace(
+        found, gpus=tuple(dataclasses.replace(gpu, mig=True, slices=slices) for gpu in found.gpus)
+    )
+
+
+def judged(found: Gpus, wanted: int | None, rank_bytes: int | None = None) -> dict[str, Finding]:
+    return {one.check: one for one in judging.judge(found, wanted, rank_bytes).findings}
+
+
+@pytest.mark.parametrize(("wanted", "state"), [(1, "warn"), (2, "fail"), (None, "warn")])
+def test_what_mig_means_depends_on_the_number_of_ranks(wanted: int | None, state: str) -> None:
+    """Without a config it is a statement: nothing is known that it would break."""
+    mig = judged(cut(10 << 30, count=2), wanted)["MIG"]
+    assert mig.state == state and "no NVLink or peer-to-peer access" in mig.finding and "Duplicate GPU" in mig.finding
+    assert "GPUs 0, 1 (2 slices of 10.0 GiB)" in mig.finding
+
+
+def test_with_mig_a_rank_has_the_memory_of_a_slice() -> None:
+    need = 30 << 30  # fits the card, and not its slice
+    assert judged(linked(1, []), 1, need)["memory"].state == "ok"
+    small = judged(cut(10 << 30), 1, need)["memory"]
+    assert small.state == "fail" and "the MIG slice has 10.0 GiB" in small.finding
+    assert judged(cut(40 << 30), 1, need)["memory"].state == "ok"
+    unknown = judged(cut(None), 1, need)["memory"]
+    assert unknown.state == "skip" and "one MIG slice" in unknown.finding
+
+
+def test_the_slice_that_a_job_was_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cut(10 << 30)
+    both = (Slice("MIG-a", 10 << 30), Slice("MIG-b", 40 << 30))
+    found = dataclasses.replace(found, gpus=(dataclasses.replace(found.gpus[0], slices=both),))
+    assert judged(found, None)["memory"].finding == "10.0 GiB each"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-b")
+    assert judged(found, None)["memory"].finding == "40.0 GiB each"
+
+
+def test_nodes_with_other_slices_differ() -> None:
+    assert judging.facts(cut(10 << 30))["GPUs"] == "1 x A100, 80.0 GiB (1 slice of 10.0 GiB)"
+    assert judging.facts(cut(20 << 30))["GPUs"] != judging.facts(cut(10 << 30))["GPUs"]
+
+
+def test_slices_as_nvidia_smi_lists_them() -> None:
+    """The text is of NVIDIA's MIG User Guide."""
+    text = """GPU 0: A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+  MIG 1g.5gb+me   Device  1: (UUID: MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb)
+GPU 1: A100-SXM4-40GB (UUID: GPU-00000000-d33d-2b2c-524d-9e3d8d2b8a77)
+"""
+    found = smi.parse_slices(text)
+    own = found["GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"]
+    assert [one.uuid[:12] for one in own] == ["MIG-c6d4f1ef", "MIG-cba663e8"]
+    assert [round((one.memory or 0) / 2**30, 2) for one in own] == [19.0, 4.75]
+    assert found["GPU-00000000-d33d-2b2c-524d-9e3d8d2b8a77"] == ()
+
+
+def test_a_driver_without_a_gpu_is_said_without_a_config() -> None:
+    none = judged(Gpus(), None)["count"]
+    assert none.state == "fail" and none.finding == "there is no GPU"

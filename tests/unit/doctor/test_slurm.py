@@ -20,10 +20,11 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.reading.slurm_time import parse_minutes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.schema import replace as with_changes
+from gspo_hpc.doctor import answers as doctor_answers
 from gspo_hpc.doctor import examine, slurm
 from gspo_hpc.doctor import nodes as doctor_nodes
+from gspo_hpc.doctor.answers import Answer
 from gspo_hpc.doctor.finding import Finding
-from gspo_hpc.doctor.nodes import Answer
 from gspo_hpc.doctor.slurm import Cluster
 
 # From a Slurm 22.05.8, lines that say nothing here left out.
@@ -283,37 +284,72 @@ def answer(node: str, torch: str = "2.13.0", memory: float = 64.0, **more: Any) 
 
 def test_the_odd_one_out() -> None:
     nodes = [answer("n1"), answer("n2", memory=64.5), answer("n3", torch="2.11.0"), answer("n4", memory=32.0)]
-    assert doctor_nodes.differences(nodes) == [
+    assert doctor_answers.differences(nodes) == [
         {"node": "n3", "fact": "torch", "value": "2.11.0", "others": "2.13.0"},
         {"node": "n4", "fact": "memory in GiB", "value": "32", "others": "64"},
     ]
     lacking = replace(nodes[0], facts={"memory in GiB": 64.0, "kernel": "6.1"}, node="n5")
-    assert {"node": "n5", "fact": "torch", "value": "nothing", "others": "2.13.0"} in doctor_nodes.differences(
+    assert {"node": "n5", "fact": "torch", "value": "nothing", "others": "2.13.0"} in doctor_answers.differences(
         [*nodes, lacking]
     )
-    assert doctor_nodes.differences(nodes[:2]) == []
+    assert doctor_answers.differences(nodes[:2]) == []
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=9))
 def test_most_nodes_are_never_odd(values: list[str]) -> None:
-    odd = doctor_nodes.differences([answer(f"n{i}", torch=value) for i, value in enumerate(values)])
+    odd = doctor_answers.differences([answer(f"n{i}", torch=value) for i, value in enumerate(values)])
     most = max(values.count(value) for value in values)
     assert len(odd) == len(values) - most
     assert all(values.count(one["value"]) <= most and one["value"] != one["others"] for one in odd)
 
 
-def test_findings_of_nodes_become_a_line_each() -> None:
-    def at(node: str, *states: str) -> Answer:
-        findings = [Finding("host", f"check {i}", state, f"text {i}", "fix") for i, state in enumerate(states)]  # type: ignore[arg-type]
-        return Answer(node, {}, findings)
+def at(node: str, *states: str, text: str = "text") -> Answer:
+    """Return the answer of a node with these states of check 0, 1, ..."""
+    findings = [Finding("host", f"check {i}", state, f"{text} {i}", "fix") for i, state in enumerate(states)]  # type: ignore[arg-type]
+    return Answer(node, {}, findings)
 
-    merged = doctor_nodes.merge(
-        [at("n1", "ok", "ok", "warn"), at("n2", "ok", "fail", "warn"), at("n3", "ok", "warn", "warn")]
-    )
-    told = {one.check: (one.state, one.finding) for one in merged}
-    assert told["host: check 1"] == ("fail", "n2: text 1")
-    assert told["host: check 2"] == ("warn", "all 3: text 2")
-    assert told["host"] == ("ok", "1 check is ok on 3 nodes")
+
+def lines_of(*answers: Answer) -> list[tuple[str, str, str]]:
+    return [(one.check, one.state, one.finding) for one in doctor_answers.merge(answers)]
+
+
+def test_findings_of_nodes_become_a_line_each() -> None:
+    """A node with a warning is named beside one that fails."""
+    found = lines_of(at("n1", "ok", "ok", "warn"), at("n2", "ok", "fail", "warn"), at("n3", "ok", "warn", "warn"))
+    assert found == [
+        ("host: check 1", "fail", "n2: text 1"),
+        ("host: check 1", "warn", "n3: text 1"),
+        ("host: check 2", "warn", "all 3: text 2"),
+        ("host", "ok", "1 check is ok on 3 nodes"),
+    ]
+
+
+def test_what_nodes_did_not_check_is_not_ok() -> None:
+    found = lines_of(at("n1", "skip", "skip", "ok"), at("n2", "skip", "ok", "ok"))
+    assert found == [
+        ("host: check 0", "skip", "all 2: text 0"),
+        ("host: check 1", "skip", "n1: text 1"),
+        ("host", "ok", "1 check is ok on 2 nodes"),
+    ]
+
+
+def test_a_check_is_ok_on_the_nodes_that_made_it() -> None:
+    """Only the first node looks for W&B, and only the others meet it."""
+    found = lines_of(at("n1", "ok"), at("n2", "ok", "ok", "ok"), at("n3", "ok", "ok", "ok"))
+    assert found == [("host", "ok", "1 check is ok on 3 nodes; 2 checks are ok on n2, n3")]
+
+
+def test_nodes_that_say_different_things_are_told_apart() -> None:
+    found = lines_of(at("n1", "fail", text="a"), at("n2", "fail", text="b"), at("n3", "fail", text="a"))
+    assert found == [("host: check 0", "fail", "n1, n3: a 0; n2: b 0")]
+    four = [at(f"n{number}", "warn", text=f"{number} GiB") for number in range(4)]
+    assert lines_of(*four) == [("host: check 0", "warn", "all 4: 0 GiB 0 (and 3 similar)")]
+
+
+def test_two_findings_of_a_check_on_a_node_are_both_told() -> None:
+    """Two processes of others on GPUs, for example."""
+    both = Answer("n1", {}, [*at("n1", "warn", text="one").findings, *at("n1", "warn", text="two").findings])
+    assert lines_of(both, at("n2", "ok")) == [("host: check 0", "warn", "n1: one 0; n1: two 0")]
 
 
 def run_nodes(folder: Path, count: int, environment: dict[int, dict[str, str]]) -> list[Answer]:
@@ -327,7 +363,7 @@ def run_nodes(folder: Path, count: int, environment: dict[int, dict[str, str]]) 
     for process in processes:
         _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
-    return doctor_nodes.read_answers(folder)
+    return doctor_answers.read_answers(folder)
 
 
 def test_nodes_meet_and_one_is_odd(tmp_path: Path) -> None:
@@ -342,7 +378,7 @@ def test_nodes_meet_and_one_is_odd(tmp_path: Path) -> None:
     answers = run_nodes(folder, 3, {1: {"PYTHONPATH": str(metadata.parent)}})
 
     assert [one.node for one in answers] == ["n1", "n2", "n3"]
-    assert [(one["node"], one["fact"], one["value"]) for one in doctor_nodes.differences(answers)] == [
+    assert [(one["node"], one["fact"], one["value"]) for one in doctor_answers.differences(answers)] == [
         ("n2", "torch", "9.9.9")
     ]
     for one in answers[1:]:
@@ -352,7 +388,7 @@ def test_nodes_meet_and_one_is_odd(tmp_path: Path) -> None:
         assert states["network", "between nodes"] == "ok"
         clocks = [f for f in one.findings if (f.group, f.check) == ("host", "clock")]
         assert [f.state for f in clocks] == ["ok"] and "within 1 s of n1" in clocks[0].finding
-    merged = {one.check: one for one in doctor_nodes.merge(answers)}
+    merged = {one.check: one for one in doctor_answers.merge(answers)}
     assert merged["versions: torch"].state == "fail" and merged["versions: torch"].finding.startswith("n2: 9.9.9")
     assert merged["files: model.path"].state == "fail" and "all 3" in merged["files: model.path"].finding
     hello = json.loads((folder / "hello.json").read_text())

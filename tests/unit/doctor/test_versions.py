@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from gspo_hpc.config import loader
 from gspo_hpc.doctor import examine, packages, versions
-from gspo_hpc.doctor import gpus as doctor_gpus
 from gspo_hpc.doctor.finding import Finding
+from gspo_hpc.doctor.gpus import judging, reading, smi
+from gspo_hpc.doctor.gpus.found import Gpus
 from gspo_hpc.doctor.packages import satisfies
 
 Install = Callable[..., None]
@@ -63,12 +64,12 @@ def look(*overrides: str, elsewhere: str = "") -> dict[str, Finding]:
     return {one.check: one for one in versions.findings(config, elsewhere=elsewhere)}
 
 
-def gpus(text: str = GPUS, apps: str = "", cuda: str | None = "12.8") -> doctor_gpus.Gpus:
-    return doctor_gpus.Gpus(doctor_gpus.parse_gpus(text), doctor_gpus.parse_apps(apps), cuda)
+def gpus(text: str = GPUS, apps: str = "", cuda: str | None = "12.8") -> Gpus:
+    return Gpus(smi.parse_gpus(text), smi.parse_apps(apps), cuda)
 
 
-def judge(found: doctor_gpus.Gpus, wanted: int | None = 2, rank_bytes: int | None = None) -> dict[str, Finding]:
-    return {one.check: one for one in doctor_gpus.judge(found, wanted, rank_bytes).findings}
+def judge(found: Gpus, wanted: int | None = 2, rank_bytes: int | None = None) -> dict[str, Finding]:
+    return {one.check: one for one in judging.judge(found, wanted, rank_bytes).findings}
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.lists(st.integers(0, 99), min_size=1, max_size=4))
@@ -248,7 +249,7 @@ def test_gpus_as_they_should_be() -> None:
     found = judge(gpus())
     assert {one.check for one in found.values() if one.state != "ok"} == {"links"}  # nvidia-smi does not tell them
     assert found["count"].finding == "2 x NVIDIA H100 80GB HBM3" and found["memory"].finding == "79.6 GiB each"
-    assert doctor_gpus.facts(gpus()) == {
+    assert judging.facts(gpus()) == {
         "GPUs": "2 x NVIDIA H100 80GB HBM3, 79.6 GiB",
         "driver": "570.124.06",
         "CUDA of the driver": "12.8",
@@ -304,12 +305,12 @@ def test_somebody_else_on_a_gpu() -> None:
 @pytest.mark.parametrize("text", ["No devices were found\n", "0, a\n", "GPU, x" + ", 0" * 8, "²" + ", 0" * 9])
 def test_another_format_is_said(text: str) -> None:
     with pytest.raises(ValueError, match="nvidia-smi printed"):
-        doctor_gpus.parse_gpus(text)
+        smi.parse_gpus(text)
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters=',"\n\r'), max_size=12), max_size=12))
 def test_no_text_of_nvidia_smi_breaks_the_reading(words: list[str]) -> None:
-    for parse in (doctor_gpus.parse_gpus, doctor_gpus.parse_apps):
+    for parse in (smi.parse_gpus, smi.parse_apps):
         try:
             parse(", ".join(words))
         except ValueError as error:
@@ -335,16 +336,16 @@ def test_a_program_that_prints_as_nvidia_smi_does(
         f'case "$1" in --query-gpu=index,name,uuid,memory.total,*) cat {tmp_path}/gpus ;;\n'
         f"--query-compute-apps=*) cat {tmp_path}/apps ;; *) cat {tmp_path}/head ;; esac",
     )
-    found = doctor_gpus.read()
+    found = reading.read()
     assert found == gpus(apps=APPS) and found.error == ""
     program(tmp_path, 'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9')
-    broken = judge(doctor_gpus.read())["count"]
+    broken = judge(reading.read())["count"]
     assert broken.state == "fail" and "communicate with the NVIDIA driver" in broken.finding and "dmesg" in broken.fix
 
 
 def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_nvml: None) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = judge(doctor_gpus.read())["count"]
+    found = judge(reading.read())["count"]
     assert found.state == "fail" and "not installed" in found.finding and "--nodes" in found.fix
 
 

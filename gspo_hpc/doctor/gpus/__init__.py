@@ -1,0 +1,1 @@
+"""The GPUs of a machine: how many, MIG, memory errors, who else uses them."""
