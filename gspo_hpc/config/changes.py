@@ -39,6 +39,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "rollout.probe_mean_gap",
         "rollout.engine.gpu_memory_utilization",
         "reward.workers",
+        "reward.memory_gb",
         "eval.interval",
         "eval.before",
         "eval.after",

@@ -21,6 +21,7 @@ from gspo_hpc.config.section import (
     Number,
     PerNode,
     Positive,
+    Range,
     Section,
     Share,
     Temperature,
@@ -191,6 +192,9 @@ class RewardFunction(Section):
         ..., "A registered name, or path/to/file.py:function."
     )
     weight: AnyNumber = key(1.0, "Weight of this term in the sum.")
+    clip_range: Range | None = key(
+        None, "Lowest and highest value of this term, [low, high], to which others are clipped before their weight."
+    )
     args: FreeForm = key({}, "Arguments of the function.")
     retries: CountFrom0 = key(
         0, "Times that a call which failed or took too long is repeated, 1 s, 2 s, 4 s ... later, at most 60 s."
@@ -204,6 +208,10 @@ class Reward(Section):
     workers: Count = key(2, "Processes of the pool.")
     timeout: Positive = key(
         10.0, "Seconds that one reward function may take for one completion, or for a group if it grades groups."
+    )
+    memory_gb: Positive = key(
+        8.0,
+        "GB of memory that each process of the pool may use, and each process that it starts; beyond, a call fails.",
     )
     on_failure: Literal["exclude", "zero"] = key(
         "exclude", "After a reward function has failed, exclude the completion, or count its reward as zero."

@@ -87,6 +87,12 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _pair(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) != 2:
+        raise ValueError(f"must be two numbers, [low, high]; found {len(value)}")
+    return _tuple(value)
+
+
 class Inner(ValueError):
     """A mistake inside a free-form value: the steps that lead to it, and the end of a sentence that begins with it.
 
@@ -183,6 +189,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 Lines = Annotated[tuple[OneLine, ...], BeforeValidator(_tuple)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_tuple)]
 Listed = BeforeValidator(_tuple)  # for tuples of sections
+Range = Annotated[tuple[AnyNumber, AnyNumber], BeforeValidator(_pair)]
 FreeForm = Annotated[dict[str, Any], BeforeValidator(lambda v: plain(v) if isinstance(v, Mapping) else v)]
 OptionsAsText = Annotated[dict[str, Any], BeforeValidator(_plain_text)]  # 24:00:00 is no number to who gets them
 TextByName = Annotated[dict[str, str], BeforeValidator(_plain_text)]

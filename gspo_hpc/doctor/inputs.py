@@ -127,10 +127,11 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
         section.ok("reward functions", names)
         return
     functions = config.reward.functions
+    memory = config.reward.memory_gb
     if row is None:  # without rows they are only loaded
-        outcomes = trial.run(functions, "", {}, texts=())
+        outcomes = trial.run(functions, "", {}, texts=(), memory_gb=memory)
     else:
-        outcomes = trial.run(functions, row.text, row.fields)
+        outcomes = trial.run(functions, row.text, row.fields, memory_gb=memory)
     for term, outcome in zip(functions, outcomes, strict=True):
         if outcome.failure is not None:
             add = section.fail if outcome.certain or outcome.not_loaded else section.warn

@@ -100,7 +100,7 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
 
     first = rows[0]
     names = registry.part_names(config.reward)
-    outcomes = trial.run(config.reward.functions, first.text, first.fields)
+    outcomes = trial.run(config.reward.functions, first.text, first.fields, memory_gb=config.reward.memory_gb)
     wrong = [
         f"{name} {outcome.failure}"
         for name, outcome in zip(names, outcomes, strict=True)

@@ -1,4 +1,6 @@
-"""The reward functions ("graders") that come with the package: those of numbers and texts; mathematics.py has another.
+"""The reward functions ("graders") that come with the package: those of numbers and of exact text stand here.
+
+Files beside this one have the others: mathematics.py, choices.py, formats.py and texts.py. All are imported here.
 
 A reward function is a plain function
 
@@ -9,42 +11,51 @@ and `args` the arguments from the configuration. A function with a parameter `re
 the completion's tokens, end token included. It runs in a process of its own: raising an error costs the sample, never
 the run. Imports at the top of its file happen before its time limit starts, imports inside the function count.
 
-To add one to the package, write it here below ``@reward_function``; its name is then valid in the configuration, and
-its annotations say which arguments are accepted. No other file changes. Users write theirs in files of their own, given
-as path/to/file.py:function; CONTRIBUTING.md has a complete example.
+To add one to the package, write it here or in such a file below ``@reward_function``; its name is then valid in the
+configuration, and its annotations say which arguments are accepted. No other file changes. Users write theirs in files
+of their own, given as path/to/file.py:function; CONTRIBUTING.md has a complete example.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from collections.abc import Container, Mapping
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Literal
 
+from gspo_hpc.rewards import choices as choices
 from gspo_hpc.rewards import mathematics as mathematics
+from gspo_hpc.rewards import texts as texts
 from gspo_hpc.rewards.catalogue import ARGUMENT_CHECKS as ARGUMENT_CHECKS
 from gspo_hpc.rewards.catalogue import REGISTRY as REGISTRY
 from gspo_hpc.rewards.catalogue import ROW_CHECKS, field_of, reward_function
 from gspo_hpc.rewards.catalogue import Grader as Grader
+from gspo_hpc.rewards.formats import check_tag, section
 
 
 def refusal(function: str, args: Mapping[str, Any], fields: Mapping[str, Any]) -> str | None:
     """Return why a built-in function, which takes these arguments, can grade no completion of a row; None if it can."""
     grader = REGISTRY[function]
+    takes = inspect.signature(grader).parameters
     if function in ROW_CHECKS:
         try:
             ROW_CHECKS[function](fields, **args)
         except ValueError as error:
-            return f"{error}; args: {{answer: FIELD}} names another field"
+            return _with_hint(error, takes)
         return None
-    takes = inspect.signature(grader).parameters
     length = {"response_length": 4} if "response_length" in takes else {}
     try:
         grader("The answer is 42.", prompt="", fields=fields, **length, **args)
     except ValueError as error:
-        return f"{error}; args: {{answer: FIELD}} names another field" if "answer" in takes else str(error)
+        return _with_hint(error, takes)
     return None
+
+
+def _with_hint(error: ValueError, takes: Container[str]) -> str:
+    """Return the text of an error, and which argument may help."""
+    return f"{error}; args: {{answer: FIELD}} names another field" if "answer" in takes else str(error)
 
 
 # A minus is a sign only where it cannot be an operator: "7-5" holds 7 and 5. Commas group thousands ("1,234" is one
@@ -67,7 +78,18 @@ def numbers_in(text: str) -> list[Decimal]:
     return found
 
 
-@reward_function
+# Exact enough for any number of a text; differences beyond what a Decimal holds are infinite, not an error.
+_ARITHMETIC = Context(prec=60, traps=[])
+
+
+def _check_numbers(rel_tol: float = 0.0, abs_tol: float = 0.0, tag: str = "", **_: Any) -> None:
+    for name, value in (("rel_tol", rel_tol), ("abs_tol", abs_tol)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {value}: it must be a finite number, at least 0")
+    check_tag(tag)
+
+
+@reward_function(check=_check_numbers)
 def number_match(
     completion: str,
     *,
@@ -75,10 +97,15 @@ def number_match(
     fields: Mapping[str, Any],
     answer: str = "answer",
     position: Literal["last", "first", "any"] = "last",
+    rel_tol: float = 0.0,
+    abs_tol: float = 0.0,
+    tag: str = "",
 ) -> float:
     """Return 1.0 if the last (first, any) number of the completion equals the field named `answer`, else 0.0.
 
-    The field is a number, or a text whose last number counts. Values are compared exactly: 12 equals 12.0.
+    The field is a number, or a text whose last number counts. Values are compared exactly: 12 equals 12.0. With a
+    tolerance, numbers are equal that differ from the right one by at most `abs_tol`, or by at most `rel_tol` times it.
+    With `tag`, only the last <tag>...</tag> of the completion is read.
     Raises ValueError if the field is missing or holds no number.
     """
     value = field_of(fields, answer)
@@ -86,67 +113,41 @@ def number_match(
     wanted = numbers_in(str(value)) if plain else []
     if not wanted:
         raise ValueError(f"field {answer!r} is {value!r}: it must be a number, or text that contains one")
-    given = numbers_in(completion)
-    if not given:
-        return 0.0
-    if position == "any":
-        return float(wanted[-1] in given)
-    return float(given[-1 if position == "last" else 0] == wanted[-1])
+    given = numbers_in(section(completion, tag) or "")
+    if position != "any":
+        given = given[-1:] if position == "last" else given[:1]
+    return float(any(_equal(one, wanted[-1], rel_tol, abs_tol) for one in given))
 
 
-@reward_function
+def _equal(given: Decimal, wanted: Decimal, rel_tol: float, abs_tol: float) -> bool:
+    if given == wanted or not (rel_tol or abs_tol):
+        return given == wanted
+    # Tolerances as they are written: 0.1 is a tenth, not the binary fraction next to it.
+    allowed = max(_ARITHMETIC.multiply(Decimal(str(rel_tol)), wanted.copy_abs()), Decimal(str(abs_tol)))
+    return _ARITHMETIC.subtract(given, wanted).copy_abs() <= allowed
+
+
+def _check_exact(tag: str = "", **_: Any) -> None:
+    check_tag(tag)
+
+
+@reward_function(check=_check_exact)
 def exact_match(
-    completion: str, *, prompt: str, fields: Mapping[str, Any], answer: str = "answer", ignore_case: bool = False
+    completion: str,
+    *,
+    prompt: str,
+    fields: Mapping[str, Any],
+    answer: str = "answer",
+    ignore_case: bool = False,
+    tag: str = "",
 ) -> float:
     """Return 1.0 if completion and the field named `answer` are the same text, else 0.0.
 
-    White space around both is dropped first. Raises ValueError if the field is missing.
+    White space around both is dropped first. With `tag`, only the last <tag>...</tag> of the completion is compared.
+    Raises ValueError if the field is missing.
     """
-    given, wanted = completion.strip(), str(field_of(fields, answer)).strip()
+    wanted, found = str(field_of(fields, answer)).strip(), section(completion, tag)
+    if found is None:
+        return 0.0
+    given = found.strip()
     return float(given.casefold() == wanted.casefold() if ignore_case else given == wanted)
-
-
-def _check_regex(pattern: str, **_: Any) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"pattern {pattern!r} is not a valid regular expression: {error}") from None
-
-
-@reward_function(check=_check_regex)
-def regex(
-    completion: str,
-    *,
-    prompt: str,
-    fields: Mapping[str, Any],
-    pattern: str,
-    mode: Literal["full", "search"] = "full",
-) -> float:
-    """Return 1.0 if the whole completion (`full`) or any part of it (`search`) matches the pattern, else 0.0.
-
-    The pattern has Python's syntax; flags go into it, as in "(?s)<think>.*</think>.*". White space around the
-    completion is dropped first.
-    """
-    match = re.fullmatch if mode == "full" else re.search
-    return float(match(pattern, completion.strip()) is not None)
-
-
-def _check_length(target: int, limit: int, **_: Any) -> None:
-    if not 0 <= target < limit:
-        raise ValueError(f"target {target} and limit {limit} do not fit: 0 <= target < limit must hold")
-
-
-@reward_function(check=_check_length)
-def length(
-    completion: str,
-    *,
-    prompt: str,
-    fields: Mapping[str, Any],
-    response_length: int,
-    target: int,
-    limit: int,
-    unit: Literal["tokens", "characters"] = "tokens",
-) -> float:
-    """Return a penalty on long answers: 0.0 up to `target`, falling linearly to -1.0 at `limit` and beyond."""
-    used = response_length if unit == "tokens" else len(completion)
-    return -min(1.0, max(0.0, (used - target) / (limit - target)))

@@ -92,6 +92,8 @@ def loaded(term: RewardFunction) -> Loaded:
 
 def raised(error: BaseException) -> Verdict:
     """Return the verdict of a call that raised an error."""
+    if isinstance(error, MemoryError):
+        return Verdict(None, "needed more memory than it may use (reward.memory_gb)", "failed")
     outcome: Outcome = "unparsable_gold" if isinstance(error, UnparsableGold) else "failed"
     return Verdict(None, f"raised {error_text(error)}", outcome)
 

@@ -15,6 +15,18 @@ ARGUMENT_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with a f
 ROW_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with the fields of a row and a function's arguments
 PREPARATIONS: dict[str, Callable[[], None]] = {}  # by name: called in a worker process before its first call
 
+# What TRL, open-r1, ms-swift and verl call a reward function -> its name here.
+PEER_NAMES = {
+    **dict.fromkeys(("accuracy", "accuracy_reward", "reasoning_accuracy_reward", "math", "math_dapo"), "math_verify"),
+    **dict.fromkeys(("gsm8k", "exact_number"), "number_match"),
+    **dict.fromkeys(("format", "format_reward", "think_format_reward", "tag_count", "tag_count_reward"), "tag_format"),
+    **dict.fromkeys(("repetition_penalty", "repetition_penalty_reward", "repetition_reward"), "repetition"),
+    **dict.fromkeys(("soft_overlong", "soft_overlong_punishment", "overlong_buffer", "len_reward"), "length"),
+    **dict.fromkeys(("get_soft_overlong_punishment", "dapo_overlong"), "length"),
+    **dict.fromkeys(("choice", "mcq", "mmlu", "gpqa"), "multiple_choice"),
+    **dict.fromkeys(("language", "language_consistency_reward"), "language_consistency"),
+}
+
 
 class Graded(float):
     """A reward that says why it is what it is: "right", "wrong", or "unparsable" where the completion has no answer."""

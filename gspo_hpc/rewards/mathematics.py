@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo_hpc.rewards.catalogue import Graded, UnparsableGold, field_of, reward_function
+from gspo_hpc.rewards.formats import check_tag, section
 
 _MARKED = re.compile(r"\\boxed|\$|\\\(|\\\[")  # text that says where its mathematics is
 _EXAMPLE = (r"so the answer is $\boxed{\frac{x^2+1}{2}}$, or 1/2", r"\boxed{(1, \sqrt{2}]}")
@@ -27,20 +28,33 @@ def _prepare() -> None:
         math_verify.verify(parsed, parsed, timeout_seconds=None)
 
 
+def _check(precision: int = 6, tag: str = "", **_: Any) -> None:
+    if not 0 <= precision <= 50:
+        raise ValueError(f"precision is {precision}: it must be a number of decimal places from 0 to 50")
+    check_tag(tag)
+
+
 def _check_row(fields: Mapping[str, Any], *, answer: str = "answer", **_: Any) -> None:
     _gold_text(field_of(fields, answer), answer)
 
 
-@reward_function(check_row=_check_row, prepare=_prepare)
+@reward_function(check=_check, check_row=_check_row, prepare=_prepare)
 def math_verify(
-    completion: str, *, prompt: str, fields: Mapping[str, Any], answer: str = "answer", precision: int = 6
+    completion: str,
+    *,
+    prompt: str,
+    fields: Mapping[str, Any],
+    answer: str = "answer",
+    precision: int = 6,
+    tag: str = "",
 ) -> float:
     r"""Return 1.0 if the completion's last mathematical expression equals that of the field named `answer`, else 0.0.
 
     An expression in \boxed{} counts before others; several that "and" or a comma joins are a set. The field is a number
     or an expression, plain or in LaTeX; where text is around it, it stands in \boxed{}, between dollars, or after
-    "####". Numbers are compared after rounding to `precision` decimal places. The result is a :class:`Graded` with the
-    outcome "right", "wrong", or "unparsable" if the completion has no expression or one that cannot be compared.
+    "####". Numbers are compared after rounding to `precision` decimal places. With `tag`, only the last
+    <tag>...</tag> of the completion is read, which may be a plain expression, too. The result is a :class:`Graded` with
+    the outcome "right", "wrong", or "unparsable" if the completion has no expression or one that cannot be compared.
     Raises UnparsableGold if the field cannot be read.
     """
     import math_verify as library
@@ -48,6 +62,11 @@ def math_verify(
     gold = library.parse(_gold_text(field_of(fields, answer), answer), parsing_timeout=None)
     if not any(not isinstance(one, str) for one in gold):
         raise UnparsableGold(f"field {answer!r} is {str(fields[answer])[:80]!r}: math-verify finds no expression in it")
+    if tag:
+        inside = section(completion, tag)
+        if not inside:
+            return Graded(0.0, "unparsable")
+        completion = inside if _MARKED.search(inside) else f"\\boxed{{{inside}}}"
     given = library.parse(completion, parsing_timeout=None)
     if not any(not isinstance(one, str) for one in given):
         return Graded(0.0, "unparsable")

@@ -34,7 +34,7 @@ from gspo_hpc.config.schema import Reward
 from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards import worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
-from gspo_hpc.rewards.registry import asks_for_group, check, is_batched, part_names, terms_with
+from gspo_hpc.rewards.registry import asks_for_group, check, clipped, is_batched, part_names, terms_with
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
@@ -47,7 +47,7 @@ class RewardResult:
     """The reward of one completion: `value` is the weighted sum of its parts, 0 if a grader failed."""
 
     value: float
-    parts: dict[str, float]  # by grader (see part_names), unweighted; without those that failed
+    parts: dict[str, float]  # by grader (see part_names), clipped but not weighed; without those that failed
     failure: str | None  # the graders that failed, and why
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by grader, of those that failed or tell it
 
@@ -205,6 +205,8 @@ class RewardPool:
             # A job that ends signals every process, and this trainer may outlive its graders long enough to note a
             # failure that was none. A grader that kills itself does so again.
             return self._again(call, self._cause(error).failure or "")
+        if _is_out_of_memory(error) and call.tries == 0:  # the calls before it may have used the memory up
+            return self._again(call)
         self._live.discard(call)
         verdicts = future.result() if error is None else [self._cause(error)] * len(call.keys)
         if call.failed < self._reward.functions[call.term].retries and any(map(_may_pass, verdicts)):
@@ -246,7 +248,7 @@ class RewardPool:
             entry.outcomes[term] = outcome
         if failure is None:
             assert value is not None
-            entry.values[term] = value
+            entry.values[term] = clipped(value, self._reward.functions[term])
         else:
             entry.failures[term] = f"{name}: {failure}"
             self.failures[name] += 1
@@ -270,6 +272,8 @@ class RewardPool:
             return overtime
         if isinstance(error, ProcessExpired):
             code = error.exitcode or 0
+            if _is_out_of_memory(error):
+                return Verdict(None, worker_process.out_of_memory(self._reward.memory_gb), "failed")
             if code == -signal.SIGALRM:
                 return overtime
             ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -344,7 +348,7 @@ class RewardPool:
             ProcessPool(
                 max_workers=1,
                 initializer=worker_process.start,
-                initargs=(self._reward.functions,),
+                initargs=(self._reward.functions, self._reward.memory_gb),
                 context=multiprocessing.get_context("spawn"),
             )
         )
@@ -370,6 +374,10 @@ class RewardPool:
 def _may_pass(verdict: Verdict) -> bool:
     """Return whether another call may end better: not where the data row is at fault."""
     return verdict.outcome in ("failed", "timed_out")
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    return isinstance(error, ProcessExpired) and error.exitcode == worker_process.OUT_OF_MEMORY
 
 
 def _give_up(pools: list[ProcessPool]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
+from gspo_hpc.rewards.catalogue import PEER_NAMES
 from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
@@ -30,6 +31,14 @@ def part_names(reward: Reward) -> tuple[str, ...]:
         uses = sum(other.function == term.function for other in reward.functions[: len(names)])
         names.append(f"{term.function}#{uses + 1}" if uses else term.function)
     return tuple(names)
+
+
+def clipped(value: float, term: RewardFunction) -> float:
+    """Return a value of a term within its `clip_range`."""
+    if term.clip_range is None:
+        return value
+    low, high = term.clip_range
+    return min(max(value, low), high)
 
 
 def check(reward: Reward) -> None:
@@ -104,6 +113,8 @@ def load(function: str) -> Grader:
 def _check_term(term: RewardFunction) -> None:
     if not (isinstance(term.weight, int | float) and math.isfinite(term.weight)):
         raise ValueError(f"weight {term.weight!r} is not a finite number")
+    if term.clip_range is not None and not term.clip_range[0] < term.clip_range[1]:
+        raise ValueError(f"clip_range is [{', '.join(f'{one:g}' for one in term.clip_range)}]: low must be below high")
     if own_code.is_file(term.function):
         path, name = own_code.split(term.function, _FUNCTION)
         _check_arguments(own_code.signature(path, name, may_be_async=True), term.args)
@@ -117,7 +128,8 @@ def _check_term(term: RewardFunction) -> None:
 
 def _unknown(name: str) -> str:
     """Return what to write instead of a name that no function has, as the end of a sentence."""
-    return f"{near_miss(name, sorted(REGISTRY), known=True)}. Give one of your own as path/to/file.py:function"
+    here = f"; here it is {PEER_NAMES[name]}" if name in PEER_NAMES else near_miss(name, sorted(REGISTRY), known=True)
+    return f"{here}. Give one of your own as path/to/file.py:function"
 
 
 def _check_arguments(signature: inspect.Signature, args: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import PREPARATIONS
 from gspo_hpc.rewards.registry import is_batched
+from gspo_hpc.rewards.worker_process import limit_memory
 
 SECONDS = 30.0  # for all functions; a file may import large libraries from a slow file system
 TEXTS = ("", "The answer is 42.", '{"answer": 42}')  # completions, of which a function may refuse some
@@ -45,10 +46,11 @@ def run(
     *,
     texts: Sequence[str] = TEXTS,
     seconds: float = SECONDS,
+    memory_gb: float | None = None,
 ) -> list[Outcome]:
     """Return the outcome of each function for a prompt and the other fields of its row. Takes at most `seconds`.
 
-    `texts` are the completions; without any, functions are only loaded.
+    `texts` are the completions; without any, functions are only loaded. `memory_gb` bounds the memory of their process.
     """
     if all(_is_quick(term) for term in functions):
         return [_try(term, prompt, fields, texts) for term in functions]
@@ -59,7 +61,9 @@ def run(
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "gspo_hpc.rewards.trial", str(answers)],
-                input=json.dumps({"functions": terms, "prompt": prompt, "fields": fields, "texts": texts}),
+                input=json.dumps(
+                    {"functions": terms, "prompt": prompt, "fields": fields, "texts": texts, "memory_gb": memory_gb}
+                ),
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -80,6 +84,8 @@ def run(
 def main(argv: Sequence[str]) -> int:
     """Try the functions that standard input names; write a line for each into the file of the only argument."""
     asked = json.load(sys.stdin)
+    if asked["memory_gb"] is not None:
+        limit_memory(asked["memory_gb"])
     with open(argv[0], "w", encoding="utf-8", buffering=1) as answers:
         for term in asked["functions"]:
             outcome = _try(RewardFunction(**term), asked["prompt"], asked["fields"], asked["texts"])

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Sequence
 from typing import Any
 
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded, raised
+from gspo_hpc.system.text import GIB
 
+OUT_OF_MEMORY = 112  # exit code of a process whose grader needed more memory than it may use
 ORPHAN_SECONDS = 2.0  # after its time limit, the kernel ends a grader that its pool did not end
 
 _graders: list[Loaded | None] = []  # by term
 _errors: list[str | None] = []  # by term: why it could not be loaded
 
 
-def start(functions: tuple[RewardFunction, ...]) -> None:
+def limit_memory(gigabytes: float) -> None:
+    """Let this process, and each that it starts, use no more memory than this, as far as it is not limited already.
+
+    The limit is on memory that can be written to. Addresses that are only reserved do not count, nor files that are
+    mapped, such as libraries.
+    """
+    limit = int(gigabytes * GIB)
+    given = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if given != resource.RLIM_INFINITY:
+        limit = min(limit, given)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def start(functions: tuple[RewardFunction, ...], memory_gb: float) -> None:
     """Load the graders. Never raises, because pebble would take that for a broken pool."""
+    limit_memory(memory_gb)
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's warnings are for the trainer
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends a grader inside C code, such as a slow regular expression
@@ -29,9 +46,17 @@ def start(functions: tuple[RewardFunction, ...]) -> None:
         try:
             _graders.append(loaded(term))
             _errors.append(None)
+        except MemoryError:
+            _graders.append(None)
+            _errors.append(f"the function cannot be loaded: {out_of_memory(memory_gb)}")
         except BaseException as error:  # a user's file may raise anything, SystemExit too
             _graders.append(None)
             _errors.append(f"the function cannot be loaded: {error_text(error)}")
+
+
+def out_of_memory(memory_gb: float) -> str:
+    """Return what is said of a grader that needs more memory than it may use."""
+    return f"needed more memory than {memory_gb:g} GB (reward.memory_gb)"
 
 
 def load_errors() -> list[str | None]:
@@ -57,6 +82,8 @@ def grade(
         if index is None:
             return function.call_batched(group, prompt, fields)
         return [function.call(group, index, prompt, fields)]
+    except MemoryError:  # calls before this one may have used it up, so the process ends
+        os._exit(OUT_OF_MEMORY)
     except BaseException as error:  # SystemExit too: a grader that exits costs its sample
         return [raised(error)] * count
     finally:

@@ -182,23 +182,6 @@ def test_exact_match() -> None:
     assert builtin.exact_match("12", prompt="", fields=fields, answer="other") == 1.0
 
 
-def test_regex() -> None:
-    assert builtin.regex(" <a>1</a>\n", prompt="", fields={}, pattern=r"<a>\d</a>") == 1.0
-    assert builtin.regex("so <a>1</a>", prompt="", fields={}, pattern=r"<a>\d</a>") == 0.0
-    assert builtin.regex("so <a>1</a>", prompt="", fields={}, pattern=r"<a>\d</a>", mode="search") == 1.0
-    assert builtin.regex("a\nb", prompt="", fields={}, pattern=r"a.b") == 0.0
-    assert builtin.regex("a\nb", prompt="", fields={}, pattern=r"(?s)a.b") == 1.0
-
-
-@pytest.mark.parametrize(("tokens", "value"), [(0, 0.0), (10, 0.0), (11, -0.1), (15, -0.5), (20, -1.0), (500, -1.0)])
-def test_length(tokens: int, value: float) -> None:
-    sizes = {"target": 10, "limit": 20}
-    got = builtin.length("", prompt="", fields={}, response_length=tokens, **sizes)
-    assert got == pytest.approx(value)
-    got = builtin.length("x" * tokens, prompt="", fields={}, response_length=0, unit="characters", **sizes)
-    assert got == pytest.approx(value)
-
-
 # ---- the check of a config
 
 
@@ -221,9 +204,12 @@ LENGTH = {"target": 10, "limit": 20}
     ("term", "why"),
     [
         (RewardFunction("number_mach"), "number_mach: there is no such reward function; nearest: number_match"),
-        (RewardFunction("zzz"), "known: exact_match, length, math_verify, number_match, regex"),
+        (RewardFunction("zzz"), "known: exact_match, language_consistency, length, math_verify"),
         (RewardFunction("number_match", args={"anwser": "a"}), "unknown argument 'anwser'; nearest: answer"),
-        (RewardFunction("number_match", args={"fields": {}}), "unknown argument 'fields'; known: answer, position"),
+        (
+            RewardFunction("number_match", args={"fields": {}}),
+            "unknown argument 'fields'; known: answer, position, rel_tol",
+        ),
         (RewardFunction("number_match", args={"position": "middle"}), "'last' or 'first' or 'any'"),
         (RewardFunction("exact_match", args={"ignore_case": "no"}), "it must be true or false"),
         (
@@ -233,7 +219,7 @@ LENGTH = {"target": 10, "limit": 20}
         (RewardFunction("length", args={"target": 1}), "missing a required .*argument: 'limit'"),
         (
             RewardFunction("length", args={"target": 30, "limit": 20}),
-            "target 30 and limit 20 do not fit: 0 <= target < limit must hold",
+            "minimum 0, target 30 and limit 20 do not fit: 0 <= minimum <= target < limit must hold",
         ),
         (RewardFunction("regex"), "missing a required .*argument: 'pattern'"),
         (RewardFunction("regex", args={"pattern": "(a"}), "is not a valid regular expression"),
@@ -263,7 +249,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     text = str(caught.value)
     for part in ("broken.py is not Python", "in line 1", "'pattern'", "reward.workers is 0", "reward.timeout is 0.0"):
         assert part in text
-    with pytest.raises(ValueError, match="give at least one of exact_match, length, math_verify"):
+    with pytest.raises(ValueError, match="give at least one of exact_match, language_consistency, length"):
         check(reward())
 
 
@@ -299,6 +285,29 @@ def test_a_weighted_sum_of_all_graders(graders: str) -> None:
         parts = {"number_match": right, "length": -0.5, f"{graders}:told": 105.5, "length#2": -0.5}
         assert result == RewardResult(pytest.approx(2 * right - 0.25 + 1.055 - 0.5), parts, None)
     assert not pool.failures
+
+
+def test_each_value_is_clipped_before_its_weight(graders: str) -> None:
+    def term(weight: float, *range_: float) -> schema.RewardFunction:
+        told = schema.RewardFunction(function=f"{graders}:told", weight=weight, clip_range=range_ or None)
+        check(reward(told))
+        return told
+
+    with RewardPool(reward(term(1.0, 2, 5), term(-2.0, -1, 3.5), term(0.5))) as pool:
+        for tokens in (0, 4, 9):
+            pool.submit(tokens, "", tokens, "", {})
+        got = drain(pool)
+    name = f"{graders}:told"
+    for tokens, parts in {0: (2.0, 0.0, 0.0), 4: (4.0, 3.5, 4.0), 9: (5.0, 3.5, 9.0)}.items():
+        assert got[tokens].parts == dict(zip((name, f"{name}#2", f"{name}#3"), parts, strict=True))
+        assert got[tokens].value == pytest.approx(parts[0] - 2 * parts[1] + 0.5 * parts[2])
+
+
+@pytest.mark.parametrize("range_", [(1.0, 1.0), (1.0, 0.0)])
+def test_a_range_without_room_is_refused(range_: tuple[float, float]) -> None:
+    term = schema.RewardFunction(function="exact_match", clip_range=range_)
+    with pytest.raises(ValueError, match=r"clip_range is \[1, [01]\]: low must be below high"):
+        check(reward(term))
 
 
 @pytest.fixture
