@@ -1,4 +1,4 @@
-"""Convert what several projects have in common: machines, sizes, objective, data, names.
+"""Convert what several projects have in common: machines, sizes, data, names.
 
 Each function reads arguments from a draft and puts settings of ours; sizes count completions.
 """
@@ -12,16 +12,13 @@ from pathlib import PurePath
 from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.data.counting import DATA_FILES
-from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.rewards.builtin import REGISTRY
 
-_PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
-# Values of scale_rewards, which was true or false up to TRL 0.22 and is read so since -> whether it divides.
-_SCALES = {"group": True, "true": True, "1": True, "none": False, "false": False, "0": False}
+SERVED = 0.9  # the share of a GPU's memory that trl vllm-serve and swift rollout take unless they are told
 
 
 def split_nodes(gpus: int) -> tuple[int, int]:
@@ -77,6 +74,7 @@ def server(draft: Draft, nodes: int, each: int, command: Command | None, name: s
     `command` starts the server, if the script has it, and `name` is what it is called.
     """
     tp = engines = 1
+    share: str | None = None
     if command is None:
         draft.assumed.append(
             f"{name} is not in the script: one engine of 1 GPU a node is assumed, beside those that train"
@@ -87,7 +85,24 @@ def server(draft: Draft, nodes: int, each: int, command: Command | None, name: s
         tp = positive(draft, "tensor_parallel_size", sizes.get("tensor_parallel_size")) or 1
         count = positive(draft, "data_parallel_size", sizes.get("data_parallel_size"))
         engines = count or max(1, (visible(draft, command.variables) or tp) // tp)
+        share = sizes.get("gpu_memory_utilization")
+    _memory(draft, share, name)
     beside(draft, nodes, each, nodes if command is None else engines, tp, name)
+
+
+def _memory(draft: Draft, share: str | None, name: str) -> None:
+    """Put the share of a GPU's memory that the server `name` takes."""
+    option = "gpu_memory_utilization"
+    if share is not None and is_unset(share):
+        _unknown(draft, option, share)
+        share = None
+    try:
+        value = SERVED if share is None else float(share)
+    except (ValueError, TypeError):
+        value = 0.0
+    if not 0 < value <= 1:
+        draft.refuse(f"{option}={share}: must be above 0 and at most 1")
+    draft.put("rollout.engine", {option: value}, comment=f"{'default ' if share is None else ''}of {name}")
 
 
 def beside(draft: Draft, nodes: int, each: int, total: int, tp: int, name: str) -> None:
@@ -113,82 +128,6 @@ def rollout_size(draft: Draft, update: int, rollout: int, comment: str, of: Sequ
         draft.put("batch.steps_per_generation", rollout // update, comment=comment, of=of)
     else:
         draft.put("batch.generation_batch_size", rollout, comment=comment, of=of)
-
-
-def objective(draft: Draft, level: str, loss: str, high: float | None, low: float, beta: float) -> None:
-    """Put the algorithm of ms-swift's and TRL's names. Refuse any other objective."""
-    name = _PRESETS[level]
-    draft.put("algorithm.kl_beta", beta, "beta")
-    _reference(draft, beta)
-    if loss in ("cispo", "sapo") and name == "grpo":
-        draft.credit("algorithm.name", "importance_sampling_level")
-        draft.put("algorithm.name", loss, "loss_type")
-        _without_clipping(draft, loss, low if high is None else high)
-    else:
-        draft.put("algorithm.name", name, "importance_sampling_level")
-        draft.put("algorithm.clip_low", low, "epsilon")
-        draft.put("algorithm.clip_high", low if high is None else high, "epsilon" if high is None else "epsilon_high")
-        if bound := draft.number("delta"):
-            draft.put("algorithm.dual_clip", bound, "delta")
-    draft.credit("algorithm.aggregation", "loss_type")
-    if loss in ("dapo", "bnpo") and name == "grpo":
-        draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean of all tokens")
-        if loss == "bnpo":
-            draft.drop("loss_type", "the mean is over the tokens of an update here (token), there of a micro-batch")
-    elif loss in ("dapo", "bnpo"):
-        text = (
-            f"weighs a sequence by its length, which contradicts a ratio per sequence; {name} is the plain mean over "
-            "sequences here (loss_type grpo there)"
-        )
-        draft.drop("loss_type", text)
-        if not draft.given("loss_type"):
-            draft.differs.append(f"loss_type {loss}, the default there, {text}")
-    elif loss == "dr_grpo" and name == "grpo":
-        draft.put("algorithm.aggregation", "fixed_length", "loss_type", "the sum of tokens by a fixed length")
-    elif loss not in ("grpo", "cispo", "sapo") or (loss != "grpo" and name != "grpo"):
-        draft.refuse(
-            f"loss_type {loss} is another objective{'' if name == 'grpo' else f' with {name}'}: here are a mean over "
-            "sequences (loss_type grpo), over tokens (dapo) and by a fixed length (dr_grpo), cispo and sapo"
-        )
-    scale = _SCALES.get(str(draft.values["scale_rewards"]).lower()) if draft.given("scale_rewards") else True
-    if draft.given("scale_rewards") and str(draft.values["scale_rewards"]).lower() == "batch":
-        draft.put("algorithm.advantage", "batch_std", "scale_rewards")
-        return
-    if scale is None:
-        draft.wrong("scale_rewards", "must be group, batch or none: what advantages are divided by")
-    draft.put("algorithm.normalize_advantage", scale is not False, "scale_rewards")
-
-
-def _reference(draft: Draft, beta: float) -> None:
-    """Put the refreshes of the reference model."""
-    names = ("ref_model_sync_steps", "ref_model_mixup_alpha")
-    if draft.switch("sync_ref_model") and beta:
-        text = "refreshed between two rollouts here, and after that very step there"
-        draft.put("algorithm.reference_interval", draft.whole(names[0], 512), names[0], text)
-        draft.put("algorithm.reference_mixup", draft.number(names[1], 0.6), names[1])
-        draft.credit("algorithm.reference_interval", "sync_ref_model")
-        return
-    for name in ("sync_ref_model", *names):
-        off = name == "sync_ref_model" and not draft.switch(name)
-        if draft.given(name):
-            draft.drop(name, report.OFF if off else "it is read with sync_ref_model and a beta above 0 only")
-
-
-def _without_clipping(draft: Draft, loss: str, high: float) -> None:
-    """Put the settings of objectives that clip no ratio."""
-    if loss == "sapo":
-        for ours, names, default in (
-            ("positive", ("sapo_temperature_pos", "tau_pos"), 1.0),
-            ("negative", ("sapo_temperature_neg", "tau_neg"), 1.05),
-        ):
-            found = next((name for name in names if draft.given(name)), None)
-            if found is not None:
-                draft.put(f"algorithm.gate_{ours}", draft.number(found, default), found)
-    elif high > 1:
-        text = "the bound of a weight there, its distance from 1 here"
-        draft.put("algorithm.clip_high", high - 1, "epsilon_high", text)
-    else:
-        draft.refuse(f"epsilon_high {high:g}: with loss_type cispo it bounds weights of 1, and must be above 1")
 
 
 def offload(draft: Draft, names: Mapping[str, str]) -> None:
@@ -223,24 +162,6 @@ def nothing_held_out(draft: Draft) -> None:
     """Report that ms-swift evaluates nothing, whatever its arguments of the evaluation say."""
     for name in ("eval_strategy", "eval_steps"):
         draft.drop(name, "without val_dataset or split_dataset_ratio ms-swift evaluates nothing")
-
-
-def kept_out(draft: Draft) -> None:
-    """Put the completions and tokens that ms-swift and TRL leave out of the loss."""
-    for name in ("mask_truncated_completions", "overlong_filter"):
-        if draft.given(name) and draft.switch(name):
-            draft.put("rollout.truncated", "mask", name)
-    share = draft.number("top_entropy_quantile", 1.0) if draft.given("top_entropy_quantile") else 1.0
-    if share != 1.0 and draft.text("importance_sampling_level") == "sequence":
-        reason = "with one ratio per sequence it scales sequences; here it chooses tokens, with name gspo_token or grpo"
-        draft.drop("top_entropy_quantile", reason)
-    elif share != 1.0:
-        draft.put("algorithm.top_entropy_quantile", share, "top_entropy_quantile")
-        draft.assumed.append(
-            f"{draft.label('top_entropy_quantile')}: entropies are those of the policy that sampled, and the threshold "
-            "is that of a whole update; the original compares the tokens of a micro-batch of all processes by their "
-            "present entropies"
-        )
 
 
 def rewards(draft: Draft, name: str, weights: str) -> None:
@@ -304,8 +225,16 @@ def prompt_length(draft: Draft, name: str, window: str, response: int, comment: 
     return 512
 
 
-def engine(draft: Draft, names: Mapping[str, tuple[str, type]]) -> None:
-    """Put rollout.engine: vLLM's own arguments. `names`: argument of the other project -> (vLLM's, its type)."""
+def engine(draft: Draft, names: Mapping[str, tuple[str, type]], defaults: Mapping[str, float]) -> None:
+    """Put rollout.engine: vLLM's own arguments.
+
+    `names`: argument of the other project -> (vLLM's, its type). `defaults`: those of the project that vLLM does not
+    share, by vLLM's names. A server has arguments of its own.
+    """
+    if "rollout.engine" in draft.settings:
+        for name in filter(draft.given, names):
+            draft.drop(name, "the command that starts the server decides it")
+        return
     found: dict[str, int | float | bool] = {}
     for name, (own, kind) in names.items():
         if not draft.given(name):
@@ -317,8 +246,10 @@ def engine(draft: Draft, names: Mapping[str, tuple[str, type]]) -> None:
         elif value is not None:
             found[own] = value
             draft.credit("rollout.engine", name)
-    if found:
-        draft.put("rollout.engine", found)
+    assumed = [own for own in defaults if own not in found]
+    if found := {**found, **{own: defaults[own] for own in assumed}}:
+        text = f"{' and '.join(assumed)}: default of {draft.source.project}" if assumed else ""
+        draft.put("rollout.engine", found, comment=text)
 
 
 def run_name(draft: Draft, names: Sequence[str]) -> None:

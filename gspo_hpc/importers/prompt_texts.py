@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gspo_hpc.importers.draft import Draft
@@ -36,6 +36,16 @@ def template_variables(draft: Draft, name: str) -> None:
         place[last] = value
     if found:
         draft.put(_KEY, found)
+
+
+def messages_alone(draft: Draft, unless: Sequence[str]) -> None:
+    """Put that prompts which are a plain text get no chat template, as in TRL.
+
+    `unless`: arguments of scripts that make messages of every prompt, where they are given.
+    """
+    if not any(map(draft.given, unless)):
+        text = "as in TRL, only prompts that are lists of messages get it; true for all"
+        draft.put("data.chat_template", False, comment=text)
 
 
 def _below(draft: Draft, name: str) -> Iterator[tuple[str, Any]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from gspo_hpc.importers import adapters, prompt_texts, report
+from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.objective import corrections
+from gspo_hpc.importers.objective import corrections, groups, loss_types
 from gspo_hpc.importers.scripts.shell import Command
 
-_EARLIER = {"top_p": "0.9 (up to 3)", "top_k": "50 (up to 3)", "split_dataset_ratio": "0.01 (up to 3.5)"}
+_EARLIER = {"top_p": "0.9 (up to 4.0.2)", "top_k": "50 (up to 4.0.2)"}
+_EARLIER_3 = {"split_dataset_ratio": "0.01 (up to 3.5)"}
 _ENGINE = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
     "vllm_enforce_eager": ("enforce_eager", bool),
@@ -124,7 +125,7 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
 
 def objective(draft: Draft) -> None:
     """Put the algorithm; refuse another one."""
-    parts.objective(
+    loss_types.put(
         draft,
         draft.choice("importance_sampling_level", ("token", "sequence", "sequence_token"), "token"),
         draft.text("loss_type") or "grpo",
@@ -144,14 +145,8 @@ def objective(draft: Draft) -> None:
         draft.put("algorithm.kl_placement", "reward", "kl_in_reward", text)
         draft.put("algorithm.kl_estimator", "k1", "kl_in_reward")
     draft.credit("algorithm.kl_beta", "kl_in_reward")
-    if draft.switch("dynamic_sample"):
-        draft.drop(
-            "dynamic_sample",
-            "which prompts are drawn instead differs here; rollout.dynamic_sampling=true does it in its own way",
-        )
-    elif draft.given("dynamic_sample"):
-        draft.drop("dynamic_sample", report.OFF)
-    parts.kept_out(draft)
+    groups.of_swift(draft)
+    loss_types.kept_out(draft)
 
 
 def _layout(draft: Draft) -> None:
@@ -294,7 +289,7 @@ def generation(draft: Draft) -> None:
     _sampling(draft)
     if draft.texts("multi_turn_scheduler"):
         parts.turns(draft, "multi_turn_scheduler")
-    parts.engine(draft, _ENGINE)
+    parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.9})
     _sleep(draft)
     parts.data(draft, "dataset", "data.train")
     parts.data(draft, "val_dataset", "data.eval")
@@ -320,9 +315,10 @@ def _sampling(draft: Draft) -> None:
     ):
         assumed = third and not draft.given(name) and draft.values.get(name) is None
         draft.put(f"rollout.{name}", value, None if assumed else name, text.format(present) if assumed else "")
-    if not draft.given("tuner_type"):  # it may be of either version
-        parts.earlier(draft, "ms-swift 4", _EARLIER)
-    elif third:
+    if not third:
+        held = {} if draft.given("tuner_type") else _EARLIER_3  # 3 has no tuner_type
+        parts.earlier(draft, "ms-swift 4.5", {**_EARLIER, **held})
+    else:
         draft.assumed.append(
             "train_type is an argument of ms-swift 3: top_p and top_k have its defaults where they are not given, all "
             "others those of 4; up to 3.5 it also held out 1 % of the rows (split_dataset_ratio)"

@@ -8,15 +8,17 @@ TRL 1.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from gspo_hpc.importers import adapters, prompt_texts, report
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
-from gspo_hpc.importers.objective import corrections
+from gspo_hpc.importers.objective import corrections, loss_types
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.models.adapter_table import ALL
 from gspo_hpc.planning.plan import max_steps
@@ -30,11 +32,18 @@ _EARLIER = {
     "beta": "0.04 (up to 0.18)",
     "loss_type": "a mean over sequences (up to 0.15), bnpo (up to 0.21)",
     "temperature": "0.9 (up to 0.17)",
+    "top_k": "50 (up to 0.17)",
+    "max_prompt_length": "512, with longer prompts cut from the left (up to 0.25)",
 }
 _EARLIER_ENGINE = {
     "vllm_mode": "server (up to 0.29)",
+    "vllm_gpu_memory_utilization": "0.9 (up to 0.17)",
     "vllm_importance_sampling_correction": "none (up to 0.22), weights of tokens of at most 2 (0.23 to 0.25)",
 }
+# Names of models with experts: Qwen3-30B-A3B, Mixtral-8x7B, gpt-oss-20b.
+_MIXTURE = re.compile(r"(?i)-a\d+(\.\d+)?b|mixtral|moe|gpt-oss|deepseek-v[234]")
+# Arguments of open-r1's scripts, which make messages of each prompt.
+_MADE_INTO_MESSAGES = ("system_prompt", "dataset_prompt_column")
 _STYLES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
@@ -79,7 +88,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     else:
         tp = draft.whole("vllm_tensor_parallel_size", 1)
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
-        parts.engine(draft, _ENGINE)
+        parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.3} if draft.switch("use_vllm") else {})
     if draft.given("use_vllm") and not draft.switch("use_vllm"):
         draft.drop("use_vllm", "vLLM generates here in any case")
     draft.credit("rollout.tensor_parallel_size", "use_vllm", "vllm_mode")
@@ -99,7 +108,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     kind = "float16" if half else "float32" if full or dtype == "float32" else "bfloat16"
     draft.put("model.dtype", kind, of=("bf16", "fp16", name))
     _generation(draft)
-    parts.objective(
+    loss_types.put(
         draft,
         draft.choice("importance_sampling_level", ("token", "sequence", "sequence_token"), "token"),
         draft.text("loss_type") or "dapo",
@@ -114,7 +123,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.put("algorithm.normalize_advantage", False, "multi_objective_aggregation")
     draft.credit("algorithm.advantage", "multi_objective_aggregation")
     _entropy(draft)
-    parts.kept_out(draft)
+    _balancing(draft)
+    loss_types.kept_out(draft)
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
     parts.earlier(draft, "TRL 1.9", {**_EARLIER, **(_EARLIER_ENGINE if draft.switch("use_vllm") else {})})
@@ -144,6 +154,16 @@ def _entropy(draft: Draft) -> None:
         draft.credit("algorithm.entropy_target", "use_adaptive_entropy")
     elif draft.given("entropy_target"):
         draft.drop("entropy_target", "it is read with use_adaptive_entropy only")
+
+
+def _balancing(draft: Draft) -> None:
+    """Say that the experts of a mixture are balanced there by default."""
+    name, text = "router_aux_loss_coef", "it balances experts over all layers together, and moe.aux_loss_coeff in each"
+    weight = draft.number(name, 0.001)
+    if weight and draft.given(name):
+        draft.drop(name, text)
+    elif weight and _MIXTURE.search(PurePath(draft.text("model_name_or_path") or "").name):
+        draft.assumed.append(f"{name} is {weight:g} where it is not given (0 up to 1.6): {text}, which is 0 here")
 
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.
@@ -241,6 +261,7 @@ def _generation(draft: Draft) -> None:
             parts.turns(draft, name)
     parts.data(draft, "dataset_name", "data.train")
     prompt_texts.template_variables(draft, "chat_template_kwargs")
+    prompt_texts.messages_alone(draft, _MADE_INTO_MESSAGES)
     if draft.given("max_prompt_length"):
         text = "as TRL truncates to max_prompt_length"
         draft.put("data.overlong", "truncate_left", comment=text, of=("max_prompt_length",))

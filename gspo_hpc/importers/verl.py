@@ -10,10 +10,11 @@ from __future__ import annotations
 from gspo_hpc.importers import adapters, prompt_texts, report, tables
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.objective import groups
 from gspo_hpc.importers.objective import verl as objective
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
-from gspo_hpc.importers.verl_layout import ACTOR, OPTIM, REF, ROLLOUT, is_megatron, put_layout
+from gspo_hpc.importers.verl_layout import ACTOR, OPTIM, REF, ROLLOUT, engine, put_layout
 
 _ENGINE = {
     f"{ROLLOUT}.gpu_memory_utilization": ("gpu_memory_utilization", float),
@@ -44,7 +45,8 @@ _STEPS = "trainer.total_training_steps"
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a verl run amounts to."""
-    megatron = is_megatron(draft)
+    trainer = engine(draft)
+    megatron = trainer == "megatron"
     nodes = each = None
     if gpus is None:
         nodes, each = draft.whole("trainer.nnodes", 1), draft.whole("trainer.n_gpus_per_node", 8)
@@ -68,9 +70,10 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
             draft.drop(lora.rank, "verl does not read it with this model_engine")
     _generation(draft)
     whole = _length(draft, updates, prompts, rows)
-    _optimizer(draft, updates, whole, megatron)
+    _optimizer(draft, updates, whole, trainer)
     _saving(draft, updates)
-    parts.earlier(draft, "verl 0.9", {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)"})
+    style = {f"{OPTIM}.lr_decay_style": "linear (0.4.1)"} if megatron else {}
+    parts.earlier(draft, "verl 0.9", {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)", **style})
 
 
 def _batch(draft: Draft) -> tuple[int, int]:
@@ -108,12 +111,10 @@ def _batch(draft: Draft) -> tuple[int, int]:
 def _prompts(draft: Draft) -> int:
     """Return the prompts of a rollout. Where no groups are filtered out, the DAPO recipe trains on all it generates."""
     prompts = draft.whole("data.train_batch_size", 1024) or 1024
-    filtered = draft.switch("algorithm.filter_groups.enable")
     more = draft.whole("data.gen_batch_size", prompts) or prompts
-    if filtered:
-        text = "which prompts are drawn instead differs here; rollout.dynamic_sampling=true does it in its own way"
-        draft.drop("algorithm.filter_groups.enable", text)
-    elif more != prompts and "dapo" in draft.variables.get("entry", ""):
+    if groups.of_verl(draft, prompts, more):
+        return prompts
+    if more != prompts and "dapo" in draft.variables.get("entry", ""):
         draft.credit("batch.steps_per_generation", "data.gen_batch_size")
         text = (
             f"data.gen_batch_size {more}: without filter_groups the recipe trains on all prompts that it generates for"
@@ -123,7 +124,7 @@ def _prompts(draft: Draft) -> int:
             "data.train_batch_size", f"without filter_groups, data.gen_batch_size ({more}) is what a rollout has"
         )
         return more
-    elif more != prompts:
+    if more != prompts:
         draft.wrong(
             "data.gen_batch_size",
             f"without algorithm.filter_groups it is the size of a rollout in some versions of verl, and "
@@ -179,7 +180,7 @@ def _generation(draft: Draft) -> None:
     if draft.switch("trainer.val_only"):
         draft.refuse("trainer.val_only=True: nothing is trained, only evaluated")
     draft.put("rollout.top_k", draft.whole(f"{ROLLOUT}.top_k", -1, least=-1) or -1, f"{ROLLOUT}.top_k")
-    parts.engine(draft, _ENGINE)
+    parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.5, "max_num_seqs": 256})
     _lengths(draft)
     if (name := draft.text(f"{ROLLOUT}.name") or "vllm") != "vllm":
         draft.drop(f"{ROLLOUT}.name", f"vLLM generates here; arguments of {name} do not come along")
@@ -259,8 +260,9 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
     return whole
 
 
-def _optimizer(draft: Draft, updates: int, whole: int | None, megatron: bool) -> None:
+def _optimizer(draft: Draft, updates: int, whole: int | None, trainer: str) -> None:
     """Put the optimizer and its schedule. `whole`: steps of the run, if they are known."""
+    megatron = trainer == "megatron"
     rate = draft.number(f"{OPTIM}.lr", 1e-6) or 0.0
     draft.put("optimizer.lr", rate, f"{OPTIM}.lr")
     if "adam" not in (kind := draft.sure(f"{OPTIM}.optimizer", "adam")).lower():
@@ -282,13 +284,14 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, megatron: bool) ->
     if not megatron and draft.given(older := f"{OPTIM}.warmup_style"):
         draft.drop(style, "warmup_style takes precedence over it")
         style = older
-    kind = draft.sure(style, "constant")
+    kind = draft.sure(style, "cosine" if trainer == "veomni" else "constant")
     if kind in ("constant", "linear", "cosine"):
         draft.put("optimizer.lr_decay_style", kind, style)
     else:
         draft.drop(style, "only constant, linear and cosine exist here; constant is set")
-    if draft.given(f"{OPTIM}.min_lr"):
-        draft.put("optimizer.min_lr", draft.number(f"{OPTIM}.min_lr", 0.0), f"{OPTIM}.min_lr")
+    least = f"{OPTIM}.lr_min" if trainer == "veomni" else f"{OPTIM}.min_lr"
+    if draft.given(least):
+        draft.put("optimizer.min_lr", draft.number(least, 0.0), least)
     elif share := draft.number(f"{OPTIM}.min_lr_ratio", 0.0):
         draft.put("optimizer.min_lr", share * rate, f"{OPTIM}.min_lr_ratio")
     name = f"{OPTIM}.lr_warmup_steps"

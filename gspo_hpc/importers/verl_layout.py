@@ -27,9 +27,9 @@ _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp
 _DTYPES |= {"float32": "float32", "fp32": "float32", "float": "float32"}
 
 
-def is_megatron(draft: Draft) -> bool:
-    """Tell whether Megatron trains, not FSDP; refuse engines that are neither."""
-    engines = {"dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron", "veomni": "fsdp"}
+def engine(draft: Draft) -> str:
+    """Return what trains: fsdp, megatron or veomni; refuse other engines."""
+    engines = {"dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron", "veomni": "veomni"}
     config = str(draft.variables.get("config_name", ""))
     named = any(name.startswith(f"{_MEGATRON}.") for name in draft.values) or "megatron" in config
     found = ""
@@ -56,7 +56,7 @@ def is_megatron(draft: Draft) -> bool:
             draft.refuse(f"{name}={kind}: {why}")
         found = engines.get(kind, "fsdp")
         draft.credit("parallel.tensor_model_parallel_size", name)
-    return (found or ("megatron" if named else "fsdp")) == "megatron"
+    return found or ("megatron" if named else "fsdp")
 
 
 def put_layout(draft: Draft, megatron: bool) -> int:

@@ -18,10 +18,13 @@ _TOKEN = re.compile(
     + _ARGUMENTS,
     re.DOTALL,
 )
-# A line whose here-document becomes a file, is code that may write one, or is read into a variable.
+# A command whose here-document becomes a file, is code that may write one, or is read into a variable.
 _WRITES = re.compile(
     r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<|(?:IFS=\S*\s+)?read\s[^|;&]*<<)"
 )
+# Before a command that is not the first of its line, and behind one that is not the last.
+_BEFORE = re.compile(r"(?:;|&&|\|\||&(?=\s)|(?<!\S)(?:\{|then|do|else)(?=\s))")
+_BEHIND = re.compile(r";|&&|\|\|")
 _RESERVED = ("do", "done", "then", "elif", "else", "fi", "esac", "}")  # no command: the grammar has lost its way there
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
@@ -96,7 +99,9 @@ def _prepared(text: str) -> str:
     text = re.sub(r";;?&(\s*esac\b)", r";;\1", text)  # the last of a case has nothing to go on with
     done: list[str] = []
     around: list[str] = []  # quotes and brackets that are open
-    ends: list[tuple[str, bool, int, bool]] = []  # of here-documents that begin on the next line: word, <<-, place
+    ends: list[
+        tuple[str, bool, int, int, bool]
+    ] = []  # of here-documents that begin on the next line: word, <<-, places
     at = joined = 0
     while match := _TOKEN.search(text, at):
         token, inner = match[0], around[-1] if around else ""
@@ -140,17 +145,18 @@ def _prepared(text: str) -> str:
             token, at = "", len(text) if end < 0 else end
         elif match["end"] and inner not in ('"', "(("):
             within = _SUBSTITUTED.search(text, 0, match.start()) is not None if around else False
-            ends.append((match["end"], token.startswith("<<-"), len(done), not around or within))
+            ends.append((match["end"], token.startswith("<<-"), len(done), match.start(), not around or within))
             token = " " * len(token)
         elif token == "\n":
             token += "\n" * joined
             joined = 0
-            for end_word, tabs, place, alone in ends:
+            first = text.rfind("\n", 0, at - 1) + 1
+            line = text[first:at]
+            for end_word, tabs, place, start, alone in ends:
                 plain = end_word.strip("'\"\\")
                 last = re.compile(rf"^\t*{re.escape(plain)}$", re.MULTILINE).search(text, at)
                 end = last.end() if last else len(text)
-                line = text[text.rfind("\n", 0, at - 1) + 1 : at]
-                if alone and last and (_WRITES.search(line) or _SUBSTITUTED.search(line.partition("<<")[0])):
+                if alone and last and (_writes(line, start - first) or _SUBSTITUTED.search(line.partition("<<")[0])):
                     body = text[at : last.start()]
                     body = re.sub(r"(?m)^\t+", "", body) if tabs else body
                     done[place] = f" heredoc_{int(plain == end_word)}_{body.encode('utf-8', 'surrogatepass').hex()} "
@@ -159,6 +165,14 @@ def _prepared(text: str) -> str:
             ends = []
         done.append(token)
     return "".join(done) + text[at:]
+
+
+def _writes(line: str, at: int) -> bool:
+    """Tell whether what becomes of the here-document at a place of a line is followed."""
+    begin = max((match.end() for match in _BEFORE.finditer(line, 0, at)), default=0)
+    behind = _BEHIND.search(line, at)
+    command = line[begin : behind.start() if behind else len(line)]
+    return any(map(_WRITES.search, (line, command)))
 
 
 def _repairs(root: Node) -> Iterator[tuple[int, int, bytes]]:

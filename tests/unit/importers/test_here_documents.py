@@ -47,6 +47,12 @@ def read(text: str) -> tuple[str, ...]:
         "read -d '' -r A <<X\n--lr 1\nX\nswift $A",
         "read -rd '' A <<X\n--lr 1\nX\nswift $A",
         "IFS= read -r -d '' A <<X\n --lr 1\n\nX\nswift \"$A\"",
+        "B=1; read -r -d '' A <<X\n--lr $B\nX\nswift $A",
+        "set -u; read -r -d '' A <<X || true; B=2\n--lr 1\nX\nswift $A --beta $B",
+        "true && read -r -d '' A <<X\n--lr $LR\nX\nswift $A",
+        "read -r -d '' A <<X; read -r -d '' B <<Y\n--lr 1\nX\n--beta 2\nY\nswift $A $B",
+        "if true; then read -r -d '' A <<X; fi\n--lr 1\nX\nswift $A",
+        "f() { read -r -d '' A <<X; swift $A; }\n--lr $1\nX\nf 3",
         "A=(\"\" 1)\nswift ${A[@]:-9} ${A[@]:+8}",
         "A=(2 3)\nswift ${A[@]:-9} \"${A[@]:-9}\" ${A[@]:+8} ${A[@]-7}",
         "A=()\nswift ${A[@]:-9} ${A[@]:+8} ${A[@]-7}",
@@ -74,6 +80,17 @@ def test_words_are_those_of_bash(text: str) -> None:
 def test_what_is_not_followed_is_not_known(text: str) -> None:
     found = [word for word in read(f"{text} --beta 1\n") if word not in ("--beta", "1", "--lr")]
     assert found and all("$" in word for word in found)
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["mkdir -p c; ", "cd . ; { ", "true || exit; ", "if [ -n a ]; then ", "echo a & "],
+)
+def test_a_file_that_is_written_behind_another_command_is_read(before: str) -> None:
+    after = {"{ ": "; }", "then ": "; fi"}.get(before.split(";")[-1].lstrip(), "")
+    for writes in ("cat > run.yaml <<X", "cat <<X > run.yaml", "cat <<X | tee run.yaml", "tee run.yaml <<X >/dev/null"):
+        text = f"{before}{writes}{after}\nnum_generations: 4\nlearning_rate: 2e-6\nX\ntrl grpo --config run.yaml\n"
+        assert convert(text, gpus=1).config.optimizer.lr == 2e-6, text
 
 
 def test_an_array_of_empty_elements_has_a_default_that_is_not_certain() -> None:

@@ -83,7 +83,27 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
             "must be divisible by num_machines (4)",
         ),
         # other algorithms, and other programs
-        (f"{SWIFT} --loss_type luspo", "loss_type luspo is another objective: here are a mean over"),
+        (f"{SWIFT} --loss_type fipo", "loss_type fipo is another objective: here are a mean over"),
+        (f"{SWIFT} --loss_type luspo", "loss_type luspo: Megatron-SWIFT has no loss_type of this name; nearest: sapo"),
+        (
+            f"{SWIFT} --loss_type dr_grop",
+            "loss_type dr_grop: Megatron-SWIFT has no loss_type of this name; nearest: dr_grpo",
+        ),
+        (
+            f"{SWIFT} --loss_type mean",
+            "no loss_type of this name; Megatron-SWIFT has grpo, bnpo, dr_grpo, dapo, cispo, sapo, real",
+        ),
+        (f"{SWIFT} --loss_type $LOSS", "loss_type $LOSS chooses the objective: $LOSS is not set"),
+        (f"{TRL} --loss_type real", "loss_type real: TRL has no loss_type of this name"),
+        (
+            f"{SWIFT} --loss_type dr_grpo --importance_sampling_level sequence",
+            "loss_type dr_grpo with importance_sampling_level sequence: a ratio per sequence has the mean over "
+            "sequences here (loss_type grpo); dr_grpo needs importance_sampling_level token",
+        ),
+        (
+            f"{TRL} --loss_type cispo --importance_sampling_level sequence_token --epsilon_high 5",
+            "loss_type cispo with importance_sampling_level sequence_token: a ratio per sequence has the mean",
+        ),
         (f"{SWIFT} --advantage_estimator rloo", "--advantage_estimator rloo is another algorithm"),
         (f"{SWIFT} --optimizer muon", "--optimizer muon: there is only adam here"),
         (f"{SWIFT} --scale_rewards gdpo", "must be group, batch or none: what advantages are divided by"),

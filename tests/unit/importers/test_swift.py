@@ -138,7 +138,9 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     for name in ("save_safetensors", "reward_funcs", "use_vllm", "finetune", "no_save_optim"):
         assert f"--{name}" in " ".join(found.dropped), name
     assert "switched off in the original run, and absent here: --dynamic_sample, --merge_lora" in found.dropped
-    assert found.assumed == ()
+    assert found.assumed == (
+        "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2)",
+    )
     assert found.differs == ()
     awake = convert(SWIFT_DENSE.replace("--sleep_level 2", "--sleep_level 0"))
     assert "rollout.sleep_level" not in settings(awake.text) and "engines always sleep here" in " ".join(awake.dropped)
@@ -208,7 +210,10 @@ def test_the_server_of_megatron_swift_is_part_of_the_job() -> None:
     )
     plan = make_plan(found.config)
     assert plan.valid and plan.quantities["world_size"] == 4
-    assert "gpus_per_node 8" in found.differs[0] and found.assumed == ()
+    assert "gpus_per_node 8" in found.differs[0]
+    assert found.assumed == (
+        "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2)",
+    )
     alone = convert(SWIFT_SERVER[SWIFT_SERVER.index("CUDA_VISIBLE_DEVICES=0,1,2,3") :])
     assert "swift rollout is not in the script" in alone.assumed[0]
     assert make_plan(alone.config).quantities["world_size"] == 4

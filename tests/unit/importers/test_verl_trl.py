@@ -247,6 +247,7 @@ def test_a_grpoconfig_of_trl_counts_micro_batches_of_one_process() -> None:
         "batch.steps_per_generation": 4,  # 32 micro-batches, 8 of them an update
         "batch.num_generations": 16,
         "batch.num_iterations": 1,
+        "data.chat_template": False,
         "data.overlong": "truncate_left",
         "rollout.max_prompt_length": 512,
         "rollout.max_response_length": 1024,

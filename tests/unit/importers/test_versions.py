@@ -26,7 +26,9 @@ def test_train_type_is_an_argument_of_ms_swift_3_whose_defaults_count_then(run: 
     assert (third.config.rollout.top_p, third.config.rollout.top_k) == (0.9, 50)
     assert (fourth.config.rollout.top_p, fourth.config.rollout.top_k) == (1.0, -1)
     assert any("train_type is an argument of ms-swift 3" in line for line in third.assumed)
-    assert not any("ms-swift 3" in line for line in fourth.assumed)
+    assert [line for line in fourth.assumed if "earlier versions" in line] == [
+        "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2)"
+    ]
     given = convert(f"{run} --train_type full --top_p 1 --top_k 7").config.rollout
     assert (given.top_p, given.top_k) == (1.0, 7)
 
@@ -36,12 +38,26 @@ def test_defaults_that_earlier_versions_had_are_told_where_they_count() -> None:
         return [line for line in convert(run).assumed if line.startswith("defaults are those of ")]
 
     (line,) = told(TRL)
-    assert "TRL 1.9" in line and "beta 0.04 (up to 0.18)" in line and "temperature 0.9 (up to 0.17)" in line
-    assert "vllm_mode" not in line and "vllm_mode server (up to 0.29)" in told(f"{TRL} --use_vllm")[0]
-    assert not told(f"{TRL} --beta 0.1 --loss_type grpo --temperature 1")
-    assert "ms-swift 4; earlier versions had top_p 0.9 (up to 3); top_k 50 (up to 3)" in told(SWIFT)[0]
-    assert not told(f"{SWIFT} --tuner_type full") and not told(f"{SWIFT} --train_type full")
-    assert f"{ACTOR}.entropy_coeff 0.001 (up to 0.3)" in told(VERL)[0]
+    assert line == (
+        "defaults are those of TRL 1.9; earlier versions had beta 0.04 (up to 0.18); loss_type a mean over sequences "
+        "(up to 0.15), bnpo (up to 0.21); temperature 0.9 (up to 0.17); top_k 50 (up to 0.17); max_prompt_length 512, "
+        "with longer prompts cut from the left (up to 0.25)"
+    )
+    assert told(f"{TRL} --use_vllm") == [
+        f"{line}; vllm_mode server (up to 0.29); vllm_gpu_memory_utilization 0.9 (up to 0.17); "
+        "vllm_importance_sampling_correction none (up to 0.22), weights of tokens of at most 2 (0.23 to 0.25)"
+    ]
+    assert not told(f"{TRL} --beta 0.1 --loss_type grpo --temperature 1 --top_k 0 --max_prompt_length 64")
+    assert told(SWIFT) == [
+        "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2); "
+        "split_dataset_ratio 0.01 (up to 3.5)"
+    ]
+    assert not told(f"{SWIFT} --train_type full")
+    assert not told(f"{SWIFT} --tuner_type full --top_p 1 --top_k 50")
+    assert told(VERL) == [
+        f"defaults are those of verl 0.9; earlier versions had {ACTOR}.entropy_coeff 0.001 (up to 0.3)"
+    ]
+    assert f"{ACTOR}.optim.lr_decay_style linear (0.4.1)" in told(f"{VERL} model_engine=megatron")[0]
     assert not told(f"{VERL} {ACTOR}.entropy_coeff=0")
 
 

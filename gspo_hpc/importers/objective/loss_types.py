@@ -1,0 +1,127 @@
+"""Convert the objective by the names that TRL and ms-swift share: loss_type, importance_sampling_level and others."""
+
+from __future__ import annotations
+
+from gspo_hpc.importers import report
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.system.text import near_miss
+
+_PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
+# Values of loss_type in TRL and ms-swift, and those of one of them alone.
+_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+_ELSEWHERE = {"TRL": ("luspo", "vespo")}
+# Values of scale_rewards, which was true or false up to TRL 0.22 and is read so since -> whether it divides.
+_SCALES = {"group": True, "true": True, "1": True, "none": False, "false": False, "0": False}
+
+
+def put(draft: Draft, level: str, loss: str, high: float | None, low: float, beta: float) -> None:
+    """Put the algorithm of ms-swift's and TRL's names. Refuse any other objective."""
+    name = _PRESETS[level]
+    draft.put("algorithm.kl_beta", beta, "beta")
+    _reference(draft, beta)
+    if loss in ("cispo", "sapo") and name == "grpo":
+        draft.credit("algorithm.name", "importance_sampling_level")
+        draft.put("algorithm.name", loss, "loss_type")
+        _without_clipping(draft, loss, low if high is None else high)
+    else:
+        draft.put("algorithm.name", name, "importance_sampling_level")
+        draft.put("algorithm.clip_low", low, "epsilon")
+        draft.put("algorithm.clip_high", low if high is None else high, "epsilon" if high is None else "epsilon_high")
+        if bound := draft.number("delta"):
+            draft.put("algorithm.dual_clip", bound, "delta")
+    draft.credit("algorithm.aggregation", "loss_type")
+    if loss in ("dapo", "bnpo") and name == "grpo":
+        draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean of all tokens")
+        if loss == "bnpo":
+            draft.drop("loss_type", "the mean is over the tokens of an update here (token), there of a micro-batch")
+    elif loss in ("dapo", "bnpo"):
+        text = (
+            f"weighs a sequence by its length, which contradicts a ratio per sequence; {name} is the plain mean over "
+            "sequences here (loss_type grpo there)"
+        )
+        draft.drop("loss_type", text)
+        if not draft.given("loss_type"):
+            draft.differs.append(f"loss_type {loss}, the default there, {text}")
+    elif loss == "dr_grpo" and name == "grpo":
+        draft.put("algorithm.aggregation", "fixed_length", "loss_type", "the sum of tokens by a fixed length")
+    elif loss not in ("grpo", "cispo", "sapo") or (loss != "grpo" and name != "grpo"):
+        _refuse(draft, level, loss)
+    scale = _SCALES.get(str(draft.values["scale_rewards"]).lower()) if draft.given("scale_rewards") else True
+    if draft.given("scale_rewards") and str(draft.values["scale_rewards"]).lower() == "batch":
+        draft.put("algorithm.advantage", "batch_std", "scale_rewards")
+        return
+    if scale is None:
+        draft.wrong("scale_rewards", "must be group, batch or none: what advantages are divided by")
+    draft.put("algorithm.normalize_advantage", scale is not False, "scale_rewards")
+
+
+def _refuse(draft: Draft, level: str, loss: str) -> None:
+    """Say why a loss_type is not converted."""
+    given = f"loss_type {loss}"
+    theirs = (*_LOSSES, *_ELSEWHERE.get(draft.source.project, ("real", "fipo")))
+    if is_unset(loss):
+        draft.refuse(f"{given} chooses the objective: {draft.why_unset(loss)}")
+    elif loss not in theirs:
+        near = near_miss(loss, theirs) or f"; {draft.source.project} has {', '.join(theirs)}"
+        draft.refuse(f"{given}: {draft.source.project} has no loss_type of this name{near}")
+    elif loss not in _LOSSES:
+        draft.refuse(
+            f"{given} is another objective: here are a mean over sequences (loss_type grpo), over tokens (dapo) and by "
+            "a fixed length (dr_grpo), cispo and sapo"
+        )
+    else:
+        draft.refuse(
+            f"{given} with importance_sampling_level {level}: a ratio per sequence has the mean over sequences here "
+            f"(loss_type grpo); {loss} needs importance_sampling_level token"
+        )
+
+
+def _reference(draft: Draft, beta: float) -> None:
+    """Put the refreshes of the reference model."""
+    names = ("ref_model_sync_steps", "ref_model_mixup_alpha")
+    if draft.switch("sync_ref_model") and beta:
+        text = "refreshed between two rollouts here, and after that very step there"
+        draft.put("algorithm.reference_interval", draft.whole(names[0], 512), names[0], text)
+        draft.put("algorithm.reference_mixup", draft.number(names[1], 0.6), names[1])
+        draft.credit("algorithm.reference_interval", "sync_ref_model")
+        return
+    for name in ("sync_ref_model", *names):
+        off = name == "sync_ref_model" and not draft.switch(name)
+        if draft.given(name):
+            draft.drop(name, report.OFF if off else "it is read with sync_ref_model and a beta above 0 only")
+
+
+def _without_clipping(draft: Draft, loss: str, high: float) -> None:
+    """Put the settings of objectives that clip no ratio."""
+    if loss == "sapo":
+        for ours, names, default in (
+            ("positive", ("sapo_temperature_pos", "tau_pos"), 1.0),
+            ("negative", ("sapo_temperature_neg", "tau_neg"), 1.05),
+        ):
+            found = next((name for name in names if draft.given(name)), None)
+            if found is not None:
+                draft.put(f"algorithm.gate_{ours}", draft.number(found, default), found)
+    elif high > 1:
+        text = "the bound of a weight there, its distance from 1 here"
+        draft.put("algorithm.clip_high", high - 1, "epsilon_high", text)
+    else:
+        draft.refuse(f"epsilon_high {high:g}: with loss_type cispo it bounds weights of 1, and must be above 1")
+
+
+def kept_out(draft: Draft) -> None:
+    """Put the completions and tokens that ms-swift and TRL leave out of the loss."""
+    for name in ("mask_truncated_completions", "overlong_filter"):
+        if draft.given(name) and draft.switch(name):
+            draft.put("rollout.truncated", "mask", name)
+    share = draft.number("top_entropy_quantile", 1.0) if draft.given("top_entropy_quantile") else 1.0
+    if share != 1.0 and draft.text("importance_sampling_level") == "sequence":
+        reason = "with one ratio per sequence it scales sequences; here it chooses tokens, with name gspo_token or grpo"
+        draft.drop("top_entropy_quantile", reason)
+    elif share != 1.0:
+        draft.put("algorithm.top_entropy_quantile", share, "top_entropy_quantile")
+        draft.assumed.append(
+            f"{draft.label('top_entropy_quantile')}: entropies are those of the policy that sampled, and the threshold "
+            "is that of a whole update; the original compares the tokens of a micro-batch of all processes by their "
+            "present entropies"
+        )
