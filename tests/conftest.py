@@ -24,7 +24,8 @@ SHARED = ("gloo", "engine", "run", "slurm")  # tiers whose tests stay on one wor
 ALONE = (
     *(f"tests/gloo/test_{name}.py" for name in ("dry_run", "smollm2", "stage_shapes")),
     *(f"tests/run/test_{name}.py" for name in ("begun_anew", "failed_starts", "failing_rank", "listeners", "mixture")),
-    *(f"tests/run/test_{name}.py" for name in ("notebook", "quickstart_page", "random_judge", "server", "starter")),
+    *(f"tests/run/test_{name}.py" for name in ("judge", "notebook", "quickstart_page", "random_judge", "server")),
+    "tests/run/test_starter.py",
 )
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by anything

@@ -134,7 +134,7 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
         outcomes = trial.run(functions, row.text, row.fields, memory_gb=memory)
     for term, outcome in zip(functions, outcomes, strict=True):
         if outcome.failure is not None:
-            add = section.fail if outcome.certain or outcome.not_loaded else section.warn
+            add = section.fail if outcome.certain or outcome.not_here else section.warn
             file = own_code.file_of(term.function)
             fix = "compare the fields that it reads with those of the data" if file is None else f"correct {file}"
             add("reward functions", f"{term.function} {shortened(outcome.failure, 300)}", fix)

@@ -104,7 +104,7 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     wrong = [
         f"{name} {outcome.failure}"
         for name, outcome in zip(names, outcomes, strict=True)
-        if outcome.failure is not None and (outcome.certain or (here and outcome.not_loaded))
+        if outcome.failure is not None and (outcome.certain or (here and outcome.not_here))
     ]
     if wrong:
         has = ", ".join(first.fields) or "none"

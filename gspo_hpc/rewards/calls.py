@@ -37,11 +37,13 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A reward function with its own arguments."""
+    """A reward function, its arguments, its time limit in seconds, and how many processes of the run call it."""
 
     grader: Grader
     takes: frozenset[str]  # names of its parameters
     args: Mapping[str, Any]
+    time_limit: float
+    processes: int
 
     def call(self, group: Sequence[Sampled], index: int, prompt: str, fields: dict[str, Any]) -> Verdict:
         """Return the verdict on one completion of a group. Raises whatever the function raises."""
@@ -70,6 +72,7 @@ class Loaded:
         return [_number(value) for value in values]
 
     def _result(self, given: str | list[str], offers: Mapping[str, Any], prompt: str, fields: dict[str, Any]) -> Any:
+        offers = {**offers, "time_limit": self.time_limit, "reward_processes": self.processes}
         extra = {name: value for name, value in offers.items() if name in self.takes}
         value: Any = self.grader(given, prompt=prompt, fields=fields, **extra, **self.args)
         if not inspect.isawaitable(value):
@@ -83,18 +86,22 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def loaded(term: RewardFunction) -> Loaded:
+def loaded(term: RewardFunction, *, time_limit: float = 10.0, processes: int = 1) -> Loaded:
     """Return the function, whose file is run. Raises whatever that file raises."""
     grader = load(term.function)
     PREPARATIONS.get(term.function, lambda: None)()
-    return Loaded(grader, frozenset(inspect.signature(grader).parameters), term.args)
+    return Loaded(grader, frozenset(inspect.signature(grader).parameters), term.args, time_limit, processes)
 
 
 def raised(error: BaseException) -> Verdict:
     """Return the verdict of a call that raised an error."""
     if isinstance(error, MemoryError):
         return Verdict(None, "needed more memory than it may use (reward.memory_gb)", "failed")
-    outcome: Outcome = "unparsable_gold" if isinstance(error, UnparsableGold) else "failed"
+    outcome: Outcome = "failed"
+    if isinstance(error, UnparsableGold):
+        outcome = "unparsable_gold"
+    elif isinstance(error, TimeoutError):
+        outcome = "timed_out"
     return Verdict(None, f"raised {error_text(error)}", outcome)
 
 
@@ -109,6 +116,8 @@ def error_text(error: BaseException) -> str:
 
 
 def _number(value: Any) -> Verdict:
+    if isinstance(value, BaseException):  # among the values of a batched function
+        return raised(value)
     outcome = value.outcome if isinstance(value, Graded) else None
     if getattr(value, "shape", None) == ():  # a numpy scalar, or a tensor of no dimensions
         value = value.item()

@@ -7,12 +7,13 @@ from typing import Any, TypeVar, overload
 
 from gspo_hpc.data.outcomes import Outcome
 
-Grader = Callable[..., float]
+Grader = Callable[..., Any]  # a number, several of a batched one, or what is awaited for them
 _G = TypeVar("_G", bound=Grader)
 
 REGISTRY: dict[str, Grader] = {}  # reward functions by name
 ARGUMENT_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with a function's arguments before a run starts
 ROW_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with the fields of a row and a function's arguments
+ASK_ELSEWHERE: set[str] = set()  # names of those that need a service, which perhaps only the nodes of a run reach
 PREPARATIONS: dict[str, Callable[[], None]] = {}  # by name: called in a worker process before its first call
 
 # What TRL, open-r1, ms-swift and verl call a reward function -> its name here.
@@ -52,6 +53,7 @@ def reward_function(
     check: Callable[..., None] | None = None,
     check_row: Callable[..., None] | None = None,
     prepare: Callable[[], None] | None = None,
+    asks_elsewhere: bool = False,
 ) -> Callable[[_G], _G]: ...
 def reward_function(
     function: _G | None = None,
@@ -59,13 +61,14 @@ def reward_function(
     check: Callable[..., None] | None = None,
     check_row: Callable[..., None] | None = None,
     prepare: Callable[[], None] | None = None,
+    asks_elsewhere: bool = False,
 ) -> _G | Callable[[_G], _G]:
     """Register a reward function under its own name, as ``@reward_function`` or ``@reward_function(check=...)``.
 
     `check` is called with the arguments from the configuration and raises ValueError for those that the types of the
     function's parameters allow, but that it cannot work with. `check_row(fields, **args)` raises ValueError for a data
     row that it cannot grade; without it, the function itself is tried. `prepare` runs once in every worker process,
-    before any time limit begins: it imports what is slow to import.
+    before any time limit begins: it imports what is slow to import. `asks_elsewhere`: the function needs a service.
     """
 
     def register(function: _G) -> _G:
@@ -75,6 +78,8 @@ def reward_function(
         for hooks, hook in ((ARGUMENT_CHECKS, check), (ROW_CHECKS, check_row), (PREPARATIONS, prepare)):
             if hook is not None:
                 hooks[name] = hook  # type: ignore[index]
+        if asks_elsewhere:
+            ASK_ELSEWHERE.add(name)
         return function
 
     return register if function is None else register(function)

@@ -100,10 +100,10 @@ class RewardPool:
     call. Only one thread may use it.
     """
 
-    def __init__(self, reward: Reward) -> None:
-        """Start the processes and load the graders; raise ValueError if one cannot be loaded."""
+    def __init__(self, reward: Reward, pools: int = 1) -> None:
+        """Start the processes of one of so many `pools`, load the graders; raise ValueError if one cannot be loaded."""
         check(reward)
-        self._reward = reward
+        self._reward, self._pools = reward, pools
         self._names = part_names(reward)
         self._open: dict[Hashable, _Open] = {}
         self._live: set[_Call] = set()  # calls whose outcome is still needed
@@ -348,7 +348,7 @@ class RewardPool:
             ProcessPool(
                 max_workers=1,
                 initializer=worker_process.start,
-                initargs=(self._reward.functions, self._reward.memory_gb),
+                initargs=(self._reward, self._pools * self._reward.workers),
                 context=multiprocessing.get_context("spawn"),
             )
         )

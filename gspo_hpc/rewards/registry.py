@@ -18,7 +18,10 @@ from gspo_hpc.rewards.catalogue import PEER_NAMES
 from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
-ASKED = ("response_length", "response_tokens", "group_completions", "group_index")  # given to those that have them
+ASKED = (  # given to those that have them
+    *("response_length", "response_tokens", "group_completions", "group_index"),
+    *("time_limit", "reward_processes"),
+)
 RESERVED = ("completion", "completions", "prompt", "fields", *ASKED)
 _FUNCTION = "a reward function"
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -20,7 +20,7 @@ from gspo_hpc.config import paths
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
-from gspo_hpc.rewards.catalogue import PREPARATIONS
+from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS
 from gspo_hpc.rewards.registry import is_batched
 from gspo_hpc.rewards.worker_process import limit_memory
 
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     failure: str | None
     certain: bool = True  # False if it might be otherwise for real completions, or on another machine
-    not_loaded: bool = False  # its file could not be run here
+    not_here: bool = False  # its file could not be run here, or its service did not answer here
 
 
 def run(
@@ -102,8 +102,9 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
     try:
         function = loaded(term)
     except BaseException as error:  # a user's file may raise anything, SystemExit too
-        return Outcome(f"cannot be loaded: {error_text(error)}", certain=False, not_loaded=True)
+        return Outcome(f"cannot be loaded: {error_text(error)}", certain=False, not_here=True)
     built_in = own_code.file_of(term.function) is None
+    elsewhere = term.function in ASK_ELSEWHERE
     found: list[Outcome] = []
     for text in texts:
         group = [Sampled(text, len(text.split()), tuple(range(len(text.split()))))] * 2
@@ -113,12 +114,14 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
             else:
                 value, failure, _ = function.call(group, 0, prompt, dict(fields))
         except BaseException as error:
-            found.append(Outcome(raised(error).failure, built_in or isinstance(error, _MISTAKES)))
+            certain = not elsewhere and (built_in or isinstance(error, _MISTAKES))
+            found.append(Outcome(raised(error).failure, certain, elsewhere))
             continue
         if value is not None:
             return Outcome(None)
-        found.append(Outcome(failure))
-    return Outcome(found[0].failure, all(outcome.certain for outcome in found)) if found else Outcome(None)
+        found.append(Outcome(failure, not elsewhere, elsewhere))
+    certain = all(outcome.certain for outcome in found)
+    return Outcome(found[0].failure, certain, elsewhere) if found else Outcome(None)
 
 
 if __name__ == "__main__":

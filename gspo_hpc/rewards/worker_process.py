@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from gspo_hpc.config.schema import RewardFunction
+from gspo_hpc.config.schema import Reward
 from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded, raised
 from gspo_hpc.system.text import GIB
 
@@ -32,9 +32,9 @@ def limit_memory(gigabytes: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def start(functions: tuple[RewardFunction, ...], memory_gb: float) -> None:
-    """Load the graders. Never raises, because pebble would take that for a broken pool."""
-    limit_memory(memory_gb)
+def start(reward: Reward, processes: int) -> None:
+    """Load the graders, as one of so many processes. Never raises, because pebble would take that for a broken pool."""
+    limit_memory(reward.memory_gb)
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's warnings are for the trainer
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ends a grader inside C code, such as a slow regular expression
@@ -42,13 +42,13 @@ def start(functions: tuple[RewardFunction, ...], memory_gb: float) -> None:
     for standard in (0, 1, 2):  # a grader's prints must not reach the console and the logs of a run
         os.dup2(nothing, standard)
     os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
-    for term in functions:
+    for term in reward.functions:
         try:
-            _graders.append(loaded(term))
+            _graders.append(loaded(term, time_limit=reward.timeout, processes=processes))
             _errors.append(None)
         except MemoryError:
             _graders.append(None)
-            _errors.append(f"the function cannot be loaded: {out_of_memory(memory_gb)}")
+            _errors.append(f"the function cannot be loaded: {out_of_memory(reward.memory_gb)}")
         except BaseException as error:  # a user's file may raise anything, SystemExit too
             _graders.append(None)
             _errors.append(f"the function cannot be loaded: {error_text(error)}")

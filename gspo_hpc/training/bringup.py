@@ -150,18 +150,19 @@ def start_rollout_worker(
     an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
     """
     make_room()
-    per_node = derived.engines_per_node(config)
+    per_node, place = derived.engines_per_node(config), _topology(config, ranks)
+    num_engines = per_node * place.nodes
     engine = pool = None
     if engine_place(config, ranks.local_rank) == 0:
         note("starting the vLLM engine")
         engine = Engine(engine_settings(config, per_node, experts))
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
-            pool = RewardPool(config.reward)
+            pool = RewardPool(config.reward, pools=num_engines)
     if dist.get_world_size() > 1:
         with waiting():  # for engines that take longer
             barrier(ranks.device)
-    place, shared = _topology(config, ranks), _shared_store(ranks)
+    shared = _shared_store(ranks)
     # Much longer than a rank may be silent: what holds its interpreter's lock, such as an engine's restart, holds the
     # thread too that copies notices. An error of that thread is told at once.
     notices = Notices(shared, place, patience=10 * config.faults.heartbeat_timeout)
@@ -172,7 +173,7 @@ def start_rollout_worker(
         notices=notices,
         engine=engine,
         pool=pool,
-        num_engines=per_node * place.nodes,
+        num_engines=num_engines,
         prompts_come_from_outside=ranks.job_store is not None,
         recovery=EngineRecovery(
             engine,

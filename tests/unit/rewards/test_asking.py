@@ -53,6 +53,18 @@ def shape(completions, *, prompt, fields, how):
         return [1.0, float("nan"), "2"]
     return values[how]
 
+def around(completion, *, prompt, fields, time_limit, reward_processes):
+    return time_limit + 100 * reward_processes
+
+async def some(completions, *, prompt, fields):
+    async def one(text):
+        if text == "bad":
+            raise ConnectionError("no service")
+        if text == "late":
+            raise TimeoutError("no answer")
+        return 2.0
+    return await asyncio.gather(*map(one, completions), return_exceptions=True)
+
 def flaky(completion, *, prompt, fields, file):
     with open(file, "a") as tries:
         tries.write("x")
@@ -142,6 +154,23 @@ def test_a_failed_call_is_repeated_later(
     assert len((tmp_path / "tries").read_text()) == tries
     assert (result.failure is None) == passes and (passes or "ConnectionError: refused" in (result.failure or ""))
     assert time.monotonic() - began >= (0.3 if tries == 3 else 0.0)  # 0.1 s and 0.2 s, at least
+
+
+def test_a_function_knows_its_time_limit_and_how_many_processes_call_it(file: str) -> None:
+    config = Reward(functions=(RewardFunction(function=f"{file}:around"),), workers=2, timeout=7.0)
+    check(config)
+    with RewardPool(config, pools=3) as pool:
+        pool.submit(0, "", 0, "", {})
+        ((_, result),) = pool.poll(timeout=None)
+    assert result.value == 607.0
+
+
+def test_an_error_among_the_values_of_a_batch_costs_its_completion_alone(file: str) -> None:
+    name = f"{file}:some"
+    fine, bad, late = graded([RewardFunction(function=name)], ["a", "bad", "late"])
+    assert (fine.value, fine.failure) == (2.0, None)
+    assert "raised ConnectionError: no service" in (bad.failure or "") and bad.outcomes == {name: "failed"}
+    assert "raised TimeoutError: no answer" in (late.failure or "") and late.outcomes == {name: "timed_out"}
 
 
 def test_an_asynchronous_function_that_hangs_is_ended(file: str) -> None:

@@ -78,7 +78,7 @@ def test_a_file_that_needs_more_memory_is_told_before_the_run(tmp_path: Path) ->
     with pytest.raises(ValueError, match=why):
         RewardPool(Reward(functions=(term,), workers=1, memory_gb=0.5))
     (outcome,) = trial.run([term], "", {}, memory_gb=0.5)
-    assert outcome.failure == "cannot be loaded: MemoryError" and outcome.not_loaded
+    assert outcome.failure == "cannot be loaded: MemoryError" and outcome.not_here
 
 
 def test_the_trial_before_a_run_is_limited_too(graders: str) -> None:
