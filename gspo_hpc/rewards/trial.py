@@ -23,6 +23,7 @@ from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS
 from gspo_hpc.rewards.registry import is_batched
 from gspo_hpc.rewards.worker_process import limit_memory
+from gspo_hpc.system.processes import end_children_with_this_process
 
 SECONDS = 30.0  # for all functions; a file may import large libraries from a slow file system
 TEXTS = ("", "The answer is 42.", '{"answer": 42}')  # completions, of which a function may refuse some
@@ -84,6 +85,7 @@ def run(
 def main(argv: Sequence[str]) -> int:
     """Try the functions that standard input names; write a line for each into the file of the only argument."""
     asked = json.load(sys.stdin)
+    end_children_with_this_process()
     if asked["memory_gb"] is not None:
         limit_memory(asked["memory_gb"])
     with open(argv[0], "w", encoding="utf-8", buffering=1) as answers:

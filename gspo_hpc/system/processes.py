@@ -25,20 +25,41 @@ _PR_SET_PDEATHSIG = 1
 _GUARD_SECONDS = KILL_SECONDS + 2.0  # a guard ends: it also removes files that its processes left
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel send this process SIGKILL once its parent is gone; at once, if that has happened already.
+def die_with_parent(parent: int | None = None, *, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal once its parent is gone; at once, if that has happened already.
 
     `parent` is the process id of the parent; by default the one that a launcher put into the environment, if it did.
     Call this first in the child. What counts is the end of the *thread* that started this process: start children from
     a thread that stays.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent is None and PARENT in os.environ:
         parent = int(os.environ.pop(PARENT))  # this process's own children have another parent
     if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), by)
+
+
+def end_children_with_this_process() -> None:
+    """Have every process that this one starts from here on end with it, however it ends.
+
+    This process leads a process group from now on. Its first child does nothing but wait for its death, and then sends
+    SIGKILL to what is left of the group. Processes that make a session of their own escape.
+    """
+    os.setpgid(0, 0)
+    leader = os.getpid()
+    if os.fork() != 0:
+        return
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # those for the group are for the others in it
+        os.closerange(0, 1 << 20)  # who waits for the end of a pipe must not wait for this process
+        die_with_parent(leader, by=signal.SIGTERM)
+        while os.getppid() == leader:
+            signal.sigwait({signal.SIGTERM})
+        os.killpg(leader, signal.SIGKILL)
+    finally:
+        os._exit(0)
 
 
 def mark(run_id: str, attempt: int) -> Mapping[str, str]:
