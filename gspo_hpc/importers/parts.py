@@ -209,11 +209,16 @@ def data(draft: Draft, name: str, key: str) -> None:
 
 def prompt_length(draft: Draft, name: str, window: str, response: int, comment: str) -> int:
     """Put rollout.max_prompt_length: from its own argument, or what the engine's window leaves beside the response."""
-    given = draft.whole(name)
+    given, whole = draft.whole(name), draft.whole(window)
     if given is not None:
         draft.put("rollout.max_prompt_length", given, name, comment)
+        served = draft.settings.get("rollout.mode", ("", ""))[0] == "server"  # which has a window of its own
+        if whole is not None and whole < given + response and not served:
+            draft.assumed.append(
+                f"{draft.label(window)}: an engine of {draft.source.project} stops there, and here at "
+                f"{given + response} tokens, prompt and response together"
+            )
         return given
-    whole = draft.whole(window)
     if whole is not None and whole <= response:
         draft.wrong(window, f"must be above the longest completion ({response}): a prompt has to fit, too")
     elif whole is not None:

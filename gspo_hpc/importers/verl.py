@@ -180,7 +180,7 @@ def _generation(draft: Draft) -> None:
     if draft.switch("trainer.val_only"):
         draft.refuse("trainer.val_only=True: nothing is trained, only evaluated")
     draft.put("rollout.top_k", draft.whole(f"{ROLLOUT}.top_k", -1, least=-1) or -1, f"{ROLLOUT}.top_k")
-    parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.5, "max_num_seqs": 256})
+    parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.5})
     _lengths(draft)
     if (name := draft.text(f"{ROLLOUT}.name") or "vllm") != "vllm":
         draft.drop(f"{ROLLOUT}.name", f"vLLM generates here; arguments of {name} do not come along")

@@ -81,6 +81,8 @@ def _fsdp(draft: Draft) -> int:
         draft.put("parallel.context_parallel_size", size, name, text)
     if (experts := draft.whole(f"{_VEOMNI}.expert_parallel_size", 1) or 1) > 1:
         draft.put("parallel.expert_model_parallel_size", experts, f"{_VEOMNI}.expert_parallel_size")
+    if draft.given(f"{_VEOMNI}.router_replay.mode"):
+        _replay(draft, _VEOMNI)
     draft.put("optimizer.distributed", True, comment="FSDP also shards weights and gradients")
     draft.assumed.append(
         "FSDP has no tensor parallelism: if the model does not fit on one GPU, raise "
@@ -184,8 +186,13 @@ def _transformer(draft: Draft) -> None:
         if draft.given(name):
             draft.put(size.replace("_", ".", 1), draft.number(name, 0.0), of=(name,))
     _dispatcher(draft)
+    _replay(draft, _MEGATRON)
+
+
+def _replay(draft: Draft, engine: str) -> None:
+    """Put which pass decides the experts of a token."""
     replay = {"disabled": "off", "R2": "old_logprobs", "R3": "rollout"}
-    modes = (f"{ACTOR}.router_replay.mode", f"{_MEGATRON}.router_replay.mode")
+    modes = (f"{ACTOR}.router_replay.mode", f"{engine}.router_replay.mode")
     mode = next((name for name in modes if draft.given(name)), modes[0])
     draft.put("moe.router_replay", replay[draft.choice(mode, tuple(replay), "disabled")], mode)
 

@@ -37,3 +37,5 @@ def test_what_routing_verl_replays(mode: str | None, ours: str) -> None:
     """R2 is that of the pass for old log-probs, R3 that of the rollout."""
     words = "" if mode is None else f" actor_rollout_ref.actor.router_replay.mode={mode}"
     assert convert(VERL + words).config.moe.router_replay == ours
+    engine = "" if mode is None else f" model_engine=veomni actor_rollout_ref.actor.veomni.router_replay.mode={mode}"
+    assert convert(VERL.replace("model_engine=megatron", "") + engine).config.moe.router_replay == ours

@@ -25,8 +25,8 @@ TRL = "accelerate launch --num_processes 4 grpo.py --num_generations 4 --per_dev
 @pytest.mark.parametrize(
     ("run", "engine"),
     [
-        (VERL, {"gpu_memory_utilization": 0.5, "max_num_seqs": 256}),
-        (f"{VERL} {ROLLOUT}.gpu_memory_utilization=0.8", {"gpu_memory_utilization": 0.8, "max_num_seqs": 256}),
+        (VERL, {"gpu_memory_utilization": 0.5}),
+        (f"{VERL} {ROLLOUT}.gpu_memory_utilization=0.8", {"gpu_memory_utilization": 0.8}),
         (
             f"{VERL} {ROLLOUT}.max_num_seqs=64 {ROLLOUT}.enforce_eager=True",
             {"gpu_memory_utilization": 0.5, "max_num_seqs": 64, "enforce_eager": True},

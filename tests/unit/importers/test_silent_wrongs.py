@@ -193,6 +193,37 @@ def test_a_window_that_ends_responses_early_is_told() -> None:
         assert any("an engine of verl stops there" in line for line in found.assumed) is told
 
 
+@pytest.mark.parametrize(
+    ("run", "window"),
+    [
+        ("swift rlhf --rlhf_type grpo --num_generations 4 --max_length 1000 --max_completion_length 2000", "len"),
+        ("trl grpo --num_generations 4 --use_vllm --max_prompt_length 1000 --max_completion_length 2000", "length"),
+    ],
+)
+def test_a_window_that_ends_responses_early_is_told_of_ms_swift_and_trl(run: str, window: str) -> None:
+    for size, told in ((2999, True), (3000, False)):
+        found = convert(f"{run} --vllm_max_model_{window} {size}", gpus=1)
+        text = "stops there, and here at 3000 tokens, prompt and response together"
+        assert any(text in line for line in found.assumed) is told
+    served = convert(f"{run} --use_vllm true --vllm_mode server --vllm_max_model_{window} 2999", gpus=1)
+    assert not any("stops there" in line for line in served.assumed)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3])
+@pytest.mark.parametrize("heat", [None, 0, 0.6])
+def test_evaluation_of_verl_samples_as_often_as_there(samples: int, heat: float | None) -> None:
+    """Two samples are the least; at temperature 0, which is verl's default, all of them are alike."""
+    name = f"{ROLLOUT}.val_kwargs"
+    words = f"{name}.n={samples}" + ("" if heat is None else f" {name}.temperature={heat}")
+    found = convert(f"{VERL} {words}")
+    several = samples > 1 and bool(heat)
+    assert found.config.eval.samples == (samples if several else 1)
+    assert found.config.eval.temperature == (heat if several else 1.0)
+    assert (f"{name}.n" in whys(found)) is not several
+    if samples > 1 and not heat:
+        assert "one is enough" in whys(found)[f"{name}.n"]
+
+
 def test_a_run_of_verl_that_only_evaluates_is_refused() -> None:
     with pytest.raises(ValueError, match=r"trainer\.val_only=True: nothing is trained"):
         convert(f"{VERL} trainer.val_only=True")
