@@ -118,10 +118,15 @@ def moved(constant: str, factor: float) -> list[float]:
 
 
 def spread() -> tuple[float, float]:
-    """Shares of an estimate between which four of five published seconds lie: the 10th and the 90th percentile."""
-    shares = sorted(1.0 / (1.0 + error) for error in errors().values())
-    tenths = statistics.quantiles(shares, n=10, method="inclusive")
-    return tenths[0], tenths[-1]
+    """Return the least and the greatest share of an estimate that a calibration row has as published seconds."""
+    shares = [1.0 / (1.0 + errors()[run.key]) for run in RUNS if run.calibration]
+    return min(shares), max(shares)
+
+
+def _covered() -> int:
+    """Return how many of the rows that were held out lie in the printed range."""
+    low, high = rates.RANGE
+    return sum(low <= 1.0 / (1.0 + errors()[run.key]) <= high for run in RUNS if not run.calibration)
 
 
 def _rows(runs: Iterable[Run]) -> str:
@@ -213,6 +218,7 @@ def page() -> str:
         for model, parallel, engine in GROWTH
     )
     low, high = spread()
+    held_out = sum(not run.calibration for run in RUNS)
     dense = statistics.median(_published_more(mixtures=False, fragmentation=0.0))
     off = _published_more(mixtures=True, fragmentation=FRAGMENTATION)
     return f"""# Estimates of time and memory, compared with published runs
@@ -233,10 +239,9 @@ every update; gspo_hpc does not for the first of a rollout, and for none where g
 asynchronous rows. And where generation is ahead, their engines begin a rollout before the last completion of the one
 before has ended; those of gspo_hpc wait for it.
 
-Rows that are called calibration were used to choose the constants below. All other rows are **held out**: no constant
-of an estimate was chosen with one of them. The range that `plan` prints around an estimate is the exception: it was
-chosen so that four of five of all rows lie in it, so that these rows cannot test it. Seconds are those of one step as
-these projects count steps: a rollout with all its updates.
+Rows that are called calibration were used to choose the constants below, and the range that `plan` prints around an
+estimate. All other rows are **held out**: nothing was chosen with one of them. Seconds are those of one step as these
+projects count steps: a rollout with all its updates.
 
 ## Generation and training in turns
 
@@ -277,8 +282,9 @@ not run (engines over nodes; DeepSeek-V3), which determine nothing either, not e
 
 ## The range
 
-Of the {len(RUNS)} rows, four of five have published seconds between {low:.2f} and {high:.2f} times the estimate for
-their system. `plan` prints that range with every estimate.
+The {len(RUNS) - held_out} rows that determine the constants have published seconds between {low:.2f} and {high:.2f}
+times the estimate for their system. `plan` prints that range with every estimate. Of the {held_out} rows that were held
+out, {_covered()} lie in it.
 
 ## Constants
 

@@ -123,7 +123,7 @@ def time(
     rows.append(("a rollout", f"{found.rollout:8.1f} s", how))
     yield grid(rows, "lrl", first=_NAMES)
     low, high = found.range
-    spread = "four of five published runs are as near to their estimates (docs/estimates.md)"
+    spread = "as near as for the published runs of the calibration (docs/estimates.md)"
     bounds = ("range", f"{low:,.0f} to {high:,.0f} s a rollout: {spread}")
     rate = f"{values['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
     whose = "the GPUs'" if found.trainers == found.gpus else f"its GPUs' ({found.trainers:,})"

@@ -47,7 +47,7 @@ class Times:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The seconds between which four of five published runs lie, if this estimate is as far off as for these."""
+        """The seconds of a rollout, if this estimate is no farther off than for the runs that it was calibrated on."""
         low, high = rates.RANGE
         return self.rollout * low, self.rollout * high
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.planning.fixes import distances
 from gspo_hpc.planning.rules.ids import RuleId
+from gspo_hpc.planning.settings import ENGINE, value_of
 
+FEW = 6  # values of a setting, of which only the nearest are taken
 _AS_NEAR = 1.5  # times as far as the nearest fix of the same settings
 _OTHER_SIDE = 4.0  # times as far as the nearest value, on the other side of the present one
 # Both ends of a pipeline: of 94 layers on 4 stages 23 for each are more even than 22 for one.
@@ -66,9 +71,11 @@ class Fix:
     def distance(self) -> float:
         """The distance from the config.
 
-        Every doubling or halving counts by the weight of its setting; a new warning counts 2, another name little.
+        Every doubling or halving counts by the weight of its setting; a new warning counts 2, one more setting and
+        another name little.
         """
-        return (distances.MOVED if self.moved else sum(one.distance for one in self.changes)) + 2.0 * self.warnings
+        changes = distances.MOVED if self.moved else distances.together(one.distance for one in self.changes)
+        return changes + 2.0 * self.warnings
 
 
 def settings_of(fix: Fix) -> set[str]:
@@ -126,3 +133,25 @@ def is_nearly_alone(fix: Fix, singles: Sequence[Fix]) -> bool:
         for change in fix.changes
         for key, value in numbers
     )
+
+
+def nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
+    """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others.
+
+    Where `most` is FEW or less, just the nearest.
+    """
+    before, chosen = value_of(config, key), set(values)
+    if len(chosen) > most and distances.is_number(start := distances.start(key, before)):
+        numbers = sorted(value for value in chosen if distances.is_number(value))
+        at = bisect.bisect_left(numbers, start)
+        near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
+        far = numbers[:: -(-2 * len(numbers) // most)] if most > FEW else []
+        chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}
+    changes = [Change(key, before, value) for value in chosen if not is_same(key, before, value)]
+    changes.sort(key=lambda one: (one.distance, one.value if distances.is_number(one.value) else math.inf, str(one)))
+    return changes if most > FEW else changes[:most]
+
+
+def is_same(key: str, one: Any, other: Any) -> bool:
+    """Return whether two values of a setting are the same. vLLM does not take 1000.0 for 1000."""
+    return one == other and not (key.startswith(ENGINE) and type(one) is not type(other))

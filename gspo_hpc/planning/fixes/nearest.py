@@ -19,8 +19,9 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.fixes import by_type, distances
 from gspo_hpc.planning.fixes.candidates import candidates
-from gspo_hpc.planning.fixes.change import Change, Fix
-from gspo_hpc.planning.fixes.search import Search, nearest, topics_of
+from gspo_hpc.planning.fixes.change import Change, Fix, nearest
+from gspo_hpc.planning.fixes.faults import topics_of
+from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.mentions import mentioned
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic
@@ -93,7 +94,7 @@ class Nearest:
     def _needed(self, fix: Fix) -> Fix:
         """Return the nearest of the fixes that some of these changes are: two may only make up for each other."""
         some = (part for count in range(1, len(fix.changes)) for part in itertools.combinations(fix.changes, count))
-        for changes in sorted(some, key=lambda part: sum(change.distance for change in part)):
+        for changes in sorted(some, key=_together):
             config = self.search.config
             for change in changes:
                 config = with_value(config, change.key, change.value)
@@ -107,7 +108,7 @@ class Nearest:
 
         So do those that leave it broken, and nothing else: two sizes may be wrong in the same product.
         """
-        made, done = {change.key for change in way.changes}, sum(change.distance for change in way.changes)
+        made, done = {change.key for change in way.changes}, _together(way.changes)
         broken = {item.rule for item in plan.broken}
         if broken <= self.settings.keys():
             rule = min(broken, key=lambda rule: (len(self.settings[rule] - made), rule))
@@ -118,16 +119,16 @@ class Nearest:
             rule = min(broken, key=lambda rule: (len(self.settings[rule] - made), rule))
         for step in steps:
             if step.change.key in self.settings[rule] and (rule not in step.left or step.left <= broken):
-                yield done + step.change.distance + self._at_least(step.left), step
+                yield _together((*way.changes, step.change), self._at_least(step.left)), step
 
-    def _at_least(self, left: AbstractSet[RuleId]) -> float:
-        """Return the distance of changes that mend these rules: of those that have no setting in common."""
-        total, used = 0.0, set[str]()
+    def _at_least(self, left: AbstractSet[RuleId]) -> list[float]:
+        """Return the distances of changes that mend these rules: of those that have no setting in common."""
+        found, used = list[float](), set[str]()
         for rule in sorted(left & self.least.keys(), key=lambda rule: (-self.least[rule], rule)):
             if not used & self.settings[rule]:
-                total += self.least[rule]
+                found.append(self.least[rule])
                 used |= self.settings[rule]
-        return total
+        return found
 
     def _learn(self, plan: PlanBuilder, steps: Sequence[_Step]) -> None:
         """Note the settings that have a part in broken rules that are new, and their smallest change."""
@@ -167,6 +168,11 @@ class Nearest:
             ):  # memory is looked at where nothing else is broken
                 left |= {item.rule for item in before.broken if topic(item.rule) is Topic.MEMORY}
             yield _Step(change, changed, frozenset(left))
+
+
+def _together(changes: Iterable[Change], more: Iterable[float] = ()) -> float:
+    """Return the distance of changes, and of others of which only that is known."""
+    return distances.together([*(change.distance for change in changes), *more])
 
 
 def _size(step: _Step) -> distances.Size:

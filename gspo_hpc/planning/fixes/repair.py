@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import distances, search
-from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.fixes.change import Change, Fix, is_same
 from gspo_hpc.planning.fixes.nearest import Nearest
-from gspo_hpc.planning.fixes.search import Search, is_same
+from gspo_hpc.planning.fixes.pairs import Pairs
+from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic
@@ -141,7 +142,10 @@ def _nexts(config: Config, rows: int | None, plan: Plan) -> list[Fix]:
     if here:
         return here[:1]
     firsts = [Fix((change,)) for change in here_on.best_firsts(_BRANCHES)]
-    return [*(firsts or here_on.pairs(_ROOM)[:1]), *singles[:1]]  # a pair: of sizes that are wrong in the same rule
+    return [
+        *(firsts or Pairs(here_on).find(_ROOM)[:1]),
+        *singles[:1],
+    ]  # a pair: of sizes that are wrong in the same rule
 
 
 def _together(config: Config, changes: Changes) -> Changes:

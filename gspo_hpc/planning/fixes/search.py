@@ -6,45 +6,48 @@ come from candidates.py; if none of them is enough, also from by_type.py.
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.builder import Broken, PlanBuilder
+from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.fixes import by_type, distances, moves
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
-from gspo_hpc.planning.fixes.change import Change, Fix, Setting, is_near, is_nearly_alone, setting_of, settings_of
+from gspo_hpc.planning.fixes.change import (
+    FEW,
+    Change,
+    Fix,
+    Setting,
+    is_near,
+    is_nearly_alone,
+    nearest,
+    setting_of,
+    settings_of,
+)
+from gspo_hpc.planning.fixes.faults import left_of, topics_of
+from gspo_hpc.planning.fixes.pairs import ROOM, Pairs
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
 from gspo_hpc.planning.rules.ids import Topic
-from gspo_hpc.planning.rules.registry import topic
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
 MAX_OFFERED = 6
 _MUCH_LARGER = 1.5  # times the parameters of a model of the same family, so that one of another family is offered, too
-_NEAREST = 6  # values of a setting that are tried together with those of another
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
-_ROOM = 1800  # pairs of changes that are looked at
-_MEMORY_COST = 4  # pairs that take as long as one estimate of memory
 _UTILIZATION = f"{ENGINE}gpu_memory_utilization"
 # The largest that fits is wanted.
 _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens", "batch.micro_batch_tokens")
 _BUDGET_UNIT = 1024  # tokens of a budget: round numbers are enough
 _GROWTH = 16  # times that the distance to it is halved, at most ...
 _GROWN_ENOUGH = 32  # ... until it is known to one in this many
-_WEIGHTLESS = ("batch.steps_per_generation", "batch.generation_batch_size", "batch.num_generations")  # no memory in it
-# Settings that have no part in rules of batch sizes and ranks.
-_UNCOUNTED = ("memory.", ENGINE, "optimizer.", "model.", "moe.", "algorithm.", "cluster.gpu", "rollout.max_")
 _ARITHMETIC = frozenset({Topic.COUNTS, Topic.SEQUENCES})  # topics in which batch sizes come first
-_OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")
 
 
-def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = _ROOM) -> list[Fix]:
+def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room: int = ROOM) -> list[Fix]:
     """Return fixes of a configuration whose plan is refused, nearest first: of one setting, then of two.
 
     The list is empty for a valid plan. `rows` is that of make_plan. At most `limit` of each kind are returned, those of
@@ -61,7 +64,7 @@ class Search:
     def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
         self.config, self.rows, self.models = config, rows, Models()
         self.broken, self.topics = plan.broken, topics_of(plan.broken)
-        self.left, self.warnings = _left(plan.broken), len(plan.warnings)
+        self.left, self.warnings = left_of(plan.broken), len(plan.warnings)
         self.missing = set(config.missing())
         self.not_run = {item.feature for item in plan.not_run}
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
@@ -73,14 +76,14 @@ class Search:
         layout = self.layout() if only_machines else []
         alone = {setting_of(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
-        pairs = [fix for fix in self.pairs(room, alone) if not is_nearly_alone(fix, singles)]
+        pairs = [fix for fix in Pairs(self).find(room, alone) if not is_nearly_alone(fix, singles)]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
         pairs = [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
         models = self._other_models() if only_machines else []
         models = models[:1] if singles or layout or pairs else models
-        return sorted(self.shown(singles, limit) + pairs + layout + models, key=self._order)
+        return sorted(self.shown(singles, limit) + pairs + layout + models, key=self.order)
 
-    def _order(self, fix: Fix) -> tuple[float, ...]:
+    def order(self, fix: Fix) -> tuple[float, ...]:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
 
         Where batch sizes do not fit each other or the ranks, neither a layout nor a switch goes before a nearer batch
@@ -128,11 +131,11 @@ class Search:
             plan = self.judge(changed, self.left[0] if first else 0)
             if fix := self.fix(plan, change):
                 fixes.append(fix)
-            elif first and plan is not None and _left(plan.broken) <= self.left:
+            elif first and plan is not None and left_of(plan.broken) <= self.left:
                 others.append((change, changed, plan))
-        near = len(devices.DEVICES) if key == "cluster.gpu" else _NEAREST
-        best = sorted(others[near:], key=lambda other: _left(other[2].broken))[:2]
-        self.firsts += others[:near] + [other for other in best if _left(other[2].broken) < self.left]
+        near = len(devices.DEVICES) if key == "cluster.gpu" else FEW
+        best = sorted(others[near:], key=lambda other: left_of(other[2].broken))[:2]
+        self.firsts += others[:near] + [other for other in best if left_of(other[2].broken) < self.left]
         return fixes
 
     def singles(self) -> list[Fix]:
@@ -153,7 +156,7 @@ class Search:
             more = by_type.candidates(self.config, self.broken)
             for key in sorted(more.keys() - known.keys()):
                 singles += self._alone(key, more[key], first=True)
-        return sorted([*singles, *self._moved()], key=self._order)
+        return sorted([*singles, *self._moved()], key=self.order)
 
     def _moved(self) -> list[Fix]:
         """Return the changes that give arguments of engines, by themselves, the name or place where they count."""
@@ -164,7 +167,7 @@ class Search:
         """Return the first change of this kind that leaves fewer rules broken, even if it does not fix the plan."""
         for changed, changes in self._moves():
             plan = self.judge(changed, self.left[0])
-            if plan is not None and _left(plan.broken) < self.left:
+            if plan is not None and left_of(plan.broken) < self.left:
                 return Fix(tuple(changes), moved=True)
         return None
 
@@ -184,7 +187,7 @@ class Search:
         called after :meth:`singles`.
         """
         better = [
-            (_left(plan.broken), change.distance, str(change), change)
+            (left_of(plan.broken), change.distance, str(change), change)
             for change, _, plan in self.firsts
             if plan.world is not None
         ]
@@ -227,7 +230,7 @@ class Search:
         Memory is looked at only where every other rule holds: it may come to light with a change that mends these. To
         be called after :meth:`singles`.
         """
-        if Topic.MEMORY not in self.topics and all(_left(plan.broken)[0] for _, _, plan in self.firsts):
+        if Topic.MEMORY not in self.topics and all(left_of(plan.broken)[0] for _, _, plan in self.firsts):
             return []
         from gspo_hpc.planning import layouts  # only here: most plans are fixed without
 
@@ -249,7 +252,7 @@ class Search:
         They are for plans that nothing but machines fixes alone.
         """
         values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
-        models = sorted(self._alone("model.path", values), key=self._order)
+        models = sorted(self._alone("model.path", values), key=self.order)
         if not models:
             return []
         sizes = [self._parameters(fix.changes[0]) for fix in models]
@@ -273,25 +276,6 @@ class Search:
                 others.append(fix)
         return chosen + others[: limit - len(chosen)]
 
-    def pairs(self, room: int, alone: Collection[Setting] = ()) -> list[Fix]:
-        """Return the changes of two settings that fix the plan, nearest first, without those that do so `alone`.
-
-        About `room` pairs are looked at. To be called after :meth:`singles`.
-        """
-        # What leaves fewer rules broken comes first: its other half is nearest.
-        self.firsts.sort(key=lambda first: (_left(first[2].broken) >= self.left, first[0].distance))
-        known: dict[frozenset[Setting], Fix | None] = {}
-        for change, changed, second in self._seconds(alone):
-            both = frozenset((setting_of(change), setting_of(second)))
-            if both in known:
-                continue
-            if room <= 0:
-                break
-            plan = self.judge(with_value(changed, second.key, second.value))
-            room -= 1 + _MEMORY_COST * (plan is not None and plan.memory is not None)
-            known[both] = self.fix(plan, *sorted((change, second), key=lambda one: one.distance))
-        return sorted((fix for fix in known.values() if fix is not None), key=self._order)
-
     def _nearer(self, fix: Fix, alone: Collection[Setting]) -> Fix:
         """Return a fix with the nearest values of its settings, one after another, with which it still is one."""
         for place, change in enumerate(fix.changes):
@@ -311,62 +295,7 @@ class Search:
                     return self._nearer(found, alone)
         return fix
 
-    def _seconds(self, alone: Collection[Setting]) -> Iterator[tuple[Change, Config, Change]]:
-        """Yield a second change for every first one: the nearest values of each setting, the nearest of all first."""
-        later = []
-        for first, changed, plan in self.firsts:
-            topics = topics_of(plan.broken)
-            better = _left(plan.broken) < self.left
-            for key, values in candidates(changed, plan, topics, self.rows).items():
-                if key == first.key or _has_no_part(key, topics, server=plan.server):
-                    continue
-                most = len(devices.DEVICES) if key == "cluster.gpu" and better else _NEAREST
-                soon = most if most > _NEAREST else 3 if better else 2
-                near = [change for change in nearest(changed, key, values, most) if setting_of(change) not in alone]
-                yield from ((first, changed, second) for second in near[:soon])
-                later += [(first, changed, second) for second in near[soon:]]
-        yield from later
-
 
 def _values(fix: Fix) -> tuple[Any, Any]:
     """Return what the first change of a fix changes, and into what."""
     return fix.changes[0].before, fix.changes[0].value
-
-
-def topics_of(broken: Iterable[Broken]) -> frozenset[Topic]:
-    """Return the topics of broken rules."""
-    return frozenset(topic(item.rule) for item in broken)
-
-
-def _left(broken: Sequence[Broken]) -> tuple[int, int]:
-    """Return how much is broken, to be compared: rules about memory count only if no other rule is broken."""
-    others = sum(topic(item.rule) is not Topic.MEMORY for item in broken)
-    return others, 0 if others else len(broken)
-
-
-def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
-    """Return whether no value of the setting can have a part in rules of these topics."""
-    if topics == {Topic.MEMORY}:
-        return key in _WEIGHTLESS
-    if topics != {Topic.COUNTS} or key == "cluster.gpus_per_node":
-        return False
-    return key.startswith(_UNCOUNTED) or key == "parallel.sequence_parallel" or (not server and key in _OF_ENGINES)
-
-
-def nearest(config: Config, key: str, values: Iterable[Any], most: int) -> list[Change]:
-    """Return changes to these values, nearest first; of more than `most`, the nearest and some of the others."""
-    before, chosen = value_of(config, key), set(values)
-    if len(chosen) > most and distances.is_number(start := distances.start(key, before)):
-        numbers = sorted(value for value in chosen if distances.is_number(value))
-        at = bisect.bisect_left(numbers, start)
-        near = {*numbers[max(0, at - most // 2 - 1) : at + most // 2 + 2]}
-        far = numbers[:: -(-2 * len(numbers) // most)] if most > _NEAREST else []
-        chosen = {value for value in chosen if not distances.is_number(value)} | near | {*far}
-    changes = [Change(key, before, value) for value in chosen if not is_same(key, before, value)]
-    changes.sort(key=lambda one: (one.distance, one.value if distances.is_number(one.value) else math.inf, str(one)))
-    return changes if most > _NEAREST else changes[:most]
-
-
-def is_same(key: str, one: Any, other: Any) -> bool:
-    """Return whether two values of a setting are the same. vLLM does not take 1000.0 for 1000."""
-    return one == other and not (key.startswith(ENGINE) and type(one) is not type(other))

@@ -323,7 +323,9 @@ def test_a_change_that_brings_a_warning_is_two_farther() -> None:
     assert Fix((change,)).distance == 1.0 and Fix((change,), warnings=2).distance == 5.0
 
 
-@pytest.mark.parametrize(("value", "alike"), [(8190, True), (8196, True), (8040, True), (7900, True), (8400, False)])
+@pytest.mark.parametrize(
+    ("value", "alike"), [(8190, True), (8196, True), (8040, True), (7900, True), (8400, True), (9600, False)]
+)
 def test_a_pair_whose_first_is_nearly_a_fix_alone_is_left_out(value: int, alike: bool) -> None:
     """Within a fiftieth of a value that is enough by itself, and where that alone is no farther than both."""
     key, other = "rollout.max_response_length", Change("batch.micro_batch_tokens", 4096, 4100)

@@ -15,7 +15,7 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import distances, repair, search
-from gspo_hpc.planning.fixes.change import Change
+from gspo_hpc.planning.fixes.change import Change, nearest
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 from tests.unit.planning.test_fixes_of_presets import BASES
@@ -56,12 +56,12 @@ def test_no_other_value_of_an_offered_setting_is_nearer(seed: int) -> None:
     whole = search.Search(config, None, make_plan(config))
     offered = [fix for fix in repair.offered(config) if len(fix.changes) == 1]
     for key, values in VALUES.items():
-        own = [whole._order(fix) for fix in offered if fix.changes[0].key == key]
+        own = [whole.order(fix) for fix in offered if fix.changes[0].key == key]
         before = value_of(config, key)
         for value in (value for value in values if value != before) if own else ():
             change = Change(key, before, value)
             fix = whole.fix(whole.judge(with_value(config, key, value)), change)
-            assert fix is None or whole._order(fix) >= min(own), (str(fix), list(map(str, offered)))
+            assert fix is None or whole.order(fix) >= min(own), (str(fix), list(map(str, offered)))
 
 
 def test_what_is_not_given_is_changed_as_little_as_can_be() -> None:
@@ -87,7 +87,7 @@ def test_numbers_that_are_not_given_count_from_their_default() -> None:
     assert distances.start(share, None) == usual and distances.start(share, 0.5) == 0.5
     assert distances.start("batch.micro_batch_size", None) is None
     assert distances.between(share, None, 0.7) == distances.between(share, usual, 0.7)
-    changes = search.nearest(from_dict({}), "batch.micro_batch_size", {16, 2, 1, 4}, 60)
+    changes = nearest(from_dict({}), "batch.micro_batch_size", {16, 2, 1, 4}, 60)
     assert [change.value for change in changes] == [1, 2, 4, 16]  # not by their text
 
 

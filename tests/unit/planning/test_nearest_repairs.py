@@ -16,7 +16,8 @@ import pytest
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes import nearest, repair, search
+from gspo_hpc.planning.fixes import change as changes_of
+from gspo_hpc.planning.fixes import faults, nearest, repair, search
 from gspo_hpc.planning.fixes.candidates import candidates
 from gspo_hpc.planning.fixes.change import Change, Fix
 from gspo_hpc.planning.plan import judge, make_plan
@@ -68,8 +69,8 @@ def with_all(config: Config, changes: list[Change]) -> Config:
 def values(config: Config, key: str) -> list[Change]:
     """Return the changes of a setting that the package would try there, the nearest first."""
     plan = judge(config)
-    known = candidates(config, plan, search.topics_of(plan.broken), None).get(key, set())
-    return search.nearest(config, key, known, 60)
+    known = candidates(config, plan, faults.topics_of(plan.broken), None).get(key, set())
+    return changes_of.nearest(config, key, known, 60)
 
 
 def brute_force(config: Config, base: Config, keys: list[str], within: float) -> Iterator[Fix]:
@@ -182,4 +183,4 @@ def test_rules_that_share_a_setting_count_once() -> None:
     one, two, three = (item for item in list(registry.rules())[:3])
     whole.least = {one: 3.0, two: 2.0, three: 0.5}
     whole.settings = {one: {"a", "b"}, two: {"b"}, three: {"c"}}
-    assert whole._at_least({one, two, three}) == 3.5 and whole._at_least({two, three}) == 2.5
+    assert whole._at_least({one, two, three}) == [3.0, 0.5] and whole._at_least({two, three}) == [2.0, 0.5]
