@@ -28,7 +28,7 @@ from gspo_hpc.planning.plan import judge
 from gspo_hpc.planning.rules.engine_arguments import takes
 from gspo_hpc.planning.settings import ENGINE, divisors, with_value
 from gspo_hpc.planning.suggest import cuts
-from gspo_hpc.system.text import in_gib
+from gspo_hpc.system.text import GIB, in_gib
 
 _MOST_NODES = 32  # times as many nodes as there are
 _MOST_OF_ENGINE = 4  # nodes of one engine
@@ -158,7 +158,9 @@ def lacking(search: Search) -> str:
     needed, name = min(max(one.peak, (one.generation, "generation")) for one in least)
     if needed <= memory:
         return "what is short is room for the longest sequence in an engine, or memory of a node"
-    return f"the lightest layout takes {in_gib(needed)} GiB of a GPU in {shown(name)}, which has {card}"
+    more = needed - memory
+    short = in_gib(more, 1 if more >= GIB / 10 else 4)  # a little is not shown as nothing
+    return f"the lightest layout takes {in_gib(needed)} GiB of a GPU in {shown(name)}, {short} more than its {card}"
 
 
 def _broken_by_all(search: Search) -> str:

@@ -350,3 +350,53 @@ def test_another_model_is_farther_than_a_doubling_of_anything() -> None:
     assert model < distances.between("model.path", "models/Qwen3-8B", "models/Qwen3-1.7B")
     assert model < distances.between("model.path", "models/Qwen3-8B", "models/Qwen2.5-3B")
     assert distances.between("cluster.gpu", "H10", "H100-80GB") < distances.between("cluster.gpu", "H10", "L40S-48GB")
+
+
+READILY = [  # what people change, the most readily first: a step counts a doubling
+    "optimizer.distributed",
+    "memory.recompute_granularity",
+    "memory.offload_optimizer",
+    "batch.micro_batch_size",
+    "batch.global_batch_size",
+    "batch.steps_per_generation",
+    "batch.num_generations",
+    "rollout.tensor_parallel_size",
+    "rollout.max_response_length",
+    "rollout.max_prompt_length",
+    "parallel.expert_model_parallel_size",
+    "parallel.tensor_model_parallel_size",
+    "parallel.pipeline_model_parallel_size",
+    "parallel.context_parallel_size",
+    "cluster.nodes",
+    "cluster.gpus_per_node",
+    "cluster.gpu",
+    "model.path",
+]
+
+
+def test_settings_are_changed_in_the_order_in_which_people_would() -> None:
+    weights = [distances.weight(key) for key in READILY]
+    assert weights == sorted(weights) and len({*weights[3:]}) == len(weights[3:])
+    assert distances.weight("batch.steps_per_generation") > distances.weight("batch.generation_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("model", "kin", "other"),
+    [
+        ("Llama-3.1-8B", "Llama-3.2-3B", "Qwen3-8B"),
+        ("Qwen2.5-14B", "Qwen2.5-7B", "Qwen3-14B"),
+        ("Qwen2.5-72B", "Qwen2.5-32B", "Llama-3.1-70B"),
+        ("Qwen3-14B", "Qwen3-8B", "Qwen2.5-14B"),
+    ],
+)
+def test_another_size_of_a_model_is_nearer_than_another_model_of_its_size(model: str, kin: str, other: str) -> None:
+    assert distances.between("model.path", model, kin) < distances.between("model.path", model, other)
+
+
+def test_one_more_setting_is_not_worth_a_hundredth_of_another() -> None:
+    """A length was changed by 4 tokens of 1,024, so that another could be 7,172 instead of 7,168."""
+    prompt, response, longer = (
+        Change(f"rollout.max_{part}_length", before, value)
+        for part, before, value in (("prompt", 1024, 1020), ("response", 8192, 7172), ("response", 8192, 7168))
+    )
+    assert Fix((longer,)).distance < Fix((prompt, response)).distance

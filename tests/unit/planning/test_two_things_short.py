@@ -63,6 +63,17 @@ def test_one_thing_that_is_short_is_said_alone() -> None:
     assert engines.startswith("the lightest layout takes ") and "two things" not in engines
 
 
+@pytest.mark.parametrize(("short", "said"), [(2 << 20, "0.0020"), (300 << 20, "0.3")])
+def test_a_little_that_lacks_is_not_shown_as_nothing(short: int, said: str) -> None:
+    """It said that the layout takes 139.8 GiB of a GPU which has 139.8."""
+    config = with_value(made("Qwen3-14B", 1, 1), "cluster.gpu_memory_gb", 200)
+    search = layouts.Search(config)
+    (least,) = (search.least_memory(wanted) for wanted in search.allowed())
+    enough = 200 * (least.peak[0] - short) / search.device.memory
+    told = remedies.lacking(layouts.Search(with_value(config, "cluster.gpu_memory_gb", enough)))
+    assert f", {said} more than its " in told
+
+
 def test_nothing_that_helps_is_said_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
