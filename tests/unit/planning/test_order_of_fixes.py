@@ -86,7 +86,7 @@ def test_a_change_that_brings_a_warning_counts_as_one_of_the_next_size() -> None
     for config, counts in ((of_memory, False), (of_counts, True)):
         found = search.Search(config, None, make_plan(config))
         for key, own in changes.items():
-            bare, warned = (found._order(Fix((Change(key, 1, 2),), warnings)) for warnings in (0, 1))
+            bare, warned = (found.order(Fix((Change(key, 1, 2),), warnings)) for warnings in (0, 1))
             assert bare[0] == (max(own, Size.BATCH) if counts else own)
             assert warned[0] == (bare[0] if counts else min(own + 1, Size.HARDWARE)) and warned > bare
 
