@@ -7,19 +7,12 @@ from typing import Any
 
 from gspo_hpc.config.constants import OVERCLIPPED
 from gspo_hpc.config.derived import engine_dtype, updates_per_rollout
-from gspo_hpc.config.schema import Rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span
 from gspo_hpc.diagnose.excerpts import one_line
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.runs.reader import value
 from gspo_hpc.system.text import rounded
 
-# A group whose completions all have the same reward teaches nothing. At a half, half of the generation is wasted; above
-# four fifths the gradient comes from a handful of prompts.
-ZERO_VARIANCE, ZERO_VARIANCE_HIGH = 0.5, 0.8
-# Below these, nearly always the likeliest token is sampled. Published recipes sample at a temperature of 0.6 or more,
-# from 0.7 of the probability or more, or from 20 tokens or more.
-COLD, NARROW_P, NARROW_K = 0.5, 0.5, 5
 # Rewards of a batch that differ by less than a tenth of their mean: of right-or-wrong rewards, 99 % are right.
 SATURATED_SPREAD = 0.1
 # Completions whose reward function failed. One in fifty is a bug in the function; one in five changes what is learned.
@@ -181,54 +174,6 @@ def truncation(run: Evidence) -> Finding | None:
         ("samples.jsonl: see whether answers are long, or continue after they are complete",),
         "problem" if mean(points) >= TRUNCATED_HIGH else "warning",
     )
-
-
-@symptom(
-    "zero_variance_groups",
-    severity="warning",
-    shows="in half of the groups or more all completions have the same reward; steps without anything to learn",
-    change="`rollout.temperature`, `rollout.top_p`, `rollout.top_k`, `batch.num_generations`, the prompts",
-)
-def zero_variance_groups(run: Evidence) -> Finding | None:
-    """Find groups in which every completion has the same reward."""
-    batch = run.config.batch
-    if not batch.global_batch_size or not batch.num_generations:
-        return None
-    each = batch.global_batch_size // batch.num_generations
-    points = run.points("zero_variance_groups", run.recent)
-    if len(points) < ENOUGH:
-        return None
-    count, total = int(sum(n for _, n in points)), each * len(points)
-    share = count / total
-    if share < ZERO_VARIANCE:
-        return None
-    empty = sum(1 for record in run.recent if record.get("empty"))
-    nothing = f"; {empty} of {len(points)} steps had nothing to learn from" if empty else ""
-    narrow = _narrow_sampling(run.config.rollout)
-    return Finding(
-        (
-            f"in {percent(share)} of the groups ({count} of {total}, {span(points)}) all completions have the same "
-            f"reward{nothing}",
-        ),
-        f"the completions of a group are nearly identical, because {' and '.join(narrow)}"
-        if narrow
-        else "the prompts are too easy or too hard, or the reward function gives all answers the same reward",
-        (*narrow.values(), f"batch.num_generations={2 * batch.num_generations}"),
-        ("data.train: leave out prompts that the model always or never answers correctly", "samples.jsonl"),
-        "problem" if share >= ZERO_VARIANCE_HIGH else "warning",
-    )
-
-
-def _narrow_sampling(rollout: Rollout) -> dict[str, str]:
-    """Return the settings with which nearly always the same tokens are sampled, each with what to set instead."""
-    found: dict[str, str] = {}
-    if rollout.temperature < COLD:
-        found[f"rollout.temperature is {rounded(rollout.temperature)}"] = "rollout.temperature=1.0"
-    if rollout.top_p < NARROW_P:
-        found[f"rollout.top_p is {rounded(rollout.top_p)}"] = "rollout.top_p=1.0"
-    if 0 < rollout.top_k < NARROW_K:
-        found[f"rollout.top_k is {rollout.top_k}"] = "rollout.top_k=-1"
-    return found
 
 
 @symptom(

@@ -126,6 +126,20 @@ def test_a_gap_is_a_mismatch_from_three_times_the_first_value() -> None:
 
 CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
     # name, severity, what changes, a part of the evidence, a setting
+    (
+        "replaced_groups",
+        "warning",
+        lambda s: {"rollout/no_signal_fraction": 0.6, "rollout/prompts_drawn": 160, "rollout/filled_groups": 0},
+        "60 % of the sampled groups had no signal, steps",
+        "",
+    ),
+    (
+        "replaced_groups",
+        "problem",
+        lambda s: {"rollout/no_signal_fraction": 0.4, "rollout/prompts_drawn": 160, "rollout/filled_groups": 4},
+        "and 4 groups without signal filled them up",
+        "rollout.max_num_gen_batches=20",
+    ),
     ("zero_variance_groups", "problem", lambda s: {"zero_variance_groups": 14}, "88 %", "batch.num_generations=16"),
     ("zero_variance_groups", "warning", lambda s: {"zero_variance_groups": 9}, "56 %", "batch.num_generations=16"),
     ("reward_saturation", "warning", lambda s: {"reward": 0.99, "reward_std": 0.09}, "0.99", ""),
@@ -331,7 +345,17 @@ def test_the_flex_dispatcher_is_offered_where_it_can_be(sections: dict[str, dict
 def test_a_setting_with_which_the_plan_would_break_is_not_offered() -> None:
     """Sixteen completions a group would leave ranks without a prompt."""
     run = evidence(lambda s: {"zero_variance_groups": 1}, batch={"global_batch_size": 16})
-    assert only(run).settings == ()
+    assert only(run).settings == ("rollout.dynamic_sampling=true",)
+
+
+def test_replacing_groups_is_not_offered_to_a_run_that_does_or_cannot() -> None:
+    """Engines with GPUs of their own are asked for whole rollouts."""
+    wasted = lambda s: {"zero_variance_groups": 14}  # noqa: E731
+    asked = "rollout.dynamic_sampling=true"
+    assert asked in only(evidence(wasted)).settings
+    assert asked not in only(evidence(wasted, rollout={"dynamic_sampling": True})).settings
+    apart = {"mode": "server", "engines_per_node": 4}
+    assert asked not in only(evidence(wasted, rollout=apart)).settings
 
 
 def test_whether_a_run_may_go_on_with_the_settings_is_told() -> None:
@@ -363,7 +387,8 @@ def test_groups_that_are_alike_are_put_down_to_the_sampling_that_makes_them_so(
     for key in rollout if settings else ():
         assert f"nearly identical, because rollout.{key} is {rollout[key]:g}" in found.cause
     assert settings or "too easy or too hard" in found.cause
-    assert [one for one in map(str, found.settings) if one.startswith("rollout.")] == settings
+    offered = [one for one in map(str, found.settings) if one.startswith("rollout.")]
+    assert offered == (settings or ["rollout.dynamic_sampling=true"])
 
 
 @pytest.mark.parametrize(("least", "found"), [(8.1, False), (7.9, True)])
