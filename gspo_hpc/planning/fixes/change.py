@@ -74,8 +74,19 @@ class Fix:
         Every doubling or halving counts by the weight of its setting; a new warning counts 2, one more setting and
         another name little.
         """
-        changes = distances.MOVED if self.moved else distances.together(one.distance for one in self.changes)
+        changes = distances.MOVED if self.moved else together(self.changes)
         return changes + 2.0 * self.warnings
+
+
+def together(changes: Iterable[Change], others: Iterable[float] = ()) -> float:
+    """Return the distance of changes that are made together, and of others of which only their distance is known.
+
+    One more choice counts a little: both ends of a pipeline are one.
+    """
+    made, more = [*changes], [*others]
+    ends = _CHOSEN_AS_ONE <= {change.key for change in made}
+    choices = len(made) + len(more) - ends
+    return sum((*(change.distance for change in made), *more)) + distances.EACH_MORE * max(0, choices - 1)
 
 
 def settings_of(fix: Fix) -> set[str]:

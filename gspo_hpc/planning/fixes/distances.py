@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -89,7 +88,7 @@ _NOT_GIVEN: dict[str, float] = {f"{ENGINE}{name}": number for name, number in EN
 
 _OF_KIN, _UNLIKE = 0.3, 0.25  # of a degree of kinship between models, and of names that have no letter in common
 MOVED = 0.05  # of a fix that gives what a config says another name
-_EACH_MORE = 0.2  # of every change beside the first: one more setting is not worth a hundredth of another
+EACH_MORE = 0.2  # of every choice beside the first: one more setting is not worth a hundredth of another
 _REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
 _LEFT_OUT = 2.0  # times the weight
 
@@ -125,12 +124,6 @@ def between(key: str, before: Any, value: Any) -> float:
         if key == "model.path":
             return _between_models(doubling, before, value)
     return doubling
-
-
-def together(changes: Iterable[float]) -> float:
-    """Return the distance of several changes, whose own distances are given."""
-    each = [*changes]
-    return sum(each) + _EACH_MORE * max(0, len(each) - 1)
 
 
 def start(key: str, before: Any) -> Any:

@@ -19,7 +19,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.fixes import by_type, distances
 from gspo_hpc.planning.fixes.candidates import candidates
-from gspo_hpc.planning.fixes.change import Change, Fix, nearest
+from gspo_hpc.planning.fixes.change import Change, Fix, nearest, together
 from gspo_hpc.planning.fixes.faults import topics_of
 from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.mentions import mentioned
@@ -94,7 +94,7 @@ class Nearest:
     def _needed(self, fix: Fix) -> Fix:
         """Return the nearest of the fixes that some of these changes are: two may only make up for each other."""
         some = (part for count in range(1, len(fix.changes)) for part in itertools.combinations(fix.changes, count))
-        for changes in sorted(some, key=_together):
+        for changes in sorted(some, key=together):
             config = self.search.config
             for change in changes:
                 config = with_value(config, change.key, change.value)
@@ -108,7 +108,7 @@ class Nearest:
 
         So do those that leave it broken, and nothing else: two sizes may be wrong in the same product.
         """
-        made, done = {change.key for change in way.changes}, _together(way.changes)
+        made, done = {change.key for change in way.changes}, together(way.changes)
         broken = {item.rule for item in plan.broken}
         if broken <= self.settings.keys():
             rule = min(broken, key=lambda rule: (len(self.settings[rule] - made), rule))
@@ -119,7 +119,7 @@ class Nearest:
             rule = min(broken, key=lambda rule: (len(self.settings[rule] - made), rule))
         for step in steps:
             if step.change.key in self.settings[rule] and (rule not in step.left or step.left <= broken):
-                yield _together((*way.changes, step.change), self._at_least(step.left)), step
+                yield together((*way.changes, step.change), self._at_least(step.left)), step
 
     def _at_least(self, left: AbstractSet[RuleId]) -> list[float]:
         """Return the distances of changes that mend these rules: of those that have no setting in common."""
@@ -168,11 +168,6 @@ class Nearest:
             ):  # memory is looked at where nothing else is broken
                 left |= {item.rule for item in before.broken if topic(item.rule) is Topic.MEMORY}
             yield _Step(change, changed, frozenset(left))
-
-
-def _together(changes: Iterable[Change], more: Iterable[float] = ()) -> float:
-    """Return the distance of changes, and of others of which only that is known."""
-    return distances.together([*(change.distance for change in changes), *more])
 
 
 def _size(step: _Step) -> distances.Size:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
-from gspo_hpc.planning.fixes import distances
 from gspo_hpc.planning.fixes.candidates import candidates
-from gspo_hpc.planning.fixes.change import FEW, Change, Fix, Setting, nearest, setting_of
+from gspo_hpc.planning.fixes.change import FEW, Change, Fix, Setting, nearest, setting_of, together
 from gspo_hpc.planning.fixes.faults import left_of, topics_of
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.settings import ENGINE, with_value
@@ -123,7 +122,7 @@ def _settings(pair: _Pair) -> frozenset[Setting]:
 
 
 def _distance(pair: _Pair) -> float:
-    return distances.together((pair[0].distance, pair[2].distance))
+    return together((pair[0], pair[2]))
 
 
 def _has_no_part(key: str, topics: frozenset[Topic], *, server: bool) -> bool:
