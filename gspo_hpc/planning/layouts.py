@@ -127,7 +127,7 @@ class Search:
         cluster = self.config.cluster
         device = devices.card(cluster)
         if device is None or cluster.gpu is None:
-            raise ValueError(f"cluster.gpu says which GPUs there are: give one of {', '.join(devices.DEVICES)}")
+            raise ValueError(f"cluster.gpu says which GPUs there are: give one of {devices.listed()}")
         self.device = device
         arch = self.models.find(self.config)
         if arch is None:

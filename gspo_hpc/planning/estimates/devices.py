@@ -31,8 +31,9 @@ class Device:
 
 
 # By names as people say them. Networks: HDR, 200 Gb/s a GPU, for A100; NDR, 400 Gb/s, for Hopper, B200 and GB200; XDR,
-# 800 Gb/s, for B300. Sustained operations of GB200 and B300 have B200's share of the peak. That the CPU of GH200 and
-# GB200 launches kernels half as fast is calibrated on one of the runs of docs/estimates.md, on GB200.
+# 800 Gb/s, for B300 and GB300. Sustained operations of GB200, B300 and GB300 have B200's share of the peak. That the
+# CPU of GH200, GB200 and GB300 launches kernels half as fast is calibrated on one of the runs of docs/estimates.md, on
+# GB200.
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -48,52 +49,88 @@ DEVICES: dict[str, Device] = {
         Device("B200-180GB", int(178.3 * GIB), 2250e12, 1550e12, 7.7e12, 900e9, 50e9, 50e9),
         Device("GB200-186GB", int(184.3 * GIB), 2500e12, 1720e12, 8.0e12, 900e9, 50e9, 225e9, 2.0),
         Device("B300-288GB", int(267.9 * GIB), 2250e12, 1550e12, 8.0e12, 900e9, 100e9, 50e9),
+        Device("GB300-279GB", int(276.0 * GIB), 2500e12, 1720e12, 8.0e12, 900e9, 100e9, 225e9, 2.0),
         Device("L40S-48GB", int(44.5 * GIB), 362e12, 230e12, 0.864e12, 25e9, 12.5e9, 25e9),
     )
 }
 # Cards that people have and that nobody is advised to buy: estimates know them, and no fix proposes them. Operations
-# are those with sums in float32; large products are taken to reach four fifths of them, for want of measurements.
+# are those with sums in float32. Of those in the second list large products are taken to reach four fifths of them, for
+# want of measurements; of cards with NVL in their names, as much as H100-PCIe does. Bridges of NVLink are not counted
+# on for A100-PCIe: most machines with it have none.
 OWNED: dict[str, Device] = {
-    name: Device(name, int(memory * GIB), flops, 0.8 * flops, bandwidth, link, 12.5e9, link)
-    for name, memory, flops, bandwidth, link in (
-        ("A10-24GB", 22.5, 125e12, 0.6e12, 25e9),
-        ("A30-24GB", 23.6, 165e12, 0.933e12, 25e9),
-        ("A40-48GB", 44.5, 150e12, 0.696e12, 25e9),
-        ("L4-24GB", 22.1, 121e12, 0.3e12, 25e9),
-        ("L40-48GB", 44.5, 181e12, 0.864e12, 25e9),
-        ("RTX3090-24GB", 23.6, 71e12, 0.936e12, 25e9),
-        ("RTX4090-24GB", 23.6, 165e12, 1.008e12, 25e9),
-        ("RTX5090-32GB", 31.4, 209e12, 1.792e12, 50e9),
-        ("RTXA6000-48GB", 47.5, 155e12, 0.768e12, 25e9),
-        ("RTX6000Ada-48GB", 47.5, 364e12, 0.96e12, 25e9),
-        ("RTXPRO6000-96GB", 95.0, 500e12, 1.792e12, 50e9),
+    device.name: device
+    for device in (
+        Device("A100-PCIe-40GB", int(39.4 * GIB), 312e12, 230e12, 1.555e12, 25e9, 25e9, 25e9),
+        Device("A100-PCIe-80GB", int(79.3 * GIB), 312e12, 230e12, 1.935e12, 25e9, 25e9, 25e9),
+        Device("H100-NVL-94GB", int(93.1 * GIB), 835e12, 480e12, 3.9e12, 300e9, 50e9, 50e9),
+        Device("H200-NVL-141GB", int(139.8 * GIB), 835e12, 480e12, 4.8e12, 450e9, 50e9, 50e9),
+        Device("GH200-144GB", int(142.0 * GIB), 989e12, 680e12, 4.9e12, 450e9, 25e9, 200e9, 2.0),
+        *(
+            Device(name, int(memory * GIB), flops, 0.8 * flops, bandwidth, link, 12.5e9, link)
+            for name, memory, flops, bandwidth, link in (
+                ("A10-24GB", 22.5, 125e12, 0.6e12, 25e9),
+                ("A10G-24GB", 22.3, 70e12, 0.6e12, 25e9),
+                ("A30-24GB", 23.6, 165e12, 0.933e12, 25e9),
+                ("A40-48GB", 44.5, 150e12, 0.696e12, 25e9),
+                ("L4-24GB", 22.1, 121e12, 0.3e12, 25e9),
+                ("L20-48GB", 44.5, 119e12, 0.864e12, 25e9),
+                ("L40-48GB", 44.5, 181e12, 0.864e12, 25e9),
+                ("GB10-128GB", 119.0, 125e12, 0.273e12, 25e9),
+                ("RTX3090-24GB", 23.6, 71e12, 0.936e12, 25e9),
+                ("RTX3090Ti-24GB", 23.6, 80e12, 1.008e12, 25e9),
+                ("RTX4080-16GB", 15.6, 97e12, 0.717e12, 25e9),
+                ("RTX4090-24GB", 23.6, 165e12, 1.008e12, 25e9),
+                ("RTX5070Ti-16GB", 15.5, 88e12, 0.896e12, 50e9),
+                ("RTX5080-16GB", 15.5, 113e12, 0.96e12, 50e9),
+                ("RTX5090-32GB", 31.4, 209e12, 1.792e12, 50e9),
+                ("RTXA5000-24GB", 23.6, 111e12, 0.768e12, 25e9),
+                ("RTXA6000-48GB", 47.5, 155e12, 0.768e12, 25e9),
+                ("RTX5000Ada-32GB", 31.5, 261e12, 0.576e12, 25e9),
+                ("RTX6000Ada-48GB", 47.5, 364e12, 0.96e12, 25e9),
+                ("RTXPRO5000-48GB", 47.3, 258e12, 1.344e12, 50e9),
+                ("RTXPRO6000-96GB", 95.0, 500e12, 1.792e12, 50e9),
+            )
+        ),
     )
 }
 _KNOWN = DEVICES | OWNED
+# What else names say of a device, such as the memory of the chip, of the machine or of another count.
+_ALSO = {
+    **{"H100-PCIe": "80gb", "B200-180GB": "192gb", "GB200-186GB": "192gb", "B300-288GB": "270gb"},
+    **{"GB300-279GB": "288gb", "GH200-96GB": "480gb"},
+}
+# What is meant by a name that fits several.
+_USUAL = {"h100": "H100-80GB", "a100": "A100-80GB", "a100-pcie": "A100-PCIe-80GB", "gh200": "GH200-96GB"}
 _USABLE = 0.98  # of the memory that a card is sold with, where only that is known
 
-_FORM = re.compile(r"-(sxm\d?|hbm\d?e?|ac)(?=-|$)")  # forms that differ in nothing that an estimate counts with
-_PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)")  # RTX 6000 Ada is RTX6000Ada here
+# Words that differ in nothing that an estimate counts with: who made it, its form, the machine that it is in.
+_NOISE = re.compile(
+    r"nvidia|geforce|tesla|quadro|hgx|dgx|sxm\d?|hbm\d?e?|ac|gpu|generation|blackwell|(?:max-)?q|max|server|workstation"
+    r"|edition|nvl\d+|grace|hopper|tensor|core|superchip"
+)
+_PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)|(?<=\d)-(?=ti\b)")  # RTX 6000 Ada is RTX6000Ada here
 
 
 @cache
 def find(name: str, network_gb_per_s: float | None = None) -> Device:
     """Return the device of that name, with another network if that is given.
 
-    Case does not matter, nor whether words are joined by hyphens, underscores or spaces; the form of the module may be
-    given (SXM5, HBM3), and what follows a hyphen may be left out if no other name begins alike (H200, A100-40).
-    ValueError names the nearest device.
+    Case does not matter, nor the order of words, nor whether they are joined by hyphens, underscores or spaces; the
+    form of the module may be given (SXM5, HBM3), and words but the first may be left out if no other name has the
+    others (H200, A100-40). ValueError names the nearest device.
     """
-    wanted = _joined(name).removeprefix("nvidia-").removeprefix("geforce-")
-    kin = [device for device in _KNOWN.values() if _family(device.name) == _family(wanted)]  # H20 is not H200
-    found = [device for device in kin if device.name.lower().startswith(wanted)]
-    if wanted in ("h100", "a100"):  # the usual ones
-        found = [DEVICES[f"{wanted.upper()}-80GB"]]
+    words = _words(name)
+    kin = [device for device in _KNOWN.values() if _family(device.name) in words[:1]]  # H20 is not H200
+    found = [device for device in kin if all(_says(device, word) for word in words)]
+    least = min((_unsaid(device, words) for device in found), default=0)
+    found = [device for device in found if _unsaid(device, words) == least]
+    if len(found) > 1 and (usual := _USUAL.get("-".join(words))) is not None:
+        found = [_KNOWN[usual]]
     if len(found) != 1:
-        families = {_family(known): known for known in _KNOWN}
-        hint = near_miss(_family(wanted), families, shown=families.__getitem__, cutoff=0.8)
+        families = {family: _USUAL.get(family, known) for known in reversed(_KNOWN) for family in [_family(known)]}
+        hint = near_miss(words[0] if words else "", families, shown=families.__getitem__, cutoff=0.8)
         instead = ". For another card, give cluster.gpu_memory_gb and leave out cluster.gpu: memory is estimated then"
-        known = f"known: {', '.join(_KNOWN)}" + ("" if hint else instead)
+        known = f"known: {listed()}" + ("" if hint else instead)
         raise ValueError(f"cluster.gpu {name} is not known{hint}; {known}")
     if network_gb_per_s is None:
         return found[0]
@@ -123,24 +160,45 @@ def is_like_none(name: str) -> bool:
     return False
 
 
+def listed() -> str:
+    """Return the names of all devices, for messages."""
+    return ", ".join(_KNOWN)
+
+
 def of(device_name: str) -> Device | None:
-    """Return a GPU by the name that it reports; None if it is not known, the largest if the name fits several."""
-    said = _joined(device_name)
-    if "h100-pcie" in said:
-        return DEVICES["H100-PCIe"]
-    family = max((name for name in map(_family, _KNOWN) if name in said), key=len, default=None)  # H200 is not H20
-    cards = [device for name, device in _KNOWN.items() if _family(name) == family and name != "H100-PCIe"]
-    named = [device for device in cards if device.name.split("-")[1].lower() in said]
-    return max(named or cards, key=lambda device: device.memory, default=None)
+    """Return a GPU by the name that it reports; None if it is not known, the usual one if the name fits several."""
+    words = _words(device_name)
+    kin = [device for device in _KNOWN.values() if _family(device.name) in words]
+
+    def fits(device: Device) -> tuple[int, int, bool, int]:
+        said = sum(_says(device, word) for word in words)
+        usual = device.name == _USUAL.get(_family(device.name))
+        return said, -_unsaid(device, words), usual, device.memory
+
+    return max(kin, key=fits, default=None)
 
 
-def _joined(name: str) -> str:
-    """Return a name with hyphens between its words, without the form of the module."""
-    return _PARTS.sub("", _FORM.sub("", re.sub(r"[ _]", "-", name.lower())))
+def _says(device: Device, word: str) -> bool:
+    """Return whether a word is part of a device's name; the unit of a size may be left out."""
+    own = [*_words(device.name), _ALSO.get(device.name, "")]
+    return any(word == one or (word.isdecimal() and one == f"{word}gb") for one in own)
+
+
+def _unsaid(device: Device, words: list[str]) -> int:
+    """Return how many words of a device's name, but for the first, are not among these."""
+    return sum(word not in words for word in _words(device.name)[1:])
+
+
+@cache
+def _words(name: str) -> list[str]:
+    """Return the words of a name that tell devices apart."""
+    joined = _PARTS.sub("", re.sub(r"[ _]+", "-", name.lower().strip()))
+    parts = [re.sub(r"(?<=\d)(g|gib)$", "gb", part) for part in joined.split("-")]
+    return [part for part in parts if part and not _NOISE.fullmatch(part)]
 
 
 def _family(name: str) -> str:
-    return name.split("-")[0].lower()
+    return _words(name)[0]
 
 
 def peak(device_name: str) -> float | None:

@@ -39,6 +39,9 @@ def test_the_driver_s_names(name: str, value: float | None) -> None:
         ("NVIDIA GH200 480GB", "GH200-96GB"),
         ("NVIDIA GB200", "GB200-186GB"),
         ("NVIDIA B300 SXM6 AC", "B300-288GB"),
+        ("NVIDIA GB300", "GB300-279GB"),
+        ("NVIDIA H100", "H100-80GB"),
+        ("NVIDIA A100", "A100-80GB"),
     ],
 )
 def test_the_card_behind_a_driver_s_name(name: str, known: str) -> None:
@@ -64,6 +67,16 @@ def test_the_card_behind_a_driver_s_name(name: str, known: str) -> None:
         ("NVIDIA H100 SXM5", "H100-80GB"),
         ("h100-80gb-hbm3", "H100-80GB"),
         ("A100_SXM4_40GB", "A100-40GB"),
+        ("A100-PCIe", "A100-PCIe-80GB"),
+        ("h100-pcie-80gb", "H100-PCIe"),
+        ("h100-sxm-80gb", "H100-80GB"),
+        ("DGX H100", "H100-80GB"),
+        ("NVIDIA GB300", "GB300-279GB"),
+        ("gb300_288gb", "GB300-279GB"),
+        ("GB300 NVL72", "GB300-279GB"),
+        ("B200-192GB", "B200-180GB"),
+        ("gh200", "GH200-96GB"),
+        ("A100 40G", "A100-40GB"),
     ],
 )
 def test_names_that_people_use(said: str, meant: str) -> None:
@@ -93,7 +106,7 @@ def test_a_gpu_that_is_like_no_other_is_left_out_and_not_replaced() -> None:
         devices.find("RX7900")
 
 
-@pytest.mark.parametrize(("name", "near"), [("GB300", "B300-288GB"), ("A1000", "A100-80GB"), ("H20-141", "H20-96GB")])
+@pytest.mark.parametrize(("name", "near"), [("GB301", "GB300-279GB"), ("A1000", "A100-80GB"), ("H20-141", "H20-96GB")])
 def test_the_nearest_is_of_the_nearest_kind(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"cluster.gpu {name} is not known; nearest: {near}; known"):
         devices.find(name)
@@ -118,6 +131,21 @@ def test_another_network() -> None:
         ("L4", "L4-24GB"),
         ("L40", "L40-48GB"),
         ("L40S", "L40S-48GB"),
+        ("NVIDIA A10G", "A10G-24GB"),  # not A10
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("NVIDIA H100 NVL", "H100-NVL-94GB"),
+        ("H100_NVL", "H100-NVL-94GB"),
+        ("H100-94GB", "H100-NVL-94GB"),
+        ("NVIDIA H200 NVL", "H200-NVL-141GB"),
+        ("NVIDIA GH200 144G HBM3e", "GH200-144GB"),
+        ("NVIDIA GeForce RTX 3090 Ti", "RTX3090Ti-24GB"),
+        ("RTX 5070 Ti", "RTX5070Ti-16GB"),
+        ("NVIDIA RTX 5000 Ada Generation", "RTX5000Ada-32GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTXPRO6000-96GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000-96GB"),
+        ("NVIDIA GB10", "GB10-128GB"),
+        ("L20", "L20-48GB"),
     ],
 )
 def test_cards_of_workstations_and_older_ones(said: str, meant: str) -> None:
@@ -140,3 +168,30 @@ def test_the_memory_of_a_card_is_enough_to_estimate_memory() -> None:
     assert not unnamed.broken and any(item.rule == "trainer_fits_gpu_memory" for item in small.broken)
     with pytest.raises(ValueError, match=r"cluster\.gpu says which GPUs there are"):
         layouts.find(from_dict({**sizes, "cluster": {"gpu_memory_gb": 80}}))
+
+
+def test_every_device_is_found_by_its_own_name_and_in_every_spelling() -> None:
+    for name in devices.DEVICES | devices.OWNED:
+        for said in (name, name.lower(), name.replace("-", "_"), f"NVIDIA {name.replace('-', ' ')}"):
+            assert devices.find(said).name == name, said
+            found = devices.of(said)
+            assert found is not None and found.name == name, said
+
+
+def test_plan_and_suggest_list_the_same_devices() -> None:
+    model = {"model": {"path": "Qwen/Qwen3-0.6B"}}
+    with pytest.raises(ValueError, match="give one of") as wanted:
+        layouts.Search(from_dict(model))
+    with pytest.raises(ValueError, match="known: ") as unknown:
+        devices.find("RX7900")
+    listed = str(wanted.value).partition("give one of ")[2]
+    assert listed == str(unknown.value).partition("known: ")[2].partition(". For another")[0]
+    assert set(listed.split(", ")) == set(devices.DEVICES | devices.OWNED)
+
+
+def test_what_data_sheets_have_in_common() -> None:
+    """Sustained operations are a part of the peak, and a name's size is that of the memory."""
+    for device in (devices.DEVICES | devices.OWNED).values():
+        assert 0.5 <= device.sustained_flops / device.flops <= 0.95, device
+        size = int(device.name.rpartition("-")[2].removesuffix("GB")) if device.name.endswith("GB") else 80
+        assert 0.9 * size < device.memory / 2**30 <= size, device
