@@ -21,6 +21,7 @@ from gspo_hpc.system import text
 
 _FOLDER = paths.PACKAGE / "models" / "configs"
 _VARIANT = re.compile(r"(-instruct|-base|-v0\.1)+$")  # Mixtral-8x7B-Instruct-v0.1
+_CHAT = re.compile(r"(-chat|-hf|-v1\.0)+$")  # Llama-2-7b-chat-hf, TinyLlama-1.1B-Chat-v1.0
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z])")
 _SIZE_OR_ACTIVE = re.compile(r"-a?\d+(?:\.\d+)?[bm](?![a-z])")
 # Families as they are named inside other names, with the version that may follow, which is no size.
@@ -37,6 +38,8 @@ _MAKERS = {
     "Mixtral": "mistralai",
     "Mistral": "mistralai",
     "SmolLM2": "HuggingFaceTB",
+    "deepseek": "deepseek-ai",
+    "TinyLlama": "TinyLlama",
 }  # on the Hub
 
 _VARIANTS, _FAMILIES = "variants.json", "families.json"
@@ -67,11 +70,14 @@ def find(path: str) -> str | None:
     """Return the known model that the last part of a path or of a Hub name names.
 
     Case, hyphens, underscores and points do not count, but in the sizes (Qwen2-57B is not Qwen2.5-7B), nor whether it
-    is the base model or the chat model.
+    is the base model or the chat model (-Instruct, -chat, -hf).
     """
     plain = _plain(path)
-    wanted = _squeezed(plain)
-    return next((name for name in _known() if _squeezed(name) == wanted and _has_sizes(plain, name)), None)
+    for wanted in (_squeezed(plain), _squeezed(_CHAT.sub("", plain))):
+        found = next((name for name in _known() if _squeezed(name) == wanted and _has_sizes(plain, name)), None)
+        if found is not None:
+            return found
+    return None
 
 
 def family(path: str) -> Family | None:

@@ -45,6 +45,16 @@ PUBLISHED = {
     "Llama-3.2-1B": 1_235_814_400,  # safetensors
     "Llama-3.2-3B": 3_212_749_824,  # safetensors
     "Mistral-7B-v0.3": 7_248_023_552,  # safetensors
+    "SmolLM2-360M": 361_821_120,  # safetensors
+    "SmolLM2-1.7B": 1_711_376_384,  # safetensors
+    "deepseek-llm-7B": 6_910_365_696,  # sum over the parameters of the loaded model
+    "deepseek-coder-1.3B": 1_346_471_936,  # safetensors
+    "deepseek-coder-6.7B": 6_740_512_768,  # safetensors
+    "Llama-2-7B": 6_738_415_616,  # safetensors
+    "Llama-2-13B": 13_015_864_320,  # safetensors
+    "Llama-2-70B": 68_976_648_192,  # safetensors
+    "TinyLlama-1.1B": 1_100_048_384,  # safetensors
+    "Qwen3-Coder-480B-A35B": 480_154_875_392,  # safetensors
 }
 
 
@@ -188,6 +198,22 @@ def test_a_shipped_config_has_only_what_is_read(name: str) -> None:
         ("openai/gpt-oss-20b", "gpt-oss-20b"),
         ("deepseek-ai/DeepSeek-R1", "DeepSeek-R1"),
         ("moonshotai/Kimi-K2-Instruct", "Kimi-K2"),
+        ("deepseek-ai/deepseek-llm-7b-chat", "deepseek-llm-7B"),
+        ("deepseek-ai/deepseek-llm-7b-base", "deepseek-llm-7B"),
+        ("deepseek-ai/deepseek-math-7b-instruct", "deepseek-math-7B"),
+        ("deepseek-ai/deepseek-coder-6.7b-instruct", "deepseek-coder-6.7B"),
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM2-1.7B"),
+        ("HuggingFaceTB/SmolLM2-360M", "SmolLM2-360M"),
+        ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
+        ("meta-llama/Llama-2-70b-hf", "Llama-2-70B"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B"),
+        ("OpenRLHF/Llama-3-8b-sft-mixture", "Llama-3-8B-sft-mixture"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "TinyLlama-1.1B"),
+        ("agentica-org/DeepScaleR-1.5B-Preview", "DeepScaleR-1.5B-Preview"),
+        ("moonshotai/Kimi-Dev-72B", "Kimi-Dev-72B"),
+        ("Qwen/Qwen2-Math-7B-Instruct", "Qwen2-Math-7B"),
+        ("Qwen/Qwen2.5-7B-Instruct-1M", "Qwen2.5-7B-Instruct-1M"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "Qwen3-Coder-480B-A35B"),
         ("Qwen3-30B-A3B/model", None),
         ("Qwen2-57B", None),  # which has the letters of Qwen2.5-7B
         ("Qwen3-17B", None),
