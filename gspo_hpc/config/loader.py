@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from gspo_hpc.config import paths, plugins, schema
 from gspo_hpc.config.paths import Part
 from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer, read_word
-from gspo_hpc.config.reading.peer_names import here
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import as_dict, describe
@@ -223,6 +222,8 @@ def _override(raw: dict[str, Any], text: str, places: Places, problems: list[str
 
 def _meant(name: str) -> str:
     """Return what to write instead of a name without a section: a key of that name, or ours for another project's."""
+    from gspo_hpc.config.reading.peer_names import here  # only here: most settings are right
+
     own = [key for key in schema.keys() if key.partition(".")[2] == name]
     return f"write {' or '.join(own)}" if own else f"here it is {ours}" if (ours := here(name)) else _FORM
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -13,9 +15,8 @@ from pydantic_core import ErrorDetails
 from gspo_hpc.config import paths, plugins, schema
 from gspo_hpc.config.engine_arguments import ENGINE_VALUES
 from gspo_hpc.config.reading.config_yaml import Ambiguous, number_meant
-from gspo_hpc.config.reading.peer_names import here, inside
 from gspo_hpc.config.section import Inner, Section, describe
-from gspo_hpc.system.text import near_miss
+from gspo_hpc.system.text import near_miss, rounded
 
 _KINDS = {
     "int_type": "must be a whole number",
@@ -90,18 +91,28 @@ def _wrong(one: ErrorDetails) -> str:
     if kind in _KINDS:
         hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""
         if kind in ("int_type", "float_type") and isinstance(given, str):
-            hint = number_meant(
-                given,
-                whole=kind == "int_type",
-                share=field is None or _is_share(field),
-                taken=lambda value: field is None or schema.in_range(field, value),
-                must=_range(field),
-            )
+            hint = _number(given, str(one["loc"][-1]), field, whole=kind == "int_type")
         return f"{_KINDS[kind]}; found {describe(given)}{hint}"
     rule = _rule(one, field)
     huge = isinstance(given, int) and abs(given) >= 10**18
     default = f"; {one['loc'][1]} has {field.default}" if _is_tagged(one["loc"]) and field is not None else ""
     return f"{rule}; found {f'{len(str(given))} digits' if huge else repr(given)}{default}"
+
+
+def _number(given: str, name: str, field: FieldInfo | None, *, whole: bool) -> str:
+    """Return what to write for text where a number is taken: "; write ...", or nothing."""
+    from gspo_hpc.config.reading import units  # only here: most configs are right
+
+    def taken(value: Any) -> bool:
+        return field is None or schema.in_range(field, value)
+
+    if (unit := units.counted(name)) and (value := units.converted(given, unit)) is not None:
+        number = int(value) if value.is_integer() else float(rounded(value))
+        fits = taken(number) and not (whole and isinstance(number, float))
+        counts = f"; it counts {unit}"
+        return f"{counts}: write {number}" if fits else f"{counts}: that is {number}, and it {_range(field)}"
+    share = field is None or _is_share(field)
+    return number_meant(given, whole=whole, share=share, taken=taken, must=_range(field))
 
 
 def _is_share(field: FieldInfo) -> bool:
@@ -158,15 +169,17 @@ def _own_words(field: Any) -> str:
 
 
 def _unknown(loc: Sequence[str | int], given: Any) -> str:
+    from gspo_hpc.config.reading.peer_names import here, inside  # only here: most configs are right
+
     name = str(loc[-1])
-    ours = here(name)
-    if len(loc) == 1 and ours is None:
-        if isinstance(given, Mapping) and (peers := inside(given, name)):
-            return f"unknown section {loc[0]!r}; here {', '.join(peers)}"
+    if isinstance(given, Mapping) and (peers := inside(given, dotted(loc), _own_names())):
+        what = f"section {loc[0]!r}" if len(loc) == 1 else f"key {dotted(loc)}"
+        return f"unknown {what}; here {', '.join(peers)}"
+    if (ours := here(dotted(loc))) is not None:
+        return f"unknown key {dotted(loc)}; here it is {ours}"
+    if len(loc) == 1:
         sections = list(schema.Config.model_fields)
         return f"unknown section {loc[0]!r}{near_miss(name, [*sections, *schema.keys()]) or _allowed(sections)}"
-    if ours is not None:
-        return f"unknown key {dotted(loc)}; here it is {ours}"
     parent, known = dotted(loc[:-1]), list(_class_at(loc[:-1]).model_fields)
     elsewhere = [key for key in schema.keys() if key.split(".")[1] == name]
     hint = near_miss(name, known, shown=lambda near: f"{parent}.{near}") or (
@@ -174,6 +187,14 @@ def _unknown(loc: Sequence[str | int], given: Any) -> str:
     )
     owner = f" of {loc[1]}" if _is_tagged(loc) else ""
     return f"unknown key {dotted(loc)}{owner}{hint or _allowed(known)}"
+
+
+@cache
+def _own_names() -> dict[str, str]:
+    """Return our keys by their names, and by their last parts where one alone has it."""
+    counts = Counter(key.rpartition(".")[2] for key in schema.keys())
+    own = {key: key for key in schema.keys()}
+    return own | {last: key for key in own if counts[last := key.rpartition(".")[2]] == 1}
 
 
 def _no_algorithm(given: Any) -> str:
