@@ -91,10 +91,7 @@ def merge(answers: Sequence[Answer]) -> list[Finding]:
                 text, fix = _told(told, every)
                 lines.append(Finding("nodes", f"{group}: {check}", state, text, fix))
     for group, sums in fine.items():
-        parts = [
-            f"{_counted(number, 'check')} {'are' if number > 1 else 'is'} ok on {_who(nodes, every)}"
-            for nodes, number in sums.items()
-        ]
+        parts = [_fine(number, nodes, every) for nodes, number in sorted(sums.items(), key=lambda one: -len(one[0]))]
         lines.append(Finding("nodes", group, "ok", "; ".join(parts)))
     return lines
 
@@ -119,8 +116,15 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count > 1)}"
 
 
-def _who(nodes: Sequence[str], every: Sequence[str]) -> str:
-    return _counted(len(every), "node") if len(nodes) == len(every) else ", ".join(nodes)
+def _fine(number: int, nodes: Sequence[str], every: Sequence[str]) -> str:
+    """Return that so many checks are ok on the nodes that made them."""
+    text = f"{_counted(number, 'check')} {'are' if number > 1 else 'is'} ok on"
+    them = "them" if number > 1 else "it"
+    if len(nodes) == len(every):
+        return f"{text} {_counted(len(every), 'node')}"
+    if len(nodes) == 1:
+        return f"{text} {nodes[0]}, which alone makes {them}"
+    return f"{text} the {len(nodes)} nodes that make {them}"
 
 
 def difference_lines(found: Sequence[Mapping[str, str]], answers: Sequence[Answer]) -> Iterator[Finding]:

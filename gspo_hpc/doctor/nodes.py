@@ -9,7 +9,7 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ GROUPS_SECONDS = 120.0  # the ranks must have joined their process groups within
 _END_SECONDS = 20.0  # a cancelled job must have ended within this time
 _POLL = 0.5
 _SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
+_NAMED = 8  # nodes that are named where all of them answered
+_ENDED = re.compile(r"(?:task|tasks) [\d,-]+: (?:Exited|Terminated|Killed|Aborted|Segmentation)|STEP \S+ ON|Job step")
 _NEVER = re.compile(r"PartitionTimeLimit|BadConstraints|Assoc|QOS|Account|PartitionNodeLimit|PartitionConfig|Licenses")
 
 
@@ -84,6 +86,9 @@ def survey(config: Config, count: int, wait: float, say: Callable[[str], None], 
         if usable:
             with _job_folder(config) as folder:
                 _run(config, usable, wait, folder, found, section, say, groups=groups and usable == count)
+        if groups and usable != count:
+            text = f"they were not started: the run has {count} nodes, and {usable} can be used"
+            section.skip("process groups", text)
     except SlurmError as error:
         section.fail("job", first_line(str(error)), "fix the section slurm; gspo-hpc submit would get the same error")
     except OSError as error:
@@ -122,7 +127,8 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
     words[-3:] = ["gspo_hpc.doctor.node", str(folder)]  # instead of gspo_hpc.training.worker train RUN
     steps = [shlex.join(words)]
     if groups:
-        ranks = srun.command(whole, folder.parent, folder / srun.CODE, list(own))
+        run = replace(whole, slurm=replace(short, srun=config.slurm.srun))  # one rank that fails ends all, as in a run
+        ranks = srun.command(run, folder.parent, folder / srun.CODE, list(own))
         ranks[-3:] = ["gspo_hpc.training.worker", "dry-run", str(folder)]
         steps.append(shlex.join(ranks))
     exports = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
@@ -140,8 +146,11 @@ def _available(config: Config, count: int, section: Section) -> int:
     if count <= len(usable) or not nodes:
         return count
     away = [f"{node.name} is {node.state}" for node in nodes if not node.usable]
-    text = f"--nodes is {count}, but only {len(usable)} of {name} can be used: {', '.join(away) or 'it has no more'}"
+    why = f": {', '.join(away)}" if away else ", which has no more"
+    text = f"--nodes is {count}, but only {_nodes(len(usable))} of partition {name} can be used{why}"
     fix = "scontrol show node NAME says why; root: scontrol update NodeName=NAME State=RESUME"
+    if not away:
+        fix = f"--nodes {len(usable)}, or a partition with more nodes (slurm.partition)"
     section.fail("nodes", text, fix)
     return len(usable)
 
@@ -215,11 +224,12 @@ def _follow(found: Survey, count: int, wait: float, folder: Path, section: Secti
         time.sleep(_POLL)
         found.answers = read_answers(folder)
     if len(found.answers) >= count or (found.answers and found.nodes and not found.unanswered):
-        section.ok("job", f"job {found.job_id}: {', '.join(answer.node for answer in found.answers)} answered")
+        names = ", ".join(answer.node for answer in found.answers[:_NAMED])
+        names = names if len(found.answers) <= _NAMED else f"all {len(found.answers)} nodes"
+        section.ok("job", f"job {found.job_id}: {names} answered")
         return
-    last = _last_line(folder)
-    who = ", ".join(found.unanswered) or f"none of {count}"
-    text = f"job {found.job_id}: no answer from {who}" + (f"; the job's last line is: {last}" if last else "")
+    who = ", ".join(found.unanswered) or f"any of {_nodes(count)}"
+    text = f"job {found.job_id}: no answer from {who}{_said(folder)}"
     fix = "correct slurm.setup, slurm.modules or slurm.python: the job must find this Python and this package"
     if found.answers:
         fix = f"slurm.exclude={','.join(found.unanswered)}; each node must see {folder.parent} and find this Python"
@@ -230,9 +240,11 @@ def _follow_groups(job_id: str, folder: Path, section: Section) -> list[dict[str
     """Wait until the ranks have written their places, or the job is over; return the places."""
     deadline = time.monotonic() + GROUPS_SECONDS
     path = folder / "ranks.json"
+    ended = False
     while path.name not in os.listdir(folder) and time.monotonic() < deadline:
         if (job := commands.job(job_id)) is None or not job.active:
             time.sleep(_SETTLE_SECONDS)  # until what a node wrote is visible here
+            ended = True
             break
         time.sleep(_POLL)
     if path.name in os.listdir(folder):
@@ -240,11 +252,12 @@ def _follow_groups(job_id: str, folder: Path, section: Section) -> list[dict[str
         nodes = len({one["node"] for one in places})
         section.ok("process groups", f"{len(places)} ranks on {_nodes(nodes)} joined them and summed over each")
         return places
-    text = f"the ranks did not join their process groups within {GROUPS_SECONDS:.0f} s; the job's last line is: "
-    fix = (
-        "slurm.environment.NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: the network between the nodes"
-    )
-    section.fail("process groups", text + _last_line(folder), fix)
+    text = f"the ranks did not join their process groups within {GROUPS_SECONDS:.0f} s"
+    fix = "slurm.environment: NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME picks the network"
+    if ended:
+        text = "a rank failed before all had joined their process groups"
+        fix = f"correct what it says; if that is the network, {fix}"
+    section.fail("process groups", text + _said(folder), fix)
     return []
 
 
@@ -270,12 +283,22 @@ def _end(job_id: str) -> None:
             time.sleep(_POLL)
 
 
-def _last_line(folder: Path) -> str:
-    """Return the last line that the job wrote."""
+def _said(folder: Path) -> str:
+    """Return the line of the job's log that gives the reason of its failure, as the end of a sentence."""
     lines: list[str] = []
     for path in folder.glob("*_log.out"):
         lines += [line.strip() for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
-    return shortened(lines[-1], 300) if lines else ""
+    reason = told(lines)
+    return f"; the job says: {shortened(reason, 300)}" if reason else ""
+
+
+def told(lines: Sequence[str]) -> str:
+    """Return the line that gives the reason: the first error of a rank, else of Slurm, else the last line."""
+    ours = [line for line in lines if line.startswith("error: ")]
+    steps = [line for line in lines if _ENDED.search(line)]  # srun only says which task ended
+    slurms = [line for line in lines if re.match(r"(slurmstepd|srun|\w+): error: ", line) and line not in steps]
+    others = [line for line in lines if line not in steps]
+    return next(iter([*ours, *slurms, *others[-1:], *steps[-1:]]), "")
 
 
 def _nodes(count: int) -> str:

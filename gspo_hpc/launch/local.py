@@ -34,7 +34,7 @@ from gspo_hpc.system import environment, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
 from gspo_hpc.system.files import open_log, read_json, write_atomically, write_json
 from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
-from gspo_hpc.system.text import last_traceback, tail
+from gspo_hpc.system.text import from_traceback, last_traceback, tail
 
 WORKER = (sys.executable, "-m", "gspo_hpc.training.worker")
 
@@ -115,7 +115,8 @@ def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _G
             blamed, code = _blame(first, log_path)
             if code == REFUSED:
                 return _failure(blamed, code, log_path(blamed))[0]
-            print(_tail(log_path(blamed)), end="", file=sys.stderr)  # the log does not stay
+            # The log does not stay; what libraries said before an error is no help.
+            print(from_traceback(_tail(log_path(blamed))), end="", file=sys.stderr)
             _say(f"rank {blamed} {_ending(code)}")
             return FAILED
         places: list[dict[str, Any]] = read_json(folder / "ranks.json")

@@ -107,6 +107,12 @@ def tail(path: Path, count: int, begin: int = 0) -> str:
         return file.read().decode("utf-8", "replace")
 
 
+def from_traceback(text: str) -> str:
+    """Return the text of a log from its last traceback on, with the lines after it; all of it if there is none."""
+    starts = [found.start() for found in _TRACEBACK.finditer(text)]
+    return text[starts[-1] :] if starts else text
+
+
 def last_traceback(text: str) -> str | None:
     """Return the last traceback in the text of a log, up to the first line of its error; None if there is none."""
     starts = [found.start() for found in _TRACEBACK.finditer(text)]

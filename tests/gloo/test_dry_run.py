@@ -93,6 +93,17 @@ def test_ranks_that_only_generate_are_told_apart(model: Path, tmp_path: Path) ->
     ]
 
 
+def test_a_rank_that_fails_says_why_and_nothing_that_libraries_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none9")
+    done = dry_run(tmp_path, raw(model, tensor_model=2))
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and lines[0] == "Traceback (most recent call last):", done.stderr
+    assert "none9" in lines[-2] and lines[-2].startswith("error: ")
+    assert lines[-1].startswith("gspo-hpc: rank ") and lines[-1].endswith(" ended with exit code 1")
+
+
 def test_a_plan_that_is_refused_starts_nothing(model: Path, tmp_path: Path) -> None:
     done = dry_run(tmp_path, raw(model, tensor_model=4))
     assert done.returncode == 2 and "error: rule world_size_divides: " in done.stderr

@@ -336,7 +336,9 @@ def test_what_nodes_did_not_check_is_not_ok() -> None:
 def test_a_check_is_ok_on_the_nodes_that_made_it() -> None:
     """Only the first node looks for W&B, and only the others meet it."""
     found = lines_of(at("n1", "ok"), at("n2", "ok", "ok", "ok"), at("n3", "ok", "ok", "ok"))
-    assert found == [("host", "ok", "1 check is ok on 3 nodes; 2 checks are ok on n2, n3")]
+    assert found == [("host", "ok", "1 check is ok on 3 nodes; 2 checks are ok on the 2 nodes that make them")]
+    alone = lines_of(at("n1", "ok", "ok"), at("n2", "ok"))
+    assert alone == [("host", "ok", "1 check is ok on 2 nodes; 1 check is ok on n1, which alone makes it")]
 
 
 def test_nodes_that_say_different_things_are_told_apart() -> None:
@@ -350,6 +352,36 @@ def test_two_findings_of_a_check_on_a_node_are_both_told() -> None:
     """Two processes of others on GPUs, for example."""
     both = Answer("n1", {}, [*at("n1", "warn", text="one").findings, *at("n1", "warn", text="two").findings])
     assert lines_of(both, at("n2", "ok")) == [("host: check 0", "warn", "n1: one 0; n1: two 0")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ["loading", "error: RuntimeError: no address for ib9", "srun: error: n1: task 0: Exited with exit code 1"],
+            "error: RuntimeError: no address for ib9",
+        ),
+        (
+            [
+                "slurmstepd: error: execve(): /nonexistent/python: No such file or directory",
+                "srun: error: n1: task 0: Exited with exit code 2",
+            ],
+            "slurmstepd: error: execve(): /nonexistent/python: No such file or directory",
+        ),
+        (
+            ["bash: module: command not found", "srun: error: n2: tasks 0-3: Exited with exit code 127"],
+            "bash: module: command not found",
+        ),
+        (
+            ["srun: error: n1: task 1: Killed", "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 1 ***"],
+            "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 1 ***",
+        ),
+        ([], ""),
+    ],
+)
+def test_a_job_that_fails_says_why(lines: list[str], reason: str) -> None:
+    """Slurm's own last line says only which task ended."""
+    assert doctor_nodes.told(lines) == reason
 
 
 def run_nodes(folder: Path, count: int, environment: dict[int, dict[str, str]]) -> list[Answer]:
@@ -442,7 +474,9 @@ def test_the_job_starts_the_ranks_of_the_run_only_where_they_are_asked_for(tmp_p
         lines = doctor_nodes.script(config, 4, tmp_path, groups=groups).splitlines()
         steps = [line for line in lines if line.startswith("srun ")]
         assert len(steps) == 1 + groups and "gspo_hpc.doctor.node" in steps[0] and "--ntasks=4 " in steps[0]
+        assert "--kill-on-bad-exit=0" in steps[0]  # the other nodes answer although one cannot
         if groups:
+            assert "--kill-on-bad-exit=0" not in steps[1] and "--kill-on-bad-exit=1" in steps[1]
             assert steps[1].endswith(f"gspo_hpc.training.worker dry-run {tmp_path}") and "--ntasks=8 " in steps[1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_hpc.system.text import duration, gib, in_gib, last_traceback, nearest, tail
+from gspo_hpc.system.text import duration, from_traceback, gib, in_gib, last_traceback, nearest, tail
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,9 @@ def test_the_last_traceback_ends_with_its_error() -> None:
     assert last_traceback(text + "afterwards\n") == TRACE.format("ValueError: 2")
     assert last_traceback("all is well\n") is None
     assert last_traceback("(EngineCore) Traceback (most recent call last):\n(EngineCore)   File\n") is None
+
+
+def test_a_log_from_its_last_traceback_on() -> None:
+    head = "Traceback (most recent call last):\n"
+    assert from_traceback(f"warning\n{head}  a\nnoise\n{head}  b\nerror: c\n") == f"{head}  b\nerror: c\n"
+    assert from_traceback("no error\n") == "no error\n"
