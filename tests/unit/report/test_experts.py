@@ -37,6 +37,51 @@ def test_every_expert_has_a_cell_of_its_shade(rows: list[list[int]]) -> None:
     assert [shade for _, shade in pairs] == sorted(shades), "an expert with more tokens is lighter"
 
 
+def shown(layers: dict[int, list[int]]) -> tuple[dict[tuple[float, float], str], dict[str, tuple[float, float]]]:
+    """Return the style of the cell at each place (x, y), and the place of each label."""
+    (figure,) = experts.figures(of(layers))
+    svg = str(figure.drawn.svg)
+    cells = {
+        (float(x), float(y)): style
+        for path, style in re.findall(r'<path d="([^"]*)" style="([^"]*)"', svg)
+        for x, y in re.findall(r"M([\d.]+) ([\d.]+)h", path)
+    }
+    texts = {}
+    for attributes, text in re.findall(r"<text ([^>]*)>([^<]*)</text>", svg):
+        found = dict(re.findall(r'(\w+)="([^"]*)"', attributes))
+        texts[text] = (float(found["x"]), float(found["y"]))
+    return cells, texts
+
+
+def test_shades_are_in_parts_of_an_even_share() -> None:
+    """Half of the legend's bound for an even share, whole at twice that, in another colour above it."""
+    cells, _ = shown({0: [1, 1, 1, 1], 1: [0, 3, 0, 1]})
+    rows = [[cells[place] for place in sorted(cells) if place[1] == y] for y in sorted({y for _, y in cells})]
+    assert rows[0] == ["fill:var(--accent);opacity:0.55"] * 4
+    assert rows[1][0] == rows[1][2] == "fill:var(--accent);opacity:0.05"
+    assert (rows[1][1], rows[1][3]) == ("fill:var(--bad);opacity:1.00", "fill:var(--accent);opacity:0.55")
+
+
+def test_the_legend_has_the_colours_of_the_cells() -> None:
+    (figure,) = experts.figures(of({0: [1, 1]}))
+    assert [(one.name, one.color) for one in figure.legend] == [
+        ("up to twice an even share", "accent"),
+        ("more", "bad"),
+    ]
+
+
+def test_cells_fill_the_map_and_the_ends_have_labels() -> None:
+    """The first and the last layer by their numbers, and the first and the last expert, each beside its cells."""
+    cells, texts = shown({3: [1] * 8, 4: [1] * 8, 9: [1] * 8})
+    across, down = sorted({x for x, _ in cells}), sorted({y for _, y in cells})
+    assert (len(across), len(down)) == (8, 3) and set(texts) == {"3", "9", "0", "7"}
+    assert down[0] < texts["3"][1] < down[1] and down[2] < texts["9"][1] and texts["3"][0] < across[0]
+    assert across[0] < texts["0"][0] < across[1] and across[7] < texts["7"][0]
+    (figure,) = experts.figures(of({3: [1] * 8, 4: [1] * 8}))
+    size = re.search(r"v([\d.]+)h-", str(figure.drawn.svg))
+    assert size is not None and float(size[1]) == pytest.approx(down[1] - down[0]), "rows touch"
+
+
 def test_the_caption_has_the_numbers() -> None:
     (figure,) = experts.figures(of({3: [10, 30, 0, 40], 5: [20, 20, 20, 20]}))
     assert "step 7" in figure.note and "An even share is 25.00%" in figure.note
