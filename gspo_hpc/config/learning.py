@@ -236,7 +236,7 @@ class Optimizer(Section):
     clip_grad: Number = key(
         1.0, "Largest norm of the gradient; a larger gradient is scaled down to it, and 0 turns this off."
     )
-    initial_loss_scale: Number = key(
+    initial_loss_scale: FromOne = key(
         65536.0, "With float16 only: the first loss scale; a gradient that overflows halves it and skips the step."
     )
     loss_scale_window: Count = key(

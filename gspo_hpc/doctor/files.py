@@ -7,12 +7,12 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor import host
 from gspo_hpc.doctor.finding import Finding, Section, gib
+from gspo_hpc.launch import mounts
 from gspo_hpc.system.files import make_private_dir, write_atomically
 from gspo_hpc.system.text import GIB
 
@@ -21,21 +21,9 @@ _FREE = GIB  # bytes that must be free if the size of a checkpoint is not known
 _INODES = 10_000
 
 
-@dataclass(frozen=True)
-class Mount:
-    """The mount that holds a path."""
-
-    point: str
-    kind: str  # ext4, nfs4 ...
-    options: frozenset[str]
-
-
 def run_folder(config: Config) -> Path:
     """Return the run directory, or the nearest existing folder above it."""
-    path = Path(os.path.abspath(config.run_dir))
-    while not os.path.lexists(path) and path != path.parent:
-        path = path.parent
-    return path
+    return mounts.existing(config.run_dir)
 
 
 def findings(config: Config, nodes: int, checkpoint: int | None, *, met: bool = False) -> list[Finding]:
@@ -50,7 +38,7 @@ def findings(config: Config, nodes: int, checkpoint: int | None, *, met: bool = 
         fix = "choose another run.dir"
         section.fail("run folder", f"run.dir is {config.run_dir}, but {folder} is a file", fix)
         return section.findings
-    mount = mount_of(folder, Path("/proc/self/mountinfo").read_text())
+    mount = mounts.holding(folder)
     if not try_folder(section, folder):
         return section.findings
     judge_mount(section, folder, mount, nodes, met=met)
@@ -116,23 +104,7 @@ def try_lock(section: Section, path: Path, folder: Path) -> bool:
     return False
 
 
-def mount_of(path: Path, mountinfo: str) -> Mount | None:
-    """Find the mount of a path in the text of /proc/self/mountinfo (proc(5))."""
-    best: Mount | None = None
-    for line in mountinfo.splitlines():
-        words = line.split()
-        if "-" not in words[6:]:
-            continue
-        dash = words.index("-", 6)
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
-        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
-        if inside and (best is None or len(point) >= len(best.point)):
-            options = frozenset(",".join((words[5], *words[dash + 3 :])).split(","))
-            best = Mount(point, words[dash + 1], options)
-    return best
-
-
-def judge_mount(section: Section, folder: Path, mount: Mount | None, nodes: int, *, met: bool = False) -> None:
+def judge_mount(section: Section, folder: Path, mount: mounts.Mount | None, nodes: int, *, met: bool = False) -> None:
     """Judge whether other nodes share this mount, and whether its locks hold between them."""
     if mount is None:
         section.skip("mount", f"{folder} is not in /proc/self/mountinfo")

@@ -17,6 +17,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.doctor import files, host, meeting, packages, sizes, tracking, versions
 from gspo_hpc.doctor.finding import Finding, Section, within
 from gspo_hpc.doctor.gpus import judging, reading
+from gspo_hpc.launch import mounts
 from gspo_hpc.system import environment, host_memory
 from gspo_hpc.system.files import write_json
 from gspo_hpc.system.text import GIB
@@ -82,7 +83,7 @@ def look(
 
     def check_files() -> list[Finding]:
         folder = files.run_folder(config)
-        mount = files.mount_of(folder, Path("/proc/self/mountinfo").read_text())
+        mount = mounts.holding(folder)
         facts["mount of run.dir"] = f"{mount.kind} at {mount.point}" if mount else "unknown"
         return files.findings(config, config.cluster.nodes, needed.checkpoint if needed else None, met=met)
 

@@ -21,12 +21,13 @@ from gspo_hpc.system.terminal import paint
 def require(config: Config) -> Plan:
     """Return the plan of a config that can be run, with the rows of its data as far as they can be counted.
 
-    Raises ValueError for missing settings, for addresses of notifications that are not there, for what this version
-    only plans, and for every broken rule.
+    Raises ValueError for missing settings, for addresses of notifications that are not there, for a run directory that
+    cannot be written, for what this version only plans, and for every broken rule.
     """
     if missing := config.missing():
         raise ValueError(f"to train, give also: {', '.join(missing)}")
     addresses.resolve(config.notify)
+    preflight.refuse(config, [preflight.run_place])
     return _planned(config)
 
 

@@ -11,11 +11,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
+from gspo_hpc.launch import mounts
 
 if TYPE_CHECKING:
     from gspo_hpc.data.rows import Row
@@ -216,10 +218,8 @@ def _plan_says(config: Config) -> bool:
 
 def run_directory(config: Config) -> Iterator[Problem]:
     """Check that the run directory is new, or of a run that this config may continue."""
-    place = os.path.abspath(config.run_dir)
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
-    if place != os.path.abspath(config.run_dir) and os.path.isdir(place):
+    place = mounts.existing(config.run_dir)
+    if place != Path(os.path.abspath(config.run_dir)) and place.is_dir():
         return  # a new folder in one that is there
     from gspo_hpc.runs import directory, same_run
 
@@ -233,6 +233,21 @@ def run_directory(config: Config) -> Iterator[Problem]:
         yield Problem("run.dir", str(mistake))
     except OSError as error:
         yield Problem("run.dir", f"{error.filename or config.run_dir}: {error.strerror}")
+
+
+def run_place(config: Config) -> Iterator[Problem]:
+    """Check that the run directory can be made, and that this user may write to it; another machine may have it."""
+    path = os.path.abspath(config.run_dir)
+    place = mounts.existing(path)
+    mount = mounts.holding(place)
+    if mount is not None and mount.is_view:
+        text = f"{path} is in {mount.point}, where the kernel shows what it knows ({mount.kind}) and nobody can write"
+        yield Problem("run.dir", f"{text}: give another folder")
+    elif place.is_dir() and not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+        why = "is mounted read-only" if mount is not None and "ro" in mount.options else "is not writable for you"
+        yield Problem(
+            "run.dir", f"{path} cannot be written here: {place} {why}", absent="A run writes everything there"
+        )
 
 
 def _as_started(config: Config) -> Config | None:
@@ -300,5 +315,5 @@ def rows(config: Config, most_bytes: float = math.inf) -> int | None:
 
 
 INPUTS: tuple[Check, ...] = (notifications, reward_functions, observers, data)
-CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, adapter, run_directory, batch_script)
+CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, adapter, run_directory, run_place, batch_script)
 ON_THIS_MACHINE: tuple[Check, ...] = (accelerators, prometheus)  # of a run whose ranks are started here

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import samples_part_of_distribution, updates_per_rollout
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
+from gspo_hpc.planning import learnable
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.engine_arguments import slip_of
 from gspo_hpc.system.text import nearest
@@ -45,6 +46,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"nothing can be saved while a rollout is sampled ahead: set checkpoint.interval={updates}"
         )
     yield from _inert_sampling(plan)
+    yield from learnable.warnings(plan)
     faults = plan.config.faults
     if faults.engine_timeout >= faults.hang_timeout:
         yield (

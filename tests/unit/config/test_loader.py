@@ -181,7 +181,7 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("run.max_steps=1e10", "must be at most 1000000000; found 10000000000"),
         ("slurm.container={}", "slurm.container.kind and slurm.container.image are missing"),
         ("rollout.max_response_length=16k", "must be a whole number; found '16k'; write 16000 or 16384"),
-        ("rollout.kv_cache_gb=1.5KiB", "found '1.5KiB'; write 1500 or 1536"),
+        ("rollout.kv_cache_gb=1.5KiB", "found '1.5KiB'; it counts GB: write 1.43e-06"),
         ("batch.global_batch_size='1,024'", "found '1,024'; write 1024"),
         ("rollout.max_response_length=90%", "must be a whole number; found '90%'; it is a number, not a share"),
         ("rollout.kv_cache_gb=90%", "must be a number; found '90%'; it is a number, not a share"),
@@ -489,6 +489,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
             raw[section]["temperature"] = 0.01 + raw[section]["temperature"]
     if "oversampling_factor" in raw.get("rollout", {}):
         raw["rollout"]["oversampling_factor"] += 1.0
+    if "initial_loss_scale" in raw.get("optimizer", {}):
+        raw["optimizer"]["initial_loss_scale"] += 1.0
     return raw
 
 

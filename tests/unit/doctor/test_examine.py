@@ -25,6 +25,7 @@ from gspo_hpc.doctor import tracking as doctor_tracking
 from gspo_hpc.doctor.finding import GROUPS, STATES, Finding, Section
 from gspo_hpc.doctor.host import Space
 from gspo_hpc.doctor.node import Machine
+from gspo_hpc.launch import mounts
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.system import host_memory
 
@@ -385,7 +386,7 @@ MOUNTS = r"""
     ],
 )
 def test_mounts(path: str, kind: str, alone: str, together: str) -> None:
-    mount = doctor_files.mount_of(Path(path), MOUNTS)
+    mount = mounts.mount_of(Path(path), MOUNTS)
     assert mount is not None and mount.kind == kind
     for nodes, state in ((1, alone), (4, together)):
         section = Section("files")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -248,6 +250,8 @@ HELD_OUT: dict[str, Fault] = {
     "notify: others may read it": file("to", "json://localhost\n", "notify.urls=[file:to]"),
     "run: a file": file("runs/run", "a", "run.dir=runs/run"),
     "run: below a file": file("runs", "a", "run.dir=runs/run"),
+    "run: a view of the kernel": words("run.dir=/proc/run"),
+    "run: below a view of the kernel": words("run.dir=/proc/sys/run/x"),
     "run: a folder of something else": file("runs/notes.txt", "a", "run.dir=runs"),
     "data: less than a rollout": rows(*ROWS[:3]),
     "run: another config": other_run("run.seed=7", steps=1),
@@ -394,6 +398,28 @@ def test_what_is_not_on_this_machine_is_said_and_not_refused(
     verdict = "valid as far as checked" if name == "hub" else "valid, but not all that it names is on this machine"
     assert verdict in page and "Not checked" in page
     assert trained(project, given) is not None
+
+
+def test_a_run_directory_that_this_user_cannot_write(project: Path) -> None:
+    """Another machine, or another user, may have it: so it is said, and refused only where a run starts."""
+    (project / "closed").mkdir(mode=0o500)
+    usual: list[str] = []
+    if os.geteuid() == 0:  # who may write everywhere, but for this
+        usual = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may write everywhere, and setpriv (util-linux) is not installed")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*usual, sys.executable, "-m", "gspo_hpc", *words, "run.dir=closed/runs/x"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    told = f"{project}/closed/runs/x cannot be written here: {project}/closed is not writable for you"
+    plan = run("plan", "run.yaml", "--json")
+    found = json.loads(plan.stdout)
+    assert (plan.returncode, found["absent"], found["errors"]) == (3, ["run.dir"], []), found
+    assert any(f"run.dir {told}. A run writes everything there." in text for text in found["not_checked"])
+    train = run("train", "run.yaml")
+    assert train.returncode == 2 and train.stderr.endswith(f"error: run.dir: {told}\n")
 
 
 @pytest.mark.parametrize(
