@@ -197,7 +197,9 @@ class RewardFunction(Section):
     )
     args: FreeForm = key({}, "Arguments of the function.")
     retries: CountFrom0 = key(
-        0, "Times that a call which failed or took too long is repeated, 1 s, 2 s, 4 s ... later, at most 60 s."
+        0,
+        "Times that a call which failed or took too long is repeated, 1 s, 2 s, 4 s ... later, at most 60 s; not after "
+        "errors of the code, such as TypeError.",
     )
 
 

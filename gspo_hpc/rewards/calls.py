@@ -15,15 +15,18 @@ from gspo_hpc.rewards.catalogue import PREPARATIONS, Graded, Grader, UnparsableG
 from gspo_hpc.rewards.registry import load
 
 LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows
+# Errors of a function's code, which the next call makes again. Others may come from a service that fails for a while.
+MISTAKES = (TypeError, NameError, AttributeError, NotImplementedError, ImportError, SyntaxError)
 TEXT = 300  # characters kept of a grader's error message
 
 
 class Verdict(NamedTuple):
-    """The result of one call: a value, or why there is none; and the outcome, if it is known."""
+    """The result of one call: a value, or why there is none; the outcome, if it is known; whether it may pass."""
 
     value: float | None
     failure: str | None = None
     outcome: Outcome | None = None
+    may_pass: bool = True  # False for a failure that another call would repeat
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def raised(error: BaseException) -> Verdict:
         outcome = "unparsable_gold"
     elif isinstance(error, TimeoutError):
         outcome = "timed_out"
-    return Verdict(None, f"raised {error_text(error)}", outcome)
+    may_pass = not isinstance(error, (*MISTAKES, UnparsableGold))
+    return Verdict(None, f"raised {error_text(error)}", outcome, may_pass)
 
 
 def error_text(error: BaseException) -> str:

@@ -64,18 +64,27 @@ def chosen_letter(text: str, letters: str) -> str | None:
 def _patterns(letters: str) -> tuple[re.Pattern[str], ...]:
     """Return the patterns of a choice, the surest first. Their only group is the letter."""
     either = f"[{letters}{letters.lower()}]"
-    wrapped = r"(?:\\[(\[]\s*)?(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?[*_`\"'(\[{$]*"  # by Markdown and LaTeX
+    # All repetitions are bounded: texts of one character are long, and must not take time that grows with its square.
+    some, space, blank = r"\s{0,9}", r"\s{1,9}", r"[^\S\n]{0,9}"
+    # What Markdown and LaTeX put around a letter, on its left.
+    wrapped = rf"(?:\\[(\[]{some})?(?:\\(?:text|textbf|mathrm|mathbf){some}\{{)?[*_`\"'(\uff08\[{{$]{{0,9}}"
     # "A" and "I" are words of English: "The answer is a cat" chooses nothing, "The answer is A because" does.
-    ends = r"(?![\w'\u2019])(?:(?<![AaIi])|(?!\s+(?!because\b|since\b|as\b|and\b|but\b|which\b)[a-z]))"
-    noun = r"(?:answer|choice|option|\u7b54\u6848|\u9009\u9879)"
-    is_ = r"[*_]*(?:\s+(?:is|would\s+be|choice|option)\b|\s*[:=\uff1a]|\s*(?:\u662f|\u4e3a))+"
-    verb = r"(?:choose|select|pick|\u9009\u62e9|\u9009)"
+    ends = rf"(?![\w'\u2019])(?:(?<![AaIi])|(?!{space}(?!because\b|since\b|as\b|and\b|but\b|which\b)[a-z]))"
+    noun = r"(?:answer|choice|option|\u7b54\u6848|\u9009\u9879)[*_]{0,9}"
+    be = rf"(?:{space}(?:is|(?:would|should|must){space}be|choice|option)\b|{some}[:=\uff1a])"
+    is_ = rf"(?:{be}|{some}(?:\u5e94\u8be5?)?[\u662f\u4e3a\u9009]){{1,9}}"
+    choose = (
+        rf"(?:choose|select|pick|go{space}with|\u9009\u62e9|\u9009){some}[:\uff1a]?(?:{space}(?:option|choice|answer))?"
+    )
+    closing = r"[*_`\"')\]}$.]{0,9}"
     return (
-        re.compile(rf"\\boxed\s*\{{\s*{wrapped}\s*({either})(?!\w)"),
-        re.compile(rf"(?i:\b(?:{noun}{is_}|{verb}(?:\s+(?:option|choice|answer))?)[*_\s]*){wrapped}({either}){ends}"),
-        re.compile(rf"(?m)^\s*{wrapped}({either})[*_`\"')\]}}$.]*\s*$"),
-        re.compile(rf"(?<!\w)([{letters}])[*_`\"')\]}}$]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"),
-        re.compile(rf"(?m)^\s*{wrapped}({either})[).:]\**(?=\s)"),
+        re.compile(rf"\\boxed{some}\{{{some}{wrapped}{some}({either})(?!\w)"),
+        re.compile(rf"(?i:(?<![a-z])(?:{noun}{is_}|{choose})[*_\s]{{0,9}}){wrapped}({either}){ends}"),
+        re.compile(
+            rf"(?m)^{blank}(?:<\w{{1,32}}>{blank})?{wrapped}({either}){closing}{blank}(?:</\w{{1,32}}>{blank})?$"
+        ),
+        re.compile(rf"(?<!\w)([{letters}]){closing}{space}is{space}(?:the{space})?(?:correct|right|best)\b"),
+        re.compile(rf"(?m)^{blank}{wrapped}({either})[).:]\*{{0,9}}(?=\s)"),
         re.compile(rf"\(([{letters}])\)"),
     )
 

@@ -243,7 +243,7 @@ class RewardPool:
 
     def _note_one(self, key: Hashable, term: int, verdict: Verdict) -> RewardResult | None:
         entry, name = self._open[key], self._names[term]
-        value, failure, outcome = verdict
+        value, failure, outcome, _ = verdict
         if outcome is not None:
             entry.outcomes[term] = outcome
         if failure is None:
@@ -372,8 +372,8 @@ class RewardPool:
 
 
 def _may_pass(verdict: Verdict) -> bool:
-    """Return whether another call may end better: not where the data row is at fault."""
-    return verdict.outcome in ("failed", "timed_out")
+    """Return whether another call may end better than this one."""
+    return verdict.failure is not None and verdict.may_pass
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

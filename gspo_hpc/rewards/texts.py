@@ -31,9 +31,10 @@ _SCRIPTS = {  # of languages, by their codes of ISO 639-1; scripts as Unicode's 
 # Scripts that are written without spaces between words: each of their characters counts as a word.
 _UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "THAI", "KHMER", "LAO", "MYANMAR"}
 _MARK = "mark"
-# Formulas, code, tags, commands and addresses have Latin letters in every language.
+# Formulas, code, tags, commands and addresses have Latin letters in every language. Formulas in LaTeX's brackets are of
+# bounded length: a text of opening brackets must not take time that grows with its square.
 _NO_LANGUAGE = re.compile(
-    r"(?s)```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|</?\w+>|https?://\S+"
+    r"(?s)```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\\\(.{0,500}?\\\)|\\\[.{0,1000}?\\\]|\\[A-Za-z]+|</?\w+>|https?://\S+"
 )
 
 

@@ -112,9 +112,9 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
         group = [Sampled(text, len(text.split()), tuple(range(len(text.split()))))] * 2
         try:
             if is_batched(inspect.signature(function.grader)):
-                value, failure, _ = function.call_batched(group, prompt, dict(fields))[0]
+                value, failure, *_ = function.call_batched(group, prompt, dict(fields))[0]
             else:
-                value, failure, _ = function.call(group, 0, prompt, dict(fields))
+                value, failure, *_ = function.call(group, 0, prompt, dict(fields))
         except BaseException as error:
             certain = not elsewhere and (built_in or isinstance(error, _MISTAKES))
             found.append(Outcome(raised(error).failure, certain, elsewhere))

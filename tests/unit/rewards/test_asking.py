@@ -69,6 +69,8 @@ def flaky(completion, *, prompt, fields, file):
     with open(file, "a") as tries:
         tries.write("x")
     if os.path.getsize(file) <= fields["failures"]:
+        if fields.get("mistake"):
+            raise TypeError("unsupported operand")
         raise ConnectionError("refused")
     return 1.0
 """
@@ -154,6 +156,12 @@ def test_a_failed_call_is_repeated_later(
     assert len((tmp_path / "tries").read_text()) == tries
     assert (result.failure is None) == passes and (passes or "ConnectionError: refused" in (result.failure or ""))
     assert time.monotonic() - began >= (0.3 if tries == 3 else 0.0)  # 0.1 s and 0.2 s, at least
+
+
+def test_an_error_of_the_code_is_not_repeated(file: str, tmp_path: Path) -> None:
+    term = RewardFunction(function=f"{file}:flaky", args={"file": str(tmp_path / "tries")}, retries=5)
+    (result,) = graded([term], ["a"], {"failures": 1, "mistake": True}, workers=1)
+    assert "raised TypeError" in (result.failure or "") and (tmp_path / "tries").read_text() == "x"
 
 
 def test_a_function_knows_its_time_limit_and_how_many_processes_call_it(file: str) -> None:

@@ -7,6 +7,9 @@ for its formulas.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -99,7 +102,14 @@ def test_exact_match_within_a_tag() -> None:
         ("The answer is B. No, wait: the answer is D.", "D"),
         ("The answer is A because Paris is large", "A"),
         ("\u7b54\u6848\u662fC\u3002", "C"),
-        ("\u7b54\u6848\uff1aB", "B"),
+        ("\u7b54\u6848\uff1a\uff08B\uff09", "B"),
+        ("\u56e0\u6b64\u9009C", "C"),
+        ("\u6545\u9009\uff1aB\uff0e", "B"),
+        ("\u7b54\u6848\u5e94\u8be5\u662f D", "D"),
+        ("The answer should be B.", "B"),
+        ("I would go with C.", "C"),
+        ("Why not.\n<answer>B</answer>", "B"),
+        ("Answer: B\nAnswer: C", "C"),
         ("A) Rome\nB) Paris\nSo it is (B)", "B"),
         ("It cannot be (A). It is (C)", "C"),
     ],
@@ -118,6 +128,11 @@ def test_the_letter_that_a_text_chooses(text: str, letter: str) -> None:
         "The answer is Dublin",
         "The answer is I'm not sure",
         "The answer is 4",
+        "The answer is not A.",
+        "The answer is between B and C",
+        "Answer: All of the above",
+        "I choose a cat",
+        "the choice is a matter of taste",
         "answer",
         "A) Rome\nB) Paris\nC) Oslo",  # the question's own list
         "(E)",
@@ -306,6 +321,39 @@ def test_words_of_scripts_with_vowel_signs_stay_whole() -> None:
         ("ab", "LATIN"),
         ("12", ""),
     ]
+
+
+LONG = [
+    "answer:",
+    "\n",
+    " ",
+    "(",
+    "*",
+    "\\(",
+    "\\[",
+    "$$ ",
+    "```",
+    "<a>",
+    "\\boxed{",
+    "A ",
+    "A)\n",
+    "</think>",
+    "choose ",
+]
+EACH = """
+import json, sys
+from gspo_hpc.rewards.builtin import REGISTRY
+for piece in json.loads(sys.argv[1]):
+    for name, args in json.loads(sys.argv[2]).items():
+        REGISTRY[name](piece * (60_000 // len(piece)), prompt="", fields={"answer": 1}, **args)
+"""
+
+
+def test_long_texts_of_one_piece_take_time_in_proportion() -> None:
+    """They take seconds. With time that grows with the square, a single one takes minutes."""
+    names = ("multiple_choice", "language_consistency", "tag_format", "number_match", "repetition")
+    words = [json.dumps(LONG), json.dumps({name: ARGS.get(name, {}) for name in names})]
+    subprocess.run([sys.executable, "-c", EACH, *words], check=True, timeout=120)
 
 
 # ---- a config with them
