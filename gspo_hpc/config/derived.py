@@ -61,6 +61,19 @@ def passes_needed(config: Config) -> Passes:
     return Passes(moves or config.algorithm.top_entropy_quantile < 1, config.algorithm.kl_beta > 0)
 
 
+def trains_adapters(config: Config) -> bool:
+    """Return True if adapters are trained, and the model's own weights are not."""
+    return config.adapter.type is not None
+
+
+def reference_is_base(config: Config) -> bool:
+    """Return True if the reference is the model without its adapters: then there is no second copy of anything.
+
+    It is the start, where adapters add nothing yet, unless they begin with those of a folder.
+    """
+    return trains_adapters(config) and config.adapter.path is None and not config.algorithm.moves_reference
+
+
 def bringup_seconds(config: Config) -> float:
     """Return the seconds within which every rank must report that it runs."""
     if config.faults.bringup_timeout is not None:

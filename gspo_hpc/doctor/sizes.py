@@ -11,7 +11,7 @@ from gspo_hpc.config.constants import NCCL_BYTES
 from gspo_hpc.config.derived import engines_per_node
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import memory, parameters
+from gspo_hpc.planning.estimates import adapters, memory, parameters
 
 # vLLM's message queue to the workers of one engine, if it has several: ten chunks of 16 MiB.
 _QUEUE = 10 * 16 * 2**20
@@ -42,7 +42,7 @@ def of(config: Config) -> Sizes | None:
     largest = max(parts, key=lambda part: part.total)
     gpu = largest.total - largest.optimizer * config.memory.offload_optimizer
     gpu *= config.cluster.platform == "cuda"
-    count = parameters.parameters(arch)
+    count = adapters.of_model(arch, config) or parameters.parameters(arch)
     wide = config.model.dtype == "float32"
     return Sizes(gpu, node, count * (12 if wide else 14), shm_needed(config))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gspo_hpc.models.architecture import Architecture
 
 FORWARD, FORWARD_AND_BACKWARD = 1, 3  # in forward passes
+FORWARD_AND_BACKWARD_FROZEN = 2  # of a model whose own weights have no gradients, since adapters are trained
 
 
 def per_token(arch: Architecture) -> int:

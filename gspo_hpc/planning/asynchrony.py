@@ -61,4 +61,4 @@ def _times(config: Config, response_tokens: float | None, models: Models) -> tim
     if not memory.fits(found, config):
         return None
     given = time.work(config, int(completions), response_tokens)
-    return time.estimate(time.sizes(arch), config, device, given, found.cache_tokens)
+    return time.estimate(time.sizes(arch, config), config, device, given, found.cache_tokens)

@@ -136,7 +136,7 @@ class Search:
                 "suggested"
             )
         self.arch: architecture.Architecture = arch
-        self.sizes = time.sizes(arch)
+        self.sizes = time.sizes(arch, self.config)
         self._generating: dict[tuple[int, ...], float] = {}
 
     def ranked(self, limit: int) -> list[Candidate]:

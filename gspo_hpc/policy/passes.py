@@ -103,7 +103,8 @@ class Pass:
         self._overlaps = found.param_gather or (found.grad_reduce and not forward_only)
         if self._overlaps and any_rank(self._monitor.stop_requested(), policy.ranks.device):
             raise Abandoned
-        factor = flops.FORWARD if forward_only else flops.FORWARD_AND_BACKWARD
+        both = flops.FORWARD_AND_BACKWARD_FROZEN if policy.has_adapters else flops.FORWARD_AND_BACKWARD
+        factor = flops.FORWARD if forward_only else both
         self._monitor.count(self._name, batches, _forward_flops(policy, batches) * factor)
         policy.routing.begin(training=not forward_only, recording=record_experts)
         with compat.known_shapes(*self._received_shapes(batches)):

@@ -8,9 +8,10 @@ the ranks' experts are gathered in several pieces. Every rank must take part in 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def stream(
     shard of an expert where those of all ranks are more than `piece_bytes`. Gloo takes as much as is gathered again in
     each of the threads that gather.
 
-    Weights are those that the model computes with: adapters are merged into them, a bucket at a time, unless they are
+    Weights are those that the model computes with: adapters are merged into them, one weight at a time, unless they are
     turned off.
     """
     first = next(iter(chunks[0].parameters()))
@@ -140,9 +141,10 @@ def stream(
                     views = to_views(entry, parameters[entry.name][None], arch)
                     yield [Part(*part) for part in views]
                 continue
-            own = []
+            own = None
             if parameters is not None:
-                own = [parameters[entry.name] for entry in bucket.entries if _is_mine(entry, arch)]
+                names = [entry.name for entry in bucket.entries if _is_mine(entry, arch)]
+                own = functools.partial(parameters.copy, names)
             divided = len(bucket.pieces) > 1
             mine = _shard(first.new_empty(bucket.length), own, source) if divided else None
             for ranks in bucket.pieces:
@@ -163,14 +165,26 @@ class _Weights:
         weight, found = self._parameters[name].detach(), self._adapters.get(name)
         return weight if found is None or not found.enabled else found.merged(weight)
 
+    def copy(self, names: Sequence[str], place: torch.Tensor) -> None:
+        """Copy some of them into `place` [elements]; with adapters one by one, so that one is merged at a time."""
+        if not self._adapters:
+            torch.cat([self[name].reshape(-1) for name in names], out=place)
+            return
+        begin = 0
+        for name in names:
+            weight = self[name].reshape(-1)
+            place[begin : begin + weight.numel()] = weight
+            begin += weight.numel()
+            del weight  # before there is the next
 
-def _shard(place: torch.Tensor, own: Sequence[torch.Tensor], source: int | None) -> torch.Tensor:
-    """Return `place` [elements] with this rank's shard of a bucket: its `own` parameters, or those of rank `source`.
 
-    `own` is empty on the ranks of other stages, which get them from `source`; None: there are no other stages.
+def _shard(place: torch.Tensor, own: Callable[[torch.Tensor], None] | None, source: int | None) -> torch.Tensor:
+    """Return `place` [elements] with this rank's shard of a bucket, which `own` copies, or that of rank `source`.
+
+    `own` is None on the ranks of other stages, which get it from `source`; None: there are no other stages.
     """
-    if own:
-        torch.cat([parameter.reshape(-1) for parameter in own], out=place)
+    if own is not None:
+        own(place)
     if source is not None:
         dist.broadcast(place, source, group=parallel_state.get_pipeline_model_parallel_group())
     return place

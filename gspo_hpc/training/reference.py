@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from gspo_hpc.config.derived import reference_is_base
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Floats
 from gspo_hpc.data.table import ShardedGroups
@@ -26,7 +27,7 @@ class Reference:
     def __init__(self, policy: Policy) -> None:
         self._memory = HostMemory()
         # One for each parameter that is trained; none where the start is the model without its adapters.
-        self.weights = [] if _is_without_adapters(policy) else self._copies(policy.trained_parameters())
+        self.weights = [] if reference_is_base(policy.config) else self._copies(policy.trained_parameters())
         self._current: list[torch.Tensor] | None = None  # where the policy's own weights wait meanwhile
 
     def with_logprobs(
@@ -37,7 +38,7 @@ class Reference:
         Tokens go to the experts that the reference chooses.
         """
         policy.settle()
-        if _is_without_adapters(policy):
+        if reference_is_base(policy.config):
             with policy.without_adapters():
                 passed = logprob_pass(policy, groups, "reference", config, replay=False, monitor=monitor)
             return _with(groups, passed.logprobs)
@@ -75,13 +76,6 @@ class Reference:
         copies = [self._memory.empty(one.shape, one.dtype, locked=one.is_cuda) for one in values]
         _copy(values, copies)
         return copies
-
-
-def _is_without_adapters(policy: Policy) -> bool:
-    """Return whether the reference is the model without adapters: it is the start, where these add nothing at first."""
-    if not policy.has_adapters:
-        return False
-    return policy.config.adapter.path is None and not policy.config.algorithm.moves_reference
 
 
 def _with(groups: ShardedGroups, logprobs: Mapping[tuple[int, int], Floats]) -> ShardedGroups:

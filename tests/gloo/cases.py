@@ -64,13 +64,14 @@ from gspo_hpc.system import progress
 from gspo_hpc.training import probe as probing
 from gspo_hpc.training import sync, update
 from gspo_hpc.training.jobs import train
-from gspo_hpc.training.reference import Reference
+from gspo_hpc.training.reference import Reference, moving
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
 from gspo_hpc.training.telemetry.meter import Meter
 from gspo_hpc.training.telemetry.step_clock import StepClock
 from tests.gloo import mismatches, sums, turns
+from tests.storages import Storages
 
 Arrays = dict[str, np.ndarray]
 
@@ -344,6 +345,16 @@ def adapters_loaded(model: str, world: int, folder: str, **sections: Any) -> Arr
     except ValueError as error:
         found["refused"] = np.array([str(error)])
     return found
+
+
+def adapters_merged(model: str, world: int, **sections: Any) -> Arrays:
+    """Bytes that a sync takes at its worst moment, and of that the memory that weights are gathered into."""
+    made, ranks = policy(config(model, world, **sections))
+    memory = Scratch(ranks.device)
+    with Storages(least=4096) as storages:
+        for _ in made.parts(memory):
+            pass
+    return {"taken": np.array([storages.peak, memory.allocate(0).untyped_storage().nbytes()])}
 
 
 def _adapters(made: Policy, settings: Config, reference: Reference) -> Arrays:
@@ -913,19 +924,26 @@ def full(model: str, world: int, folder: str) -> Arrays:
 
 def held(model: str, world: int, **sections: Any) -> Arrays:
     """The stage of each rank, its bytes of weights, gradients and optimizer after a step, and those that it copies for
-    a save in the background: [ranks, 5]."""
+    a save in the background: [ranks, 5]; and those of a reference and of what waits while it computes: [ranks]."""
     settings = config(model, world, **sections)
     made, ranks = policy(settings)
-    assert update.step(made, spread(made), algorithms.resolve(settings.algorithm), settings) is not None
+    rollout, beside, saved = spread(made), 0, None
+    if settings.algorithm.kl_beta > 0:
+        reference = Reference(made)
+        rollout = reference.with_logprobs(made, rollout, settings)
+        beside = sum(tensor.nbytes for tensor in (*reference.weights, *(reference._current or ())))
+        saved = moving(reference, settings)
+    assert update.step(made, rollout, algorithms.resolve(settings.algorithm), settings) is not None
     kept = made.held()
     stage = parallel_state.get_pipeline_model_parallel_rank()
     copies, staging = sharded.Copies(), broadcast_bytes(tempfile.mkdtemp().encode(), ranks.device).decode()
-    sharded.prepare(made, Path(staging), dist.new_group(backend="gloo"), copies)
+    sharded.prepare(made, Path(staging), dist.new_group(backend="gloo"), copies, reference=saved)
     copied = sum(tensor.nbytes for tensor in copies._tensors.values())
-    mine = torch.tensor([stage, *(kept[kind] for kind in ("weights", "gradients", "optimizer")), copied])
+    mine = torch.tensor([stage, *(kept[kind] for kind in ("weights", "gradients", "optimizer")), copied, beside])
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine)
-    return {"held": torch.stack(every).numpy()}
+    found = torch.stack(every).numpy()
+    return {"held": found[:, :5], "beside": found[:, 5]}
 
 
 def same(model: str, world: int, **sections: Any) -> Arrays:
@@ -1064,6 +1082,7 @@ def main() -> None:
             adapted,
             adapters_saved,
             adapters_loaded,
+            adapters_merged,
             exchanged,
             scheduled,
             roundtrip,

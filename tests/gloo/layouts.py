@@ -216,6 +216,38 @@ ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
     **{name: (2, LAYOUTS[name]) for name in ("tp2-sp", "pp2-vpp2", "dp2-distributed")},
     "tp2-distributed-bfloat16": (2, {"model_dtype": "bfloat16", "parallel": TP2, **DISTRIBUTED}),
 }
+# Adapters whose memory is held against the plan's: ranks, model, adapters, and layout. Those of one rank and of four
+# have base weights that no bit of the rest of the plan would notice if they had masters.
+WIDE = {"adapter": {"type": "lora", "rank": 32, "targets": ["k_proj", "o_proj", "up_proj"]}}
+NARROW = {"model_dtype": "bfloat16"}
+ADAPTED_HELD: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
+    "one": (1, "qwen2-tied", LORA, {}),
+    "one-bfloat16": (1, "llama-untied", SOME, NARROW),
+    "one-bfloat16-gradients": (1, "llama-tied", LORA, {**NARROW, "optimizer": {"grad_reduce_in_fp32": False}}),
+    "tp2-sp": (2, "qwen3-untied", LORA, LAYOUTS["tp2-sp"]),
+    "pp2-uneven-bfloat16": (2, "llama-tied", LORA, {**LAYOUTS["pp2-uneven"], **NARROW}),
+    "dp2-distributed-bfloat16": (2, "llama-large", WIDE, {**NARROW, **DISTRIBUTED}),
+    "tp2-moving": (2, "qwen3-single", WIDE, LAYOUTS["tp2"] | MOVING),
+    "tp4-sp": (4, "qwen2-tied", LORA, PRODUCTS["tp4-sp"]),
+    "tp2-dp2-distributed": (4, "llama-large", WIDE, {**NARROW, **PRODUCTS["tp2-dp2-distributed"]}),
+}
+# And what autograd keeps of a micro-batch.
+ADAPTED_KEPT: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
+    "one": (1, "llama-untied", LORA, {}),
+    "one-qk-norm": (1, "qwen3-untied", WIDE, {}),
+    "one-some": (1, "llama-untied", SOME, {}),
+    "one-selective": (1, "llama-untied", LORA, KEPT["one-selective"][2]),
+    "one-full": (1, "qwen3-untied", LORA, KEPT["one-full"][2]),
+    "tp2-sp": (2, "qwen3-untied", WIDE, LAYOUTS["tp2-sp"]),
+    "pp2": (2, "llama-untied", SOME, LAYOUTS["pp2"]),
+    "tp4": (4, "llama-untied", LORA, PRODUCTS["tp4"]),
+}
+# What a sync takes beside its buckets to merge adapters into weights.
+ADAPTED_MERGED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
+    "one": (1, "llama-large", SOME, {}),
+    "one-bfloat16": (1, "llama-large", WIDE, NARROW),
+    "tp2": (2, "llama-large", LORA, LAYOUTS["tp2"]),
+}
 
 
 def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], object]) -> dict[str, Arrays]:
@@ -355,6 +387,16 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         back[f"folder-{name}-{model}"] = ("to_folder", {**folder_of, "out": str(folder / f"folder-{name}-{model}")})
     for name, (world, model, given, sections) in ADAPTED.items():
         worlds[world][f"adapted-{name}"] = ("adapted", {"model": str(models[model]), **given, **sections})
+    for name, (world, model, given, sections) in ADAPTED_HELD.items():
+        worlds[world][f"adapted-held-{name}"] = ("held", {"model": str(models[model]), **given, **sections})
+    for name, (world, model, given, sections) in ADAPTED_KEPT.items():
+        work, both = worlds[world], {"model": str(models[model]), **given, **sections}
+        work |= {f"adapted-kept-{name}": ("kept", both), f"adapted-fused-{name}": ("kept", both | {"fused": True})}
+    for name, (world, model, given, sections) in ADAPTED_MERGED.items():
+        worlds[world][f"adapted-merged-{name}"] = (
+            "adapters_merged",
+            {"model": str(models[model]), **given, **sections},
+        )
     for name, (world, sections) in ADAPTED_SAVED.items():
         of_one = {"model": str(models["qwen3-single"]), **LORA, **MOVING, "folder": str(folder / "adapters-one")}
         of_this = of_one | {"folder": str(folder / f"adapters-{name}")}

@@ -19,8 +19,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import activations, adapters, parameters
 from tests.gloo import cases
-from tests.gloo.layouts import ADAPTED, ADAPTED_SAVED, Arrays
+from tests.gloo.layouts import ADAPTED, ADAPTED_HELD, ADAPTED_KEPT, ADAPTED_MERGED, ADAPTED_SAVED, Arrays
+from tests.gloo.reference import assert_takes_what_is_planned
 
 CASES = "adapted-.*"
 MANY = [name for name, (world, *_) in ADAPTED.items() if world > 1 and not name.endswith("16")]
@@ -138,3 +141,46 @@ def test_a_checkpoint_of_adapters_moves_between_layouts(name: str, results: dict
             assert not np.array_equal(before[f"reference/{matrix}"], before[f"saved/{matrix}"])
             moved = np.linalg.norm(expected - before[f"saved/{matrix}"])
             assert np.linalg.norm(after[key] - expected) <= 1e-3 * moved, key
+
+
+@pytest.mark.parametrize("name", ADAPTED_HELD)
+def test_adapters_take_what_the_plan_says(name: str, models: dict[str, Path], results: dict[str, Arrays]) -> None:
+    """Gradients, moments and masters are those of adapters alone; the base has one copy, in the model's dtype."""
+    world, model, given, sections = ADAPTED_HELD[name]
+    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **given, **sections)
+    found = results[f"adapted-held-{name}"]
+    assert_takes_what_is_planned(found["held"], arch, settings)
+    state = parameters.state(arch, settings, 0)
+    planned = parameters.of_node(arch, settings, state, 0, 0, 1).get("reference_and_policy", 0)
+    assert found["beside"].sum() == planned and (planned > 0) == ("moving" in name)
+
+
+@pytest.mark.parametrize("name", ADAPTED_KEPT)
+@pytest.mark.parametrize("swiglu", ["kept", "fused"])
+def test_a_micro_batch_keeps_what_the_estimate_says(
+    name: str, swiglu: str, models: dict[str, Path], results: dict[str, Arrays], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than one of full training: a frozen layer without an adapter keeps no inputs."""
+    world, model, given, sections = ADAPTED_KEPT[name]
+    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **given, **sections)
+    monkeypatch.setattr(activations, "fuses_swiglu", lambda config: swiglu == "fused")
+    measured = results[f"adapted-{swiglu}-{name}"]
+    (tokens,), pp = measured["tokens"], settings.parallel.pipeline_model_parallel_size
+    for stage, total in measured["kept"].tolist():
+        held = activations.kept(arch, settings, parameters.layers_of(arch, settings, stage)).held
+        ends = arch.hidden_size * (3 if stage == pp - 1 else 0)  # the last norm, and the rows that predict something
+        layers = parameters.layers_of(arch, settings, stage)
+        copies = 0 if name == "one-full" else adapters.joined(arch, settings, len(layers))
+        within = 0.06 if name == "one-full" else 0.02
+        assert total == pytest.approx(((held + ends) * tokens + copies) * 4, rel=within), stage
+
+
+@pytest.mark.parametrize("name", ADAPTED_MERGED)
+def test_a_sync_takes_what_the_plan_says_to_merge(
+    name: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
+    """One weight is merged at a time: not those of a bucket, of which this model has several for each."""
+    world, model, given, sections = ADAPTED_MERGED[name]
+    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **given, **sections)
+    peak, buckets = results[f"adapted-merged-{name}"]["taken"].tolist()
+    assert peak - buckets == pytest.approx(adapters.merging(arch, settings), rel=0.01)

@@ -3,17 +3,19 @@
 Counted as autograd saves it for the layers of policy/model.py:
 a norm keeps its input and its output (torch's composite one on the CPU the normalised input as well),
 attention its inputs and its result, an MLP both halves of its first product and what is made of them: the product of
-the two, and where SwiGLU is not fused also its factors. Attention keeps no scores. The idea is that of Korthikanti
-et al., arXiv:2205.05198; the terms are this model's.
+the two, and where SwiGLU is not fused also its factors. Attention keeps no scores. Where adapters are trained, a
+layer without one keeps none of its inputs, and what has a gradient begins with the first adapter. The idea is that of
+Korthikanti et al., arXiv:2205.05198; the terms are this model's.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from gspo_hpc.config.derived import fuses_swiglu
+from gspo_hpc.config.derived import fuses_swiglu, trains_adapters
 from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning.estimates import adapters
 
 # Experts are not used evenly: the fullest of several ranks is taken to have this many times the average.
 IMBALANCE = 1.2
@@ -21,6 +23,7 @@ IMBALANCE = 1.2
 _ROPE = 4  # sines and cosines, for queries and for keys, are kept by every layer
 _HALVES = 2  # of an MLP's first product, in inner sizes
 _PRODUCT = 1  # of the halves, which the second matrix takes
+_INTO_ATTENTION, _INTO_MLP = frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"})
 _FACTORS = 2  # unless SwiGLU is fused: what the activation makes of one half, and a copy of the other
 
 # Bytes of a token and expert while a router works: logits and weights in fp32, the map, and the places of its sort.
@@ -54,17 +57,36 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
     mixed = gathered_product(arch, tp) or queries + 2 * keys  # what queries, keys and values are views of, or copies
     again = config.memory.recompute_granularity == "selective" and "core_attn" in config.memory.recompute_modules
     seen = cp + 0.5 if cp > 1 else 1.0  # keys of a rank's two pieces, in its own tokens
-    attention = 2 * queries + 2 * keys * seen + _ROPE * arch.head_dim
+    targets, frozen = adapters.targets(config), trains_adapters(config)
+    result = queries * (not frozen or "o_proj" in targets)  # that the next matrix keeps
+    attention = queries + result + 2 * keys * seen + _ROPE * arch.head_dim
     if arch.qk_norm:
-        attention += mixed + queries * (arch.num_key_value_heads > tp) + (queries + keys) * cpu
+        attention += mixed + queries * (arch.num_key_value_heads > tp) + (queries + keys) * (cpu and not frozen)
     elif cp == 1 and (again or not cpu):
         attention += mixed - keys  # the values are a view
     if arch.mixers:
         attention = arch.mixers[number].kept / tp + _ROPE * arch.head_dim
-    core = queries * cpu
+    core = queries * (cpu or not result)
     fused = fuses_swiglu(config)
-    gated = _PRODUCT if fused else _FACTORS + _PRODUCT
+    product = _PRODUCT * (not frozen or "down_proj" in targets)
+    gated = product if fused else _FACTORS + product
     norms, outputs = hidden * own * (2 + 2 * cpu), 2 * hidden * own
+    if frozen:
+        low = adapters.low(config)
+        halves = (_HALVES + gated) * arch.ffn_hidden_size / tp
+        first = number == 0 and config.memory.recompute_granularity is None  # the embedding has no gradient
+        dark = first and not targets & _INTO_ATTENTION  # up to attention's last matrix
+        darker = dark and "o_proj" not in targets  # up to the MLP
+        darkest = darker and not targets & _INTO_MLP
+        return Layer(
+            hidden * own * ((not first) + (not darker)),
+            hidden * own * (bool(targets & _INTO_ATTENTION) + bool(targets & _INTO_MLP)),
+            (result if dark else attention) + low.attention + low.projection * own,
+            core * (not dark),
+            (product * arch.ffn_hidden_size / tp if darkest else halves) + low.mlp + low.down * own,
+            0.0,
+            0.0,
+        )
     if not arch.has_experts(number):
         return Layer(norms, outputs, attention, core, (_HALVES + gated) * arch.ffn_hidden_size / tp, 0.0, 0.0)
     mixture = arch.experts
@@ -104,7 +126,10 @@ class Kept(NamedTuple):
 def kept(arch: Architecture, config: Config, layers: list[int]) -> Kept:
     """Return what these layers of a stage keep."""
     memory = config.memory
-    kinds = [(arch.has_experts(number), arch.mixers[number] if arch.mixers else None) for number in layers]
+    kinds = [
+        (arch.has_experts(number), arch.mixers[number] if arch.mixers else None, trains_adapters(config) and not number)
+        for number in layers
+    ]
     examples = dict(zip(kinds, layers, strict=True))  # layers of a kind are alike
     alike = {kind: layer(arch, config, number) for kind, number in examples.items()}
     totals = {kind: part.total for kind, part in alike.items()}
@@ -157,7 +182,8 @@ def working(arch: Architecture, config: Config, *, saved: bool = True) -> float:
     """
     tp, mixture = config.parallel.tensor_model_parallel_size, arch.experts
     own = 1 / tp if config.parallel.sequence_parallel else 1.0
-    widest = max(4 * arch.ffn_hidden_size, 2 * arch.num_attention_heads * arch.head_dim) / tp
+    halves = 6 if adapters.targets(config) & _INTO_MLP else 4  # the product of a frozen weight, an adapter's, their sum
+    widest = max(halves * arch.ffn_hidden_size, 2 * arch.num_attention_heads * arch.head_dim) / tp
     routing = 0.0
     if mixture is not None:
         copies = mixture.top_k * own * (IMBALANCE if config.parallel.expert_model_parallel_size > 1 else 1)

@@ -133,7 +133,7 @@ def _machines(arch: Architecture, config: Config, device: Device) -> str:
     """Return which GPUs have room: the same in another layout if the model can be cut so that a part fits."""
     parallel, world = config.parallel, config.world_size or 1
     ranks = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    least = parameters.STATE * parameters.parameters(arch) / world + memory.CONTEXT
+    least = parameters.least_state(arch, config) / world + memory.CONTEXT
     if world > ranks and least <= device.memory:
         return "another layout (gspo-hpc suggest)"
     return f"more GPUs that train, or {LARGER}"

@@ -24,13 +24,15 @@ from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.parts import Piece, divide_experts
-from gspo_hpc.planning.estimates import activations, devices, moments, parameters
+from gspo_hpc.planning.estimates import activations, adapters, devices, moments, parameters
 from gspo_hpc.planning.estimates.phases import BESIDE_ENGINES, HEADROOM, PASSES, Phase
 from gspo_hpc.system.text import GIB
 
 # Figures of experience.
 CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
 ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
+
+_TRAVELLING = frozenset({"buckets", "merged_weight", "padded_vocabulary"})  # parts that end with a weight sync
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def _estimate(
     resting |= {"optimizer": 0} if "optimizer" in resting and config.memory.offload_optimizer else {}
     sync = {"weights": state.weights, "buckets": _buckets(arch, config), **own}
     sync |= {name: size for name, size in resting.items() if name != "weights"}
+    if merging := adapters.merging(arch, config):
+        sync["merged_weight"] = merging
     if colocated:
         sync["buckets"] += _loading(arch, config)
         # Engines sleep when the first sync begins, unless the trainer stays: then they have their cache by then.
@@ -131,11 +135,11 @@ def _estimate(
         }
     if waiting := parameters.waiting_vocabulary(arch):
         (sync if colocated else generation)["padded_vocabulary"] = waiting * engine_itemsize(config)
-    probing = {name: size for name, size in sync.items() if name not in ("buckets", "padded_vocabulary")}
+    probing = {name: size for name, size in sync.items() if name not in _TRAVELLING}
     probing |= moments.of_forward(arch, config, stage, *moments.probe_tokens(config))
     copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
     stepping = Phase("optimizer_step", trainer | copies | own | asleep)
-    transit = SAVE_TRANSIT_BYTES * (config.optimizer.distributed and _shares_optimizer(config))
+    transit = _transit(config, state)
     coming_and_going = {"transit": 2 * transit} if transit else {}  # an owner that loads sends copies from the host
     phases = (
         Phase("load", trainer | own | coming_and_going),
@@ -307,11 +311,16 @@ def _largest_parameter(arch: Architecture, ranks: int = 1) -> int:
     return arch.hidden_size * max(vocabulary, 2 * arch.ffn_hidden_size, heads * arch.head_dim)
 
 
-def _shares_optimizer(config: Config) -> bool:
-    """Return whether more than one rank holds a part of the same optimizer state."""
+def _transit(config: Config, state: parameters.Bytes) -> int:
+    """Return the bytes in which parts of an optimizer's state that ranks share come to their owners, to be saved.
+
+    A batch has no more than all that a rank owns, but for the part of it that it holds.
+    """
+    if not config.optimizer.distributed:
+        return 0
     parallel = config.parallel
-    split = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-    return config.world_size // split > 1
+    sharers = config.world_size // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
+    return min(SAVE_TRANSIT_BYTES, state.optimizer * (sharers - 1) // sharers)
 
 
 def _context(config: Config) -> int:

@@ -7,10 +7,10 @@ of logits in a pass without gradient, which are small, are counted beside what a
 from __future__ import annotations
 
 from gspo_hpc.config.constants import PROBE_PROMPTS
-from gspo_hpc.config.derived import PassName, offloaded_parts, pass_sizes
+from gspo_hpc.config.derived import PassName, offloaded_parts, pass_sizes, trains_adapters
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import activations, parameters
+from gspo_hpc.planning.estimates import activations, adapters, parameters
 from gspo_hpc.planning.estimates.head import Head
 
 _AT_EMBEDDING = 3  # times the hidden states, in the backward pass of an embedding
@@ -44,10 +44,13 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
     """Return what the passes of an update take of a GPU of a stage, at the worst moments in the head and in layers."""
     item, parallel = activations.itemsize(config), config.parallel
     size = micro_batch_tokens(config) / parallel.context_parallel_size * item  # bytes of an element of each token
-    kept = activations.kept(arch, config, parameters.layers_of(arch, config, stage))
+    layers_here = parameters.layers_of(arch, config, stage)
+    kept = activations.kept(arch, config, layers_here)
     last = stage == parallel.pipeline_model_parallel_size - 1
     ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
     micro_batch, flight = (kept.held + ends) * size, in_flight(config, stage)
+    whole_again = config.memory.recompute_granularity == "full"  # then only the layer at work has copies
+    micro_batch += adapters.joined(arch, config, 1 if whole_again else len(layers_here)) * item
     beside = {
         "weights": state.weights,
         "gradients": state.gradients,
@@ -55,10 +58,12 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
     } | _quantized(arch, config, stage, with_gradient=True)
     head = _head(arch, config, -(-_response_tokens(config, "update") // parallel.context_parallel_size))
     # The embedding's gradient is added to the head's where they are one matrix: it waits for the end of the pass.
-    waiting = {"head_gradient": head.gradient} if last and stage == 0 and arch.tie_word_embeddings else {}
+    one_matrix = last and stage == 0 and arch.tie_word_embeddings
+    waiting = {"head_gradient": head.gradient} if one_matrix and head.gradient else {}
     working = (kept.again + activations.working(arch, config)) * size
     moments = [{"activations": int(micro_batch * flight + working)} | waiting]
-    if stage == 0:  # at its end the micro-batch has none: its gradient as it comes, gathered, and masked
+    if stage == 0 and not trains_adapters(config):
+        # At its end the micro-batch has no activations: the embedding's gradient as it comes, gathered, and masked.
         rest = micro_batch * max(0.0, flight - 1.0) + _AT_EMBEDDING * arch.hidden_size * size
         moments.append({"activations": int(rest), "embedding_gradient": head.gradient} | waiting)
     unused = parameters.unused_gradients(arch, config, stage)  # dropped before the next micro-batch comes to the head
@@ -67,6 +72,7 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
     if not last:
         return passes
     backward = {"head_input": head.inputs, "head_gradient": head.gradient, "logits": head.backward_blocks}
+    backward = {name: taken for name, taken in backward.items() if taken}
     return {"head_backward": beside | {"activations": int(micro_batch * flight)} | backward} | passes
 
 
@@ -106,7 +112,7 @@ def _head(arch: Architecture, config: Config, responses: int) -> Head:
     """Return the head of a rank of the last stage, which gets so many response tokens."""
     rows = -(-arch.vocab_size // config.parallel.tensor_model_parallel_size)
     bonus = config.algorithm.entropy_coef > 0 or config.algorithm.entropy_target > 0
-    return Head(responses, arch.hidden_size, rows, activations.itemsize(config), bonus)
+    return Head(responses, arch.hidden_size, rows, activations.itemsize(config), bonus, trains_adapters(config))
 
 
 def _response_tokens(config: Config, name: PassName) -> int:

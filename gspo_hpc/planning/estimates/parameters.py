@@ -1,6 +1,7 @@
 """The size of a rank's part of the model, and of what a node keeps of it in its own memory.
 
-A rank's are exact parameters, and bytes of weights, gradients and optimizer.
+A rank's are exact parameters, and bytes of weights, gradients and optimizer. Where adapters are trained, these alone
+have gradients, moments and masters; the model's own weights are in its dtype, and no checkpoint has them.
 
 Megatron-Core keeps gradients in one buffer a kind of parameter (beside experts' own), in fp32 or
 in the model's dtype; Adam two fp32 moments of every parameter, and an fp32 master where the parameter has 16 bits. A
@@ -14,17 +15,24 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gspo_hpc.config.derived import engine_gpus_per_node, engines_per_node, offloaded_parts
+from gspo_hpc.config.derived import (
+    engine_gpus_per_node,
+    engines_per_node,
+    offloaded_parts,
+    reference_is_base,
+    trains_adapters,
+)
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import divisions
+from gspo_hpc.planning.estimates import adapters
 from gspo_hpc.system.text import GIB
 
 _PROCESSES = 4 * GIB  # a figure of experience: what a rank with its engine takes for its code
 _VOCABULARY_BLOCK = 64  # rows: vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
-STATE = 16  # bytes that a parameter takes at least, over all ranks: weights, gradients and Adam's state
+_STATE = 16  # bytes that a trained parameter takes at least, over all ranks: weight, gradient and Adam's state
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,16 @@ class Bytes(NamedTuple):
 
 
 def parameters(arch: Architecture) -> int:
-    """Return the parameters of the whole model, a tied embedding counted once."""
+    """Return the parameters of the whole model without adapters, a tied embedding counted once."""
     everything = _layers(arch, range(arch.num_layers), 1, 1, 1) + _ends(arch, 1, first=True, last=True)
     return everything.dense + everything.experts
+
+
+def least_state(arch: Architecture, config: Config) -> int:
+    """Return the bytes that all ranks together take at least of weights, gradients and optimizer."""
+    if trains_adapters(config):
+        return parameters(arch) * _item(config) + _STATE * adapters.of_model(arch, config)
+    return _STATE * parameters(arch)
 
 
 def of_engine(arch: Architecture, ranks: int) -> int:
@@ -70,28 +85,35 @@ def layers_of(arch: Architecture, config: Config, stage: int) -> list[int]:
 
 
 def of_rank(arch: Architecture, config: Config, stage: int) -> Count:
-    """Return the parameters of one rank of a pipeline stage. The layout must be one that the plan accepts."""
-    parallel = config.parallel
+    """Return the parameters of one rank of a pipeline stage, with adapters if there are any.
+
+    The layout must be one that the plan accepts.
+    """
+    parallel, layers = config.parallel, layers_of(arch, config, stage)
     tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tp
-    return _layers(arch, layers_of(arch, config, stage), tp, ep, etp) + _ends(
-        arch, tp, first=stage == 0, last=stage == pp - 1
-    )
+    own = _layers(arch, layers, tp, ep, etp) + _ends(arch, tp, first=stage == 0, last=stage == pp - 1)
+    return own + Count(adapters.of_layers(arch, config, layers).total, 0)
+
+
+def trained_of_rank(arch: Architecture, config: Config, stage: int) -> Count:
+    """Return those of a rank's parameters that updates change: all, or those of adapters."""
+    if not trains_adapters(config):
+        return of_rank(arch, config, stage)
+    return Count(adapters.of_layers(arch, config, layers_of(arch, config, stage)).total, 0)
 
 
 def state(arch: Architecture, config: Config, stage: int) -> Bytes:
     """Return what one rank of a pipeline stage keeps of the model between two steps, with nothing offloaded."""
-    count = of_rank(arch, config, stage)
+    every, count = of_rank(arch, config, stage), trained_of_rank(arch, config, stage)
     number = count.dense + count.experts
-    wide = config.model.dtype == "float32"
-    gradient = 4 if wide or config.optimizer.grad_reduce_in_fp32 else 2
-    share = number
+    gradient, share = _gradient(config), number
     if config.optimizer.distributed:
         dense, experts = _split(config)
         stage_ranks = _stage_ranks(config)
         share = -(-count.dense // (stage_ranks // dense)) - (-count.experts // (stage_ranks // experts))
     copies = 0 if gradient == 4 else 4 * share
-    return Bytes(number * (4 if wide else 2), number * gradient, _adam(config) * share, copies)
+    return Bytes((every.dense + every.experts) * _item(config), number * gradient, _adam(config) * share, copies)
 
 
 def quantized(arch: Architecture, config: Config, stage: int, *, with_gradient: bool) -> int:
@@ -114,10 +136,11 @@ def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
 
     Its layers add gradients to the buffers themselves. In the backward pass of a micro-batch it keeps one tensor, which
     holds nothing, of every shape of weights (policy/compat.py). Layers of torch, which `auto` takes where it is not
-    installed, have none.
+    installed or adapters are trained, have none.
     """
     wide, parallel = config.model.dtype == "float32", config.parallel
     used = config.model.layers == "transformer_engine" or (config.model.layers == "auto" and not wide)
+    used = used and not trains_adapters(config)
     if not used or config.cluster.platform != "cuda":
         return 0
     tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
@@ -139,27 +162,39 @@ def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
     """Return the bytes of the copy that a node makes to save it in the background, if all its ranks are of this stage.
 
-    A reference that is refreshed is copied like the weights.
+    A reference that is refreshed is copied like the weights. Of adapters' model nothing else is copied.
 
     Of ranks that have the same weights one copies them. A distributed optimizer's state is copied by all, each its
     part.
     """
-    count, item = of_rank(arch, config, stage), 4 if config.model.dtype == "float32" else 2
+    if trains_adapters(config):
+        return _copied_of_adapters(arch, config, stage)
+    count = of_rank(arch, config, stage)
     if arch.tie_word_embeddings and 0 < stage == config.parallel.pipeline_model_parallel_size - 1:
         head = -(-arch.vocab_size // config.parallel.tensor_model_parallel_size) * arch.hidden_size
         count += Count(-head, 0)  # the first stage copies it
-    ranks, block = config.training_gpus_per_node, _stage_ranks(config)
-
-    def copying(different: int) -> int:
-        """Return how many ranks of a node copy, where the first `different` of a stage have different weights."""
-        return min(different, ranks) if block >= ranks else different * (ranks // block)
-
-    dense, experts = map(copying, _split(config))
+    dense, experts = (_copying(config, different) for different in _split(config))
     elements = count.dense * dense + count.experts * experts
-    weights = item * elements * (2 if config.algorithm.moves_reference else 1)
+    weights = _item(config) * elements * (2 if config.algorithm.moves_reference else 1)
     if config.optimizer.distributed:
-        return weights + state(arch, config, stage).optimizer * ranks
+        return weights + state(arch, config, stage).optimizer * config.training_gpus_per_node
     return weights + _adam(config) * elements
+
+
+def _copied_of_adapters(arch: Architecture, config: Config, stage: int) -> int:
+    """Return what `copied_by_node` does, of adapters: what tensor-parallel ranks all have is saved by the first."""
+    found, tp = adapters.of_layers(arch, config, layers_of(arch, config, stage)), _split(config)[0]
+    elements = found.cut * _copying(config, tp) + found.whole * _copying(config, 1)
+    weights = _item(config) * elements * (2 if config.algorithm.moves_reference else 1)
+    if config.optimizer.distributed:
+        elements = -(-(found.cut * tp + found.whole) * config.training_gpus_per_node // _stage_ranks(config))
+    return weights + _adam(config) * elements
+
+
+def _copying(config: Config, different: int) -> int:
+    """Return how many ranks of a node copy, where the first `different` of a stage have different weights."""
+    ranks, block = config.training_gpus_per_node, _stage_ranks(config)
+    return min(different, ranks) if block >= ranks else different * (ranks // block)
 
 
 def of_node(
@@ -190,8 +225,9 @@ def _of_trainers(config: Config, state: Bytes, copy: int) -> dict[str, int]:
         found["checkpoint_copy"] = copy
     elif config.optimizer.distributed:  # whose parts meet in host memory
         found["checkpoint_copy"] = state.optimizer * trainers
-    if config.algorithm.kl_beta > 0:
-        found["reference_and_policy"] = 2 * state.weights * trainers
+    if config.algorithm.kl_beta > 0 and not reference_is_base(config):
+        weights = state.gradients // _gradient(config) * _item(config)  # of what is trained
+        found["reference_and_policy"] = 2 * weights * trainers
     return found
 
 
@@ -204,8 +240,7 @@ def _of_engines(arch: Architecture, config: Config, engine: int, sleep_level: in
     elif config.rollout.mode == "colocate":
         found["engine_weights_asleep"] = weights * (sleep_level == 1)
     if config.rollout.mode == "server":  # the owner of each engine keeps all that was sent, to fill it if it dies
-        item = 4 if config.model.dtype == "float32" else 2
-        found["weights_kept_for_engines"] = parameters(arch) * item * engines_per_node(config)
+        found["weights_kept_for_engines"] = parameters(arch) * _item(config) * engines_per_node(config)
     return found
 
 
@@ -229,6 +264,16 @@ def _moved(config: Config, state: Bytes) -> dict[str, int]:
 def _adam(config: Config) -> int:
     """Return the bytes that Adam keeps of a parameter: two moments, and a master where it has 16 bits."""
     return 8 if config.model.dtype == "float32" else 12
+
+
+def _item(config: Config) -> int:
+    """Return the bytes of a weight."""
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def _gradient(config: Config) -> int:
+    """Return the bytes of a gradient in Megatron's buffers."""
+    return 4 if config.model.dtype == "float32" or config.optimizer.grad_reduce_in_fp32 else 2
 
 
 def _split(config: Config) -> tuple[int, int]:

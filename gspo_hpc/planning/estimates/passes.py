@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import offloaded_parts, overlaps
+from gspo_hpc.config.derived import offloaded_parts, overlaps, reference_is_base
 from gspo_hpc.config.schema import Config
+from gspo_hpc.models import flops
 from gspo_hpc.models.parts import divide_experts
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.estimates import moments, rates
@@ -19,6 +20,7 @@ from gspo_hpc.planning.estimates.engines import efficiency
 from gspo_hpc.planning.estimates.work import Sizes, Work
 
 _ITEM = 2.0  # bytes of an activation or a weight
+_MERGING = 32.0  # bytes that are read and written of a weight: its copy in fp32, the product, the sum, its two results
 
 
 class Grid(NamedTuple):
@@ -59,6 +61,16 @@ def forward_flops(model: Sizes, config: Config, given: Work) -> float:
     seen = given.completions * length * length / 2 * (1.0 + rates.SPREAD**2 / 4)
     outputs = given.completions * given.response_tokens * model.output_flops
     return tokens * model.token_flops + seen * model.score_flops + outputs
+
+
+def update_factor(model: Sizes) -> float:
+    """Return the operations of a forward and a backward pass, in forward passes.
+
+    A frozen weight has no gradient, which is half of a backward pass; adapters have one.
+    """
+    if not model.adapters:
+        return float(flops.FORWARD_AND_BACKWARD)
+    return flops.FORWARD_AND_BACKWARD_FROZEN + flops.FORWARD_AND_BACKWARD * 2.0 * model.adapters / model.token_flops
 
 
 def seconds(
@@ -144,10 +156,13 @@ def optimizer(model: Sizes, config: Config, device: Device) -> float:
     at = grid(config)
     dense = (model.parameters - model.expert_parameters) / at.model_ranks
     owners = at.etp * at.ep * at.pp
-    own = dense + model.expert_parameters / owners
+    experts = model.expert_parameters / owners
+    if model.adapters:
+        dense, experts = model.adapters / at.pp, 0.0
+    own = dense + experts
     replicas = max(1, config.world_size // at.model_ranks)
     wide = config.optimizer.grad_reduce_in_fp32
-    moved = (dense + model.expert_parameters / owners * (config.world_size > owners)) * (4.0 if wide else 2.0) * 2.0
+    moved = (dense + experts * (config.world_size > owners)) * (4.0 if wide else 2.0) * 2.0
     link = device.network_bytes_per_s if config.world_size > at.node else device.node_bytes_per_s
     reducing = (
         moved / (link * rates.LINK) * (replicas > 1) * (rates.OVERLAPPED if overlaps(config).grad_reduce else 1.0)
@@ -159,7 +174,9 @@ def optimizer(model: Sizes, config: Config, device: Device) -> float:
 
 def reference(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds in which the weights of the reference model and the policy's change places."""
-    return 2.0 * model.parameters * _ITEM / grid(config).model_ranks / device.host_bytes_per_s
+    at = grid(config)
+    own = model.adapters / at.pp or model.parameters / at.model_ranks
+    return 0.0 if reference_is_base(config) else 2.0 * own * _ITEM / device.host_bytes_per_s
 
 
 def sync(model: Sizes, config: Config, device: Device) -> float:
@@ -167,6 +184,8 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
     at = grid(config)
     weights = _ITEM * model.parameters
     gathering = _gathering(model, at, device)
+    if model.adapters:
+        gathering += _MERGING * model.parameters / at.model_ranks / (device.memory_bytes_per_s * rates.BANDWIDTH)
     keeping = 0.0
     if config.rollout.mode == "server":  # one bucket is broadcast while the next is gathered, and the last one copied
         apart = config.cluster.nodes > 1
@@ -184,9 +203,10 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
         needed += min(gathering, taking) * model.expert_parameters / model.parameters
     if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // at.model_ranks)
-        optimizer = 12.0 / (replicas if config.optimizer.distributed else 1)
-        each = 2.0 * ("weights" in moved) + optimizer * ("optimizer" in moved)
-        needed += 2.0 * model.parameters / at.model_ranks * each / device.host_bytes_per_s
+        own = model.parameters / at.model_ranks
+        optimizer = 12.0 * (model.adapters / at.pp or own) / (replicas if config.optimizer.distributed else 1)
+        each_way = _ITEM * own * ("weights" in moved) + optimizer * ("optimizer" in moved)
+        needed += 2.0 * each_way / device.host_bytes_per_s
     return needed
 
 
@@ -225,10 +245,14 @@ def save(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds that a save holds training up: those of a copy to the host if it is written in background.
 
     All wait for the ranks that copy most. Of ranks that have the same weights one copies them, with their optimizer's
-    state, unless they share that: then each copies its part.
+    state, unless they share that: then each copies its part. Of a model with adapters these alone are saved.
     """
     at = grid(config)
+    replicas = max(1, config.world_size // at.model_ranks)
     own = (model.parameters - model.expert_parameters) / at.model_ranks
     own += model.expert_parameters / (at.etp * at.ep * at.pp)
     state = 12.0 * (model.parameters / config.world_size if config.optimizer.distributed else own)
+    if model.adapters:
+        own = model.adapters / at.pp
+        state = 12.0 * own / (replicas if config.optimizer.distributed else 1)
     return (_ITEM * own + state) / device.host_bytes_per_s * (1.0 if config.checkpoint.async_save else 10.0)

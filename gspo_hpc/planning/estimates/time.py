@@ -73,7 +73,7 @@ def sizes_of(config: Config) -> Sizes:
     """Return the sizes of the model of a config whose sizes are known."""
     arch = architecture.find(config)
     assert arch is not None, config.model.path
-    return sizes(arch)
+    return sizes(arch, config)
 
 
 def generating(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
@@ -109,7 +109,8 @@ def estimate(
         seconds["reference"] += passes.reference(model, config, device)
     again = {"full": 1.0, "selective": 0.2}.get(config.memory.recompute_granularity or "", 0.0)
     rounds = config.batch.num_iterations
-    update = passes.seconds(model, config, device, forward, trained, updates // rounds, 3.0 + again)
+    factor = passes.update_factor(model)
+    update = passes.seconds(model, config, device, forward, trained, updates // rounds, factor + again)
     seconds["update"] = rounds * update + updates * passes.optimizer(model, config, device)
     seconds["save"] = updates / config.checkpoint.interval * passes.save(model, config, device)
     shared = config.rollout.mode == "colocate" and config.cluster.platform == "cuda"
@@ -120,7 +121,7 @@ def estimate(
         trained,
         config.cluster.nodes * config.cluster.gpus_per_node,
         config.world_size,
-        3.0 * forward * rounds,
+        factor * forward * rounds,
         device.flops,
         config.run.max_steps,
         config.rollout.max_staleness > 0,
@@ -138,4 +139,4 @@ def of_plan(config: Config, plan: Plan, response_tokens: float | None = None) ->
     device = devices.card(config.cluster)
     assert device is not None
     given = work(config, int(completions), response_tokens)
-    return estimate(sizes(arch), config, device, given, plan.memory.cache_tokens), given.response_tokens
+    return estimate(sizes(arch, config), config, device, given, plan.memory.cache_tokens), given.response_tokens

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import flops
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning.estimates import adapters, parameters
 
 
 class Sizes(NamedTuple):
@@ -25,6 +25,7 @@ class Sizes(NamedTuple):
     score_flops: float  # forward, of all layers, for one query and one key
     cache_bytes: float  # of one token, in 16 bits, over all layers
     cache_heads: int  # the cache can be cut into as many parts
+    adapters: int = 0  # their parameters, which are then all that is trained
 
     @property
     def output_flops(self) -> float:
@@ -47,7 +48,7 @@ class Work(NamedTuple):
     longest: int  # response
 
 
-def sizes(arch: Architecture) -> Sizes:
+def sizes(arch: Architecture, config: Config) -> Sizes:
     """Return the sizes used for the estimate."""
     experts = arch.experts
     mixed = sum(map(arch.has_experts, range(arch.num_layers)))
@@ -71,6 +72,7 @@ def sizes(arch: Architecture) -> Sizes:
         score_flops=scores,
         cache_bytes=cache,
         cache_heads=heads,
+        adapters=adapters.of_model(arch, config),
     )
 
 

@@ -332,7 +332,8 @@ def _may_fit(search: Search) -> bool:
     config, size, card = search.config, parameters.parameters(search.arch), search.device.memory
     engine = max(config.cluster.gpus_per_node, config.rollout.tensor_parallel_size)
     item = 4 if config.model.dtype == "float32" else 2
-    return size * parameters.STATE <= config.world_size * card and size * item <= engine * card
+    state = parameters.least_state(search.arch, config)
+    return state <= config.world_size * card and size * item <= engine * card
 
 
 def _changed(config: Config, changes: dict[str, Any]) -> Config:

@@ -51,6 +51,7 @@ class Case:
     sequence_parallel: bool = False
     block: int = 1 << 18  # bytes of a block of logits
     block_tokens: int = 64
+    adapted: bool = False  # LoRA is trained, beside frozen weights
 
     @property
     def model(self) -> dict[str, Any]:
@@ -90,7 +91,8 @@ def measure(case: Case, ranks: list[Ranks]) -> dict[str, int]:
         parallel = {"tensor_model_parallel_size": world, "sequence_parallel": case.sequence_parallel}
         cluster = {"platform": "cpu", "gpus_per_node": world}
         trained = {"path": folder, "dtype": case.dtype}
-        config = from_dict({"cluster": cluster, "parallel": parallel, "model": trained})
+        adapter = {"type": "lora"} if case.adapted else {}
+        config = from_dict({"cluster": cluster, "parallel": parallel, "model": trained, "adapter": adapter})
         if not ranks:
             ranks.append(start(config))
     policy = Policy(arch, config, ranks[0])

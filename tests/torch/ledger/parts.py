@@ -24,7 +24,7 @@ import torch
 
 from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
-from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES
+from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import pass_sizes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
@@ -47,7 +47,7 @@ from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from gspo_hpc.runs.journal import Journal
 from tests.torch.ledger.node import Node
-from tests.torch.ledger.sizes import ITEMS, Travelling, of_head, travelling
+from tests.torch.ledger.sizes import ITEMS, Travelling, merging, of_head, travelling
 from tests.torch.ledger.world import World
 
 OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases that stay on the card all the time
@@ -82,6 +82,11 @@ class Job:
         return arch
 
     @functools.cached_property
+    def merging(self) -> int:
+        """The bytes in which adapters are merged into a weight."""
+        return merging(self.arch, self.config)
+
+    @functools.cached_property
     def travelling(self) -> Travelling:
         """The sizes of a weight sync."""
         return travelling(self.arch, self.config)
@@ -93,10 +98,11 @@ class Job:
             return {}
         rows = -(-self.arch.vocab_size // parallel.tensor_model_parallel_size)
         item = ITEMS[self.config.model.dtype]
-        everything = of_head(tokens, self.arch.hidden_size, rows, item, with_gradient=with_gradient)
+        frozen = self.config.adapter.type is not None
+        everything = of_head(tokens, self.arch.hidden_size, rows, item, with_gradient=with_gradient, frozen=frozen)
         if not with_gradient:
             return {"blocks of logits": everything}
-        gradient = rows * self.arch.hidden_size * item
+        gradient = rows * self.arch.hidden_size * item * (not frozen)
         return {"the head's gradient": gradient, "the head's pass": everything - gradient}
 
     def responses(self, name: str) -> int:
@@ -194,7 +200,7 @@ class LedgerPolicy(Policy):
         buffers: Any = [Buffer(job, name, getattr(state, name)) for name in STATE]
         self.weight_offload, self.gradient_offload, self.state_offload = buffers
 
-    def load(self, folder: str | Path) -> None:
+    def load(self, folder: str | Path, *, begins: bool = True) -> None:
         """Load weights into what there is for them, beside all that a new model has."""
         with self.job.node.phase(self.job.world.rank, "load"):
             pass
@@ -217,7 +223,11 @@ class LedgerPolicy(Policy):
         if memory is not None:
             memory.reserve(job.travelling.largest)
         node.put(gpu, "shard", job.travelling.shard)
+        node.put(gpu, "merged weight", job.merging)
         yield from stream_of(job.tensors.items())(Reserved(memory or Scratch(torch.device("cpu"))))
+        if memory is not None and job.merging:
+            memory.allocate(TRANSFER_BUCKET_BYTES["cuda"])  # a bucket is loaded while weights of the next are merged
+        node.drop(gpu, "merged weight")
         node.drop(gpu, "shard")
 
 
@@ -313,14 +323,17 @@ def probe_pass(policy: LedgerPolicy) -> None:
 
 
 class Reference:
-    """The reference model in host memory, beside which the policy's weights wait during its pass."""
+    """The reference model in host memory, beside which the policy's weights wait during its pass.
+
+    With adapters it is the model without them: nothing waits.
+    """
 
     def with_logprobs(self, policy: LedgerPolicy, groups: Any, *unused: Any, **options: Any) -> Any:
         """Swap the weights, make the pass, and swap them back."""
         policy.settle()
         job = policy.job
         weights = parameters.state(job.arch, job.config, job.estimate.stage).weights
-        for name in ("reference", "policy"):
+        for name in ("reference", "policy") if job.config.adapter.type is None else ():
             job.node.keep_on_host(job.world.rank, f"weights of the {name}", weights)
         logprob_pass(policy)
         return groups
@@ -583,7 +596,9 @@ def shared_part(policy: LedgerPolicy, *, loads: bool = False) -> tuple[Any, list
     owners = sorted({me, (me + 1) % size})
     holders: Sequence[int] = range(size)
     if loads:  # what lies on two ranks, each of which gets a full batch while it sends one
-        piece, holders = SAVE_TRANSIT_BYTES // 4, owners
+        others = state * (size - 1) // size  # bytes that come from others
+        full = others >= SAVE_TRANSIT_BYTES
+        piece, holders = SAVE_TRANSIT_BYTES // 4 if full else others // (4 * len(KEYS)), owners
         held = torch.empty(piece, device="meta")
     pieces = tuple(Piece(one, n * piece, (n + 1) * piece) for n, one in enumerate(holders))
     every = [Share(n, torch.empty(piece * len(pieces), device="meta"), pieces, n) for n in owners]

@@ -24,10 +24,13 @@ from gspo_hpc.config.constants import (
     TRANSFER_BUCKET_BYTES,
 )
 from gspo_hpc.config.schema import Config
+from gspo_hpc.models.adapter_table import adapted_linears
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import logprobs
+from gspo_hpc.ops.weight_map import shard_shape
 from gspo_hpc.policy import weight_stream
+from gspo_hpc.policy.adapters import lora
 from tests.storages import Storages
 from tests.torch.ledger.card import OnCard, Wide
 
@@ -93,6 +96,26 @@ def _travelling(arch: Architecture, tp: int, ep: int, etp: int, engine: int, ite
     )
 
 
+def merging(arch: Architecture, config: Config) -> int:
+    """Return the bytes that the functions that merge adapters take, for the weight for which they take most."""
+    if config.adapter.type is None:
+        return 0
+    parallel, rank = config.parallel, config.adapter.rank
+    linears = adapted_linears(arch, config.adapter.targets, 0)
+    names = {f"{part.module}.weight" for linear in linears for part in linear.parts}
+    table = [entry for entry in stage_table(arch, 0, 1, True, True) if names.intersection(entry.hf)]
+    dtype, taken = torch.float32 if config.model.dtype == "float32" else torch.bfloat16, []
+    with _ONE_AT_A_TIME, FakeTensorMode():
+        for entry in table:
+            rows, columns = shard_shape(entry, arch, parallel.tensor_model_parallel_size)
+            weight, a = torch.empty(rows, columns, dtype=dtype), torch.empty(rank, columns, dtype=dtype)
+            b = torch.empty(rows, rank, dtype=dtype)
+            with Storages(least=LEAST) as storages:
+                lora.added(weight, lora.product(a, b), 1.0)
+            taken.append(storages.peak)
+    return max(taken)
+
+
 class _Counted:
     """An upstream gradient all of whose tokens count; that of tensors without memory cannot be asked."""
 
@@ -106,22 +129,23 @@ class _Counted:
         return torch.empty(len(index))
 
 
-def of_head(tokens: int, hidden: int, rows: int, item: int, *, with_gradient: bool) -> int:
+def of_head(tokens: int, hidden: int, rows: int, item: int, *, with_gradient: bool, frozen: bool) -> int:
     """Return the bytes that log-probs and entropies of so many tokens take on a GPU, at the worst moment.
 
-    `rows` is this rank's part of the vocabulary. Not counted: the hidden states that come in.
+    `rows` is this rank's part of the vocabulary; `frozen` heads have no gradient of their own. Not counted: the hidden
+    states that come in.
     """
     with _ONE_AT_A_TIME:
-        return _of_head(tokens, hidden, rows, item, with_gradient)
+        return _of_head(tokens, hidden, rows, item, with_gradient, frozen)
 
 
 @functools.lru_cache(maxsize=256)
-def _of_head(tokens: int, hidden: int, rows: int, item: int, with_gradient: bool) -> int:
+def _of_head(tokens: int, hidden: int, rows: int, item: int, with_gradient: bool, frozen: bool) -> int:
     dtype = torch.bfloat16 if item == 2 else torch.float32
     context = SimpleNamespace(
         save_for_backward=lambda *tensors: setattr(context, "saved_tensors", tensors),
         mark_non_differentiable=lambda *tensors: None,
-        needs_input_grad=(True, True),
+        needs_input_grad=(True, not frozen),
     )
     names: dict[str, Any] = {"_Blocks": OnCard, "torch": Wide(computes=False)}
     names["BLOCK_BYTES"] = {"cpu": LOGITS_BLOCK_BYTES["cuda"]}

@@ -194,7 +194,7 @@ def test_the_fullest_stage_sets_the_pace() -> None:
     updates = {}
     for ends in ({}, {FIRST: 24, LAST: 8}):
         config = made("Qwen3-30B-A3B", 4, parallel={"pipeline_model_parallel_size": 4} | ends, batch=batch)
-        times = time.estimate(time.sizes(arch), config, device, time.work(config, 8192), 10**6)
+        times = time.estimate(time.sizes(arch, config), config, device, time.work(config, 8192), 10**6)
         updates[bool(ends)] = times.seconds["update"]
     # 24 layers in place of 12 and the output layer, which takes as long as five; the optimizer has no part in it.
     assert 1.2 < updates[True] / updates[False] <= 24 / 17
@@ -206,7 +206,7 @@ def test_what_ranks_gather_takes_time_and_memory() -> None:
     arch, device = architecture.find(config), devices.find("H100-80GB")
     assert arch is not None and arch.num_key_value_heads == 4
     given_work = time.work(config, 8192)
-    sizes = time.sizes(arch)
+    sizes = time.sizes(arch, config)
     gathering, alone = (
         time.estimate(one, config, device, given_work, 10**6).seconds["update"]
         for one in (sizes, sizes._replace(cache_heads=8))
@@ -285,7 +285,7 @@ def test_an_engine_over_nodes_is_slower_a_token_and_holds_more() -> None:
         given_work = time.work(config, 64)
         assert plan.memory is not None
         told[size] = (
-            engines.step_seconds(time.sizes(arch), config, device, 1.0, 100.0, given_work),
+            engines.step_seconds(time.sizes(arch, config), config, device, 1.0, 100.0, given_work),
             plan.memory.cache_tokens,
             plan.memory.host["engine_weights_asleep"],
         )

@@ -34,7 +34,7 @@ def made(**sections: dict[str, Any]) -> Config:
 def sizes(config: Config) -> Sizes:
     arch = architecture.find(config)
     assert arch is not None
-    return time.sizes(arch)
+    return time.sizes(arch, config)
 
 
 def estimated(config: Config) -> Times:

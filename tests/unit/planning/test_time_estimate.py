@@ -35,7 +35,7 @@ def made(model: str = "Qwen2.5-7B", nodes: int = 4, **sections: dict[str, Any]) 
 def sizes(config: Config) -> Sizes:
     arch = architecture.find(config)
     assert arch is not None
-    return time.sizes(arch)
+    return time.sizes(arch, config)
 
 
 def estimated(config: Config, tokens: float = 2000.0, cache: float = 4e5) -> Times:

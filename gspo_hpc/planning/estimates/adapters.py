@@ -1,0 +1,110 @@
+"""The sizes of a rank's adapters, beside weights that are frozen.
+
+They are those of policy/adapters/lora.py. Of a layer that tensor-parallel ranks cut by rows, B is cut with it and A
+whole on every rank; of one that is cut by columns it is the reverse. Where there are more ranks than key-value heads, B
+of queries, keys and values is whole as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gspo_hpc.config.derived import trains_adapters
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models.adapter_table import AdaptedLinear, adapted_linears, chosen
+from gspo_hpc.models.architecture import Architecture
+
+_FP32 = 4  # bytes
+
+
+class Elements(NamedTuple):
+    """Elements of adapters on one rank."""
+
+    cut: int  # of matrices of which every tensor-parallel rank has a part
+    whole: int  # of those that all of these ranks have
+
+    @property
+    def total(self) -> int:
+        """The sum of both."""
+        return self.cut + self.whole
+
+
+def of_layers(arch: Architecture, config: Config, layers: Sequence[int]) -> Elements:
+    """Return the elements of a rank that has these layers; none where no adapters are trained."""
+    if not trains_adapters(config):
+        return Elements(0, 0)
+    size, rank = config.parallel.tensor_model_parallel_size, config.adapter.rank
+    shared = arch.num_key_value_heads < size
+    cut = whole = 0
+    for linear, part_inputs, part_outputs in _parts(arch, config):
+        if linear.cut == "columns":
+            cut, whole = cut + rank * part_inputs // size, whole + rank * part_outputs
+        elif linear.cut == "qkv" and shared:
+            whole += rank * (part_inputs + part_outputs)
+        else:
+            cut, whole = cut + rank * part_outputs // size, whole + rank * part_inputs
+    return Elements(cut * len(layers), whole * len(layers))
+
+
+class Low(NamedTuple):
+    """Elements of a token between the two matrices of a layer's adapters, which are kept for the second one.
+
+    Those of `projection` and `down`, which are cut by columns, have a rank's own tokens where sequence parallelism
+    gives it a part of them.
+    """
+
+    attention: int  # of queries, keys and values
+    projection: int
+    mlp: int  # of gate and up
+    down: int
+
+
+def low(config: Config) -> Low:
+    """Return what the adapters of one layer keep between their matrices."""
+    rank, chosen_ones = config.adapter.rank, targets(config)
+    groups = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+    return Low(*(rank * len(chosen_ones.intersection(group)) for group in groups))
+
+
+def joined(arch: Architecture, config: Config, layers: int) -> int:
+    """Return the elements of the copies of A that a micro-batch keeps: those of a layer's parts are joined."""
+    if not trains_adapters(config):
+        return 0
+    size = config.parallel.tensor_model_parallel_size
+    one = sum(inputs // (size if linear.cut == "columns" else 1) for linear, inputs, _ in _parts(arch, config))
+    return config.adapter.rank * one * layers
+
+
+def of_model(arch: Architecture, config: Config) -> int:
+    """Return the parameters of all adapters of a model; 0 where none are trained."""
+    alone = config.adapter.rank * sum(inputs + outputs for _, inputs, outputs in _parts(arch, config))
+    return alone * arch.num_layers * trains_adapters(config)
+
+
+def merging(arch: Architecture, config: Config) -> int:
+    """Return the bytes that a rank takes to merge adapters into the largest weight that has any, for engines.
+
+    Beside the weight there are the product of the two matrices and the sum, both in fp32, and the weight itself in
+    fp32 where it has 16 bits.
+    """
+    if not trains_adapters(config):
+        return 0
+    size, wide = config.parallel.tensor_model_parallel_size, config.model.dtype == "float32"
+    rows = {"qkv": (arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_dim}
+    rows["gate_up"] = 2 * arch.ffn_hidden_size
+    linears = adapted_linears(arch, config.adapter.targets, 0)
+    elements = (rows.get(one.cut, one.parts[0].outputs) * one.parts[0].inputs // size for one in linears)
+    return max(elements, default=0) * _FP32 * (2 if wide else 3)
+
+
+def targets(config: Config) -> frozenset[str]:
+    """Return the linear layers that have adapters."""
+    return frozenset(chosen(config.adapter.targets)) if trains_adapters(config) else frozenset()
+
+
+def _parts(arch: Architecture, config: Config) -> Iterator[tuple[AdaptedLinear, int, int]]:
+    """Yield the layers of one layer of the model that have adapters, with their inputs and outputs."""
+    for linear in adapted_linears(arch, config.adapter.targets, 0):
+        for part in linear.parts:
+            yield linear, part.inputs, part.outputs

@@ -1,0 +1,166 @@
+"""Memory, time and words for a run that trains adapters, beside those of full training.
+
+It takes a second. tests/gloo and tests/torch/ledger hold the bytes against what is allocated; this holds what follows
+from them: what there is none of, what grows with the adapters, and what a plan says.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config import loader, paths
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning import trained
+from gspo_hpc.planning.estimates import adapters, devices, memory, parameters, passes, time
+from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.system.text import GIB
+from tests.unit.planning.test_planned_only import WHOLE
+
+BASE: dict[str, dict[str, Any]] = {
+    "cluster": {"nodes": 2, "gpus_per_node": 8, "gpu": "H100"},
+    "model": {"path": "Qwen2.5-7B"},
+    "batch": {"micro_batch_tokens": 16384, "global_batch_size": 256, "num_generations": 8},
+    "rollout": {"tensor_parallel_size": 2, "max_prompt_length": 1024, "max_response_length": 7168},
+    "adapter": {"type": "lora", "rank": 32},
+}
+DEVICE, DOCS = devices.find("H100"), Path(__file__).parents[3] / "docs"
+
+
+def made(**sections: dict[str, Any]) -> Config:
+    return from_dict({**BASE, **{name: BASE.get(name, {}) | section for name, section in sections.items()}})
+
+
+def arch_of(config: Config) -> Architecture:
+    arch = architecture.find(config)
+    assert arch is not None
+    return arch
+
+
+def estimated(config: Config) -> Estimate:
+    return memory.estimate(arch_of(config), config, DEVICE)
+
+
+FULL: dict[str, dict[str, Any]] = {"adapter": {"type": None}}
+
+
+def test_gradients_and_optimizer_are_those_of_adapters_alone() -> None:
+    """A rank r adds r (inputs + outputs) to a layer: for Qwen2.5-7B 2.52 million in all for each rank."""
+    one, two = (made(adapter={"rank": rank}) for rank in (32, 64))
+    count = adapters.of_model(arch_of(one), one)
+    assert count == 32 * 28 * (9 * 3584 + 2 * 512 + 3 * 18944)  # hidden size, keys and values, MLP
+    small, large = (parameters.state(arch_of(config), config, 0) for config in (one, two))
+    assert (small.gradients, small.optimizer) == (4 * count, 12 * count)
+    assert (large.gradients, large.optimizer) == (8 * count, 24 * count)
+    assert large.weights - small.weights == 2 * count
+    assert small.weights == 2 * (parameters.parameters(arch_of(one)) + count)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tensor_model_parallel_size": 8}, {"pipeline_model_parallel_size": 4}])
+def test_ranks_have_parts_of_adapters_or_the_whole_of_them(sizes: dict[str, int]) -> None:
+    """Eight ranks share four key-value heads of Qwen2.5-7B: there B of queries, keys and values is whole."""
+    config = made(parallel=sizes)
+    arch, tp = arch_of(config), sizes.get("tensor_model_parallel_size", 1)
+    held = [
+        adapters.of_layers(arch, config, parameters.layers_of(arch, config, stage))
+        for stage in range(sizes.get("pipeline_model_parallel_size", 1))
+    ]
+    assert sum(one.cut * tp + one.whole for one in held) == adapters.of_model(arch, config)
+    whole = 32 * 28 * (3 * 3584 + 2 * 3584 + 2 * 3584 + (3584 + 2 * 512 if tp == 8 else 0))
+    assert sum(one.whole for one in held) == whole
+
+
+def test_what_adapters_take_less_of() -> None:
+    """No gradients of head and embedding, no copies of all weights in a save, none of a reference."""
+    kl = {"algorithm": {"kl_beta": 0.01}}
+    full, own = estimated(made(**FULL, **kl)), estimated(made(**kl))
+    assert "head_gradient" not in own.phase("head_backward").parts
+    assert full.phase("head_backward").parts["head_gradient"] > 0
+    assert "reference_and_policy" in full.host and "reference_and_policy" not in own.host
+    assert own.host["checkpoint_copy"] < full.host["checkpoint_copy"] / 20
+    assert own.phase("update").total < full.phase("update").total / 2
+    assert own.phase("sync").parts["merged_weight"] == 2 * 18944 * 3584 * 12
+    assert "merged_weight" not in own.phase("probe").parts | full.phase("sync").parts
+
+
+@pytest.mark.parametrize("reference", [{"reference_interval": 4}, None])
+def test_a_reference_with_adapters_of_its_own_is_a_copy_of_adapters(reference: dict[str, Any] | None) -> None:
+    """One that moves, or that begins with those of a folder: twice the adapters' weights for each rank of a node."""
+    algorithm, adapter = {"kl_beta": 0.01} | (reference or {}), {} if reference else {"path": "somewhere"}
+    config = made(algorithm=algorithm, adapter=adapter)
+    count = adapters.of_model(arch_of(config), config)
+    assert estimated(config).host["reference_and_policy"] == 2 * 8 * 2 * count
+
+
+def test_what_takes_less_time() -> None:
+    """The backward pass by a half, the optimizer's step, a save and the reference's place; a sync takes no less."""
+    full, own = made(**FULL), made()
+    sizes = [time.sizes(arch_of(config), config) for config in (full, own)]
+    assert [passes.update_factor(one) for one in sizes] == [3.0, pytest.approx(2.0, abs=0.1)]
+    for function in (passes.optimizer, passes.save):
+        before, after = (function(size, config, DEVICE) for size, config in zip(sizes, (full, own), strict=True))
+        assert after < before / 20
+    assert passes.reference(sizes[0], full, DEVICE) > 0 == passes.reference(sizes[1], own, DEVICE)
+    before, after = (passes.sync(size, config, DEVICE) for size, config in zip(sizes, (full, own), strict=True))
+    assert after < before, "state that goes to the host and back is less"
+    stays = {"memory": {"offload_trainer": False}}
+    whole, merged = (
+        passes.sync(size, config, DEVICE)
+        for size, config in zip(sizes, (made(**FULL, **stays), made(**stays)), strict=True)
+    )
+    assert merged >= whole, "all weights travel, and are merged before"
+
+
+def test_adapters_of_a_large_model_fit_where_all_of_it_does_not() -> None:
+    cluster = {"nodes": 1, "gpus_per_node": 8, "gpu": "H100"}
+    split = {"parallel": {"tensor_model_parallel_size": 8, "sequence_parallel": True}, "model": {"path": "Qwen2.5-72B"}}
+    more = {"cluster": cluster, "rollout": {"tensor_parallel_size": 8}, "memory": {"recompute_granularity": "full"}}
+    assert [one.rule for one in make_plan(made(**FULL, **split, **more)).broken] == ["trainer_fits_gpu_memory"]
+    assert make_plan(made(**split, **more)).valid
+
+
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        ({}, None),
+        ({"type": "lora", "rank": 4}, "LoRA of rank 4 on all linear layers (0.13% of the parameters)"),
+        (
+            {"type": "lora", "targets": ["v_proj", "q_proj"]},
+            "LoRA of rank 8 on q_proj, v_proj (0.05% of the parameters)",
+        ),
+    ],
+)
+def test_what_is_trained_in_words(adapter: dict[str, Any], words: str | None) -> None:
+    assert trained.adapter(from_dict({**WHOLE, "model": {"path": "Qwen3-8B"}, "adapter": adapter})) == words
+
+
+def test_no_share_of_a_model_that_is_not_known() -> None:
+    config = from_dict({**WHOLE, "model": {"path": "nobody/knows"}, "adapter": {"type": "lora", "rank": 1}})
+    assert trained.adapter(config) == "LoRA of rank 1 on all linear layers"
+
+
+def test_the_table_of_memory_is_the_plan_s() -> None:
+    rows = re.findall(r"(?m)^\| `([\w.]+_lora_\w+)` \| (.*) \|$", (DOCS / "lora.md").read_text("utf-8"))
+    presets = sorted(path.stem for path in paths.PRESETS.glob("*_lora_*.yaml"))
+    assert sorted(name for name, _ in rows) == presets and len(presets) == 3
+    for name, told in rows:
+        own, full = (loader.load(paths.PRESETS / f"{name}.yaml", more) for more in ([], ["adapter.type=null"]))
+        arch = arch_of(own)
+        found, other = (memory.estimate(arch, one, devices.find(str(one.cluster.gpu))) for one in (own, full))
+        state, whole = (parameters.state(arch, one, 0) for one in (own, full))
+        sizes = [state.weights, state.gradients + state.optimizer, busiest(found), found.phase("sync").total]
+        sizes += [whole.gradients + whole.optimizer, busiest(other)]
+        shown = [f"{adapters.of_model(arch, own) / 1e6:.0f} million", *(f"{size / GIB:.1f}" for size in sizes)]
+        assert told.split(" | ") == shown
+
+
+def busiest(found: Estimate) -> int:
+    """Bytes of the card in an update, at its worst moment."""
+    return max(phase.reserved for phase in found.phases if phase.name in ("update", "head_backward"))
