@@ -15,7 +15,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.launch.slurm import submit
 from gspo_hpc.models import architecture as model_config
 from gspo_hpc.models import catalog
-from gspo_hpc.planning.estimates import devices, parameters, phases
+from gspo_hpc.planning.estimates import adapters, devices, parameters, phases
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry
 from gspo_hpc.system.text import GIB
@@ -87,8 +87,9 @@ def test_model_and_layout_are_those_of_the_name(path: Path) -> None:
             promised[found[1]] = int(found[2])
         elif found := re.fullmatch(r"(\d+)k", word):
             assert config.rollout.max_prompt_length + config.rollout.max_response_length == int(found[1]) * 1024
-        else:
+        elif word != "lora":
             assert word == "1gpu" and config.world_size == 1
+    assert ("lora" in words) == (config.adapter.type == "lora")
     p, layout = config.parallel, make_plan(config).layout
     has_experts = architecture(config).experts is not None
     assert promised == {
@@ -150,7 +151,8 @@ def test_it_says_for_what_it_is(path: Path) -> None:
     assert found is not None
     kept = float(found[1]) * {"G": 1e9, "T": 1e12}[found[2]]
     each = 2 + 4 + 8  # bfloat16, fp32 master, two moments
-    assert kept == pytest.approx(parameters.parameters(arch) * each, rel=0.05)
+    trained = adapters.of_model(arch, config) or parameters.parameters(arch)
+    assert kept == pytest.approx(trained * each, rel=0.05)
     for stages, layers in re.findall(r"pipeline_model_parallel_size: (\d+) # \d+ layers: (\d+)", text):
         assert int(stages) * int(layers) == arch.num_layers
 
