@@ -24,7 +24,8 @@ from gspo_hpc.diagnose.registry import Symptom
 from gspo_hpc.diagnose.symptoms.speed import COMMUNICATION, DEVICE_USE
 from gspo_hpc.launch import status
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning import trained
+from gspo_hpc.planning.estimates import adapters, parameters
 from gspo_hpc.runs import learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_logs
@@ -76,6 +77,7 @@ class Diagnosis:
             "step": self.evidence.steps,
             "max_steps": self.max_steps,
             "attempts": len(self.evidence.attempts),
+            "adapter": trained.adapter(self.evidence.config),
             "problems": self.problems,
             "symptoms": [symptom.to_json() for symptom in self.symptoms],
             "targets": {
@@ -141,7 +143,10 @@ def _gradient_variance(evidence: Evidence) -> float | None:
     """Return the mean square of a gradient's elements, which are near zero on average; None for an unknown model."""
     points = evidence.points("grad_norm", evidence.computed)
     arch = architecture.find(evidence.config) if len(points) >= ENOUGH else None
-    return None if arch is None else middle(points) ** 2 / parameters.parameters(arch)
+    if arch is None:
+        return None
+    count = adapters.of_model(arch, evidence.config) or parameters.parameters(arch)  # of what is trained
+    return middle(points) ** 2 / count
 
 
 def _nearest(path: Path) -> str:

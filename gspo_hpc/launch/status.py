@@ -21,7 +21,7 @@ from gspo_hpc.launch import waiting
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
-from gspo_hpc.planning import exactness
+from gspo_hpc.planning import exactness, trained
 from gspo_hpc.runs import learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
@@ -57,6 +57,7 @@ class Status:
     seconds_left_in_job: float | None
     seconds_left_in_run: float | None
     attempts: int
+    adapter: str | None  # what of the model is trained, in words; None: all of it
     exactness: str | None  # bitwise, journal-exact or checkpoint-exact (docs/exactness.md)
     exactness_settings: list[str]  # key=value that raise it
     exactness_cost: str  # of these, or of what has raised it; may be empty
@@ -109,10 +110,10 @@ def read(path: Path) -> Status:
     attempts, _ = reader.read_attempts(run)
     logged = reader.read_records(run)
     records = [record for record in logged if record["step"] > 0]
-    max_steps, found = None, None
+    max_steps, found, adapter = None, None, None
     with _noting(damage):
         config = run.load_config()
-        max_steps, found = config.run.max_steps, exactness.assess(config)
+        max_steps, found, adapter = config.run.max_steps, exactness.assess(config), trained.adapter(config)
     job: Job | None = None
     with _noting(damage):
         job = _job(run)
@@ -146,6 +147,7 @@ def read(path: Path) -> Status:
         seconds_left_in_job=None if end is None else max(0.0, end - time.time()),
         seconds_left_in_run=None if per_step is None else per_step * max(0, left),
         attempts=len(attempts),
+        adapter=adapter,
         exactness=None if found is None else found.grade,
         exactness_settings=[] if found is None else list(found.settings),
         exactness_cost="" if found is None else found.cost,

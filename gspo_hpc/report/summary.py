@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gspo_hpc.planning import exactness
+from gspo_hpc.planning import exactness, trained
 from gspo_hpc.report.scales import number
 from gspo_hpc.runs.learning import Learning, judge
 from gspo_hpc.runs.reader import RunData, unix_time, value
@@ -89,7 +89,8 @@ def _words(run: RunData) -> Iterator[str]:
         ranks = f"{config.world_size} rank{'s' if config.world_size != 1 else ''} ({config.cluster.platform})"
         model = Path(config.model.path).name if config.model.path else None
         grade = exactness.assess(config).grade
-        yield from filter(None, (config.algorithm.name.upper(), model, config.model.dtype, ranks, grade))
+        adapter = trained.adapter(config)
+        yield from filter(None, (config.algorithm.name.upper(), model, adapter, config.model.dtype, ranks, grade))
     begun = unix_time(run.info.get("created")) or next((one.started for one in run.attempts if one.started), None)
     if begun is not None:
         yield f"started {when(begun)}"

@@ -10,6 +10,7 @@ from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.diagnose.evidence import ENOUGH
 from gspo_hpc.diagnose.gather import Diagnosis
 from gspo_hpc.diagnose.registry import SEVERITIES, Severity
+from gspo_hpc.planning import trained
 from gspo_hpc.system.terminal import pasteable
 
 _COLOURS: dict[Severity, str] = {"problem": "red", "warning": "yellow", "note": "cyan"}
@@ -29,6 +30,8 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
         (summary, _COLOURS[worst] if worst else "green"),
         f" ({run.state}, step {run.steps}{total}, {attempts})",
     )
+    if (adapter := trained.adapter(run.config)) is not None:
+        yield item("  trains   ", adapter)
     for symptom in found.symptoms:
         yield ""
         yield text((symptom.severity, _COLOURS[symptom.severity]), "  ", (symptom.name, "bold"))

@@ -47,6 +47,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
         "tokens/s": ["" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}" for state in states],
         "spent": ["" if not state.seconds_spent else duration(state.seconds_spent) for state in states],
         "left": ["" if not _seconds_left(state) else duration(_seconds_left(state)) for state in states],
+        "trains": [state.adapter or "" for state in states],
         "job": ["\n".join(_job(state)) for state in states],
         "exactness": [state.exactness or "" for state in states],
         "earlier attempts": [_ended(state) for state in states],
@@ -89,6 +90,8 @@ def _plain(state: Status) -> Iterator[str]:
             else f"; the latest was logged {duration(state.seconds_since_step)} ago"
         )
         yield f"  {duration(state.seconds_spent)} of steps so far{ago}"
+    if state.adapter:
+        yield f"  trains {state.adapter}"
     if state.waits_for:
         yield f"  waits for {printable(state.waits_for)}"
     if job := ", ".join(_job(state)):

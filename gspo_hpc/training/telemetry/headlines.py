@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.planning import trained
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan
 from gspo_hpc.runs import commit, learning
@@ -36,13 +37,15 @@ def opening(config: Config, plan: Plan, where: str, prompts: tuple[int, int]) ->
     }
     cut = " x ".join(f"{name} {size}" for name, size in sizes.items() if size != 1 or name == "DP")
     engines = plan.layout.get("num_engines", 1)
-    trained = f"{config.algorithm.name} trains {config.model.path} on {machines}{unit}{'s' * (config.world_size > 1)}"
+    adapter = trained.adapter(config)
+    what = f"{adapter} of {config.model.path}" if adapter else config.model.path
+    begins = f"{config.algorithm.name} trains {what} on {machines}{unit}{'s' * (config.world_size > 1)}"
     completions, per_prompt = int(q["generation_batch_size"]), int(q["num_generations"])
     updates = int(q["steps_per_generation"]) * config.batch.num_iterations
     rollout = f"{completions:,} completions ({completions // per_prompt:,} prompts x {per_prompt})"
     return [
         f"run {config.run.name}: {where}",
-        f"{trained} ({cut}; {_count(engines, 'engine')}); {_count(prompts[0], 'prompt')}, {prompts[1]:,} unseen",
+        f"{begins} ({cut}; {_count(engines, 'engine')}); {_count(prompts[0], 'prompt')}, {prompts[1]:,} unseen",
         f"plan: {_count(config.run.max_steps or 0, 'step')}, rollouts of {rollout} with {_count(updates, 'update')}"
         f"{_expected(config, plan)}",
     ]
