@@ -2,11 +2,15 @@
 """Convert between a Hugging Face folder and a sharded checkpoint of any layout, a layer at a time.
 
     python tools/convert_checkpoint.py to-hf   --checkpoint runs/a/checkpoints/000100 --model MODEL --out FOLDER
-    python tools/convert_checkpoint.py from-hf --model MODEL --out CHECKPOINT [--dtype bfloat16]
+    python tools/convert_checkpoint.py from-hf --model MODEL --out CHECKPOINT [--dtype bfloat16] [--adapter FOLDER]
 
 The process needs the memory of one layer (in models with experts, of one expert), however large the model is. MODEL is
 the Hugging Face folder that gives config.json and the tokenizer. A checkpoint of from-hf contains only weights, in
 Megatron-Core's sharded format torch_dist. `gspo-hpc export` does to-hf for a run.
+
+The checkpoint of a run that trains LoRA adapters holds these alone, and MODEL is then their base: to-hf writes it with
+them merged, or with --adapter them alone, in the format of peft. from-hf with --adapter makes such a checkpoint of a
+folder of peft and its base.
 """
 
 from __future__ import annotations
@@ -38,14 +42,17 @@ def main() -> int:
                 required=True,
                 help="checkpoints/NNNNNN of a run, or a folder that from-hf wrote",
             )
+            command.add_argument("--adapter", action="store_true", help="write the adapters alone, as peft does")
+            command.add_argument("--alpha", type=float, help="of adapters whose checkpoint does not say it")
         else:
+            command.add_argument("--adapter", type=Path, help="a folder of peft: a checkpoint of these adapters alone")
             command.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     args = parser.parse_args()
     try:
         if args.command == "to-hf":
-            to_hugging_face(args.checkpoint, args.model, args.out)
+            to_hugging_face(args.checkpoint, args.model, args.out, args.adapter, args.alpha)
         else:
-            from_hugging_face(args.model, args.out, args.dtype)
+            from_hugging_face(args.model, args.out, args.dtype, args.adapter)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -53,36 +60,54 @@ def main() -> int:
     return 0
 
 
-def to_hugging_face(checkpoint: Path, model: Path, out: Path) -> None:
-    """A whole checkpoint, of whatever layout, as a Hugging Face folder in the dtype that its weights have."""
+def to_hugging_face(checkpoint: Path, model: Path, out: Path, alone: bool, alpha: float | None) -> None:
+    """A whole checkpoint, of whatever layout, as a Hugging Face folder in the dtype that its weights have.
+
+    Adapters are merged into their base, or `alone` in a folder of peft.
+    """
     from gspo_hpc.models import architecture
     from gspo_hpc.runs import commit
 
     if problems := commit.verify(checkpoint):
         raise ValueError(f"{checkpoint}: {problems[0]}")
     arch = architecture.read(model)
-    from gspo_hpc.checkpoint import hugging_face  # Megatron-Core, which takes its time
+    from gspo_hpc.checkpoint import adapters, hugging_face  # Megatron-Core, which takes its time
+    from gspo_hpc.config import schema
 
-    config = _one_rank(model, hugging_face.dtype_of(checkpoint / "megatron"))
-    hugging_face.to_hugging_face(checkpoint / "megatron", arch, config, out)
+    shards = checkpoint / "megatron"
+    adapter = adapters.settings(shards, alpha)
+    if adapter is None and alone:
+        raise ValueError(f"{checkpoint} has the weights of a whole model, and no adapters: leave out --adapter")
+    config = _one_rank(model, hugging_face.dtype_of(shards))
+    if adapter is None:
+        hugging_face.to_hugging_face(shards, arch, config, out)
+        return
+    write = adapters.to_peft if alone else adapters.to_hugging_face
+    write(shards, arch, schema.replace(config, adapter=adapter), out)
 
 
-def from_hugging_face(model: Path, out: Path, dtype: str) -> None:
-    """A Hugging Face folder as a whole checkpoint of step 0, without an optimizer."""
+def from_hugging_face(model: Path, out: Path, dtype: str, adapter: Path | None) -> None:
+    """A Hugging Face folder, or adapters of a folder of peft, as a whole checkpoint of step 0, without an optimizer."""
     from gspo_hpc.models import architecture
     from gspo_hpc.runs import commit
 
     if out.exists():
         raise ValueError(f"{out} exists: give another folder, or remove it")
     arch = architecture.read(model)
-    from gspo_hpc.checkpoint import hugging_face  # Megatron-Core, which takes its time
+    from gspo_hpc.checkpoint import adapters, hugging_face  # Megatron-Core, which takes its time
+    from gspo_hpc.config import schema
+    from gspo_hpc.ops import peft_folder
 
+    begins = None if adapter is None else peft_folder.settings(adapter)
     config = _one_rank(model, dtype)
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = commit.begin(out.parent / f".{out.name}", 0)
     shards = staging / "megatron"
     shards.mkdir(mode=0o700)
-    written = hugging_face.from_hugging_face(arch, config, shards)
+    if begins is None:
+        written = hugging_face.from_hugging_face(arch, config, shards)
+    else:
+        written = adapters.from_peft(arch, schema.replace(config, adapter=begins), shards)
     commit.commit(staging, 0, {"layout": config.layout}, written).rename(out)
     (out.parent / f".{out.name}").rmdir()
 

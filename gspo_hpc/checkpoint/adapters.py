@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from gspo_hpc.checkpoint import compat
-from gspo_hpc.config.schema import Config
-from gspo_hpc.models.adapter_table import AdapterPart, shapes
+from gspo_hpc.checkpoint import compat, index
+from gspo_hpc.config.schema import Adapter, Config
+from gspo_hpc.models.adapter_table import AdapterPart, chosen, shapes
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import hf_folder, peft_folder
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
 from gspo_hpc.policy.adapters import lora
 from gspo_hpc.policy.model import DTYPES
+from gspo_hpc.system.files import Entry
 
 State = dict[str, Any]
 
@@ -66,6 +69,25 @@ def read(shards: Path, arch: Architecture, config: Config) -> tuple[dict[str, to
     return loaded["model"]["0"], str(loaded["base"])
 
 
+def settings(shards: Path, alpha: float | None) -> Adapter | None:
+    """Return the section `adapter` of the run that saved `shards`; None where they hold a whole model.
+
+    `alpha` is needed only of a checkpoint of an earlier version, which does not have it.
+    """
+    found = {
+        key: place.size
+        for key, place in index.read(shards).state_dict_metadata.items()
+        if isinstance(place, TensorStorageMetadata) and key.endswith(".lora_A") and key.startswith("model.layers.")
+    }
+    if not found:
+        return None
+    alpha = compat.common(shards).get("alpha", alpha)
+    if alpha is None:
+        raise ValueError(f"{shards} does not say how its adapters are scaled: give --alpha, the run's adapter.alpha")
+    targets = chosen(sorted({key.split(".")[-2] for key in found}))
+    return Adapter(type="lora", rank=next(iter(found.values()))[0], alpha=float(alpha), targets=targets)
+
+
 def to_hugging_face(shards: Path, arch: Architecture, config: Config, out: Path) -> None:
     """Write the base with the adapters in `shards` merged into it as a Hugging Face folder, whole or not at all.
 
@@ -73,14 +95,10 @@ def to_hugging_face(shards: Path, arch: Architecture, config: Config, out: Path)
     """
     matrices, base = read(shards, arch, config)
     path, dtype = str(config.model.path), DTYPES[config.model.dtype]
-    table = stage_table(arch, 0, arch.num_layers, True, True)
-    every = [pair for entry in table for pair in zip(entry.hf, entry.shapes, strict=True)]
-    source, present = hf_folder.Folder(path), Fingerprint()
+    present = Fingerprint()
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, shape in every:
-            weight = source.read(name).to(dtype)
-            present.add(Part(name, shape, weight))
+        for name, weight in _base(arch, config, present):
             module = name.removesuffix(".weight")
             if (a := matrices.get(f"{module}.lora_A")) is not None:
                 transposed = lora.product(a, matrices[f"{module}.lora_B"])
@@ -88,7 +106,37 @@ def to_hugging_face(shards: Path, arch: Architecture, config: Config, out: Path)
             yield name, weight
         refuse_other_base(base, present.text(present.values()), path)
 
-    hf_folder.write(out, path, every, dtype, tensors())
+    hf_folder.write(out, path, _shapes(arch), dtype, tensors())
+
+
+def from_peft(arch: Architecture, config: Config, shards: Path) -> dict[str, Entry]:
+    """Write the adapters in `config.adapter.path` into the empty folder `shards`; return size and hash of each file.
+
+    `config` describes a run of one rank, whose `model.path` is the base that they belong to.
+    """
+    dtype, present = DTYPES[config.model.dtype], Fingerprint()
+    found = peft_folder.read(config.adapter, shapes(arch, config.adapter.rank, config.adapter.targets))
+    for _ in _base(arch, config, present):
+        pass
+    places = {name: ShardedTensor.from_rank_offsets(name, matrix.to(dtype)) for name, matrix in found.items()}
+    state: State = {"model": {"0": places}, "base": present.text(present.values()), "alpha": config.adapter.alpha}
+    written: dict[str, Entry] = {}
+    compat.prepare(state, shards, dist.new_group(backend="gloo"), written)()
+    return written
+
+
+def _shapes(arch: Architecture) -> list[tuple[str, tuple[int, ...]]]:
+    table = stage_table(arch, 0, arch.num_layers, True, True)
+    return [pair for entry in table for pair in zip(entry.hf, entry.shapes, strict=True)]
+
+
+def _base(arch: Architecture, config: Config, present: Fingerprint) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the base's own weights in the trained dtype, each of which is added to `present` before."""
+    source, dtype = hf_folder.Folder(str(config.model.path)), DTYPES[config.model.dtype]
+    for name, shape in _shapes(arch):
+        weight = source.read(name).to(dtype)
+        present.add(Part(name, shape, weight))
+        yield name, weight
 
 
 def to_peft(shards: Path, arch: Architecture, config: Config, out: Path) -> None:
@@ -103,4 +151,13 @@ def refuse_other_base(stored: str | None, present: str | None, path: str) -> Non
         raise ValueError(
             f"model.path {path} has other weights than those that this run's adapters were trained on (fingerprint "
             f"{stored} in the checkpoint, {present} here): give back the model that the run began with"
+        )
+
+
+def refuse_other_start(stored: str | None, present: str | None, path: str) -> None:
+    """Raise ValueError unless the adapters that a run began with, by their fingerprint, are those that are here."""
+    if stored != present:
+        raise ValueError(
+            f"adapter.path {path} has other adapters than those that this run began with (fingerprint {stored} in the "
+            f"checkpoint, {present} here): give back the folder that the run began with"
         )

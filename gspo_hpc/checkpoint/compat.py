@@ -101,6 +101,11 @@ def prepare(
     return write
 
 
+def common(shards: Path) -> State:
+    """Return what the folder `shards` has beside tensors; see :func:`load`."""
+    return _common(shards)
+
+
 def load(state: State, shards: Path) -> State:
     """Return a sharded state with the values that the folder `shards` has for it, read into its own tensors.
 

@@ -86,7 +86,7 @@ def from_hugging_face(arch: Architecture, config: Config, shards: Path) -> dict[
 def dtype_of(shards: Path) -> str:
     """Return the dtype of the weights in a checkpoint's folder `megatron`; ValueError where it has none."""
     places = index.read(shards).state_dict_metadata
-    found = next((place for key, place in places.items() if key.startswith("embedding.")), None)
+    found = next((at for key, at in places.items() if key.startswith("embedding.") or key.endswith(".lora_A")), None)
     if not isinstance(found, TensorStorageMetadata):
         raise ValueError(f"{shards} holds no sharded weights")
     return str(found.properties.dtype).removeprefix("torch.")

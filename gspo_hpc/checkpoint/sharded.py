@@ -95,6 +95,7 @@ def _state(
     model = _model_state(policy)
     optimizer = optimizer_state.sharded(policy.optimizer, model, None if copies is None else copies.place)
     state = {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict(), "base": policy.base}
+    state |= {"first_adapters": policy.first_adapters, "alpha": policy.config.adapter.alpha}  # of adapters
     return state if reference is None else state | {"reference": _reference_state(policy, reference)}
 
 
@@ -155,11 +156,14 @@ def load(policy: Policy, path: Path, reference: Sequence[torch.Tensor] | None = 
     """Set model, optimizer, schedule and this rank's random generators to the state in the checkpoint `path`.
 
     `reference` is given where the checkpoint has the weights of a reference model, which are written into it. Where
-    adapters are trained, the policy has its base; ValueError if that is not what they were trained on.
+    adapters are trained, the policy has its base, and the adapters that the run began with; ValueError if they are not
+    those of the checkpoint's run.
     """
     loaded = compat.load(_state(policy, reference=reference), path / "megatron")
     _load_model(policy, loaded["model"])
     adapters.refuse_other_base(loaded.get("base"), policy.base, str(policy.config.model.path))
+    if "first_adapters" in loaded:  # not in a checkpoint of an earlier version
+        adapters.refuse_other_start(loaded["first_adapters"], policy.first_adapters, str(policy.config.adapter.path))
     if reference is not None:
         with _swapped_in(policy, reference):
             _load_model(policy, loaded["reference"])

@@ -49,6 +49,22 @@ def content(adapter: Adapter, base: str) -> dict[str, Any]:
     }
 
 
+def rank_and_alpha(folder: Path) -> tuple[int, float]:
+    """Return the rank of the adapters in a folder of peft, and the alpha by which over their rank they are scaled.
+
+    Raises ValueError of one line where the folder does not say.
+    """
+    try:
+        return _scaled(json.loads((folder / CONFIG).read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / CONFIG} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _scaled(found: dict[str, Any]) -> tuple[int, float]:
+    rank, alpha = int(found["r"]), float(found["lora_alpha"])
+    return rank, alpha * math.sqrt(rank) if found.get("use_rslora") else alpha  # then the scale is alpha / sqrt(rank)
+
+
 def obstacle(adapter: Adapter) -> str | None:
     """Return in a line why a run cannot begin with the adapters in `adapter.path`; None if it can, as far as known."""
     if adapter.path is None:
@@ -59,7 +75,7 @@ def obstacle(adapter: Adapter) -> str | None:
             return f"adapter.path {path} has no {name}: give a folder in the format of peft"
     try:
         found = json.loads((path / CONFIG).read_text("utf-8"))
-        kind, rank, alpha = found["peft_type"], int(found["r"]), float(found["lora_alpha"])
+        kind, (rank, alpha) = found["peft_type"], _scaled(found)
     except (ValueError, KeyError, TypeError) as error:
         return f"{path / CONFIG} cannot be read: {type(error).__name__}: {error}"
     if kind != "LORA":
@@ -67,8 +83,6 @@ def obstacle(adapter: Adapter) -> str | None:
     for name, plain in _PLAIN.items():
         if found.get(name) not in plain:
             return f"adapter.path {path} has {name} {found[name]}, which this version does not compute"
-    if found.get("use_rslora"):  # scaled by alpha / sqrt(rank)
-        alpha *= math.sqrt(rank)
     if rank != adapter.rank:
         return f"adapter.rank is {adapter.rank}, but adapter.path {path} has rank {rank}: give adapter.rank={rank}"
     if not math.isclose(alpha, adapter.alpha, rel_tol=1e-6):

@@ -10,7 +10,9 @@ import torch
 
 from gspo_hpc.config.schema import Adapter
 from gspo_hpc.models import peft_config
+from gspo_hpc.models.adapter_table import chosen
 from gspo_hpc.ops import hf_folder
+from gspo_hpc.ops.weight_parts import Fingerprint, Part
 
 _BEFORE, _AFTER = "base_model.model.", ".weight"  # around the names of matrices
 
@@ -22,6 +24,16 @@ def write(out: Path, adapter: Adapter, base: str, matrices: Mapping[str, torch.T
         hf_folder.write_tensors(staging / peft_config.WEIGHTS, tensors)
         content = json.dumps(peft_config.content(adapter, base), indent=2)
         (staging / peft_config.CONFIG).write_text(f"{content}\n", "utf-8")
+
+
+def settings(folder: Path) -> Adapter:
+    """Return the section `adapter` of a run that begins with the adapters in a folder of peft; ValueError for none."""
+    rank, alpha = peft_config.rank_and_alpha(folder)
+    layers = {name.split(".")[-3] for name in hf_folder.tensors_of(folder / peft_config.WEIGHTS) if name.count(".") > 2}
+    found = Adapter(type="lora", path=str(folder), rank=rank, alpha=alpha, targets=chosen(sorted(layers)))
+    if (wrong := peft_config.obstacle(found)) is not None:
+        raise ValueError(wrong)
+    return found
 
 
 def read(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
@@ -44,3 +56,11 @@ def read(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> dict[str, t
         if tuple(found[name].shape) != shape:
             raise ValueError(f"{path}: {name} is {tuple(found[name].shape)}, but the model needs {shape}")
     return found
+
+
+def fingerprint(matrices: Mapping[str, torch.Tensor]) -> str:
+    """Return a short text that says which adapters these are, bit for bit."""
+    found = Fingerprint()
+    for name, matrix in matrices.items():
+        found.add(Part(name, tuple(matrix.shape), matrix))
+    return found.text(found.values())

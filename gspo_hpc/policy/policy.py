@@ -63,6 +63,7 @@ class Policy:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.base: str | None = None  # where adapters are trained: the fingerprint of the model's own weights
+        self.first_adapters: str | None = None  # and of those in `adapter.path`
         self.state_copy = HostCopy(())  # the newest, which a checkpoint is written from beside training
         self.wrapped: list[Any] = self._for_training() if trains else [ForwardOnly(chunk) for chunk in self.chunks]
 
@@ -245,20 +246,23 @@ class Policy:
             for part in parts:
                 yield from part.tensors()
 
-    def load(self, folder: str | Path) -> None:
+    def load(self, folder: str | Path, *, begins: bool = True) -> None:
         """Load weights from a Hugging Face folder; raise ValueError if they are not those of this model.
 
-        Adapters get the values that a run begins with. Collective.
+        With `begins` adapters get the values that a run begins with; else they are left for a checkpoint. Collective.
         """
         self.before_change()
         self.provider.load(self.chunks, folder)
         if self.has_adapters:
             self.base = self._base_fingerprint()
             adapter = self.config.adapter
+            if not begins:
+                return
             if adapter.path is None:
                 lora.fill(self.chunks, lora.first_values(self.config.run.seed))
                 return
             found = peft_folder.read(adapter, shapes(self.arch, adapter.rank, adapter.targets))
+            self.first_adapters = peft_folder.fingerprint(found)
             lora.fill(self.chunks, lambda name, shape: found[name])
 
     def make_optimizer(self) -> None:

@@ -1,8 +1,9 @@
 """A run of LoRA adapters, killed and resumed, and what becomes of it outside.
 
-It costs four starts of two ranks, three of them with an engine, and four exports: three minutes beside three busy
-processes. It would catch adapters that are not in a checkpoint or not in the engines, a resume on another base, and an
-export that transformers or peft understand in another way.
+It costs eight starts of two ranks, six of them with an engine, two evaluations, and a dozen exports and conversions:
+seven minutes beside three busy processes. It would catch adapters that are not in a checkpoint or not in the engines, a
+resume on another base or of a run that began with other adapters, an evaluation of the base alone, and an export that
+transformers or peft understand in another way.
 
 The base is frozen if a run that has it from the beginning and one that reads it again from the disk end alike, bit for
 bit. One ends as the other also because of the divergence from the base, which every update measures.
@@ -122,3 +123,91 @@ def test_exports_are_what_transformers_and_peft_load(finished: Path, base: Path,
         assert (ours - theirs).abs().max() < 1e-4
         with adapted.disable_adapter():
             assert (ours - adapted(tokens).logits).abs().max() > 1e-2
+
+
+def evaluated(target: Path, *more: str) -> dict[str, float]:
+    """What `gspo-hpc eval` says of a run or of a model's folder."""
+    line = [sys.executable, "-m", "gspo_hpc", "eval", str(target), "--json", *more]
+    done = subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scores: dict[str, float] = json.loads(done.stdout)
+    return scores
+
+
+@pytest.mark.timeout(600)
+def test_eval_of_a_run_is_that_of_its_merged_weights(finished: Path, tiny_config: Path, tmp_path: Path) -> None:
+    """It is the run's last evaluation, too."""
+    merged = exported(finished, tmp_path / "merged")
+    given = (*harness.OVERRIDES, "eval.samples=2")
+    of_run, of_folder = evaluated(finished, "eval.samples=2"), evaluated(tiny_config, *given, f"model.path={merged}")
+    records = [record for record in harness.metrics(finished) if "eval/accuracy" in record]
+    assert of_run["eval/accuracy"] == records[-1]["eval/accuracy"]
+    assert of_run == of_folder
+
+
+@pytest.mark.timeout(900)
+def test_a_run_that_begins_with_adapters_resumes_from_the_same_alone(
+    tiny_config: Path, base: Path, finished: Path, tmp_path: Path
+) -> None:
+    """These are its reference too: the divergence begins at 0, with adapters that have moved from the base."""
+    first = exported(finished, tmp_path / "first", "--adapter")
+    begun = (*ADAPTED, f"model.path={base}", f"adapter.path={first}")
+    log, one, other = tmp_path / "log", tmp_path / "one", tmp_path / "other"
+    assert harness.finish(harness.start(harness.command(tiny_config, one, *begun), log), log) == 0, log.read_text()
+    records = harness.metrics(one)
+    assert records[0]["reference_kl"] == 0 < records[-1]["reference_kl"]
+    assert all(record["logprob_gap_mean"] < 1e-5 for record in records), records
+
+    command = harness.command(tiny_config, other, *begun)
+    process = harness.start(command, log)
+    harness.wait_for(lambda: harness.last_step(other) == 3, process, log)
+    harness.kill(process)
+    file, kept = first / "adapter_model.safetensors", tmp_path / "kept"
+    shutil.copy(file, kept)
+    matrices = load_file(file)
+    matrices[next(iter(matrices))][0, 0] += 0.01
+    save_file(matrices, file, {"format": "pt"})
+    refused = tmp_path / "refused"
+    assert harness.finish(harness.start(command, refused), refused) == 2, refused.read_text()
+    assert "has other adapters than those that this run began with" in refused.read_text()
+    shutil.copy(kept, file)
+    assert harness.finish(harness.start(command, log), log) == 0, log.read_text()[-3000:]
+    assert harness.comparable(other) == harness.comparable(one)
+    assert harness.samples(other) == harness.samples(one)
+
+
+def converted(*arguments: object) -> Path:
+    """What `tools/convert_checkpoint.py` writes."""
+    tool = Path(__file__).parents[2] / "tools" / "convert_checkpoint.py"
+    line = [sys.executable, str(tool), *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(str(arguments[arguments.index("--out") + 1]))
+
+
+@pytest.mark.timeout(600)
+def test_the_converter_writes_what_export_writes_and_reads_it_again(finished: Path, base: Path, tmp_path: Path) -> None:
+    """Adapters alone and merged, from the run's checkpoint and from one that was made of a folder of peft."""
+    alone = exported(finished, tmp_path / "alone", "--adapter")
+    merged = exported(finished, tmp_path / "merged") / "model.safetensors"
+    checkpoint = finished / "checkpoints" / f"{STEPS:06d}"
+    again = converted("from-hf", "--model", base, "--adapter", alone, "--dtype", "float32", "--out", tmp_path / "made")
+    for number, one in enumerate((checkpoint, again)):
+        given = ("to-hf", "--checkpoint", one, "--model", base, "--out")
+        folder = converted(*given, tmp_path / f"alone-{number}", "--adapter")
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            assert (folder / name).read_bytes() == (alone / name).read_bytes(), name
+        whole = converted(*given, tmp_path / f"merged-{number}")
+        assert (whole / "model.safetensors").read_bytes() == merged.read_bytes()
+
+
+def test_pages_name_the_adapters(finished: Path) -> None:
+    """The console of the run, too."""
+    words = "LoRA of rank 4 on q_proj, v_proj, o_proj, up_proj, down_proj"
+    assert f"gspo trains {words}" in " ".join((finished.parent / "log").read_text().split())
+    for command in ("status", "diagnose", "report"):
+        line = [sys.executable, "-m", "gspo_hpc", command, str(finished)]
+        done = subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=120)
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        shown = (finished / "report.html").read_text() if command == "report" else done.stdout
+        assert words in " ".join(shown.split()), command

@@ -45,7 +45,7 @@ def evaluate(
     try:
         policy = Policy(read_architecture(config), config, ranks, trains=False)
         if run is None or policy.has_adapters:
-            policy.load(str(config.model.path))
+            policy.load(str(config.model.path), begins=run is None)
         if run is not None:
             sharded.load_weights(policy, whole_checkpoint(run, step, remark))
         _, unseen = read_prompts(config)
