@@ -160,7 +160,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(bringup, "dist", SimpleNamespace(get_world_size=lambda: world.size, **known))
     monkeypatch.setattr(bringup, "store", lambda: store)
     monkeypatch.setattr(bringup, "largest", lambda values, device: list(map(max, *world.gather(values), values)))
-    monkeypatch.setattr(bringup, "RewardPool", lambda reward: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(bringup, "RewardPool", lambda reward, **named: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: node.empty_cache(world.rank))
     monkeypatch.setattr(loop.update, "step", parts.train_step)
     monkeypatch.setattr(phases.update, "with_old_logprobs", lambda policy, groups, *a, **k: _passed(policy, groups))
