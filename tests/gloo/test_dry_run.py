@@ -99,7 +99,8 @@ def test_a_rank_that_fails_says_why_and_nothing_that_libraries_said(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none9")
     done = dry_run(tmp_path, raw(model, tensor_model=2))
     lines = done.stderr.splitlines()
-    assert done.returncode == 1 and lines[0] == "Traceback (most recent call last):", done.stderr
+    ours = [line.partition(":")[0] for line in lines[: lines.index("Traceback (most recent call last):")]]
+    assert done.returncode == 1 and set(ours) <= {"warning", "not checked"}, done.stderr
     assert "none9" in lines[-2] and lines[-2].startswith("error: ")
     assert lines[-1].startswith("gspo-hpc: rank ") and lines[-1].endswith(" ended with exit code 1")
 

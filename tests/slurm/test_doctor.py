@@ -87,11 +87,13 @@ def test_the_odd_one_out(cluster: Cluster, tiny_config: Path, tmp_path: Path) ->
 def test_a_node_that_is_away(cluster: Cluster, tiny_config: Path, tmp_path: Path) -> None:
     commands.run(["scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=broken fan"])
     try:
-        code, told, found = doctor(tiny_config, tmp_path, "slurm.partition=low", "--nodes", "4")
+        code, told, found = doctor(tiny_config, tmp_path, "slurm.partition=low", "--nodes", "4", "--groups")
     finally:
         commands.run(["scontrol", "update", "NodeName=n4", "State=RESUME"])
     assert code == 1 and told["nodes"]["answered"] == ["n1", "n2", "n3"], told
-    assert re.search("3 of low can be used: n4 is drain(ed|ing)", found["nodes", "nodes"]["finding"])
+    assert re.search("3 nodes of partition low can be used: n4 is drain(ed|ing)", found["nodes", "nodes"]["finding"])
+    groups = found["nodes", "process groups"]
+    assert groups["state"] == "skip" and "the run has 4 nodes, and 3 can be used" in groups["finding"]
     assert re.search(r"n4 drain(ed|ing) \(broken fan\)", found["slurm", "nodes"]["finding"])
     nothing_is_left(tmp_path, told["nodes"]["job_id"])
 
@@ -115,4 +117,20 @@ def test_the_ranks_of_a_run_join_their_process_groups(cluster: Cluster, tiny_con
     ranks = told["nodes"]["ranks"]
     assert [(one["rank"], one["dp"], one["tp"]) for one in ranks] == [(0, 0, 0), (1, 1, 0)]
     assert len({one["node"] for one in ranks}) == 2 and all(one["parameters"] == 407_552 for one in ranks)
+    nothing_is_left(tmp_path, told["nodes"]["job_id"])
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_fails_ends_the_groups_and_its_error_is_quoted(
+    cluster: Cluster, tiny_config: Path, tmp_path: Path
+) -> None:
+    """The other rank would wait for it for two minutes; Slurm's own last line says only which task ended."""
+    words = ("slurm.partition=low", "cluster.nodes=2", "slurm.environment={GLOO_SOCKET_IFNAME: none9}")
+    code, told, found = doctor(tiny_config, tmp_path, *words, "--nodes", "2", "--groups")
+    failed = found["nodes", "process groups"]
+    assert (code, failed["state"], told["nodes"]["ranks"]) == (1, "fail", []), told
+    assert failed["finding"].startswith(
+        "a rank failed before all had joined their process groups; the job says: error:"
+    )
+    assert "none9" in failed["finding"] and "GLOO_SOCKET_IFNAME" in failed["fix"]
     nothing_is_left(tmp_path, told["nodes"]["job_id"])

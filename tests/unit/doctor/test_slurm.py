@@ -295,6 +295,25 @@ def test_the_odd_one_out() -> None:
     assert doctor_answers.differences(nodes[:2]) == []
 
 
+def test_memory_that_is_left_may_differ_by_a_quarter() -> None:
+    """It changes while the nodes are asked; that of the machine does not."""
+    for left, odd in ((52.0, False), (47.0, True)):
+        nodes = [Answer(f"n{i}", {"memory left in GiB": 64.0}, []) for i in range(2)]
+        nodes.append(Answer("n3", {"memory left in GiB": left}, []))
+        assert bool(doctor_answers.differences(nodes)) == odd
+    assert doctor_answers.differences([answer("n1"), answer("n2"), answer("n3", memory=61.0)])
+
+
+@pytest.mark.parametrize(
+    ("fact", "state"),
+    [("torch", "fail"), ("GPUs", "fail"), ("machine", "fail"), ("kernel", "warn"), ("driver", "warn")],
+)
+def test_what_must_be_alike_is_a_failure_and_the_rest_a_warning(fact: str, state: str) -> None:
+    nodes = [Answer(f"n{i}", {fact: "b" if i == 3 else "a"}, []) for i in range(1, 4)]
+    (found,) = doctor_answers.difference_lines(doctor_answers.differences(nodes), nodes)
+    assert (found.state, found.finding) == (state, "n3: b; the others: a") and found.fix.endswith("slurm.exclude=n3")
+
+
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=9))
 def test_most_nodes_are_never_odd(values: list[str]) -> None:
     odd = doctor_answers.differences([answer(f"n{i}", torch=value) for i, value in enumerate(values)])

@@ -287,6 +287,8 @@ def test_too_few_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     hidden = judge(gpus())["count"]
     assert hidden.state == "fail" and "CUDA_VISIBLE_DEVICES allows 1 of them" in hidden.finding
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,")
+    assert judge(gpus())["count"].state == "fail", "a comma at the end names no GPU"
     assert judge(gpus(""), wanted=1)["count"].state == "fail"
 
 
