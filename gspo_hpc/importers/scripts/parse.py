@@ -180,6 +180,10 @@ def _repairs(root: Node) -> Iterator[tuple[int, int, bytes]]:
     for node in nodes(root):
         if node.type in ("==", "=~") and _is_word(node):  # the grammar wants an operand after it, even outside [[ ]]
             yield node.start_byte, node.end_byte, b"'"
+        elif node.type == "redirected_statement" and (body := node.child_by_field_name("body")) is not None:
+            if body.type == "list":  # of `a && b > file` it gives the file to both
+                yield body.children[-1].start_byte, body.children[-1].start_byte, b"{ "
+                yield node.end_byte, node.end_byte, b" ;}"
         elif node.type == "command":  # after `A=x B=y` it takes the command of the next line to the same statement
             for child, after in itertools.pairwise(node.children):
                 if child.type != "variable_assignment":

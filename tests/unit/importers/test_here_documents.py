@@ -84,7 +84,16 @@ def test_what_is_not_followed_is_not_known(text: str) -> None:
 
 @pytest.mark.parametrize(
     "before",
-    ["mkdir -p c; ", "cd . ; { ", "true || exit; ", "if [ -n a ]; then ", "echo a & "],
+    [
+        "mkdir -p c; ",
+        "mkdir -p c && ",
+        "mkdir -p c && mkdir -p d && ",
+        "false || ",
+        "cd . ; { ",
+        "true || exit; ",
+        "if [ -n a ]; then ",
+        "echo a & ",
+    ],
 )
 def test_a_file_that_is_written_behind_another_command_is_read(before: str) -> None:
     after = {"{ ": "; }", "then ": "; fi"}.get(before.split(";")[-1].lstrip(), "")
