@@ -64,3 +64,47 @@ def test_what_decides_the_dispatcher_of_tokens_is_carried_over() -> None:
 def test_no_gradient_norm_is_no_clipping(given: str, norm: float) -> None:
     text = f"# GRPO trainer config\nnum_generations: 8\nmax_steps: 10\nmax_grad_norm: {given}\n"
     assert convert(text, gpus=1).config.optimizer.clip_grad == norm
+
+
+VERL = (
+    "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
+)
+SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --num_generations 4 --max_steps 9"
+
+
+def test_verl_evaluates_before_the_first_step_unless_it_is_told_otherwise() -> None:
+    assert convert(VERL).config.eval.before
+    assert not convert(f"{VERL} trainer.val_before_train=False").config.eval.before
+
+
+@pytest.mark.parametrize("run", [f"{TRL} --beta 0.1", f"{SWIFT} --beta 0.1"])
+def test_a_reference_that_follows_has_their_interval_and_share(run: str) -> None:
+    algorithm = convert(f"{run} --sync_ref_model true", gpus=4).config.algorithm
+    assert (algorithm.reference_interval, algorithm.reference_mixup) == (512, 0.6)
+    given = f"{run} --sync_ref_model true --ref_model_sync_steps 64 --ref_model_mixup_alpha 0.9"
+    algorithm = convert(given, gpus=4).config.algorithm
+    assert (algorithm.reference_interval, algorithm.reference_mixup) == (64, 0.9)
+
+
+@pytest.mark.parametrize(("engines", "each", "told"), [(1, 1, True), (2, 1, False), (3, 1, True), (4, 2, False)])
+def test_engines_that_no_two_nodes_share_evenly_are_told(engines: int, each: int, told: bool) -> None:
+    serve = f"trl vllm-serve --model m --data_parallel_size {engines} &\n"
+    train = "accelerate launch --num_processes 4 --num_machines 2 grpo.py --num_generations 8 "
+    found = convert(f"{serve}{train} --per_device_train_batch_size 8 --use_vllm --vllm_mode server\n")
+    assert found.config.cluster.nodes == 2 and found.config.rollout.engines_per_node == each
+    assert any(f"{engines} in the original" in line for line in found.differs) is told
+
+
+@pytest.mark.parametrize(("tuner", "rate"), [("", 1e-4), ("--tuner_type lora", 1e-4), ("--tuner_type full", 1e-5)])
+def test_the_rate_of_ms_swift_is_ten_times_as_high_for_adapters(tuner: str, rate: float) -> None:
+    assert convert(f"{SWIFT} {tuner}").config.optimizer.lr == rate
+
+
+def test_weights_of_the_losses_where_none_is_given() -> None:
+    actor = "actor_rollout_ref.actor"
+    assert convert(f"{VERL} {actor}.use_kl_loss=True").config.algorithm.kl_beta == 0.001
+    assert convert(f"{VERL} {actor}.use_kl_loss=True {actor}.kl_loss_coef=0.01").config.algorithm.kl_beta == 0.01
+    adaptive = f"{TRL} --entropy_coef 0.01 --use_adaptive_entropy true"
+    assert convert(adaptive, gpus=1).config.algorithm.entropy_target == 0.2
+    assert convert(f"{adaptive} --entropy_target 0.5", gpus=1).config.algorithm.entropy_target == 0.5
