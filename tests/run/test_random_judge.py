@@ -1,12 +1,16 @@
 """A reward function whose answers are random does not break the exact resume: what it said is in the journal.
 
-It takes about 40 seconds, for two starts of a run. It would catch completions that are graded again after a kill: then
-rewards, gradients and losses of steps that had been logged would differ.
+It takes about a minute and a half, for two starts of two runs. It would catch completions that are graded again after a
+kill: then rewards, gradients and losses of steps that had been logged would differ.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from statistics import fmean
+
+import pytest
 
 from tests.run import harness
 
@@ -46,3 +50,52 @@ def test_what_a_random_judge_said_survives_a_kill(tiny_config: Path, tmp_path: P
     after = {record["step"]: record for record in harness.comparable(run_dir)}
     assert after[1]["reward"] == before[1]["reward"] and {step: after[step] for step in before} == before
     assert sorted(step for step in after if step > 0) == [1, 2, 3]
+
+
+SLOW_JUDGE = """
+import json, random, time
+
+def judge(completions, *, prompt, fields, file):
+    time.sleep(0.4)
+    scores = [random.SystemRandom().random() for _ in completions]
+    with open(file, "a") as asked:
+        asked.write(json.dumps([prompt, scores]) + "\\n")
+    return scores
+"""
+
+
+def whole_groups(asked: Path) -> dict[str, list[float]]:
+    """What the judge said, by prompt, without the trial before the run, which has groups of two."""
+    lines = [json.loads(line) for line in asked.read_text().splitlines()]
+    return {prompt: scores for prompt, scores in lines if len(scores) == 8}
+
+
+def test_a_kill_within_a_rollout_asks_for_no_group_of_the_journal_again(tiny_config: Path, tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SLOW_JUDGE)
+    asked = tmp_path / "asked"
+    overrides = (
+        f"reward.functions=[{{function: '{tmp_path}/judge.py:judge', args: {{file: '{asked}'}}}}]",
+        "reward.workers=1",
+        "run.max_steps=2",
+        "batch.steps_per_generation=2",
+        "eval.before=false",
+        "eval.after=false",
+        "eval.interval=null",
+    )
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    command = harness.command(tiny_config, run_dir, *overrides)
+    process = harness.start(command, log)
+    harness.wait_for(lambda: harness.journal_lines(run_dir, 0) >= 2, process, log)
+    harness.kill(process)
+    kept = harness.journal_lines(run_dir, 0)
+    first = whole_groups(asked)
+    assert 2 <= kept < 8 and harness.last_step(run_dir) < 1  # of the 8 groups of the rollout
+
+    asked.unlink()
+    process = harness.start(command, log)
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    second = whole_groups(asked)
+    assert len(second) == 8 - kept and len(first.keys() - second.keys()) == kept
+    said = [score for scores in (first | second).values() for score in scores]
+    means = [record["reward"] for record in harness.metrics(run_dir) if record["step"] > 0]
+    assert len(said) == 64 and len(means) == 2 and fmean(means) == pytest.approx(fmean(said))

@@ -67,6 +67,23 @@ def test_precision_is_an_argument() -> None:
     assert grade("3.14159", r"\pi", precision=8) == (0.0, "wrong")
 
 
+@pytest.mark.parametrize(
+    ("completion", "outcome"),
+    [
+        ("<think>It is 3.</think><answer>x + 1</answer>", "right"),
+        (r"<answer>$1 + x$</answer> and \boxed{7}", "right"),
+        (r"<answer>no: \boxed{x+1}</answer>", "right"),
+        ("<answer>x</answer><answer>1+x</answer>", "right"),
+        ("<answer>x + 2</answer> x + 1", "wrong"),
+        (r"\boxed{x+1}", "unparsable"),
+        ("<answer></answer>", "unparsable"),
+        ("<answer>x + 1", "unparsable"),
+    ],
+)
+def test_within_a_tag_a_plain_expression_is_read_and_nothing_outside(completion: str, outcome: str) -> None:
+    assert grade(completion, "x+1", tag="answer") == (float(outcome == "right"), outcome)
+
+
 @pytest.mark.parametrize("answer", [None, True, [1], "", "  ", "}{"])
 def test_an_answer_of_the_row_that_cannot_be_read_is_an_error(answer: Any) -> None:
     with pytest.raises(UnparsableGold, match="field 'answer' is"):
