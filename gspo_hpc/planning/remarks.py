@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gspo_hpc.algorithms import objective
-from gspo_hpc.config.derived import samples_part_of_distribution, updates_per_rollout
+from gspo_hpc.config.derived import samples_part_of_distribution, trains_adapters, updates_per_rollout
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.planning import learnable
 from gspo_hpc.planning.builder import PlanBuilder
@@ -73,6 +73,12 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         )
     if plan.server and "num_rollout_prompts" in q:
         yield "GPUs set apart generate, and no DP group owns prompts: rules about prompts per DP group do not apply."
+    if trains_adapters(plan.config):
+        from gspo_hpc.planning import trained  # only here: most plans have no adapters
+
+        dtype = plan.config.model.dtype
+        rounds = "" if dtype == "float32" else f", which rounds what they add to {dtype} (docs/lora.md)"
+        yield f"{trained.adapter(plan.config)} is trained; engines get it merged into the weights{rounds}."
     if plan.model_file.note:
         yield plan.model_file.note
     if (arch := plan.architecture) is not None and arch.about:

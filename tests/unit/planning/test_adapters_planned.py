@@ -164,3 +164,11 @@ def test_the_table_of_memory_is_the_plan_s() -> None:
 def busiest(found: Estimate) -> int:
     """Bytes of the card in an update, at its worst moment."""
     return max(phase.reserved for phase in found.phases if phase.name in ("update", "head_backward"))
+
+
+@pytest.mark.parametrize(("dtype", "rounds"), [("bfloat16", True), ("float32", False)])
+def test_a_plan_says_how_adapters_come_to_engines(dtype: str, rounds: bool) -> None:
+    (note,) = (text for text in make_plan(made(model={"dtype": dtype})).notes if "merged into the weights" in text)
+    assert note.startswith("LoRA of rank 32 on all linear layers (1.06% of the parameters) is trained")
+    assert ("rounds what they add to bfloat16" in note) == rounds
+    assert not any("merged" in text for text in make_plan(made(**FULL)).notes)
