@@ -247,12 +247,17 @@ def network(nodes: int, port: int = 0) -> Section:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except (OSError, ValueError):
         return section
+    judge_ports(section, low, high)
+    return section
+
+
+def judge_ports(section: Section, low: int, high: int) -> None:
+    """Judge the range of ports that the kernel assigns."""
     if high - low < _PORTS:
         fix = "root: sysctl net.ipv4.ip_local_port_range='32768 60999'"
         section.warn("ports", f"the kernel can assign only {high - low + 1} ports ({low} to {high})", fix)
     else:
         section.ok("ports", f"the kernel assigns ports from {low} to {high}; a run needs no fixed one")
-    return section
 
 
 def try_port(address: str, port: int = 0) -> OSError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -306,6 +308,28 @@ def test_clocks(skew: float, state: str) -> None:
         assert ("ahead of" in one(section).finding) == (skew > 0)
 
 
+def test_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few are a warning; a file system that does not count them (btrfs) has no line."""
+    config = loader.load(None, [f"run.dir={tmp_path}/x"])
+
+    def inodes() -> str:
+        found = {one.check: one.state for one in doctor_files.findings(config, 1, None)}
+        return found.get("inodes", "")
+
+    real = os.statvfs
+
+    def with_inodes(count: int, free: int) -> None:
+        def changed(path: Any) -> Any:
+            names = ("f_frsize", "f_bavail", "f_blocks")
+            return SimpleNamespace(**{name: getattr(real(path), name) for name in names}, f_files=count, f_favail=free)
+
+        monkeypatch.setattr(os, "statvfs", changed)
+
+    for count, free, state in ((10**6, 10**5, "ok"), (10**6, 9_999, "warn"), (0, 0, "")):
+        with_inodes(count, free)
+        assert inodes() == state
+
+
 def test_the_clock_of_a_file_system(tmp_path: Path) -> None:
     assert abs(doctor_host.skew_of(tmp_path)) < 1.0
     assert list(tmp_path.iterdir()) == []
@@ -319,6 +343,14 @@ def test_a_port_that_is_taken() -> None:
     assert "ss -ltnp" in found["loopback"].fix
     assert doctor_host.try_port("127.0.0.1") is None
     assert doctor_host.try_port("203.0.113.1") is not None  # no address of this machine
+
+
+def test_few_ports() -> None:
+    for low, high, state in ((32768, 60999, "ok"), (60000, 60500, "warn")):
+        section = Section("network")
+        doctor_host.judge_ports(section, low, high)
+        assert one(section).state == state
+    assert "only 501 ports (60000 to 60500)" in one(section).finding
 
 
 def test_host_names() -> None:

@@ -6,8 +6,11 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +27,10 @@ from gspo_hpc.doctor import answers as doctor_answers
 from gspo_hpc.doctor import examine, slurm
 from gspo_hpc.doctor import nodes as doctor_nodes
 from gspo_hpc.doctor.answers import Answer
-from gspo_hpc.doctor.finding import Finding
+from gspo_hpc.doctor.finding import Finding, Section
 from gspo_hpc.doctor.slurm import Cluster
+from gspo_hpc.launch.slurm.commands import Job
+from gspo_hpc.system.files import write_json
 
 # From a Slurm 22.05.8, lines that say nothing here left out.
 CONFIG = """\
@@ -86,6 +91,21 @@ def test_a_cluster_as_it_is() -> None:
     assert found["accounting"].state == "ok" and "account" not in found
     assert not [one for one in found.values() if one.state == "fail"]
     assert all(one.fix for one in found.values() if one.state == "warn")
+
+
+@pytest.mark.parametrize(("version", "state"), [("21.08.8", "warn"), ("22.05.0", "ok"), ("25.11.1", "ok")])
+def test_a_slurm_that_is_older_than_the_oldest_that_was_tried(version: str, state: str) -> None:
+    at = replace(cluster(CONFIG.replace("22.05.8", version)), version=version)
+    assert look([], at)["version"].state == state
+    other = replace(at, version="24.05.1")
+    assert look([], other)["version"].state == "warn", "commands and controller of two versions"
+
+
+def test_accounts_that_a_partition_denies() -> None:
+    denies = cluster(partitions=PARTITIONS.replace("AllowAccounts=ALL", "AllowAccounts=ALL DenyAccounts=abc,def", 1))
+    found = look(["slurm.account=def"], denies)["partition"]
+    assert found.state == "fail" and "low does not accept slurm.account def" in found.finding
+    assert look(["slurm.account=xyz"], denies)["partition"].state == "ok"
 
 
 def test_the_recommended_lines_are_not_complained_of(project: Path) -> None:
@@ -403,6 +423,33 @@ def test_a_job_that_fails_says_why(lines: list[str], reason: str) -> None:
     assert doctor_nodes.told(lines) == reason
 
 
+@pytest.mark.timeout(60)
+def test_a_node_that_does_not_answer_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm says that the job runs; one of its two nodes hangs after the other has answered."""
+    running = Job("7", "RUNNING", "None", "n[1-2]", None, None, None, 0, "")
+    monkeypatch.setattr(doctor_nodes.commands, "job", lambda job_id: running)
+    monkeypatch.setattr(doctor_nodes, "LATER_SECONDS", 0.5)
+    monkeypatch.setattr(doctor_nodes, "_SETTLE_SECONDS", 0.5)
+    write_json(tmp_path / "node-00000.json", {"node": "n1", "facts": {}, "findings": []})
+    found = doctor_nodes.Survey(2, "7", ["n1", "n2"])
+    section = Section("nodes")
+    doctor_nodes._follow(found, 2, 60.0, tmp_path, section)
+    (told,) = section.findings
+    assert told.state == "fail" and "no answer from n2" in told.finding and "slurm.exclude=n2" in told.fix
+
+
+@pytest.mark.parametrize(("reason", "state"), [("(Resources)", "warn"), ("(QOSMaxNodePerUserLimit)", "fail")])
+def test_a_job_that_would_never_start_is_a_failure(
+    reason: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending = Job("7", "PENDING", reason, "", None, None, None, 0, "")
+    monkeypatch.setattr(doctor_nodes.commands, "job", lambda job_id: pending)
+    section = Section("nodes")
+    doctor_nodes._follow(doctor_nodes.Survey(2, "7"), 2, 0.1, tmp_path, section)
+    (told,) = section.findings
+    assert (told.state, reason.strip("()") in told.finding) == (state, True)
+
+
 def run_nodes(folder: Path, count: int, environment: dict[int, dict[str, str]]) -> list[Answer]:
     """The nodes' part in as many processes as there would be nodes: what srun starts, all on this machine."""
     processes = []
@@ -462,6 +509,54 @@ def test_a_node_that_is_given_the_lock_says_so(tmp_path: Path) -> None:
         and "this node got it as well" in found["lock between nodes"].finding
     )
     assert found["between nodes"].state == "ok"
+
+
+def test_only_nodes_of_this_job_are_answered(tmp_path: Path) -> None:
+    """Whoever has not read the token in the job's folder gets no answer."""
+    from gspo_hpc.doctor import meeting
+
+    host = meeting.Host(tmp_path, "n1", 2)
+    hello = json.loads((tmp_path / "hello.json").read_text())
+    try:
+        with pytest.raises((OSError, ValueError)):
+            meeting._ahead("127.0.0.1", hello["port"], "another token")
+        assert abs(meeting._ahead("127.0.0.1", hello["port"], hello["token"])) < 1.0
+    finally:
+        host.close(0.0)
+
+
+def test_the_fastest_exchange_tells_the_time() -> None:
+    """One answer comes late: half of its time would be taken for a clock that is ahead."""
+    from gspo_hpc.doctor import meeting
+
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection, connection.makefile("rwb", buffering=0) as stream:
+            stream.readline()
+            for number in range(5):
+                stream.readline()
+                text = f"{time.time()!r}\n"
+                time.sleep(1.0 if number == 2 else 0.0)
+                stream.write(text.encode())
+
+    threading.Thread(target=answer, daemon=True).start()
+    with server:
+        assert abs(meeting._ahead("127.0.0.1", server.getsockname()[1], "token")) < 0.4
+
+
+def test_a_file_that_others_see_late_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gspo_hpc.doctor import meeting
+
+    hello = {"node": "n1", "addresses": [], "port": 9, "token": "", "written": 0.0}
+    (tmp_path / "lock").touch()
+    for late, state in ((60.0, "ok"), (0.1, "warn")):
+        monkeypatch.setattr(meeting, "_LATE", late)
+        (tmp_path / "hello.json").unlink(missing_ok=True)
+        threading.Timer(0.5, lambda: write_json(tmp_path / "hello.json", hello)).start()
+        found = {one.check: one for one in meeting.visit(tmp_path, 1, seconds=20.0)}
+        assert found["rename between nodes"].state == state, found
 
 
 def test_a_first_node_that_does_not_come(tmp_path: Path) -> None:
