@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from gspo_hpc.config.constants import COLD, NARROW_K, NARROW_P
 from gspo_hpc.config.derived import updates_per_rollout
 from gspo_hpc.planning.builder import PlanBuilder
 
-_NUCLEUS = 0.5  # a token with more than this is the only candidate, as most tokens of a trained model are
-_COLD = 0.3  # below this temperature the likeliest token is nearly always taken
 _SHORT = 4  # tokens: shorter completions hardly ever end by themselves
 _STILL = 1e-9  # a learning rate with which weights of 0.02 do not change even in float32
 _WILD = 0.01  # a learning rate with which Adam moves every weight by half of what it is
@@ -31,9 +30,9 @@ def warnings(plan: PlanBuilder) -> Iterator[str]:
 def _samples(plan: PlanBuilder) -> Iterator[str]:
     rollout = plan.config.rollout
     greedy = [
-        *([f"rollout.temperature ({rollout.temperature:g})"] if rollout.temperature < _COLD else []),
-        *([f"rollout.top_p ({rollout.top_p:g})"] if rollout.top_p < _NUCLEUS else []),
-        *([f"rollout.top_k ({rollout.top_k})"] if rollout.top_k == 1 else []),
+        *([f"rollout.temperature ({rollout.temperature:g})"] if rollout.temperature < COLD else []),
+        *([f"rollout.top_p ({rollout.top_p:g})"] if rollout.top_p < NARROW_P else []),
+        *([f"rollout.top_k ({rollout.top_k})"] if 0 < rollout.top_k < NARROW_K else []),
     ]
     if greedy:
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gspo_hpc.config.constants import COLD, NARROW_K, NARROW_P
 from gspo_hpc.config.schema import Rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, mean, percent, span
 from gspo_hpc.diagnose.registry import Finding, symptom
@@ -10,9 +11,6 @@ from gspo_hpc.system.text import rounded
 # A group whose completions all have the same reward teaches nothing. At a half, half of the generation is wasted; above
 # four fifths the gradient comes from a handful of prompts.
 ZERO_VARIANCE, ZERO_VARIANCE_HIGH = 0.5, 0.8
-# Below these, nearly always the likeliest token is sampled. Published recipes sample at a temperature of 0.6 or more,
-# from 0.7 of the probability or more, or from 20 tokens or more.
-COLD, NARROW_P, NARROW_K = 0.5, 0.5, 5
 
 
 @symptom(

@@ -19,7 +19,7 @@ from gspo_hpc.cli.commands.runs import status
 from gspo_hpc.cli.pages import ranks, render
 from gspo_hpc.config import constants
 from gspo_hpc.diagnose import evidence
-from gspo_hpc.diagnose.symptoms import balance, learning, speed
+from gspo_hpc.diagnose.symptoms import balance, learning, sampling, speed
 from gspo_hpc.doctor import examine, inputs, nodes
 from gspo_hpc.launch import watch
 from gspo_hpc.launch.slurm import commands, supervisor, unhold
@@ -216,7 +216,7 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
         lambda: (learning.LENGTH_GROWTH, learning.LENGTH_OF_LIMIT),
     ),
     ("docs/diagnose.md", r"a (\w+) of the completions or more is cut off", lambda: (learning.TRUNCATED,)),
-    ("docs/diagnose.md", r"in (\w+) of the groups or more", lambda: (learning.ZERO_VARIANCE,)),
+    ("docs/diagnose.md", r"in (\w+) of the groups or more", lambda: (sampling.ZERO_VARIANCE,)),
     ("docs/diagnose.md", r"(\w+) of the ratios or more are clipped", lambda: (constants.OVERCLIPPED,)),
     ("docs/diagnose.md", r"no step for (\w+) times as long", lambda: (speed.NO_PROGRESS,)),
     (

@@ -28,6 +28,7 @@ def warned(*words: str) -> list[str]:
     [
         (("rollout.top_k=1",), "rollout.top_k (1) nearly always takes the likeliest token"),
         (("rollout.top_p=1e-6",), "rollout.top_p (1e-06) nearly always takes"),
+        (("rollout.top_k=4",), "rollout.top_k (4) nearly always takes the likeliest token"),
         (("rollout.temperature=0.01",), "rollout.temperature (0.01) nearly always takes"),
         (("rollout.top_p=0.1", "rollout.top_k=1"), "rollout.top_p (0.1) and rollout.top_k (1) nearly always take the"),
         (("rollout.max_response_length=1",), "max_response_length (1) cuts off nearly every completion"),
