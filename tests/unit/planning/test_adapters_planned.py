@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.config import loader, paths
+from gspo_hpc.config import loader
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
@@ -31,7 +31,8 @@ BASE: dict[str, dict[str, Any]] = {
     "rollout": {"tensor_parallel_size": 2, "max_prompt_length": 1024, "max_response_length": 7168},
     "adapter": {"type": "lora", "rank": 32},
 }
-DEVICE, DOCS = devices.find("H100"), Path(__file__).parents[3] / "docs"
+DEVICE = devices.find("H100")
+DOCS, CONFIGS = (Path(__file__).parents[3] / name for name in ("docs", "configs"))
 
 
 def made(**sections: dict[str, Any]) -> Config:
@@ -119,11 +120,15 @@ def test_what_takes_less_time() -> None:
 
 
 def test_adapters_of_a_large_model_fit_where_all_of_it_does_not() -> None:
-    cluster = {"nodes": 1, "gpus_per_node": 8, "gpu": "H100"}
-    split = {"parallel": {"tensor_model_parallel_size": 8, "sequence_parallel": True}, "model": {"path": "Qwen2.5-72B"}}
-    more = {"cluster": cluster, "rollout": {"tensor_parallel_size": 8}, "memory": {"recompute_granularity": "full"}}
-    assert [one.rule for one in make_plan(made(**FULL, **split, **more)).broken] == ["trainer_fits_gpu_memory"]
-    assert make_plan(made(**split, **more)).valid
+    node: dict[str, dict[str, Any]] = {
+        "cluster": {"nodes": 1},
+        "model": {"path": "Qwen2.5-72B"},
+        "parallel": {"tensor_model_parallel_size": 8, "sequence_parallel": True},
+        "rollout": {"tensor_parallel_size": 8},
+        "memory": {"recompute_granularity": "full"},
+    }
+    assert [one.rule for one in make_plan(made(**FULL, **node)).broken] == ["trainer_fits_gpu_memory"]
+    assert make_plan(made(**node)).valid
 
 
 @pytest.mark.parametrize(
@@ -148,10 +153,10 @@ def test_no_share_of_a_model_that_is_not_known() -> None:
 
 def test_the_table_of_memory_is_the_plan_s() -> None:
     rows = re.findall(r"(?m)^\| `([\w.]+_lora_\w+)` \| (.*) \|$", (DOCS / "lora.md").read_text("utf-8"))
-    presets = sorted(path.stem for path in paths.PRESETS.glob("*_lora_*.yaml"))
+    presets = sorted(path.stem for path in CONFIGS.glob("*_lora_*.yaml"))
     assert sorted(name for name, _ in rows) == presets and len(presets) == 3
     for name, told in rows:
-        own, full = (loader.load(paths.PRESETS / f"{name}.yaml", more) for more in ([], ["adapter.type=null"]))
+        own, full = (loader.load(CONFIGS / f"{name}.yaml", more) for more in ([], ["adapter.type=null"]))
         arch = arch_of(own)
         found, other = (memory.estimate(arch, one, devices.find(str(one.cluster.gpu))) for one in (own, full))
         state, whole = (parameters.state(arch, one, 0) for one in (own, full))
