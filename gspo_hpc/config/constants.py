@@ -28,8 +28,8 @@ USUAL_GPUS_PER_NODE = 8
 WHOLE_FILE_BYTES = 64 << 20
 # Share of clipped ratios from which most of an update is thrown away (the console marks it, diagnose explains it).
 OVERCLIPPED = 0.5
-# Sampling below which the likeliest token is nearly always taken (plan warns, diagnose explains): published recipes have
-# a temperature of 0.6 or more, 0.7 of the probability or more, 20 tokens or more.
+# Sampling below which the likeliest token is nearly always taken (plan warns, diagnose explains): published recipes
+# have a temperature of 0.6 or more, 0.7 of the probability or more, 20 tokens or more.
 COLD, NARROW_P, NARROW_K = 0.5, 0.5, 5
 # Share of its first entropy below which a policy has collapsed, if rewards no longer differ either.
 COLLAPSED = 0.05
