@@ -45,14 +45,15 @@ class Pairs:
         )
         self.known: dict[frozenset[Setting], Fix | None] = {}
 
-    def find(self, room: int = ROOM, alone: Collection[Setting] = ()) -> list[Fix]:
+    def find(self, room: int = ROOM, alone: Collection[Setting] = (), farthest: float = math.inf) -> list[Fix]:
         """Return the changes of two settings that fix the plan, nearest first, without those that do so `alone`.
 
-        About `room` pairs are looked at, after a few hundred of the nearest.
+        About `room` pairs are looked at, after as many of the nearest but at most a few hundred, and none that is
+        farther than `farthest`.
         """
-        within, rest = math.inf, _ROOM_OF_NEAREST
-        for pair in self._nearest(alone):
-            if rest <= 0 or _distance(pair) >= within:
+        within, rest = farthest, min(room, _ROOM_OF_NEAREST)
+        for pair in self._nearest(alone) if rest > 0 else ():
+            if rest <= 0 or _distance(pair) > within:
                 break
             rest -= self._look_at(pair)
             if fix := self.known[_settings(pair)]:
@@ -60,7 +61,8 @@ class Pairs:
         for pair in self._of_every_kind(alone):
             if room <= 0:
                 break
-            room -= self._look_at(pair)
+            if _distance(pair) <= farthest:
+                room -= self._look_at(pair)
         return sorted((fix for fix in self.known.values() if fix is not None), key=self.search.order)
 
     def _look_at(self, pair: _Pair) -> int:

@@ -76,7 +76,7 @@ class Search:
         layout = self.layout() if only_machines else []
         alone = {setting_of(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
-        pairs = [fix for fix in Pairs(self).find(room, alone) if not is_nearly_alone(fix, singles)]
+        pairs = [fix for fix in Pairs(self).find(room, alone, farthest) if not is_nearly_alone(fix, singles)]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
         pairs = [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
         models = self._other_models() if only_machines else []
