@@ -54,8 +54,8 @@ def _rewards(plan: PlanBuilder) -> Iterator[str]:
         yield "every weight of reward.functions is 0: all rewards are 0, so no group has an advantage"
     if reward.timeout < _HASTY:
         yield (
-            f"reward.timeout ({reward.timeout:g} s) ends calls of reward functions before they can answer, and a "
-            "completion whose call was ended has a reward of 0"
+            f"reward.timeout ({reward.timeout:g} s) ends calls of reward functions before they can answer: sending a "
+            "call to its process takes longer, so no completion gets a reward"
         )
 
 
