@@ -186,7 +186,7 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
 
 def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> str | None:
     """Return whether generating and training side by side pays; None where there is no other way."""
-    if config.cluster.nodes == 1 and config.rollout.mode == "colocate":  # a node is not divided
+    if config.cluster.platform != "cuda":
         return None
     from gspo_hpc.planning import asynchrony
 

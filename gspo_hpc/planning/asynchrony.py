@@ -9,7 +9,7 @@ from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, memory, time
 from gspo_hpc.planning.plan import judge
 
-_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the nodes, that generate
+_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the nodes, or of the GPUs of each, that generate
 
 
 def line(config: Config, found: time.Times, response_tokens: float | None, models: Models | None = None) -> str | None:
@@ -26,27 +26,35 @@ def line(config: Config, found: time.Times, response_tokens: float | None, model
         beside, turns = (times, found) if staleness else (found, times)
         text = f"side by side (rollout.max_staleness=1) take {beside.rollout:,.1f} s a rollout"
         return f"generation and training {text}, taking turns {turns.rollout:,.1f} s"
-    best = min(((times.rollout, nodes) for nodes, times in _splits(config, response_tokens, models)), default=None)
+    best = min(_splits(config, response_tokens, models), default=None)
     if best is None:
         return None
-    seconds, nodes = best
-    how = f"side by side (cluster.generation_nodes={nodes} rollout.mode=server rollout.max_staleness=1)"
+    seconds, split = best
+    how = f"side by side ({split} rollout.mode=server rollout.max_staleness=1)"
     verdict = "pays" if seconds < found.rollout else "does not pay"
     text = f"would take {seconds:,.1f} s a rollout instead of {found.rollout:,.1f}: it {verdict}"
     return f"generation and training {how} {text}"
 
 
-def _splits(config: Config, response_tokens: float | None, models: Models) -> Iterator[tuple[int, time.Times]]:
-    """Yield some shares of the nodes that generate, with the times of a rollout."""
-    total = config.cluster.nodes
-    for nodes in sorted({round(total * share) for share in _SHARES} - {0, total}):
-        changed = replace(
-            config,
-            cluster=replace(config.cluster, generation_nodes=nodes),
-            rollout=replace(config.rollout, mode="server", max_staleness=1, engines_per_node=None),
-        )
+def _splits(config: Config, response_tokens: float | None, models: Models) -> Iterator[tuple[float, str]]:
+    """Yield the seconds of a rollout where a share of the nodes generates, or of the GPUs of each node.
+
+    Each comes with the setting that says so.
+    """
+    cluster, rollout = config.cluster, replace(config.rollout, mode="server", max_staleness=1, engines_per_node=None)
+    for nodes in _parts(cluster.nodes):
+        changed = replace(config, cluster=replace(cluster, generation_nodes=nodes), rollout=rollout)
         if (times := _times(changed, response_tokens, models)) is not None:
-            yield nodes, times
+            yield times.rollout, f"cluster.generation_nodes={nodes}"
+    for count in _parts(cluster.gpus_per_node // rollout.tensor_parallel_size):
+        changed = replace(config, rollout=replace(rollout, engines_per_node=count))
+        if (times := _times(changed, response_tokens, models)) is not None:
+            yield times.rollout, f"rollout.engines_per_node={count}"
+
+
+def _parts(total: int) -> list[int]:
+    """Return some shares of a number, neither none nor all of it."""
+    return sorted({round(total * share) for share in _SHARES} - {0, total})
 
 
 def _times(config: Config, response_tokens: float | None, models: Models) -> time.Times | None:

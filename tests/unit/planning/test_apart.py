@@ -118,12 +118,19 @@ def _told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return told
 
 
-def test_a_line_says_whether_asynchrony_pays(capsys: pytest.CaptureFixture[str]) -> None:
-    """The seconds that it names are those of the plan that it names."""
-    four = ["cluster.nodes=4", "batch.global_batch_size=512"]
+@pytest.mark.parametrize(
+    ("four", "split"),
+    [
+        (["cluster.nodes=4", "batch.global_batch_size=512"], "cluster.generation_nodes"),
+        (["cluster.nodes=4", "batch.global_batch_size=512", "cluster.gpus_per_node=4"], "cluster.generation_nodes"),
+        (["cluster.nodes=1"], "rollout.engines_per_node"),
+    ],
+)
+def test_a_line_says_whether_asynchrony_pays(four: list[str], split: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The seconds that it names are those of the plan that it names. One node had no line, though its GPUs divide."""
     told = _told(capsys, *four)
     words = told["asynchrony"].split("(")[1].split(")")[0].split()
-    assert words[1:] == ["rollout.mode=server", "rollout.max_staleness=1"]
+    assert words[0].startswith(split) and words[1:] == ["rollout.mode=server", "rollout.max_staleness=1"]
     other = _told(capsys, *four, *words)
     assert f"would take {other['seconds_per_rollout']:,.1f} s a rollout" in told["asynchrony"]
     verdict = "pays" if other["seconds_per_rollout"] < told["seconds_per_rollout"] else "does not pay"
@@ -132,7 +139,11 @@ def test_a_line_says_whether_asynchrony_pays(capsys: pytest.CaptureFixture[str])
     for one in (other, turns):
         assert f"take {other['seconds_per_rollout']:,.1f} s a rollout, taking turns" in one["asynchrony"]
         assert f"{turns['seconds_per_rollout']:,.1f} s" in one["asynchrony"]
-    assert _told(capsys)["asynchrony"] is None  # one node cannot be divided into nodes
+
+
+def test_there_is_no_line_where_neither_nodes_nor_gpus_can_be_divided() -> None:
+    config = load(PRESET.parent / "qwen3_0.6b_1gpu.yaml")
+    assert make_plan(config).valid and asynchrony.line(config, None, None) is None  # type: ignore[arg-type]
 
 
 def test_there_is_no_line_without_gpus() -> None:
@@ -148,7 +159,7 @@ def test_side_by_side_pays_only_where_it_is_shorter(
         load(PRESET, ["cluster.nodes=4"]),
         asynchrony.time.Times({"generation": 0.0}, 1, 1.0, 8, 8, 1.0, 1.0),
     )
-    monkeypatch.setattr(asynchrony, "_splits", lambda *_: [(1, replace(times, seconds={"generation": seconds}))])
+    monkeypatch.setattr(asynchrony, "_splits", lambda *_: [(seconds, "cluster.generation_nodes=1")])
     line = asynchrony.line(config, replace(times, seconds={"generation": 100.0}), None)
     assert line is not None and line.endswith(f"it {verdict}")
 
@@ -156,6 +167,8 @@ def test_side_by_side_pays_only_where_it_is_shorter(
 def test_every_share_of_the_nodes_is_tried_from_an_eighth_to_three_quarters() -> None:
     """A half is seldom the best: what generates longer than it trains needs more."""
     config = load(PRESET, ["cluster.nodes=8", "cluster.gpu=H100"])
-    found = {nodes: times.rollout for nodes, times in asynchrony._splits(config, 7000.0, Models())}
-    assert sorted(found) == [1, 2, 3, 4, 5, 6]
-    assert min(found, key=found.__getitem__) != 4
+    found = [split.split("=") for _, split in asynchrony._splits(config, 7000.0, Models())]
+    assert [int(n) for name, n in found if name == "cluster.generation_nodes"] == [1, 2, 3, 4, 5, 6]
+    assert [int(n) for name, n in found if name == "rollout.engines_per_node"] == [1, 2, 3, 4, 5, 6]
+    nodes = [seconds for seconds, split in asynchrony._splits(config, 7000.0, Models()) if "nodes" in split]
+    assert nodes.index(min(nodes)) != 3
