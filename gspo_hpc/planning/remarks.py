@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import samples_part_of_distribution, trains_adapters, updates_per_rollout
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
+from gspo_hpc.config.section import written
 from gspo_hpc.planning import learnable
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.engine_arguments import slip_of
 from gspo_hpc.system.text import nearest
+
+_RECOMPUTED_BY = {"full": ("recompute_method", "recompute_num_layers"), "selective": ("recompute_modules",)}
 
 
 def add(plan: PlanBuilder) -> None:
@@ -46,6 +49,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"nothing can be saved while a rollout is sampled ahead: set checkpoint.interval={updates}"
         )
     yield from _inert_sampling(plan)
+    yield from _inert_recomputation(plan)
     yield from learnable.warnings(plan)
     faults = plan.config.faults
     if faults.engine_timeout >= faults.hang_timeout:
@@ -101,6 +105,16 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
     yield from objective.notes(plan.config)
     yield from _dynamic_sampling(plan)
     yield from _ends(plan)
+
+
+def _inert_recomputation(plan: PlanBuilder) -> Iterator[str]:
+    """Yield the settings of recomputation that are given where nothing, or something else, is recomputed."""
+    memory = plan.config.memory
+    for granularity, names in _RECOMPUTED_BY.items():
+        for name in names if memory.recompute_granularity != granularity else ():
+            if (value := getattr(memory, name)) != type(memory).model_fields[name].default:
+                shown = written(value)
+                yield f"memory.{name} ({shown}) changes nothing without memory.recompute_granularity={granularity}"
 
 
 def _inert_sampling(plan: PlanBuilder) -> Iterator[str]:

@@ -20,6 +20,7 @@ _OTHERS = {
 class AdapterRule(RuleId):
     """Names of the rules in this file."""
 
+    ADAPTER_TYPE_GIVEN = auto()
     ADAPTER_TARGETS_KNOWN = auto()
     ADAPTER_DROPOUT = auto()
     ADAPTER_DENSE_MODEL = auto()
@@ -30,6 +31,21 @@ class AdapterRule(RuleId):
 
 def _adapted(plan: PlanBuilder) -> bool:
     return plan.config.adapter.type is not None
+
+
+@rule(AdapterRule.ADAPTER_TYPE_GIVEN, "settings of `adapter` come with `adapter.type`")
+def _type(plan: PlanBuilder) -> Iterator[str]:
+    adapter = plan.config.adapter
+    if _adapted(plan) or "type" in adapter.model_fields_set:  # null means that the whole model is wanted
+        return
+    fields = type(adapter).model_fields.items()
+    given = [f"adapter.{name}" for name, field in fields if getattr(adapter, name) != field.default]
+    if given:
+        verb = "are" if len(given) > 1 else "is"
+        yield (
+            f"{', '.join(given)} {verb} given without adapter.type, so the whole model would be trained: set "
+            "adapter.type=lora, or adapter.type=null if that is meant"
+        )
 
 
 @rule(AdapterRule.ADAPTER_TARGETS_KNOWN, "`adapter.targets` names linear layers that can have adapters, at least one")

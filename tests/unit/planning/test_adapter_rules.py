@@ -13,6 +13,7 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.models import adapter_table, catalog
 from gspo_hpc.models.architecture import find
+from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from tests.unit.planning.test_planned_only import WHOLE
 
@@ -41,6 +42,22 @@ def test_what_is_refused(adapter: dict[str, Any], sections: dict[str, Any], rule
     assert found == rule and words in message
 
 
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        ({"rank": 16, "alpha": 16.0}, "adapter.rank, adapter.alpha are given without adapter.type"),
+        ({"path": "nowhere"}, "adapter.path is given without adapter.type, so the whole model would be trained"),
+    ],
+)
+def test_adapters_without_their_type_are_not_left_out_in_silence(adapter: dict[str, Any], words: str) -> None:
+    """The whole model was trained, and a folder that is not there was not missed."""
+    config = from_dict({**WHOLE, "adapter": adapter})
+    (found,) = make_plan(config).broken
+    assert str(found.rule) == "adapter_type_given" and words in found.message
+    assert "adapter.type=lora" in {str(fix) for fix in search.find(config)}
+    assert make_plan(from_dict({**WHOLE, "adapter": adapter | {"type": None}})).valid
+
+
 def test_fp8_and_another_provider_are_refused() -> None:
     fp8 = broken({}, model={"path": "Qwen3-8B", "fp8": "hybrid"})
     assert [rule for rule, _ in fp8] == ["adapter_layers_of_torch"]
@@ -50,7 +67,7 @@ def test_fp8_and_another_provider_are_refused() -> None:
 
 def test_what_breaks_no_rule() -> None:
     assert broken({"targets": ["v_proj", "q_proj"], "rank": 1}) == [] == broken({"rank": 1024})
-    unused = make_plan(from_dict({**WHOLE, "adapter": {"dropout": 0.5, "targets": ["nothing"]}}))
+    unused = make_plan(from_dict({**WHOLE, "adapter": {"type": None, "dropout": 0.5, "targets": ["nothing"]}}))
     assert unused.valid, "nothing of the section counts where there is no adapter"
 
 

@@ -88,3 +88,18 @@ def test_a_loss_scale_that_megatron_refuses_is_refused() -> None:
 def test_no_preset_is_warned_of(project: Path) -> None:
     for path in sorted((project / "configs").glob("*.yaml")):
         assert not list(learnable.warnings(PlanBuilder(loader.load(str(path), []), None))), path
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["recompute_num_layers=4"], ["recompute_num_layers (4) changes nothing without", "granularity=full"]),
+        (["recompute_granularity=selective", "recompute_method=block"], ["recompute_method (block)"]),
+        (["recompute_granularity=full", "recompute_modules=[mlp]"], ["([mlp])", "granularity=selective"]),
+        (["recompute_granularity=full", "recompute_num_layers=4"], []),
+        (["recompute_granularity=selective", "recompute_modules=[mlp]"], []),
+    ],
+)
+def test_settings_of_another_recomputation_are_told(words: list[str], told: list[str]) -> None:
+    found = [line for line in warned(*(f"memory.{word}" for word in words)) if "changes nothing" in line]
+    assert len(found) == bool(told) and all(part in found[0] for part in told), found
