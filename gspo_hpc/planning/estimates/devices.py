@@ -109,6 +109,7 @@ _NOISE = re.compile(
     r"|edition|nvl\d+|grace|hopper|tensor|core|superchip"
 )
 _PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)|(?<=\d)-(?=ti\b)")  # RTX 6000 Ada is RTX6000Ada here
+_LETTERS = re.compile(r"(?<![a-z\d])(g[bh]|[abhl])-(?=\d)")  # GB-200 is GB200
 
 
 @cache
@@ -192,7 +193,7 @@ def _unsaid(device: Device, words: list[str]) -> int:
 @cache
 def _words(name: str) -> list[str]:
     """Return the words of a name that tell devices apart."""
-    joined = _PARTS.sub("", re.sub(r"[ _]+", "-", name.lower().strip()))
+    joined = _LETTERS.sub(r"\1", _PARTS.sub("", re.sub(r"[ _]+", "-", name.lower().strip())))
     parts = [re.sub(r"(?<=\d)(g|gib)$", "gb", part) for part in joined.split("-")]
     return [part for part in parts if part and not _NOISE.fullmatch(part)]
 

@@ -8,6 +8,7 @@ numbers. Whether a candidate is a fix is checked in search.py.
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from gspo_hpc.system.text import nearest
 
 LENGTHS = ("rollout.max_response_length", "rollout.max_prompt_length")
 _OF_LENGTHS = (Topic.OTHER, Topic.SEQUENCES, Topic.MEMORY)  # topics in which the longest sequence may have a part
+_RACK = re.compile(r"(?i)gb[-_ ]?[23]00")  # names of GPUs that come in racks
 _PARTS_OF_JOB = 3  # of which a job that is proposed leaves one for its end
 _BUDGETS = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
 
@@ -200,9 +202,9 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
 
 
 def _most_gpus(config: Config) -> int:
-    """Return the GPUs of the largest node that is worth proposing: boards of known GPUs have 8, racks of GB200 72."""
+    """Return the GPUs of the largest node that is worth proposing: boards have 8, racks of GB200 and GB300 72."""
     cluster = config.cluster
-    if cluster.platform != "cuda" or cluster.gpu is None or "gb200" in cluster.gpu.lower():
+    if cluster.platform != "cuda" or _RACK.search(cluster.gpu or ""):
         return MOST_GPUS_PER_NODE
     return max(8, cluster.gpus_per_node)
 

@@ -191,7 +191,7 @@ def handed_over(checkpoint: Path, tmp_path: Path) -> RunDir:
     return made
 
 
-COMMANDS = ("status", "report", "diagnose", "logs")
+COMMANDS = ("status", "report", "diagnose", "logs", "sync", "cancel")
 
 
 def test_no_command_that_reads_a_run_runs_a_pickle_in_it(

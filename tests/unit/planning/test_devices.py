@@ -178,6 +178,17 @@ def test_every_device_is_found_by_its_own_name_and_in_every_spelling() -> None:
             assert found is not None and found.name == name, said
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        *[("gb-200", "GB200-186GB"), ("B-300", "B300-288GB"), ("h_100", "H100-80GB"), ("NVIDIA H 200", "H200-141GB")],
+        *[("A-100-40GB", "A100-40GB"), ("l 40s", "L40S-48GB"), ("h-200 nvl", "H200-NVL-141GB"), ("h200", "H200-141GB")],
+    ],
+)
+def test_a_letter_may_stand_apart_from_its_number(said: str, name: str) -> None:
+    assert devices.find(said).name == name
+
+
 def test_plan_and_suggest_list_the_same_devices() -> None:
     model = {"model": {"path": "Qwen/Qwen3-0.6B"}}
     with pytest.raises(ValueError, match="give one of") as wanted:
