@@ -196,6 +196,7 @@ class RewardFunction(Section):
         None, "Lowest and highest value of this term, [low, high], to which others are clipped before their weight."
     )
     args: FreeForm = key({}, "Arguments of the function.")
+    timeout: Positive | None = key(None, "Seconds that a call of this function may take; by default reward.timeout.")
     retries: CountFrom0 = key(
         0,
         "Times that a call which failed or took too long is repeated, 1 s, 2 s, 4 s ... later, at most 60 s; not after "
@@ -209,7 +210,9 @@ class Reward(Section):
     functions: Annotated[tuple[RewardFunction, ...], Listed] = key((), "The terms of the reward, which are summed.")
     workers: Count = key(2, "Processes of the pool.")
     timeout: Positive = key(
-        10.0, "Seconds that one reward function may take for one completion, or for a group if it grades groups."
+        10.0,
+        "Seconds that one reward function may take for one completion, or for a group if it grades groups, unless it "
+        "has a timeout of its own.",
     )
     memory_gb: Positive = key(
         8.0,

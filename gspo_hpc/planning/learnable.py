@@ -52,9 +52,12 @@ def _rewards(plan: PlanBuilder) -> Iterator[str]:
     reward = plan.config.reward
     if reward.functions and not any(term.weight for term in reward.functions):
         yield "every weight of reward.functions is 0: all rewards are 0, so no group has an advantage"
-    if reward.timeout < _HASTY:
+    limits = {term.timeout: "timeout of a reward function" for term in reward.functions if term.timeout is not None}
+    for seconds, setting in (limits | {reward.timeout: "reward.timeout"}).items():
+        if seconds >= _HASTY:
+            continue
         yield (
-            f"reward.timeout ({reward.timeout:g} s) ends calls of reward functions before they can answer: sending a "
+            f"{setting} ({seconds:g} s) ends calls of reward functions before they can answer: sending a "
             "call to its process takes longer, so no completion gets a reward"
         )
 

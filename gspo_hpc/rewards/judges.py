@@ -152,7 +152,7 @@ async def judge(
         for task in late:
             task.cancel()
         found = await asyncio.gather(*tasks, return_exceptions=True)
-    why = f"{base_url} gave no score within {_OWN_TIME * time_limit:g} s, most of reward.timeout"
+    why = f"{base_url} gave no score within {_OWN_TIME * time_limit:g} s, most of its time limit"
     return [TimeoutError(why) if isinstance(one, asyncio.CancelledError) else one for one in found]  # type: ignore[misc]
 
 

@@ -34,7 +34,7 @@ from gspo_hpc.config.schema import Reward
 from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards import worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
-from gspo_hpc.rewards.registry import asks_for_group, check, clipped, is_batched, part_names, terms_with
+from gspo_hpc.rewards.registry import asks_for_group, check, clipped, is_batched, part_names, terms_with, time_limit
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
@@ -204,11 +204,11 @@ class RewardPool:
         if isinstance(error, ProcessExpired) and (error.exitcode or 0) < 0 and error.exitcode != -signal.SIGALRM:
             # A job that ends signals every process, and this trainer may outlive its graders long enough to note a
             # failure that was none. A grader that kills itself does so again.
-            return self._again(call, self._cause(error).failure or "")
+            return self._again(call, self._cause(error, call.term).failure or "")
         if _is_out_of_memory(error) and call.tries == 0:  # the calls before it may have used the memory up
             return self._again(call)
         self._live.discard(call)
-        verdicts = future.result() if error is None else [self._cause(error)] * len(call.keys)
+        verdicts = future.result() if error is None else [self._cause(error, call.term)] * len(call.keys)
         if call.failed < self._reward.functions[call.term].retries and any(map(_may_pass, verdicts)):
             delay = min(LONGEST_DELAY, FIRST_DELAY * 2.0**call.failed)
             repeated = replace(call, failed=call.failed + 1)
@@ -266,8 +266,9 @@ class RewardPool:
         outcomes = {name: entry.outcomes[term] for term, name in enumerate(self._names) if term in entry.outcomes}
         return RewardResult(total, parts, failure, outcomes)
 
-    def _cause(self, error: BaseException) -> Verdict:
-        overtime = Verdict(None, f"gave no answer within {self._reward.timeout:g} s (reward.timeout)", "timed_out")
+    def _cause(self, error: BaseException, term: int) -> Verdict:
+        seconds, setting = time_limit(self._reward, term)
+        overtime = Verdict(None, f"gave no answer within {seconds:g} s ({setting})", "timed_out")
         if isinstance(error, TimeoutError):
             return overtime
         if isinstance(error, ProcessExpired):
@@ -289,7 +290,8 @@ class RewardPool:
         sampled = group.sampled
         if index is not None and call.term not in self._whole_groups:
             sampled, index = [sampled[index]], 0  # a group may be large, and goes through a pipe
-        self._waiting.append((call, (call.term, self._reward.timeout, sampled, index, group.prompt, group.fields)))
+        seconds, _ = time_limit(self._reward, call.term)
+        self._waiting.append((call, (call.term, seconds, sampled, index, group.prompt, group.fields)))
 
     def _hand_out(self) -> None:
         for worker in self._workers:
@@ -303,7 +305,7 @@ class RewardPool:
             call, args = self._waiting.popleft()
             worker.call, worker.since = call, time.monotonic()
         try:
-            future = worker.pool.schedule(worker_process.grade, args=args, timeout=self._reward.timeout)
+            future = worker.pool.schedule(worker_process.grade, args=args, timeout=args[1])
         except RuntimeError:  # its process died while it had nothing to do
             worker.broken = True
             return
@@ -327,9 +329,10 @@ class RewardPool:
         """
         failed = []
         for place, worker in enumerate(self._workers):
-            overdue = time.monotonic() - worker.since > self._reward.timeout + LOAD_SECONDS
             with self._lock:
                 call = worker.call
+                limit = 0.0 if call is None else time_limit(self._reward, call.term)[0]
+                overdue = time.monotonic() - worker.since > limit + LOAD_SECONDS
                 if not worker.broken and (call is None or (worker.pool.active and not overdue)):
                     continue
                 worker.call, worker.broken = None, True

@@ -44,6 +44,12 @@ def clipped(value: float, term: RewardFunction) -> float:
     return min(max(value, low), high)
 
 
+def time_limit(reward: Reward, term: int) -> tuple[float, str]:
+    """Return how many seconds a call of a term may take, and what says so."""
+    own = reward.functions[term].timeout
+    return (reward.timeout, "reward.timeout") if own is None else (own, "timeout of the function")
+
+
 def check(reward: Reward) -> None:
     """Raise ValueError with all mistakes of the configuration at once: names, files, arguments, weights."""
     mistakes = (

@@ -10,6 +10,7 @@ from typing import Any
 
 from gspo_hpc.config.schema import Reward
 from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded, raised
+from gspo_hpc.rewards.registry import time_limit
 from gspo_hpc.system.processes import end_children_with_this_process
 from gspo_hpc.system.text import GIB
 
@@ -44,9 +45,9 @@ def start(reward: Reward, processes: int) -> None:
     for standard in (0, 1, 2):  # a grader's prints must not reach the console and the logs of a run
         os.dup2(nothing, standard)
     os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
-    for term in reward.functions:
+    for place, term in enumerate(reward.functions):
         try:
-            _graders.append(loaded(term, time_limit=reward.timeout, processes=processes))
+            _graders.append(loaded(term, time_limit=time_limit(reward, place)[0], processes=processes))
             _errors.append(None)
         except MemoryError:
             _graders.append(None)

@@ -240,7 +240,7 @@ def reward_function_failures(run: Evidence) -> Finding | None:
             f"reward functions failed for {percent(share)} of the completions ({failed:.0f} in {span(points)})",
             *(f"{count} x {one_line(text)}" for text, count in known[:_FAILURES_SHOWN]),
         ),
-        f"a reward function raises, takes longer than reward.timeout ({rounded(timeout)} s), or returns no number",
+        f"a reward function raises, takes too long (reward.timeout is {rounded(timeout)} s), or returns no number",
         (f"reward.timeout={rounded(3 * timeout)}",) if late else (),
         ("the console or the job's log names the function that failed, and why", "samples.jsonl: failure"),
         "problem" if share >= REWARD_FAILURES_HIGH else "warning",

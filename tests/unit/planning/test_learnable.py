@@ -35,6 +35,7 @@ def warned(*words: str) -> list[str]:
         (("rollout.max_response_length=3", "rollout.truncated=mask"), "rollout.truncated leaves those out of the loss"),
         (("reward.functions=[{function: number_match, weight: 0}]",), "every weight of reward.functions is 0"),
         (("reward.timeout=1e-6",), "reward.timeout (1e-06 s) ends calls"),
+        (("reward.functions=[{function: number_match, timeout: 0.001}]",), "timeout of a reward function (0.001 s)"),
         (("algorithm.kl_beta=1",), "algorithm.kl_beta (1) holds the policy"),
         (("algorithm.clip_low=1e-9",), "a clip range of 1e-09 leaves nothing"),
         (("algorithm.name=grpo", "algorithm.top_entropy_quantile=0.001"), "top_entropy_quantile (0.001) is the share"),

@@ -186,6 +186,16 @@ def test_an_asynchronous_function_that_hangs_is_ended(file: str) -> None:
     assert list(result.outcomes.values()) == ["timed_out"] and "reward.timeout" in (result.failure or "")
 
 
+def test_a_function_may_have_a_time_limit_of_its_own(file: str) -> None:
+    """A judge needs minutes, and mathematics beside it must not hang as long; a shorter one holds as well."""
+    hangs = f"{file}:hangs"
+    slow = [RewardFunction(function=hangs, timeout=1.0)]
+    (result,) = graded(slow, ["a"], timeout=500.0, workers=1)
+    assert result.failure == f"{hangs}: gave no answer within 1 s (timeout of the function)"
+    (told,) = graded([RewardFunction(function=f"{file}:around", timeout=9.0)], ["a"], timeout=7.0, workers=1)
+    assert told.value == 109.0
+
+
 def test_the_trial_before_a_run_knows_every_kind(file: str) -> None:
     names = ("later", "tokens", "longest", "ranks", "ranks_later")
     terms = [RewardFunction(function=f"{file}:{name}") for name in names]

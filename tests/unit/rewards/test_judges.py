@@ -144,7 +144,7 @@ def graded(terms: list[RewardFunction], groups: list[list[str]], **keys: Any) ->
 
 
 FAILURES = {
-    "slow": "gave no score within 3.6 s, most of reward.timeout",
+    "slow": "gave no score within 3.6 s, most of its time limit",
     "broken": "refused with 500",
     "forbidden": "refused with 401",
     "hangup": "cannot be reached",
