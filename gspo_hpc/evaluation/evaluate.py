@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Prompt
-from gspo_hpc.data.table import UNGRADED, GroupTable, ShardedGroups
+from gspo_hpc.data.table import GroupTable, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation.scores import avg_at_k, pass_at_k, wilson_interval
 from gspo_hpc.policy.process_groups import Ranks
@@ -39,6 +39,7 @@ def run(
 
     Rank 0 gives the prompts, and all ranks their number.
     `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
+    `eval/ungraded` is the share of greedy answers for which the reward function failed, if it did: they count as wrong.
     """
     slots, chosen = range(count), dict(enumerate(prompts))
     length = config.rollout.max_response_length
@@ -48,12 +49,15 @@ def run(
     right = are_right(groups.table, config)
     lengths = groups.table.rows["response_len"].tolist()
     low, high = wilson_interval(sum(right), len(right))
+    ungraded = len(right) - sum(are_graded(groups.table, config))
     scores = {
         "eval/accuracy": sum(right) / len(right),
         "eval/accuracy_low": low,
         "eval/accuracy_high": high,
         "eval/response_length": sum(lengths) / len(lengths),
     }
+    if ungraded:
+        scores["eval/ungraded"] = ungraded / len(right)
     k = config.eval.samples
     if k > 1:
         sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
@@ -66,11 +70,21 @@ def run(
 
 
 def are_right(table: GroupTable, config: Config) -> list[bool]:
-    """Return True for each completion that the reward function `eval.reward` (default: the first) gives half a mark."""
+    """Return True for each completion that the function which decides gives more than half a mark.
+
+    That is the reward function `eval.reward` (default: the first). Whether another one failed does not matter.
+    """
+    parts = table.reward_parts[:, _deciding(table, config)]
+    return [bool(value > 0.5) for value in parts.sum(axis=1)] if parts.size else [False] * len(table)
+
+
+def are_graded(table: GroupTable, config: Config) -> list[bool]:
+    """Return True for each completion to which the function that decides gave a value, and did not fail."""
+    graded: list[bool] = table.graded[:, _deciding(table, config)].any(axis=1).tolist()
+    return graded
+
+
+def _deciding(table: GroupTable, config: Config) -> list[int]:
+    """Return the column of the function that decides; none where it graded nothing."""
     name = config.eval.reward or config.reward.functions[0].function
-    if name not in table.names:
-        return [False] * len(table)
-    column = table.names.index(name)
-    right = ~table.flagged(UNGRADED) & table.graded[:, column] & (table.reward_parts[:, column] > 0.5)
-    found: list[bool] = right.tolist()
-    return found
+    return [column for column, known in enumerate(table.names) if known == name]
