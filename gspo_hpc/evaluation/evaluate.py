@@ -80,8 +80,7 @@ def are_right(table: GroupTable, config: Config) -> list[bool]:
 
 def are_graded(table: GroupTable, config: Config) -> list[bool]:
     """Return True for each completion to which the function that decides gave a value, and did not fail."""
-    graded: list[bool] = table.graded[:, _deciding(table, config)].any(axis=1).tolist()
-    return graded
+    return [bool(row.any()) for row in table.graded[:, _deciding(table, config)]]
 
 
 def _deciding(table: GroupTable, config: Config) -> list[int]:
