@@ -14,6 +14,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.objective import corrections, groups, loss_types
 from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.texts.commands import server
 
 _EARLIER = {"top_p": "0.9 (up to 4.0.2)", "top_k": "50 (up to 4.0.2)"}
 _EARLIER_3 = {"split_dataset_ratio": "0.01 (up to 3.5)"}
@@ -117,7 +118,7 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
             draft.wrong("rollout.gpus", f"must be divisible by vllm_tensor_parallel_size ({tp})")
         parts.beside(draft, nodes, each, max(1, apart // tp), tp, "the group rollout")
     elif draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
-        hosted = next((item for item in commands if item.words[:2] == ("swift", "rollout")), None)
+        hosted = server(commands, "swift", "rollout", r"swift[./]cli[./]rollout")
         parts.server(draft, nodes, each, hosted, "swift rollout")
     else:
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")

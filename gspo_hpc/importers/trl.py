@@ -20,6 +20,7 @@ from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.objective import corrections, loss_types
 from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.models.adapter_table import ALL
 from gspo_hpc.planning.plan import max_steps
 
@@ -83,7 +84,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     """Put what a TRL run amounts to."""
     nodes, each = _processes(draft, gpus)
     if draft.switch("use_vllm") and draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
-        hosted = next((item for item in commands if item.words[:2] == ("trl", "vllm-serve")), None)
+        hosted = server(commands, "trl", "vllm-serve", r"trl[./]scripts[./]vllm_serve")
         parts.server(draft, nodes, each, hosted, "trl vllm-serve")
     else:
         tp = draft.whole("vllm_tensor_parallel_size", 1)

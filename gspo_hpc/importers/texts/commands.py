@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _TOOLS = set(
     "sed awk cat cp mv rm ls ln chmod chown touch mkdir grep egrep head tail wc diff tee echo printf vim vi nano less "
     "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file".split()
 )
+_REMOTE = ("ssh", "tmux", "screen")  # may be given a whole command as one word
 _ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 _UNSET_WORD = "not set in the script; what it adds is not known"
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
@@ -87,6 +89,25 @@ def from_command(
             return None
         if word.endswith(".py") and not word.startswith("-"):
             return _from_python_file(command, number, commands, place, source, others)
+    return None
+
+
+def server(commands: list[Command], program: str, verb: str, module: str) -> Command | None:
+    """Return the command that starts a generation server, with the server's own arguments as its words.
+
+    It is ``program verb ...`` or a Python file or module `module` (a pattern), behind any launcher.
+    """
+    for command in commands:
+        words = command.words
+        if not words or os.path.basename(words[0]) in _TOOLS:
+            continue
+        if os.path.basename(words[0]) in _REMOTE:
+            words = tuple(part for word in words for part in word.split())
+        for number, word in enumerate(words):
+            if os.path.basename(word) == program and words[number + 1 : number + 2] == (verb,):
+                return replace(command, words=words[number + 2 :])
+            if re.search(rf"(^|[./]){module}(\.py)?$", word):
+                return replace(command, words=words[number + 1 :])
     return None
 
 

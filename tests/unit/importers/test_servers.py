@@ -1,0 +1,75 @@
+"""Generation servers behind launchers, which the script starts beside the run (under 2 s)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+TRL = "accelerate launch --num_processes 4 train_grpo.py --model_name_or_path m --num_generations 8 --use_vllm "
+TRL += "--per_device_train_batch_size 8 --vllm_mode server"
+SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --model m --num_generations 8 --use_vllm true "
+SWIFT += "--per_device_train_batch_size 8 --vllm_mode server"
+LAUNCHERS = [
+    "",
+    "/opt/venv/bin/",
+    "srun --nodes=1 --nodelist=n3 ",
+    "uv run --with trl ",
+    "poetry run ",
+    "conda run -n env ",
+    "timeout 3600 numactl -N 0 ",
+    "stdbuf -oL nice -n 5 ",
+    "setsid nohup ",
+    "env CUDA_VISIBLE_DEVICES=4,5 ",
+    "ssh n3 ",
+    "apptainer exec --nv image.sif ",
+    "docker run --gpus all --shm-size 16g image ",
+]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("serve", "sign", "run"),
+    [
+        ("trl vllm-serve", "--", TRL),
+        ("swift rollout", "--vllm_", SWIFT),
+    ],
+)
+def test_a_server_is_seen_behind_a_launcher(launcher: str, serve: str, sign: str, run: str) -> None:
+    size = f"{sign}tensor_parallel_size 2 {sign}gpu_memory_utilization 0.7"
+    found = convert(f"{launcher}{serve} --model m {size} &\n{run}\n")
+    assert found.config.rollout.tensor_parallel_size == 2 and found.config.cluster.gpus_per_node == 6
+    assert found.config.rollout.engine == {"gpu_memory_utilization": 0.7}
+    assert not any("is not in the script" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize("launcher", ["", "srun ", "uv run ", "CUDA_VISIBLE_DEVICES=4,5 "])
+@pytest.mark.parametrize(
+    ("serve", "sign", "run"),
+    [
+        ("python -m trl.scripts.vllm_serve", "--", TRL),
+        ("python3 trl/scripts/vllm_serve.py", "--", TRL),
+        ("python -m swift.cli.rollout", "--vllm_", SWIFT),
+        ("python swift/cli/rollout.py", "--vllm_", SWIFT),
+    ],
+)
+def test_a_server_that_python_starts_is_seen(launcher: str, serve: str, sign: str, run: str) -> None:
+    found = convert(f"{launcher}{serve} --model m {sign}tensor_parallel_size 2 &\n{run}\n")
+    assert found.config.rollout.tensor_parallel_size == 2
+
+
+def test_a_server_within_one_word_of_ssh_is_seen() -> None:
+    found = convert(f"ssh n3 'trl vllm-serve --model m --tensor_parallel_size 2' &\n{TRL}\n")
+    assert found.config.rollout.tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize("line", ["echo trl vllm-serve --tensor_parallel_size 2", "grep trl vllm-serve log"])
+def test_a_text_that_names_the_server_starts_none(line: str) -> None:
+    found = convert(f"{line}\n{TRL}\n")
+    assert found.config.rollout.tensor_parallel_size == 1
+    assert any("trl vllm-serve is not in the script" in line for line in found.assumed)
+
+
+def test_options_of_the_launcher_are_not_the_servers() -> None:
+    found = convert(f"srun --data_parallel_size 4 trl vllm-serve --model m --tensor_parallel_size 2 &\n{TRL}\n")
+    assert (found.config.rollout.tensor_parallel_size, found.config.rollout.engines_per_node) == (2, 1)
