@@ -56,25 +56,35 @@ def of_verl(draft: Draft, trained: int, drawn: int) -> bool:
 
     `trained`, `drawn`: prompts of a rollout, and those that are drawn at once.
     """
-    metric, most = f"{_FILTER}.metric", f"{_FILTER}.max_num_gen_batches"
+    enable, metric, most = f"{_FILTER}.enable", f"{_FILTER}.metric", f"{_FILTER}.max_num_gen_batches"
+    gen = "data.gen_batch_size"
+    entry = draft.variables.get("entry", "")
+    legacy = "main_ppo_v0" in entry or not draft.switch("trainer.use_v1", True)
+    recipe = "dapo" in entry
+    if legacy and not recipe and draft.switch(enable):
+        text = "nothing in that trainer of verl's reads it (trainer.use_v1=False), so groups without signal are kept"
+        for name in filter(draft.given, (enable, metric, most)):
+            draft.drop(name, text)
+        draft.assumed.append(f"{draft.label(enable)}: {text}; {_KEY}: true leaves them out")
+        return False
     differs = (
         "there prompts beyond the rollout are lost, and too few groups end the run; here the next rollout begins with "
         "those, and others fill it up"
     )
-    if not _put(draft, f"{_FILTER}.enable", differs, (metric, most)):
+    if not recipe:
+        differs = (
+            "there a prompt is drawn for each group that is left out, without a bound, and groups beyond the rollout "
+            "are lost; here the next rollout begins with those"
+        )
+    if not _put(draft, enable, differs, (metric, most)):
         return False
-    if drawn > trained:
-        text = f"data.gen_batch_size {drawn} / train_batch_size {trained}"
-        factor = math.floor(drawn / trained * 10**6) / 10**6  # not above it: the prompts are rounded up
-        draft.put("rollout.oversampling_factor", factor, "data.gen_batch_size", text)
+    if not recipe:
+        which = "the trainer of main_ppo reads it since verl 0.9 only, and recipe.dapo.main_dapo in any version"
+        draft.assumed.append(f"{draft.label(enable)}: {which}; for a run of an earlier main_ppo, leave out {_KEY}")
+        draft.drop(gen, "with filter_groups main_ppo draws single prompts")
+        draft.drop(most, f"main_ppo of verl 0.9 ignores it; {_MOST} is the bound here")
     else:
-        draft.drop("data.gen_batch_size", "a rollout first draws as many prompts as it trains on here, or more")
-    batches = draft.whole(most, 0, least=-1) or 0
-    if batches > 0:
-        text = f"max_num_gen_batches {batches} x {drawn} prompts, in rollouts of {trained}"
-        draft.put(_MOST, max(_LEAST, math.ceil(batches * drawn / trained)), most, text)
-    else:
-        draft.drop(most, f"0 and less are no bound there; {_MOST} is one here")
+        _bounds(draft, trained, drawn, gen, most)
     name = draft.text(metric)
     if name in _REWARD:
         draft.credit(_KEY, metric)
@@ -83,3 +93,19 @@ def of_verl(draft: Draft, trained: int, drawn: int) -> bool:
         draft.drop(metric, text)
         draft.assumed.append(f"{draft.label(metric)}: {text}")
     return True
+
+
+def _bounds(draft: Draft, trained: int, drawn: int, gen: str, most: str) -> None:
+    """Put how many prompts the DAPO recipe draws at once, and how often."""
+    if drawn > trained:
+        text = f"{gen} {drawn} / train_batch_size {trained}"
+        factor = math.floor(drawn / trained * 10**6) / 10**6  # not above it: the prompts are rounded up
+        draft.put("rollout.oversampling_factor", factor, gen, text)
+    else:
+        draft.drop(gen, "a rollout first draws as many prompts as it trains on here, or more")
+    batches = draft.whole(most, 0, least=-1) or 0
+    if batches > 0:
+        text = f"max_num_gen_batches {batches} x {drawn} prompts, in rollouts of {trained}"
+        draft.put(_MOST, max(_LEAST, math.ceil(batches * drawn / trained)), most, text)
+    else:
+        draft.drop(most, f"0 and less are no bound there; {_MOST} is one here")

@@ -106,3 +106,34 @@ def test_filter_groups_that_is_off_changes_nothing() -> None:
     assert not found.config.rollout.dynamic_sampling and found.config.rollout.max_num_gen_batches == 10
     assert why(found)[f"{FILTER}.metric"] == f"it is read with {FILTER}.enable only"
     assert why(found)[f"{FILTER}.enable"] == "switched off in the original run, and absent here"
+
+
+PPO = DAPO.replace("recipe.dapo.main_dapo", "verl.trainer.main_ppo")
+ON = f"{FILTER}.enable=True {FILTER}.metric=acc {FILTER}.max_num_gen_batches=4"
+
+
+@pytest.mark.parametrize(
+    "run", [f"{PPO} trainer.use_v1=False", PPO.replace("main_ppo", "main_ppo_v0"), f"{PPO} trainer.use_v1=false"]
+)
+def test_the_earlier_trainer_of_main_ppo_reads_no_filter_groups(run: str) -> None:
+    found = convert(f"{run} {ON}")
+    assert not found.config.rollout.dynamic_sampling and found.config.rollout.max_num_gen_batches == 10
+    for name in ("enable", "metric", "max_num_gen_batches"):
+        assert "groups without signal are kept" in why(found)[f"{FILTER}.{name}"]
+    assert any(line.startswith(f"{FILTER}.enable=true: nothing in that trainer") for line in found.assumed)
+
+
+def test_main_ppo_draws_single_prompts_without_a_bound() -> None:
+    found = convert(f"{PPO} {ON} data.gen_batch_size=192")
+    rollout = found.config.rollout
+    assert (rollout.dynamic_sampling, rollout.max_num_gen_batches, rollout.oversampling_factor) == (True, 10, 1.0)
+    assert "ignores it" in why(found)[f"{FILTER}.max_num_gen_batches"]
+    assert "single prompts" in why(found)["data.gen_batch_size"]
+    assert any("since verl 0.9 only" in line for line in found.assumed)
+    assert "without a bound" in " ".join(found.text.replace("#", " ").split())
+
+
+def test_the_recipe_reads_filter_groups_whatever_the_trainer() -> None:
+    found = convert(f"{DAPO} {ON} trainer.use_v1=False")
+    assert found.config.rollout.dynamic_sampling and found.config.rollout.max_num_gen_batches == 4
+    assert not any("since verl 0.9 only" in line for line in found.assumed)
