@@ -8,17 +8,15 @@ TRL 1.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
-from gspo_hpc.importers import adapters, prompt_texts, report
+from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
-from gspo_hpc.importers.objective import corrections, loss_types
+from gspo_hpc.importers.objective import bonuses, corrections, loss_types, unsloth
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.models.adapter_table import ALL
@@ -41,8 +39,6 @@ _EARLIER_ENGINE = {
     "vllm_gpu_memory_utilization": "0.9 (up to 0.17)",
     "vllm_importance_sampling_correction": "none (up to 0.22), weights of tokens of at most 2 (0.23 to 0.25)",
 }
-# Names of models with experts: Qwen3-30B-A3B, Mixtral-8x7B, gpt-oss-20b.
-_MIXTURE = re.compile(r"(?i)-a\d+(\.\d+)?b|mixtral|moe|gpt-oss|deepseek-v[234]")
 # Arguments of open-r1's scripts, which make messages of each prompt.
 _MADE_INTO_MESSAGES = ("system_prompt", "dataset_prompt_column")
 _STYLES = {
@@ -83,6 +79,7 @@ _LORAS: dict[str, dict[str, Any]] = {
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a TRL run amounts to."""
     nodes, each = _processes(draft, gpus)
+    unsloth.rewrite(draft, nodes * each)
     if draft.switch("use_vllm") and draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
         hosted = server(commands, "trl", "vllm-serve", r"trl[./]scripts[./]vllm_serve")
         parts.server(draft, nodes, each, hosted, "trl vllm-serve")
@@ -123,8 +120,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.put("algorithm.advantage", "gdpo", "multi_objective_aggregation")
         draft.put("algorithm.normalize_advantage", False, "multi_objective_aggregation")
     draft.credit("algorithm.advantage", "multi_objective_aggregation")
-    _entropy(draft)
-    _balancing(draft)
+    bonuses.put(draft)
     loss_types.kept_out(draft)
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
@@ -140,31 +136,6 @@ def _adapters(draft: Draft) -> None:
     if draft.switch("use_peft") or kind:
         adapters.put(draft, "use_peft" if draft.given("use_peft") else "peft_config", ours)
         draft.credit("adapter.type", "use_peft", "peft_config")
-
-
-def _entropy(draft: Draft) -> None:
-    """Put the entropy bonus, and what its weight follows."""
-    if bonus := draft.number("entropy_coef", 0.0):
-        text = "the bonus is a mean over all tokens there, and over what aggregation says here"
-        draft.put("algorithm.entropy_coef", bonus, "entropy_coef", text)
-    elif draft.given("entropy_coef"):
-        draft.drop("entropy_coef", report.OFF)
-    if draft.switch("use_adaptive_entropy"):
-        text = "above the target the bonus is off at once there, and here its weight falls step by step"
-        draft.put("algorithm.entropy_target", draft.number("entropy_target", 0.2), "entropy_target", text)
-        draft.credit("algorithm.entropy_target", "use_adaptive_entropy")
-    elif draft.given("entropy_target"):
-        draft.drop("entropy_target", "it is read with use_adaptive_entropy only")
-
-
-def _balancing(draft: Draft) -> None:
-    """Say that the experts of a mixture are balanced there by default."""
-    name, text = "router_aux_loss_coef", "it balances experts over all layers together, and moe.aux_loss_coeff in each"
-    weight = draft.number(name, 0.001)
-    if weight and draft.given(name):
-        draft.drop(name, text)
-    elif weight and _MIXTURE.search(PurePath(draft.text("model_name_or_path") or "").name):
-        draft.assumed.append(f"{name} is {weight:g} where it is not given (0 up to 1.6): {text}, which is 0 here")
 
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.
@@ -230,6 +201,11 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
             count * micro,
             f"{count} micro-batches in {project}, {accumulated} of them an update",
             rollouts,
+        )
+    elif accumulated % count == 0 and passes == 1 and count * micro % group:
+        name = "steps_per_generation" if draft.given("steps_per_generation") else "generation_batch_size"
+        draft.wrong(
+            name, f"a rollout has {count * micro} completions then: no whole groups of num_generations ({group})"
         )
     elif accumulated % count == 0 and passes == 1:
         text = f"{accumulated // count} rollouts of one update in {project}"

@@ -63,8 +63,8 @@ def of_verl(draft: Draft, trained: int, drawn: int) -> bool:
     recipe = "dapo" in entry
     if legacy and not recipe and draft.switch(enable):
         text = "nothing in that trainer of verl's reads it (trainer.use_v1=False), so groups without signal are kept"
-        for name in filter(draft.given, (enable, metric, most)):
-            draft.drop(name, text)
+        for given in filter(draft.given, (enable, metric, most)):
+            draft.drop(given, text)
         draft.assumed.append(f"{draft.label(enable)}: {text}; {_KEY}: true leaves them out")
         return False
     differs = (

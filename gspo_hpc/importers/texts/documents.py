@@ -16,6 +16,7 @@ from gspo_hpc.importers.scripts.places import find_file, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
+from gspo_hpc.importers.texts.trainers import UNSLOTH
 
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
 # What --from names -> the table of its arguments; "swift" is either of them.
@@ -251,7 +252,10 @@ def with_python(found: Found, run: python_source.PythonRun, word: str) -> Found:
         notes.append(f"{word} has {'; '.join(run.doubts)}, {text}")
     doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
     left = {**found.left, **run.left}
-    return found._replace(values=values, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted)
+    around = {**found.variables, **({UNSLOTH: "1"} if UNSLOTH in left else {})}
+    return found._replace(
+        values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted
+    )
 
 
 def refuse_toml(text: str) -> NoReturn:

@@ -51,9 +51,16 @@ _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropou
          "modules_to_save": "lora_modules_to_save", "task_type": "lora_task_type", "use_dora": "use_dora"}  # fmt: skip
 _LOADED = {"model_name": "model_name_or_path", "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
            "gpu_memory_utilization": "vllm_gpu_memory_utilization", "revision": "model_revision"}  # fmt: skip
+UNSLOTH = "import unsloth"
+WARM_UP = 0.1  # default of warmup_steps with transformers 5, and of warmup_ratio with transformers 4
 # Defaults that Unsloth's patch gives TRL's GRPOConfig (unsloth/models/rl.py of August 2026).
 _UNSLOTH = {
-    **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 5e-5, "warmup_steps": 0.1},
+    **{
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 5e-5,
+        "warmup_steps": WARM_UP,
+    },
     **{"weight_decay": 0.001, "seed": 3407, "loss_type": "bnpo", "beta": 0.001, "report_to": "none"},
     "vllm_importance_sampling_correction": False,
 }
@@ -115,7 +122,7 @@ def of_unsloth(imports: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]
         return {}, {}
     names = ", ".join(f"{name} {value}" for name, value in _UNSLOTH.items())
     return dict(_UNSLOTH), {
-        "import unsloth": "it replaces TRL's GRPOTrainer and GRPOConfig by its own: where nothing is given, its "
+        UNSLOTH: "it replaces TRL's GRPOTrainer and GRPOConfig by its own: where nothing is given, its "
         f"defaults of August 2026 are taken ({names}); how its trainer computes the loss is not read"
     }
 

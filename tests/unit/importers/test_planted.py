@@ -108,3 +108,16 @@ def test_weights_of_the_losses_where_none_is_given() -> None:
     adaptive = f"{TRL} --entropy_coef 0.01 --use_adaptive_entropy true"
     assert convert(adaptive, gpus=1).config.algorithm.entropy_target == 0.2
     assert convert(f"{adaptive} --entropy_target 0.5", gpus=1).config.algorithm.entropy_target == 0.5
+
+
+@pytest.mark.parametrize(("rollout", "refused"), [(1, True), (2, True), (4, False), (8, False)])
+@pytest.mark.parametrize("run", ["TRL", "ms-swift"])
+def test_a_rollout_without_whole_groups_is_refused_as_there(run: str, rollout: int, refused: bool) -> None:
+    sizes = "--per_device_train_batch_size 1 --gradient_accumulation_steps 8 --num_generations 4"
+    start = "trl grpo --model_name_or_path m" if run == "TRL" else "swift rlhf --rlhf_type grpo --model m"
+    text = f"{start} {sizes} --generation_batch_size {rollout}"
+    if refused:
+        with pytest.raises(ValueError, match=rf"generation_batch_size.{rollout}: a rollout has {rollout} completions"):
+            convert(text, gpus=1)
+    else:
+        assert convert(text, gpus=1).config.batch.global_batch_size == 8

@@ -1,4 +1,4 @@
-"""The length of a run of ms-swift: rows that are held out are not trained on, and epochs go before iterations."""
+"""The rows of a run of ms-swift: those that are held out or too long, and how many steps they make."""
 
 from __future__ import annotations
 
@@ -60,3 +60,23 @@ def test_at_least_one_row_is_held_out() -> None:
     text = "swift rlhf --rlhf_type grpo --num_generations 4 --per_device_train_batch_size 4 --split_dataset_ratio 0.01"
     found = convert(f"{text} --gradient_accumulation_steps 1 --num_train_epochs 1", gpus=1, rows=10)
     assert found.config.run.max_steps == 9 and "9 prompts, the other 1 of 10 being held out" in found.text
+
+
+@pytest.mark.parametrize("run", [MEGATRON, SWIFT])
+@pytest.mark.parametrize(
+    ("strategy", "overlong"),
+    [
+        ("", "truncate_left"),
+        ("--truncation_strategy left", "truncate_left"),
+        ("--truncation_strategy delete", "drop"),
+        ("--truncation_strategy None", "truncate_left"),
+    ],
+)
+def test_prompts_that_are_too_long_are_cut_or_dropped_as_there(run: str, strategy: str, overlong: str) -> None:
+    assert convert(f"{run} {strategy}").config.data.overlong == overlong
+
+
+@pytest.mark.parametrize("strategy", ["right", "split"])
+def test_strategies_that_grpo_has_not_are_refused_as_there(strategy: str) -> None:
+    with pytest.raises(ValueError, match=f"--truncation_strategy {strategy}: must be one of left, delete"):
+        convert(f"{SWIFT} --truncation_strategy {strategy}")
