@@ -347,8 +347,7 @@ class Draft:
             self.assumed.append(line)
 
     def _is_known(self, name: str) -> bool:
-        table = self.source.table
-        return name in table.known or any(fnmatch(name, pattern) for pattern in table.free) or name in self._taken
+        return self.source.table.has(name) or name in self._taken
 
     def _leftovers(self) -> None:
         """Say why the arguments that decide nothing are not carried over; a near miss of a known name is a mistake."""
@@ -366,7 +365,7 @@ class Draft:
             if is_unset(text) and self._is_known(name) and why is None and name not in self.source.table.blank:
                 self._unset(name, text)
             elif not self._is_known(name):
-                if nearest := misspelt(name, self.source.table.known):
+                if nearest := misspelt(name, self.source.table.like(name)):
                     flag = self.source.flag
                     self.refuse(f"unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
             elif keys := self._nulls.get(name):

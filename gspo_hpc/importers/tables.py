@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -27,6 +28,30 @@ class Table:
     renamed: Mapping[str, str]  # earlier name -> present name
     blank: frozenset[str]  # names without a counterpart and without a sentence
     on: frozenset[str]  # names that are on unless they are switched off: off is not what is absent here
+    below: Mapping[str, frozenset[str]]  # pattern -> the names below it; without an entry, any name
+
+    def has(self, name: str) -> bool:
+        """Tell whether the project has an argument of this name."""
+        found = name in self.known
+        for pattern in self._free_of(name):
+            found = found or pattern not in self.below or _below(name, pattern) in self.below[pattern]
+        return found
+
+    def like(self, name: str) -> frozenset[str]:
+        """Return the names that `name` may be a misspelling of."""
+        found = set(self.known)
+        for pattern in self._free_of(name):
+            end = _below(name, pattern)
+            found |= {name.removesuffix(end) + other for other in self.below.get(pattern, ())}
+        return frozenset(found)
+
+    def _free_of(self, name: str) -> list[str]:
+        return [pattern for pattern in self.free if fnmatch(name, pattern)]
+
+
+def _below(name: str, pattern: str) -> str:
+    """Return the part of a name that the last star of a pattern stands for: of a.fsdp_config.b, it is b."""
+    return name.partition(pattern.strip("*"))[2]
 
 
 @cache
@@ -64,7 +89,17 @@ def load(project: str) -> Table:
         renamed=renamed,
         blank=frozenset(name for name, value in raw.items() if value is None),
         on=frozenset(on),
+        below=_names(project),
     )
+
+
+def _names(project: str) -> dict[str, frozenset[str]]:
+    """Return the names below the patterns of a table, of the projects that have a file of them."""
+    file = resources.files("gspo_hpc.importers").joinpath("arguments", f"{project}_names.yaml")
+    if not file.is_file():
+        return {}
+    raw: dict[str, list[str]] = yaml_text.read_shipped(file.read_text(encoding="utf-8"))
+    return {pattern: frozenset(names) for pattern, names in raw.items()}
 
 
 _MISSING = object()

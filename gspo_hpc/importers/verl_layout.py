@@ -13,6 +13,8 @@ _MEGATRON, _VEOMNI = f"{ACTOR}.megatron", f"{ACTOR}.veomni"
 _TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _OFFLOADED = {"weights": "param", "gradients": "grad", "optimizer": "optimizer"}  # our name of a part -> verl's
+_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"  # of transformers, read with FSDP
+_KERNELS = {"flash_attention_2": "flash", "flash_attention_3": "flash", "eager": "unfused"}
 _PLAIN = ("model_engine",)  # without a dot, and no choice of a file of settings
 _SIZES = (
     "tensor_model_parallel_size",
@@ -83,6 +85,10 @@ def _fsdp(draft: Draft) -> int:
         draft.put("parallel.expert_model_parallel_size", experts, f"{_VEOMNI}.expert_parallel_size")
     if draft.given(f"{_VEOMNI}.router_replay.mode"):
         _replay(draft, _VEOMNI)
+    if draft.given(_ATTENTION) and (kernels := _KERNELS.get(draft.sure(_ATTENTION, ""))):
+        draft.put("model.attention_backend", kernels, _ATTENTION)
+    else:
+        draft.drop(_ATTENTION, "model.attention_backend is auto, flash, fused or unfused here")
     draft.put("optimizer.distributed", True, comment="FSDP also shards weights and gradients")
     draft.assumed.append(
         "FSDP has no tensor parallelism: if the model does not fit on one GPU, raise "
@@ -120,6 +126,7 @@ def _megatron(draft: Draft) -> int:
     if draft.switch(name):
         draft.put("memory.offload_optimizer", True, name)
     draft.drop(_CHECKPOINTING, "verl reads it with FSDP only; recompute_granularity decides with Megatron")
+    draft.drop(_ATTENTION, "with Megatron, override_transformer_config.attention_backend decides it")
     _transformer(draft)
     return cp
 
@@ -177,6 +184,13 @@ def _transformer(draft: Draft) -> None:
         key = f"num_layers_in_{stage}_pipeline_stage"
         if draft.given(name := f"{_TRANSFORMER}.{key}"):
             draft.put(f"parallel.{key}", draft.whole(name), of=(name,))
+    name = f"{_TRANSFORMER}.attention_backend"
+    if draft.given(name):
+        kernels = draft.choice(name, ("auto", "flash", "fused", "unfused", "local"), "auto")
+        if kernels == "local":
+            draft.drop(name, "model.attention_backend is auto, flash, fused or unfused here")
+        else:
+            draft.put("model.attention_backend", kernels, name)
     name = f"{_TRANSFORMER}.moe_router_dtype"
     if draft.given(name):
         kinds = {"fp32": "float32", "fp64": "float64", "float32": "float32"}

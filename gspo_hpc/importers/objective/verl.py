@@ -79,6 +79,8 @@ _OBJECTIVE = ("loss_mode", "loss_type", "adv_estimator", "policy_loss_type")
 def _other_objectives(draft: Draft) -> None:
     """Refuse an argument that is not verl's and names an objective, as repositories with a verl of their own have."""
     for name in draft.values:
+        if name.startswith("distillation."):  # of a loss that follows a teacher, which is refused where it is on
+            continue
         if name.rpartition(".")[2] in _OBJECTIVE and name not in draft.source.table.known:
             draft.refuse(f"{draft.label(name)}: verl has no argument of this name, and it seems to choose an objective")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -102,8 +101,8 @@ def of_swift(given: Mapping[str, Any], source: str) -> str:
     if source in SWIFTS:
         return SWIFTS[source]
     megatron, hf = tables.load("swift"), tables.load("swift_hf")
-    ours = [name for name in given if _has(megatron, name) and not _has(hf, name)]
-    theirs = [name for name in given if _has(hf, name) and not _has(megatron, name)]
+    ours = [name for name in given if megatron.has(name) and not hf.has(name)]
+    theirs = [name for name in given if hf.has(name) and not megatron.has(name)]
     if "device_groups" in given:  # Megatron-SWIFT knows it, and does not read it
         theirs.append("device_groups")
     if len(ours) != len(theirs):
@@ -113,10 +112,6 @@ def of_swift(given: Mapping[str, Any], source: str) -> str:
         "it is not told whether these arguments are those of megatron rlhf or of swift rlhf, which have other defaults "
         f"({told}): name it with --from megatron-swift or --from ms-swift"
     )
-
-
-def _has(table: tables.Table, name: str) -> bool:
-    return name in table.known or any(fnmatch(name, pattern) for pattern in table.free)
 
 
 def verl_values(raw: Mapping[Any, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 
@@ -450,3 +451,61 @@ def test_a_mistake_says_which_values_are_not_known() -> None:
     assert str(refused.value).count("known") == 1 and "default" not in str(refused.value)
     with pytest.raises(ValueError, match=r"gspo_hpc already, so there is nothing to convert"):
         convert("model: {path: m}\nrollout: {top_p: 1}\noptimizer: {lr: 1e-6}\n", "swift")
+
+
+VERL = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        (f"{_ACTOR}.fsdp_config.parm_offload", f"{_ACTOR}.fsdp_config.param_offload"),
+        ("critic_x.fsdp_config.reshard_after_foward", "critic_x.fsdp_config.reshard_after_forward"),
+        (f"{_ACTOR}.fsdp_config.qat.enabel", f"{_ACTOR}.fsdp_config.qat.enable"),
+        (f"{_ACTOR}.veomni.activation_gpu_limmit", f"{_ACTOR}.veomni.activation_gpu_limit"),
+        (f"{_ROLLOUT}.multi_turn.enabel", f"{_ROLLOUT}.multi_turn.enable"),
+        (f"{_ROLLOUT}.agent.num_worker", f"{_ROLLOUT}.agent.num_workers"),
+        ("actor_rollout_ref.model.lora.rnk", "actor_rollout_ref.model.lora.rank"),
+        ("actor_rollout_ref.ref.megatron.param_ofload", "actor_rollout_ref.ref.megatron.param_offload"),
+        ("algorithm.rollout_correction.bypas_mode", "algorithm.rollout_correction.bypass_mode"),
+        ("trainer.v1.trainer_mod", "trainer.v1.trainer_mode"),
+    ],
+)
+def test_a_misspelt_name_below_a_section_of_verl_is_a_mistake(given: str, nearest: str) -> None:
+    with pytest.raises(ValueError, match=rf"unknown argument {re.escape(given)}; nearest: {re.escape(nearest)}"):
+        convert(f"{VERL} {given}=1")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"{_ACTOR}.fsdp_config.zzz",
+        f"{_ROLLOUT}.agent.activate_agent",
+        f"{_ROLLOUT}.multi_turn.bar",
+        "algorithm.rollout_correction.rollout_iss",
+        "actor_rollout_ref.model.mtp.foo",
+        "trainer.v1.sampler.foo",
+        f"{_ROLLOUT}.checkpoint_engine.foo",
+    ],
+)
+def test_a_strange_name_below_a_section_of_verl_is_unknown(given: str) -> None:
+    found = convert(f"{VERL} {given}=7")
+    assert [item.given for item in found.strange] == [f"{given}=7"]
+    assert any(line.startswith(f"{given}=7 is no known argument") for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"{_ACTOR}.fsdp_config.turbo_config.module_patches",
+        f"{_ACTOR}.megatron.override_transformer_config.anything",
+        f"{_ROLLOUT}.engine_kwargs.vllm.anything",
+        "data.apply_chat_template_kwargs.anything",
+        "reward_model.reward_kwargs.anything",
+        f"{_ACTOR}.checkpoint.save_contents",
+        f"{_ACTOR}.fsdp_config.mixed_precision.reduce_dtype",
+    ],
+)
+def test_mappings_that_take_any_key_and_names_of_verl_are_known(given: str) -> None:
+    assert not convert(f"{VERL} {given}=7").strange

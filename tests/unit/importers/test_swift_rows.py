@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gspo_hpc.importers.convert import Converted, convert
+from gspo_hpc.importers.tables import load
 from gspo_hpc.planning.settings import value_of
 
 MEGATRON = (
@@ -80,3 +81,9 @@ def test_prompts_that_are_too_long_are_cut_or_dropped_as_there(run: str, strateg
 def test_strategies_that_grpo_has_not_are_refused_as_there(strategy: str) -> None:
     with pytest.raises(ValueError, match=f"--truncation_strategy {strategy}: must be one of left, delete"):
         convert(f"{SWIFT} --truncation_strategy {strategy}")
+
+
+def test_only_arguments_of_attention_are_answered_with_its_key() -> None:
+    reasons = load("swift").reasons
+    told = {name for name, why in reasons.items() if "model.attention_backend" in why}
+    assert told == {"attn_impl"} and "model.layers" in reasons["moe_grouped_gemm"]

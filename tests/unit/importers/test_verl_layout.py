@@ -10,6 +10,7 @@ from gspo_hpc.importers.convert import convert
 
 ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 RUN = (
     "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
     f"{ACTOR}.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
@@ -185,3 +186,28 @@ def test_a_yaml_of_hydra_that_others_make_up_is_refused(defaults: str, expected:
     (tmp_path / "config" / "own.yaml").write_text(text)
     with pytest.raises(ValueError, match=expected):
         convert("python -m verl.trainer.main_ppo --config-path=config --config-name=own", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("run", "given", "kernels"),
+    [
+        *(
+            (MEGATRON, f"{TRANSFORMER}.attention_backend={kind}", kind)
+            for kind in ("auto", "flash", "fused", "unfused")
+        ),
+        (MEGATRON, f"{TRANSFORMER}.attention_backend=local", None),
+        (MEGATRON, f"{TRANSFORMER}={{attention_backend:fused}}", "fused"),
+        (RUN, f"{ATTENTION}=flash_attention_2", "flash"),
+        (RUN, f"{ATTENTION}=flash_attention_3", "flash"),
+        (RUN, f"{ATTENTION}=eager", "unfused"),
+        (RUN, f"{ATTENTION}=sdpa", None),
+        (MEGATRON, f"{ATTENTION}=eager", None),
+    ],
+)
+def test_the_kernels_of_attention_are_carried_over(run: str, given: str, kernels: str | None) -> None:
+    found = convert(f"{run} +{given}")
+    assert found.config.model.attention_backend == (kernels or "auto")
+    carried = [item for item in found.carried if "model.attention_backend" in item.keys]
+    told = [item for item in found.left if item.name.rpartition(".")[2] in ("attention_backend", "attn_implementation")]
+    assert (len(carried), len(told)) == ((1, 0) if kernels else (0, 1))
+    assert all("attention_backend" in item.why for item in told)
