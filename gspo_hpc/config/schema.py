@@ -88,9 +88,9 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def run_name(text: str) -> str:
+def run_name(text: str, most: int = 100) -> str:
     """Return the name of a run that a text gives, without characters that no name has; empty if none is left."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:100]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:most]
 
 
 class Run(Section):

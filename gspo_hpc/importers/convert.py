@@ -80,7 +80,7 @@ def convert(
     description = Source(project, kind, sign, tables.load(found.source))
     draft = Draft(description, found.values, found.variables, found.unknown)
     draft.assumed += found.notes
-    draft.doubts, draft.doubted = found.doubts, found.doubted
+    draft.doubts, draft.doubted, draft.might = found.doubts, found.doubted, found.might
     draft.rename()
     draft.copy()
     converter(draft, found.commands, gpus, rows)

@@ -57,6 +57,7 @@ class Draft:
         self.problems: list[str] = []
         self.doubts: tuple[str, ...] = ()  # places of a Python file that may change the arguments `doubted`
         self.doubted: frozenset[str] = frozenset()
+        self.might: Mapping[str, tuple[str, ...]] = {}  # arguments that a condition adds -> what it may give them
         self.around: list[str] = []  # of the script and its launcher: what only running the script would tell
         self._decided: dict[str, list[str]] = {}  # argument -> our keys that it decides
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
@@ -388,7 +389,7 @@ class Draft:
                 and any(re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", problem) for text in (name, *keys))
             ):
                 problem += f"; {self.label(name)}: {self._left[name]}"
-        return problem
+        return report.with_way_out(problem)
 
     def _translated(self, line: str) -> str:
         """Return a mistake in a key of ours as one of the argument that it came from."""

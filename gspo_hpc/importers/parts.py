@@ -264,6 +264,8 @@ def run_name(draft: Draft, names: Sequence[str]) -> None:
         short = schema.run_name(PurePath(text).name) if text else ""
         if text and short and not is_unset(text):
             draft.put("run.name", short, of=(name,))
+            if len(whole := schema.run_name(PurePath(text).name, len(text))) > len(short):
+                draft.assumed.append(f"{name}: of its {len(whole)} characters, run.name has the first {len(short)}")
             break
 
 

@@ -101,3 +101,10 @@ def by_reason(arguments: Iterable[Argument], flag: str) -> list[str]:
 def by_key(arguments: Iterable[Argument]) -> list[str]:
     """Return one line for each argument that is carried over, with the keys that it decides."""
     return [f"{argument.given} -> {', '.join(argument.keys)}" for argument in arguments]
+
+
+def with_way_out(problem: str) -> str:
+    """Return a mistake; where a condition of the script decides, with what to do about it."""
+    if "depends on a condition" not in problem:
+        return problem
+    return f"{problem}: put a line that decides it (NAME=value) before the condition"

@@ -6,6 +6,7 @@ import re
 
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.scope import is_unset
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 OPTIM = f"{ACTOR}.optim"
@@ -34,7 +35,7 @@ def engine(draft: Draft) -> str:
     engines = {"dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron", "veomni": "veomni"}
     config = str(draft.variables.get("config_name", ""))
     named = any(name.startswith(f"{_MEGATRON}.") for name in draft.values) or "megatron" in config
-    found = ""
+    found, usual = "", "megatron" if named else "fsdp"
     foreign = bool({"config_path", "config_dir"} & {*draft.variables})  # files of settings that are not verl's own
     added = draft.variables.get("added", "").split()  # +group=file, or a key that is added
     groups = [name for name, value in draft.values.items()
@@ -43,6 +44,9 @@ def engine(draft: Draft) -> str:
     for name in ("model_engine", *groups, f"{ACTOR}.strategy"):
         kind = draft.text(name)
         if kind is None:
+            continue
+        if is_unset(kind) and {engines.get(value) for value in draft.might.get(name, ())} == {found or usual}:
+            draft.drop(name, f"where it is given it is {' or '.join(draft.might[name])}, and means the same here")
             continue
         if name in groups:
             match = _GROUP.fullmatch(f"{name}={kind}")
@@ -58,7 +62,7 @@ def engine(draft: Draft) -> str:
             draft.refuse(f"{name}={kind}: {why}")
         found = engines.get(kind, "fsdp")
         draft.credit("parallel.tensor_model_parallel_size", name)
-    return found or ("megatron" if named else "fsdp")
+    return found or usual
 
 
 def put_layout(draft: Draft, megatron: bool) -> int:

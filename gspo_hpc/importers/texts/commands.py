@@ -223,6 +223,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         variables[name] = str(value[0] if isinstance(value, list) else value)
     notes: list[str] = []
     left: dict[str, str] = {}
+    might: dict[str, tuple[str, ...]] = {}
     if source == "verl":
         variables["entry"] = words[first - 1] if first else ""
         values = _overrides(words[first:], variables, left, place, command.files)
@@ -233,13 +234,19 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         variable = match[1] if (match := _VARIABLE.fullmatch(word)) else ""
         left[word] = f"${variable} {why}" if (why := command.unknown.get(variable)) else _UNSET_WORD
         notes.append(f"{word}: {left[word]}")
-        might = command.might.get(variable, ())
-        lost = _names(might) if source == "verl" else [*options(might)[0]]
+        words_of = command.might.get(variable, ())
+        lost = _names(words_of) if source == "verl" else [*options(words_of)[0]]
+        if source == "verl":
+            for name, _, value in (text.lstrip("+~").partition("=") for text in words_of if "=" in text):
+                might[name] = (*might.get(name, ()), value)
+            might |= {name: (*might[name], str(values[name])) for name in might if name in values}
         values |= dict.fromkeys(lost, word)
     if adds := next((word for word in words[:launched] if os.path.basename(word) in _ADDS), ""):
         values[f"* ({adds})"] = f"$({adds})"
     if source == "trl":
         if given := values.pop("config", None):
+            if isinstance(given, list):
+                raise ValueError(f"--config {' '.join(map(str, given))}: TRL reads one file, and no words after it")
             values = documents.named(place, str(given), command.files) | values
             left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
         for name in ("config_file", "accelerate_config"):
@@ -250,7 +257,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
                     launcher.pop(name, None)
                 variables = {key: str(launch[key]) for key in ACCELERATE if key in launch} | variables
         variables |= {name: str(values[name]) for name in ACCELERATE if name in values}
-    return Found(source, values, variables, commands, tuple(notes), left, command.unknown, launcher)
+    return Found(source, values, variables, commands, tuple(notes), left, command.unknown, launcher, might=might)
 
 
 def _accelerate(

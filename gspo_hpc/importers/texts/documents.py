@@ -268,7 +268,10 @@ def named(place: Path, name: str, written: Mapping[str, str | None] | None = Non
     if text is None:
         why = "is not set in the script" if is_unset(name) else "is not there"
         raise ValueError(f"{name}, which the command reads, {why}: put it beside the script")
-    raw = read_yaml(text)
+    try:
+        raw = read_yaml(text)
+    except ValueError as error:  # its line is one of that file
+        raise ValueError(f"{name}: {error}") from None
     if raw is None:
         raise ValueError(f"{name}: not a mapping of names to values")
     return {str(key): value for key, value in raw.items()}

@@ -47,6 +47,7 @@ _PROJECTS: dict[str, _Signs] = {
     ),
     "AReaL": _Signs(
         r"^areal(\.|/|$)|^realhf(\.|$)",
+        options=_sets("experiment_name trial_name", "scheduler.type", "rollout.backend", "allocation_mode"),
         keys=_sets("experiment_name trial_name", "allocation_mode gconfig", "gconfig rollout"),
     ),
     "SkyRL": _Signs(

@@ -23,3 +23,4 @@ class Found(NamedTuple):
     launcher: Mapping[str, Any] = {}  # options of the program that starts the ranks
     doubts: tuple[str, ...] = ()  # places of a Python file that may change any argument
     doubted: frozenset[str] = frozenset()  # arguments that they may change
+    might: Mapping[str, tuple[str, ...]] = {}  # arguments that a condition adds -> the values that it may give them

@@ -111,3 +111,45 @@ def test_nothing_of_a_text_given_to_eval_is_guessed() -> None:
     assert "$LR may be set by eval" in {item.name: item.why for item in found.left}["lr"]
     known = convert(f'LR=1e-6\neval "$(conda shell.bash hook)"\n{RUN} --lr $LR', gpus=4)
     assert known.config.optimizer.lr == 1e-6
+
+
+VERL = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
+STRATEGY = "actor_rollout_ref.actor.strategy"
+
+
+@pytest.mark.parametrize(
+    ("before", "added", "accepted"),
+    [
+        ("", "fsdp2", True),  # not given: fsdp
+        ("", "fsdp", True),
+        (f"{STRATEGY}=fsdp", "fsdp2", True),
+        ("model_engine=megatron", "megatron", True),
+        ("", "megatron", False),
+        ("", "torchtitan", False),
+        (f"{STRATEGY}=megatron", "fsdp2", False),
+        ("model_engine=megatron", "fsdp2", False),
+    ],
+)
+def test_an_engine_that_a_condition_chooses_is_taken_if_it_means_the_same(
+    before: str, added: str, accepted: bool
+) -> None:
+    script = f'A=({before})\nif $(probe); then A+=({STRATEGY}={added}); fi\n{VERL} "${{A[@]}}"'
+    if accepted:
+        found = convert(script)
+        assert "means the same here" in {item.name: item.why for item in found.left}[STRATEGY]
+        plain = convert(f"{VERL} {before}").config
+        assert found.config.optimizer == plain.optimizer and found.config.memory == plain.memory
+    else:
+        with pytest.raises(ValueError, match="depends on a condition in line 2"):
+            convert(script)
+
+
+def test_a_refusal_for_a_condition_names_the_way_out_and_that_works() -> None:
+    script = "if [ $(probe) = npu ]; then S=sdpo; else S=gspo; fi\n{}"
+    run = f"{VERL} actor_rollout_ref.actor.policy_loss.loss_mode=$S"
+    with pytest.raises(ValueError, match=r"put a line that decides it \(NAME=value\) before the condition"):
+        convert(script.format(run))
+    asked = 'D=${D:-$(probe)}\nif [ "$D" = npu ]; then S=sdpo; else S=gspo; fi\n'
+    with pytest.raises(ValueError, match="put a line that decides it"):
+        convert(f"{asked}{run}")
+    assert convert(f"D=gpu\n{asked}{run}").config.algorithm.name == "gspo"

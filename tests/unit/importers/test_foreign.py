@@ -177,3 +177,22 @@ def test_a_distillation_of_verl_is_refused_for_what_it_is() -> None:
     )
     found = convert(f"{run} {mode}")
     assert {item.given: item.why for item in found.left}[mode] == "there is no distillation here"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml scheduler.type=local",
+        "python3 train_grpo.py --config absent.yaml experiment_name=x trial_name=y actor.path=z",
+        "python3 grpo.py --config absent.yaml rollout.backend=sglang:d4 actor.backend=fsdp:d4",
+        "python3 train_grpo.py --config absent.yaml allocation_mode=sglang.d4p1t1+d4p1t1",
+    ],
+)
+def test_a_script_of_areal_is_named_without_its_yaml(line: str) -> None:
+    with pytest.raises(ValueError, match="this is a run of AReaL, which is not converted"):
+        convert(f"{line}\n")
+
+
+def test_words_after_the_yaml_of_trl_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"^--config a.yaml b.yaml x=1: TRL reads one file, and no words after it$"):
+        convert("python3 train_grpo.py --config a.yaml b.yaml x=1\n")

@@ -453,7 +453,7 @@ def test_a_mistake_says_which_values_are_not_known() -> None:
         convert("model: {path: m}\nrollout: {top_p: 1}\noptimizer: {lr: 1e-6}\n", "swift")
 
 
-VERL = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
+BELOW = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
@@ -474,7 +474,7 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 )
 def test_a_misspelt_name_below_a_section_of_verl_is_a_mistake(given: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=rf"unknown argument {re.escape(given)}; nearest: {re.escape(nearest)}"):
-        convert(f"{VERL} {given}=1")
+        convert(f"{BELOW} {given}=1")
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_a_misspelt_name_below_a_section_of_verl_is_a_mistake(given: str, neares
     ],
 )
 def test_a_strange_name_below_a_section_of_verl_is_unknown(given: str) -> None:
-    found = convert(f"{VERL} {given}=7")
+    found = convert(f"{BELOW} {given}=7")
     assert [item.given for item in found.strange] == [f"{given}=7"]
     assert any(line.startswith(f"{given}=7 is no known argument") for line in found.assumed)
 
@@ -508,4 +508,4 @@ def test_a_strange_name_below_a_section_of_verl_is_unknown(given: str) -> None:
     ],
 )
 def test_mappings_that_take_any_key_and_names_of_verl_are_known(given: str) -> None:
-    assert not convert(f"{VERL} {given}=7").strange
+    assert not convert(f"{BELOW} {given}=7").strange

@@ -320,3 +320,27 @@ def test_rollouts_of_trl_that_are_no_whole_updates_are_refused_with_those_that_a
     with pytest.raises(ValueError) as refused:
         convert(f"{SMALL}steps_per_generation: {steps}", "trl", gpus=2)
     assert str(refused.value).endswith(nearest)
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("python -m verl.trainer.main_ppo --config-path=conf --config-name=own", "conf/own.yaml"),
+        ("trl grpo --config conf/own.yaml", "conf/own.yaml"),
+        ("swift rlhf conf/own.yaml --rlhf_type grpo", "conf/own.yaml"),
+    ],
+)
+def test_a_mistake_in_a_yaml_names_that_file(tmp_path: Path, command: str, file: str) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / file).write_text("a: 1\nb: [2\n")
+    with pytest.raises(ValueError, match=rf"^{file}: .*line \d"):
+        convert(f"{command}\n", folder=tmp_path, name="run.sh")
+
+
+def test_a_name_that_is_cut_is_told() -> None:
+    run = "trl grpo --model_name_or_path m --num_generations 8 --per_device_train_batch_size 8 --run_name "
+    for length, cut in ((100, False), (101, True), (150, True)):
+        found = convert(run + "n" * length, gpus=1)
+        assert found.config.run.name == "n" * 100
+        told = f"run_name: of its {length} characters, run.name has the first 100"
+        assert (told in found.assumed) is cut
